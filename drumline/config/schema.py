@@ -1,0 +1,205 @@
+"""What a run is: every setting, its type, its bounds, its default and its doc. Nothing else defines a setting.
+
+The docstring under a field becomes its `--help`. `None` means "not set": another field or the task decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The values a number may take; an `above` bound is exclusive."""
+
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+
+
+Count = Annotated[int, Bounds(low=1)]
+CountOrZero = Annotated[int, Bounds(low=0)]
+Positive = Annotated[float, Bounds(above=0)]
+NotNegative = Annotated[float, Bounds(low=0)]
+Fraction = Annotated[float, Bounds(low=0, high=1)]
+Scalar = str | int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which network is trained."""
+
+    name: str = "mini_resnet"
+    """A registered model (`mini_resnet`, `gpt`), or your own: `path/to/file.py:ClassName`."""
+    widths: tuple[Count, ...] = (16, 32, 64)
+    """mini_resnet: channels of each stage; each stage after the first halves the image."""
+    blocks: Count = 1
+    """mini_resnet: residual blocks in each stage."""
+    layers: Count = 4
+    """gpt: transformer layers."""
+    heads: Count = 4
+    """gpt: attention heads; must divide the width."""
+    width: Count = 128
+    """gpt: embedding width."""
+    context: Count = 128
+    """gpt: tokens in one sample."""
+    dropout: Fraction = 0.0
+    """Share of activations dropped in training."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+    """Keyword arguments for a model of your own: `--model.options.hidden 64`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What it is trained on, and how batches reach the device."""
+
+    name: str = "digits"
+    """`digits`, `cifar10`, `image_folder`, `tokens`, `synthetic_images`, `synthetic_tokens`, or your own
+    dataset: `path/to/file.py:ClassName`."""
+    dir: str | None = None
+    """Folder (or file) that holds the data, such as a shared volume. Also read from DATASET_DIR."""
+    augment: bool = False
+    """Random crop and flip of training images, decided by (seed, epoch, sample index)."""
+    image_size: Count = 32
+    """image_folder and synthetic_images: height and width of an image."""
+    samples: Count = 4096
+    """synthetic data: number of training samples."""
+    classes: Count = 10
+    """synthetic_images: number of classes."""
+    token_type: Literal["uint8", "uint16", "uint32"] = "uint16"
+    """tokens: integer type of a raw `.bin` file (`.npy` files know their own)."""
+    workers: CountOrZero = 0
+    """DataLoader processes per rank; 0 loads in the training process."""
+    pin_memory: bool = True
+    """Page-locked batches, so that copies to a GPU overlap with compute (no effect on CPU)."""
+    persistent_workers: bool = True
+    """Keep DataLoader processes alive between epochs (no effect with 0 workers)."""
+    prefetch_factor: Count = 2
+    """Batches each DataLoader process prepares ahead (no effect with 0 workers)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """How weights change."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    """The optimizer; the fused version is used where the device has one."""
+    lr: Positive = 0.1
+    """Peak learning rate."""
+    scale_lr: Literal["none", "linear", "sqrt"] = "none"
+    """With `train.batch_size_per_rank`: multiply the rate by the world size, or by its square root."""
+    momentum: Fraction = 0.9
+    """sgd: momentum."""
+    nesterov: bool = True
+    """sgd: Nesterov's form of momentum."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """adamw: decay of the two running averages."""
+    eps: Positive = 1e-8
+    """adamw: the term that keeps the division finite."""
+    weight_decay: NotNegative = 5e-4
+    """Decay of weights; biases and normalisation parameters are left alone."""
+    clip_norm: Positive | None = None
+    """Clip the gradient of the whole global batch to this norm."""
+    schedule: Literal["constant", "linear", "cosine", "step"] = "cosine"
+    """Shape of the rate after warm-up, over optimizer steps."""
+    warmup_steps: CountOrZero = 0
+    """Optimizer steps over which the rate rises to its peak."""
+    final_lr_ratio: Fraction = 0.0
+    """linear, cosine: where the rate ends, as a share of its peak."""
+    step_every: Count = 1000
+    """step: optimizer steps between drops."""
+    step_factor: Fraction = 0.1
+    """step: what the rate is multiplied by at each drop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How long, in what portions, in what precision."""
+
+    seed: CountOrZero = 0
+    """One seed for initial weights, sample order, augmentation and randomness inside the model."""
+    epochs: Count | None = None
+    """Passes over the training data. Give this or `train.steps`."""
+    steps: Count | None = None
+    """Optimizer steps. Give this or `train.epochs`."""
+    batch_size: Count | None = None
+    """Samples of one optimizer step over all ranks: the run is the same on any number of them."""
+    batch_size_per_rank: Count | None = None
+    """Samples of one optimizer step on each rank, instead: the global batch grows with the world."""
+    accumulate: Count = 1
+    """Micro-batches each rank cuts its share of a step into; gradients are synchronised once."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Type of autocast arithmetic; fp16 brings loss scaling. Weights stay fp32."""
+    eval_every_epochs: CountOrZero = 1
+    """Evaluate after this many epochs; 0 evaluates at the end only."""
+    eval_batch_size: Count = 256
+    """Samples of one evaluation batch on one rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistConfig:
+    """How ranks talk to each other."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where ranks compute; `auto` takes a GPU if there is one."""
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """`auto`: NCCL on CUDA, gloo on CPU."""
+    start_timeout_s: Positive = 180.0
+    """How long ranks wait for each other at the start."""
+    train_timeout_s: Positive = 600.0
+    """How long one collective may take once training runs."""
+    sync_batchnorm: bool = False
+    """Batch statistics over all ranks (CUDA only: torch has no CPU version)."""
+    find_unused_parameters: bool = False
+    """For models that use some parameters only in some steps; costs time in every step."""
+    broadcast_buffers: bool = True
+    """Send rank 0's buffers (BatchNorm statistics) to all ranks at each step."""
+    bucket_cap_mb: Positive = 25.0
+    """Size of the buckets in which gradients are reduced."""
+    gradient_as_bucket_view: bool = True
+    """Let gradients live in the buckets: one copy less."""
+    static_graph: bool = False
+    """Promise that every step uses the same parameters in the same order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When the run is saved, and what is kept."""
+
+    every_epochs: CountOrZero = 1
+    """Save after this many epochs; 0 turns it off. The end of the run is always saved."""
+    every_steps: CountOrZero = 0
+    """Save after this many optimizer steps too; 0 turns it off."""
+    keep_last: Count = 2
+    """How many of the newest checkpoints stay."""
+    keep_best: CountOrZero = 1
+    """How many of the best checkpoints stay besides, by the evaluation metric the task names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """What is written down, and shown."""
+
+    every_steps: Count = 10
+    """Log the loss every so many optimizer steps; steps in between do not wait for the device."""
+    display: Literal["auto", "live", "plain", "none"] = "auto"
+    """`auto`: a live display on a terminal, plain lines elsewhere."""
+    tensorboard: bool = False
+    """Write TensorBoard files to RUN/tensorboard (needs the `tensorboard` extra)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    dist: DistConfig = field(default_factory=DistConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)

@@ -1,0 +1,108 @@
+"""The exception tree: what every room raises, and the exit code each kind of failure ends with.
+
+A message answers three questions: what happened (with values), where (host, rank, step) and what to do next.
+Code that raises knows the what and the next; the boundary that reports adds the where with `located`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Self
+
+
+class ExitCode(IntEnum):
+    """What `drumline` ends with. Scripts may rely on these numbers."""
+
+    SUCCESS = 0
+    TRAINING_FAILED = 1
+    USAGE = 2
+    PREFLIGHT_FAILED = 3
+    HANG = 70
+    PREEMPTED = 75
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something happened; what is not known stays out of the sentence."""
+
+    host: str | None = None
+    rank: int | None = None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        who = " on ".join(
+            part for part in (None if self.rank is None else f"rank {self.rank}", self.host) if part is not None
+        )
+        when = None if self.step is None else f"step {self.step}"
+        return ", ".join(part for part in (who, when) if part)
+
+
+class DrumlineError(Exception):
+    """The root: one sentence of what happened, and one of what to do next."""
+
+    exit_code = ExitCode.TRAINING_FAILED
+
+    def __init__(self, what: str, *, next_step: str | None = None, place: Place | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.next_step = next_step
+        self.place = place or Place()
+
+    def located(self, *, host: str | None = None, rank: int | None = None, step: int | None = None) -> Self:
+        """Add where it happened; what the error already knows about its place is kept."""
+        given = {"host": host, "rank": rank, "step": step}
+        known = {name: value for name, value in vars(self.place).items() if value is not None}
+        self.place = replace(self.place, **{**given, **known})
+        return self
+
+    def __str__(self) -> str:
+        place = str(self.place)
+        sentence = f"{self.what} [{place}]" if place else self.what
+        return f"{sentence}\n  next: {self.next_step}" if self.next_step else sentence
+
+
+class UsageError(DrumlineError):
+    """The command or its configuration cannot be run as given."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ConfigError(UsageError):
+    """One or more settings are wrong; all of them are listed."""
+
+    def __init__(self, problems: Iterable[str], *, next_step: str | None = None) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        heading = f"{count} problem{'s' if count != 1 else ''} in the configuration:"
+        super().__init__("\n".join([heading, *(f"  - {problem}" for problem in self.problems)]), next_step=next_step)
+
+
+class PreflightError(DrumlineError):
+    """The run was stopped before its first step because the ranks do not agree or cannot meet."""
+
+    exit_code = ExitCode.PREFLIGHT_FAILED
+
+
+class DataError(PreflightError):
+    """A dataset is missing or is not what it should be."""
+
+
+class MissingExtraError(UsageError):
+    """A feature needs a package that is not part of the core install."""
+
+    def __init__(self, feature: str, *, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs a package that is not installed",
+            next_step=f"pip install 'drumline[{extra}]'",
+        )
+
+
+class CheckpointError(DrumlineError):
+    """A checkpoint could not be written or read."""
+
+
+class TrainingError(DrumlineError):
+    """The run failed in the middle of its work."""
