@@ -6,6 +6,7 @@ Code that raises knows the what and the next; the boundary that reports adds the
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -34,7 +35,9 @@ class Place:
 
     def __str__(self) -> str:
         who = " on ".join(
-            part for part in (None if self.rank is None else f"rank {self.rank}", self.host) if part is not None
+            part
+            for part in (None if self.rank is None else f"rank {self.rank}", self.host)
+            if part is not None
         )
         when = None if self.step is None else f"step {self.step}"
         return ", ".join(part for part in (who, when) if part)
@@ -77,7 +80,9 @@ class ConfigError(UsageError):
         self.problems = tuple(problems)
         count = len(self.problems)
         heading = f"{count} problem{'s' if count != 1 else ''} in the configuration:"
-        super().__init__("\n".join([heading, *(f"  - {problem}" for problem in self.problems)]), next_step=next_step)
+        super().__init__(
+            "\n".join([heading, *(f"  - {problem}" for problem in self.problems)]), next_step=next_step
+        )
 
 
 class PreflightError(DrumlineError):
@@ -106,3 +111,10 @@ class CheckpointError(DrumlineError):
 
 class TrainingError(DrumlineError):
     """The run failed in the middle of its work."""
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """The end of an error sentence about an unknown name: the nearest known one, else all of them."""
+    known = sorted(choices)
+    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"

@@ -1,0 +1,99 @@
+"""Names of the user's own classes: `path/to/file.py:ClassName` or `package.module:ClassName`.
+
+Tasks, models and datasets are all named this way, on the command line and in config files.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from drumline.errors import UsageError, did_you_mean
+
+Built = TypeVar("Built")
+
+
+def is_class_spec(name: str) -> bool:
+    """Whether a name points into the user's code rather than at something built in."""
+    return ":" in name
+
+
+def load_class(spec: str) -> type[Any]:
+    """The class that `file.py:Class` or `package.module:Class` names."""
+    module_name, _, class_name = spec.rpartition(":")
+    if not module_name or not class_name.isidentifier():
+        raise UsageError(
+            f"{spec!r} does not name a class",
+            next_step="write path/to/file.py:ClassName or package.module:ClassName",
+        )
+    module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
+    classes = {name for name, value in vars(module).items() if inspect.isclass(value)}
+    if class_name not in classes:
+        raise UsageError(f"{module_name} has no class {class_name!r}; {did_you_mean(class_name, classes)}")
+    found: type[Any] = getattr(module, class_name)
+    return found
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(
+            f"there is no file {path} (looked in {Path.cwd()})", next_step="check the path before the colon"
+        )
+    # A fixed name, and an entry in sys.modules, so that DataLoader workers can unpickle the classes in it by name;
+    # the folder joins sys.path, as it does for `python file.py`, so that the file can import its neighbours.
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    known = sys.modules.get(path.stem)
+    if known is not None and Path(getattr(known, "__file__", None) or "").resolve() == path.resolve():
+        return known
+    if known is not None:
+        raise UsageError(
+            f"{path} cannot be loaded: a module named {path.stem!r} is already loaded",
+            next_step=f"rename {path.name}",
+        )
+    return importlib.import_module(path.stem)
+
+
+def _load_module(name: str) -> ModuleType:
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise  # the module was found; something that it imports was not
+        raise UsageError(
+            f"there is no module {name!r} on the Python path",
+            next_step="check the name before the colon; a file is named with its .py ending",
+        ) from error
+
+
+def build_accepted(
+    builder: Callable[..., Built], pool: Mapping[str, Any], *, options: Mapping[str, Any], what: str
+) -> Built:
+    """Call `builder` with what it accepts of `pool`, and with all of `options`, which it must accept."""
+    parameters = inspect.signature(builder).parameters.values()
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    accepted = {
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    }
+    for name in options:
+        if name not in accepted and not takes_any:
+            raise UsageError(f"{what} takes no option {name!r}; {did_you_mean(name, accepted)}")
+    needed = {
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.name in accepted
+    }
+    if missing := sorted(needed - set(pool) - set(options)):
+        raise UsageError(f"{what} needs {', '.join(missing)}, which nothing here provides")
+    return builder(**{name: value for name, value in pool.items() if name in accepted}, **options)
