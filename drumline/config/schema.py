@@ -1,4 +1,4 @@
-"""What a run is: every setting, its type, its bounds, its default and its doc. Nothing else defines a setting.
+"""What a run is: every setting, its type, its bounds, its default and its doc; defined here and nowhere else.
 
 The docstring under a field becomes its `--help`. `None` means "not set": another field or the task decides.
 """
