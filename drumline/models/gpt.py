@@ -1,0 +1,119 @@
+"""A GPT: a decoder-only transformer language model with learned positions and torch's fused attention.
+
+Linear layers and norms have no bias: they would add parameters and kernels, and no quality.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from drumline.errors import UsageError
+from drumline.models.recompute import recompute_in_backward
+from drumline.models.registry import register
+
+
+@register("gpt")
+class GPT(nn.Module):
+    """`forward(tokens [N, T]) -> logits [N, T, vocab_size]`, for any T up to `context`."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        context: int,
+        layers: int,
+        heads: int,
+        width: int,
+        dropout: float = 0.0,
+        activation_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise UsageError(
+                f"gpt cannot share a width of {width} between {heads} heads",
+                next_step=f"set --model.width to a multiple of {heads}, or other --model.heads",
+            )
+        self.context = context
+        self.activation_checkpointing = activation_checkpointing
+        self.token_embedding = nn.Embedding(vocab_size, width)
+        self.position_embedding = nn.Embedding(context, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, heads=heads, dropout=dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width, bias=False)
+        self._initialise(layers)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        # Shapes and types are known on the host, so the checks do not wait for the device.
+        if tokens.dim() != 2 or tokens.is_floating_point():
+            raise UsageError(
+                f"gpt takes integer tokens of shape [N, T], got {tokens.dtype} of {list(tokens.shape)}",
+                next_step="check what a sample of the dataset looks like",
+            )
+        length = tokens.shape[1]
+        if length > self.context:
+            raise UsageError(
+                f"a sample has {length} tokens, but the model's context is {self.context}",
+                next_step=f"set --model.context to {length} or more, or make shorter samples",
+            )
+        hidden = self.dropout(self.token_embedding(tokens) + self.position_embedding.weight[:length])
+        recompute = self.activation_checkpointing and self.training
+        for block in self.blocks:
+            hidden = (
+                recompute_in_backward(block, hidden, draws_random=self.dropout.p > 0)
+                if recompute
+                else block(hidden)
+            )
+        # The output layer is the embedding itself: fewer parameters, and no tensor twice in the state dict.
+        return functional.linear(self.norm(hidden), self.token_embedding.weight)
+
+    def _initialise(self, layers: int) -> None:
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                continue  # norms start at one
+            # 2 * layers branches add up on the residual path; this keeps its variance level with depth.
+            is_residual = name.endswith(("attention.out.weight", "mlp_out.weight"))
+            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if is_residual else 0.02)
+
+
+class Block(nn.Module):
+    """Attention and a two-layer perceptron, each added to the residual path after its own norm."""
+
+    def __init__(self, width: int, *, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width, bias=False)
+        self.attention = CausalAttention(width, heads=heads, dropout=dropout)
+        self.mlp_norm = nn.LayerNorm(width, bias=False)
+        self.mlp_in = nn.Linear(width, 4 * width, bias=False)
+        self.mlp_out = nn.Linear(4 * width, width, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden)))
+        expanded = functional.gelu(self.mlp_in(self.mlp_norm(hidden)))
+        outputs: Tensor = hidden + self.dropout(self.mlp_out(expanded))
+        return outputs
+
+
+class CausalAttention(nn.Module):
+    """Each token looks at itself and at the tokens before it."""
+
+    def __init__(self, width: int, *, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.query_key_value = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        batch, length, width = hidden.shape
+        # [N, T, 3 W] -> three of [N, heads, T, W / heads]
+        split = self.query_key_value(hidden).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind()
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, dropout_p=self.dropout if self.training else 0.0, is_causal=True
+        )
+        outputs: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return outputs
