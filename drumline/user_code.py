@@ -45,8 +45,8 @@ def _load_file(path: Path) -> ModuleType:
         raise UsageError(
             f"there is no file {path} (looked in {Path.cwd()})", next_step="check the path before the colon"
         )
-    # A fixed name, and an entry in sys.modules, so that DataLoader workers find its classes by
-    # name; the folder joins sys.path, as it does for `python file.py`, so that the file can import its neighbours.
+    # Imported by its own name, so that DataLoader workers find its classes; its folder joins sys.path, as it does
+    # for `python file.py`, so that the file can import its neighbours.
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)

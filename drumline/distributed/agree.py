@@ -1,0 +1,71 @@
+"""Before the first step: are these ranks about to run the same job? A difference lists the value per rank.
+
+Ranks that differ train on happily: weights drift apart, or a collective waits for ever. Here it costs one gather.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import blake3
+import torch
+from torch import Tensor, nn
+
+from drumline.distributed.collectives import gather_json, gather_tensors
+from drumline.errors import PreflightError
+
+
+def check_same(values: Mapping[str, Any], *, host: str, device: torch.device, next_step: str) -> None:
+    """Collective: raise on every rank if any of these (JSON) values differs between ranks."""
+    everyone = gather_json({"host": host, "values": dict(values)}, device=device)
+    hosts = [one["host"] for one in everyone]
+    for name in values:
+        found = [one["values"].get(name) for one in everyone]
+        if any(value != found[0] for value in found):
+            raise PreflightError(f"ranks differ in {name}: {_by_rank(found, hosts)}", next_step=next_step)
+
+
+def check_same_weights(model: nn.Module, *, host: str, device: torch.device) -> None:
+    """Collective: raise on every rank if the models do not start from the same bits, naming the first difference."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    next_step = "build the model after the seed is set and from the same settings on every rank"
+    check_same(
+        {"the model's tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}},
+        host=host,
+        device=device,
+        next_step=next_step,
+    )
+    hosts = gather_json(host, device=device)
+    digests = gather_tensors(torch.tensor([_digest(tensor) for tensor in tensors.values()]), device=device)
+    for position, name in enumerate(tensors):
+        found = [f"{int(one[position]) & 0xFFFFFFFF:08x}" for one in digests]
+        if any(value != found[0] for value in found):
+            raise PreflightError(
+                f"ranks start from different weights; first difference in {name}: {_by_rank(found, hosts)}",
+                next_step=next_step,
+            )
+
+
+def _digest(tensor: Tensor) -> int:
+    """64 bits of a checksum of a tensor's bytes."""
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return int.from_bytes(blake3.blake3(data.data).digest(8), "little", signed=True)
+
+
+def _by_rank(values: Sequence[Any], hosts: Sequence[str]) -> str:
+    """`rank 0, 2 (node-a): 5; rank 1 (node-b): 7`, the most common value first."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, value in enumerate(values):
+        ranks[_short(value)].append(rank)
+    groups = sorted(ranks.items(), key=lambda item: (-len(item[1]), item[1]))
+    return "; ".join(
+        f"rank {', '.join(map(str, group))} ({', '.join(sorted({hosts[rank] for rank in group}))}): {value}"
+        for value, group in groups
+    )
+
+
+def _short(value: Any, *, limit: int = 200) -> str:
+    text = str(value)
+    return text if len(text) <= limit else f"{text[:limit]}... ({blake3.blake3(text.encode()).hexdigest(4)})"

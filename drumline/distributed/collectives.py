@@ -1,0 +1,93 @@
+"""What ranks send each other besides gradients: small sums, JSON, and a checkpoint's tensors. No pickle.
+
+Every function here is collective: all ranks call it, in the same order. With no group they act on one rank.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+def all_sum(tensor: Tensor) -> Tensor:
+    """Collective: the sum of `tensor` over all ranks, in place."""
+    if dist.is_initialized():
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def gather_tensors(tensor: Tensor, *, device: torch.device) -> list[Tensor]:
+    """Collective: every rank's tensor, all of one shape and type, on every rank, back on the CPU."""
+    if not dist.is_initialized():
+        return [tensor.cpu()]
+    mine = tensor.to(device)
+    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, mine)
+    return [part.cpu() for part in parts]
+
+
+def gather_json(value: Any, *, device: torch.device) -> list[Any]:
+    """Collective: every rank's value, on every rank."""
+    if not dist.is_initialized():
+        return [value]
+    encoded = _encode(value)
+    sizes = gather_tensors(torch.tensor([encoded.numel()]), device=device)
+    padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
+    padded[: encoded.numel()] = encoded
+    parts = gather_tensors(padded, device=device)
+    return [_decode(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
+
+
+def broadcast_json(value: Any, *, device: torch.device) -> Any:
+    """Collective: rank 0's value, on every rank; what other ranks give is not looked at."""
+    if not dist.is_initialized():
+        return value
+    encoded = _encode(value if dist.get_rank() == 0 else None)
+    size = torch.tensor([encoded.numel()], device=device)
+    dist.broadcast(size, 0)
+    buffer = (
+        encoded.to(device)
+        if dist.get_rank() == 0
+        else torch.empty(int(size), dtype=torch.uint8, device=device)
+    )
+    dist.broadcast(buffer, 0)
+    return _decode(buffer.cpu())
+
+
+def broadcast_tensors(tensors: Mapping[str, Tensor] | None, *, device: torch.device) -> dict[str, Tensor]:
+    """Collective: rank 0's tensors by name, on every rank, on the CPU; other ranks give None."""
+    if not dist.is_initialized():
+        return dict(tensors or {})
+    described = {
+        name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in (tensors or {}).items()
+    }
+    received = {}
+    for name, (dtype, shape) in broadcast_json(described, device=device).items():
+        if tensors is not None and dist.get_rank() == 0:
+            buffer = tensors[name].to(device).contiguous()
+        else:
+            buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        # As bytes: not every backend knows every type.
+        dist.broadcast(buffer.reshape(-1).view(torch.uint8), 0)
+        received[name] = buffer.cpu()
+    return received
+
+
+def broadcast_buffers(model: nn.Module) -> None:
+    """Collective: rank 0's buffers (BatchNorm's statistics), on every rank."""
+    if dist.is_initialized():
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
+
+
+def _encode(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _decode(encoded: Tensor) -> Any:
+    return json.loads(encoded.numpy().tobytes())

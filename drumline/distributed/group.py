@@ -1,0 +1,100 @@
+"""How ranks meet and part: the store, a roll call by name, the process group, and its end.
+
+Two waits are kept apart. Meeting may take as long as the slowest node needs to start; a collective in training may
+not take much longer than a step. So the group is made under the start timeout and then put on the train timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from drumline.errors import PreflightError
+from drumline.launch.topology import Topology
+
+POLL_S = 0.05
+
+
+def join_group(
+    topology: Topology, *, backend: str, device: torch.device, start_timeout_s: float, train_timeout_s: float
+) -> dist.Store:
+    """Collective: meet all other ranks. Returns the store, for what must outlive a broken group."""
+    deadline = time.monotonic() + start_timeout_s
+    store = open_store(topology, timeout_s=start_timeout_s)
+    call_roll(store, topology, deadline=deadline, timeout_s=start_timeout_s)
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", store),
+        rank=topology.rank,
+        world_size=topology.world_size,
+        timeout=timedelta(seconds=start_timeout_s),
+        device_id=device if backend == "nccl" else None,
+    )
+    # The first collective makes the connections, so it still belongs to the start.
+    dist.all_reduce(torch.zeros(1, device=device if backend == "nccl" else "cpu"))
+    _set_pg_timeout(timedelta(seconds=train_timeout_s))
+    return store
+
+
+def leave_group(*, broken: bool = False) -> None:
+    """End the group. A broken one is aborted: waiting for peers that are gone would be a hang of our own."""
+    if not dist.is_initialized():
+        return
+    if broken:
+        with contextlib.suppress(RuntimeError):
+            dist.distributed_c10d._get_default_group().abort()
+    dist.destroy_process_group()
+
+
+def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
+    """Connect to the store that torchrun's agent or rank 0 runs."""
+    hosts_store = topology.rank == 0 and not topology.agent_hosts_store
+    address = f"{topology.master_addr}:{topology.master_port}"
+    try:
+        store = dist.TCPStore(
+            topology.master_addr,
+            topology.master_port,
+            is_master=hosts_store,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    except (dist.DistError, RuntimeError) as error:
+        if hosts_store:
+            what = f"rank 0 could not open its meeting point {address}: {_first_line(error)}"
+            next_step = "choose another MASTER_PORT, and a MASTER_ADDR that is this host"
+        else:
+            what = f"rank {topology.rank} could not reach rank 0's meeting point {address} within {timeout_s:g} s"
+            next_step = (
+                "check that rank 0 runs, that MASTER_ADDR is its host, and that no firewall closes the port"
+            )
+        raise PreflightError(what, next_step=next_step) from error
+    return dist.PrefixStore(f"drumline/{topology.attempt}", store)
+
+
+def call_roll(store: dist.Store, topology: Topology, *, deadline: float, timeout_s: float) -> None:
+    """Collective: wait until every rank has said its name, and name the ones that have not."""
+    store.set(f"roll/{topology.rank}", topology.host)
+    waiting = [rank for rank in range(topology.world_size) if rank != topology.rank]
+    while waiting := [rank for rank in waiting if not store.check([f"roll/{rank}"])]:
+        if time.monotonic() > deadline:
+            missing = ", ".join(str(rank) for rank in waiting)
+            present = ", ".join(
+                f"{rank} on {store.get(f'roll/{rank}').decode()}"
+                for rank in range(topology.world_size)
+                if rank not in waiting
+            )
+            raise PreflightError(
+                f"{len(waiting)} of {topology.world_size} ranks did not start within {timeout_s:g} s: "
+                f"missing {missing}; here: {present}",
+                next_step="look at the missing ranks' own output; raise --dist.start_timeout_s if they are only slow",
+            )
+        time.sleep(POLL_S)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,78 @@
+"""From a plain model to one that is kept in step with its replicas: device, SyncBatchNorm, DDP, in that order."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from drumline.errors import UsageError
+
+SMALL_BATCH = 16
+
+
+def wrap_model(
+    model: nn.Module,
+    *,
+    device: torch.device,
+    sync_batchnorm: bool = False,
+    find_unused_parameters: bool = False,
+    broadcast_buffers: bool = True,
+    bucket_cap_mb: float = 25.0,
+    gradient_as_bucket_view: bool = True,
+    static_graph: bool = False,
+) -> nn.Module:
+    """Collective: move the model to its device and wrap it; without a group it is only moved."""
+    model = model.to(device)
+    if not dist.is_initialized():
+        return model
+    if sync_batchnorm:
+        model = convert_batchnorm(model, device=device)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError(f"{type(model).__name__} has no parameter that can be trained")
+    return DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        find_unused_parameters=find_unused_parameters,
+        broadcast_buffers=broadcast_buffers,
+        bucket_cap_mb=bucket_cap_mb,
+        gradient_as_bucket_view=gradient_as_bucket_view,
+        static_graph=static_graph,
+    )
+
+
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """The user's own model, under DDP or not."""
+    if isinstance(model, DistributedDataParallel):
+        inner: nn.Module = model.module
+        return inner
+    return model
+
+
+def convert_batchnorm(model: nn.Module, *, device: torch.device) -> nn.Module:
+    """BatchNorm layers with statistics over all ranks."""
+    if device.type != "cuda":
+        raise UsageError(
+            "dist.sync_batchnorm needs GPUs: torch's SyncBatchNorm refuses CPU tensors",
+            next_step="leave it off on the CPU, or use a model with GroupNorm or LayerNorm",
+        )
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    return converted
+
+
+def small_batch_warning(model: nn.Module, *, batch_size_per_rank: int) -> str | None:
+    """What to tell a user whose BatchNorm sees too few samples at once, if that is so."""
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+    ]
+    if not layers or batch_size_per_rank >= SMALL_BATCH:
+        return None
+    return (
+        f"BatchNorm ({layers[0]} and {len(layers) - 1} more) sees {batch_size_per_rank} samples at a time "
+        f"on each rank, fewer than {SMALL_BATCH}: its statistics will be noisy. "
+        "Use --dist.sync_batchnorm on GPUs, a larger batch, or fewer micro-batches"
+    )

@@ -1,0 +1,38 @@
+"""What reaches the screen: rank 0's output and the first failure; the other ranks write to log files of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TextIO
+
+from drumline.errors import DrumlineError, Place
+
+_screen: TextIO | None = None
+
+
+def divert_output(path: Path) -> None:
+    """Send everything this process prints, C++ libraries included, to a file; the screen is kept for a failure."""
+    global _screen
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _screen = os.fdopen(os.dup(2), "w")
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+
+
+def screen() -> TextIO:
+    """Where the user looks, whatever became of stderr."""
+    return _screen or sys.stderr
+
+
+def describe_failure(error: BaseException, place: Place) -> str:
+    """A failure as the user reads it: our own errors explain themselves, others show their traceback."""
+    if isinstance(error, DrumlineError):
+        return f"drumline: error: {error.located(**vars(place))}\n"
+    frames = "".join(traceback.format_exception(error))
+    return f"drumline: {place} failed: {type(error).__name__}: {error}\n{frames}"

@@ -1,0 +1,51 @@
+"""What srun says about a task, in torchrun's words.
+
+srun starts every rank itself and sets SLURM_PROCID and its kin, but no address to meet at: that is the step's first
+host, and a port that follows from the job's number, so that two jobs on one host do not collide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from drumline.errors import PreflightError
+
+FIRST_PORT = 20_000
+NUM_PORTS = 20_000
+
+
+def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """RANK and its kin for a task of an srun step; nothing anywhere else (a batch script is no step of its own)."""
+    if "SLURM_PROCID" not in environment or "SLURM_STEP_NODELIST" not in environment:
+        return {}
+    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
+        return {}
+    job = int(environment.get("SLURM_JOB_ID", "0"))
+    step = int(environment.get("SLURM_STEP_ID", "0"))
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
+        "LOCAL_WORLD_SIZE": _first_count(environment.get("SLURM_STEP_TASKS_PER_NODE", "1")),
+        "MASTER_ADDR": first_host(environment["SLURM_STEP_NODELIST"]),
+        "MASTER_PORT": str(FIRST_PORT + (job * 7 + step) % NUM_PORTS),
+    }
+
+
+def first_host(node_list: str) -> str:
+    """The first name of Slurm's shorthand: `gpu[007-009,12],login` begins with `gpu007`."""
+    match = re.match(
+        r"^(?P<prefix>[^\[\],]+)(\[(?P<first>\d+)[^\]]*\](?P<suffix>[^,\[\]]*))?(,|$)", node_list
+    )
+    if match is None:
+        raise PreflightError(
+            f"SLURM_STEP_NODELIST is {node_list!r}, in which no first host can be found",
+            next_step="set MASTER_ADDR to the first host of the job",
+        )
+    return match["prefix"] + (match["first"] or "") + (match["suffix"] or "")
+
+
+def _first_count(tasks_per_node: str) -> str:
+    """`4(x2),3` means four tasks on each of two nodes and three on one more."""
+    return re.split(r"[(,]", tasks_per_node, maxsplit=1)[0]

@@ -1,0 +1,77 @@
+"""Where this process stands among the ranks, as its launcher told it. The only reader of launchers' variables.
+
+torchrun sets RANK and its kin; so do most other launchers. Slurm's srun sets names of its own, which are
+translated here, so that nothing further on needs to know who started it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from drumline.errors import PreflightError, UsageError
+from drumline.launch.slurm import rank_variables
+
+NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One rank's place in the job."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    master_addr: str = ""
+    master_port: int = 0
+    attempt: str = "0"
+    """Tells this start of the job from an earlier one that used the same store."""
+    agent_hosts_store: bool = False
+    """torchrun's agent runs the store; otherwise rank 0 does."""
+
+    @property
+    def host(self) -> str:
+        return socket.gethostname()
+
+
+def topology_from(environment: Mapping[str, str]) -> Topology | None:
+    """This process's place, or None when no launcher started it."""
+    variables = {**rank_variables(environment), **environment}
+    if "RANK" not in variables and "WORLD_SIZE" not in variables:
+        return None
+    if missing := [name for name in NEEDED if name not in variables]:
+        raise PreflightError(
+            f"the launcher set {_given(variables)} but not {', '.join(missing)}",
+            next_step="start with torchrun or `drumline train --procs N`, or set all of " + ", ".join(NEEDED),
+        )
+    world_size = _integer(variables, "WORLD_SIZE")
+    topology = Topology(
+        rank=_integer(variables, "RANK"),
+        world_size=world_size,
+        local_rank=_integer(variables, "LOCAL_RANK"),
+        local_world_size=_integer(variables, "LOCAL_WORLD_SIZE")
+        if "LOCAL_WORLD_SIZE" in variables
+        else world_size,
+        master_addr=variables["MASTER_ADDR"],
+        master_port=_integer(variables, "MASTER_PORT"),
+        attempt=variables.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        agent_hosts_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+    if not 0 <= topology.rank < topology.world_size:
+        raise PreflightError(
+            f"RANK is {topology.rank}, but WORLD_SIZE is {topology.world_size}: ranks go from 0 up"
+        )
+    return topology
+
+
+def _given(variables: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={variables[name]}" for name in NEEDED if name in variables)
+
+
+def _integer(variables: Mapping[str, str], name: str) -> int:
+    try:
+        return int(variables[name])
+    except ValueError:
+        raise UsageError(f"{name} is {variables[name]!r}, which is not a whole number") from None

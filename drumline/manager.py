@@ -1,0 +1,207 @@
+"""DDPManager: the rooms below a training loop, for people who keep their own loop (level 1), and for our engine.
+
+    with DDPManager() as ddp:
+        model = ddp.wrap(Net())
+        for inputs, targets in ddp.loader(dataset, batch_size=64):
+            ...
+
+Started by torchrun, srun or `drumline train --procs N`, it joins the group; started alone, the same script runs on
+one process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from drumline.data.loader import EvaluationLoader, Loader
+from drumline.distributed.agree import check_same_weights
+from drumline.distributed.collectives import all_sum
+from drumline.distributed.device import choose_backend, choose_device
+from drumline.distributed.failure import claim_failure
+from drumline.distributed.group import join_group, leave_group
+from drumline.distributed.seeds import seed_rank, seed_shared
+from drumline.distributed.wrap import small_batch_warning, wrap_model
+from drumline.errors import Place, UsageError
+from drumline.launch.topology import Topology, topology_from
+
+log = logging.getLogger("drumline")
+
+
+class DDPManager:
+    """The life of a rank: meet the others, share a device plan, a seed, a model and data, and part cleanly."""
+
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        backend: str = "auto",
+        start_timeout_s: float = 180.0,
+        train_timeout_s: float = 600.0,
+        seed: int = 0,
+    ) -> None:
+        self._wanted_device = device
+        self._wanted_backend = backend
+        self._start_timeout_s = start_timeout_s
+        self._train_timeout_s = train_timeout_s
+        self._seed = seed
+        self._topology = Topology()
+        self._device: torch.device | None = None
+        self._store: dist.Store | None = None
+        self._wrapped: nn.Module | None = None
+        self._smallest_batch: int | None = None
+
+    def setup(self) -> bool:
+        """Collective: take this rank's device, meet the other ranks, seed. False: there are none, and that is fine."""
+        if self._device is not None:
+            raise UsageError("DDPManager.setup() was called twice", next_step="call cleanup() in between")
+        topology = topology_from(os.environ)
+        self._topology = topology or Topology()
+        self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
+        if topology is not None:
+            self._store = join_group(
+                topology,
+                backend=choose_backend(self._wanted_backend, device=self._device),
+                device=self._device,
+                start_timeout_s=self._start_timeout_s,
+                train_timeout_s=self._train_timeout_s,
+            )
+        seed_shared(self._seed)
+        return topology is not None
+
+    def cleanup(self, *, broken: bool = False) -> None:
+        """Leave the group; `broken` when a rank has failed, so that nobody waits for it."""
+        leave_group(broken=broken)
+        self._device = None
+        self._store = None
+        self._wrapped = None
+
+    def __enter__(self) -> Self:
+        self.setup()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        first = None
+        if isinstance(error, Exception):
+            place = self.place()
+            first = claim_failure(self._store, place, error)
+            error.add_note(f"[{place}]")
+        self.cleanup(broken=error is not None)
+        if first is not None:
+            where, what = first
+            raise SystemExit(
+                f"drumline: {self.place()} stopped, because {where} failed first: {what}"
+            ) from None
+
+    @property
+    def rank(self) -> int:
+        return self._topology.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._topology.world_size
+
+    @property
+    def host(self) -> str:
+        return self._topology.host
+
+    @property
+    def device(self) -> torch.device:
+        if self._device is None:
+            raise UsageError(
+                "DDPManager is not set up yet", next_step="use `with DDPManager() as ddp:` or call setup()"
+            )
+        return self._device
+
+    @property
+    def store(self) -> dist.Store | None:
+        """Shared keys and values that outlive a broken group; None on one process."""
+        return self._store
+
+    def place(self, step: int | None = None) -> Place:
+        """Where this is, for messages."""
+        return Place(host=self.host, rank=self.rank, step=step)
+
+    def is_main_process(self) -> bool:
+        """True on rank 0 only: for printing, and for writing what should be written once."""
+        return self.rank == 0
+
+    def get_local_rank(self) -> int:
+        """This rank's number on its own host, which is also the number of its GPU."""
+        return self._topology.local_rank
+
+    def barrier(self) -> None:
+        """Collective: wait until every rank is here."""
+        if dist.is_initialized():
+            dist.barrier(device_ids=[self.device.index] if dist.get_backend() == "nccl" else None)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Collective: the sum of a tensor on this rank's device over all ranks, in place."""
+        return all_sum(tensor)
+
+    def wrap(self, model: nn.Module, **ddp_options: Any) -> nn.Module:
+        """Collective: the model on this rank's device, checked to be the same everywhere, under DDP.
+
+        Options: sync_batchnorm, find_unused_parameters, broadcast_buffers, bucket_cap_mb, gradient_as_bucket_view,
+        static_graph. From here on random numbers are this rank's own.
+        """
+        check_same_weights(model, host=self.host, device=self.device)
+        self._wrapped = wrap_model(model, device=self.device, **ddp_options)
+        seed_rank(self._seed, self.rank)
+        self._warn_about_small_batches()
+        return self._wrapped
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        train: bool = True,
+        accumulate: int = 1,
+        workers: int = 0,
+        pin_memory: bool = True,
+        persistent_workers: bool = True,
+        prefetch_factor: int = 2,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> Any:
+        """This rank's share of a dataset, on its device: every sample once an epoch over all ranks.
+
+        `train=True`: reshuffled each epoch by itself; `batch_size` is the global batch of one optimizer step;
+        multiply a mean loss by `loader.scale`, and the averaged gradient is that of the whole global batch, however
+        unevenly it was shared. `train=False`: in order, in batches of `batch_size` dealt to the ranks in turn; sum
+        what you measure with `ddp.sum`.
+        """
+        shared: dict[str, Any] = {
+            "batch_size": batch_size,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "device": self.device,
+            "workers": workers,
+            "pin_memory": pin_memory,
+            "persistent_workers": persistent_workers,
+            "prefetch_factor": prefetch_factor,
+            "collate": collate,
+            "seed": self._seed,
+        }
+        if not train:
+            return EvaluationLoader(dataset, **shared)
+        self._smallest_batch = batch_size // (self.world_size * accumulate)
+        self._warn_about_small_batches()
+        return Loader(dataset, accumulate=accumulate, **shared)
+
+    def _warn_about_small_batches(self) -> None:
+        """Once both the model and the batch are known, in whichever order they came."""
+        if self._wrapped is None or self._smallest_batch is None or self.world_size == 1 or self.rank != 0:
+            return
+        if warning := small_batch_warning(self._wrapped, batch_size_per_rank=self._smallest_batch):
+            log.warning(warning)
+            self._smallest_batch = None

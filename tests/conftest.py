@@ -1,0 +1,52 @@
+"""Guards around every test: no process, no thread and no environment variable is left behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# pytest sets the first; torch or its libraries set the others when they are first loaded.
+OWN_VARIABLES = {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"}
+HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "execnet")
+
+
+def child_processes() -> set[int]:
+    """Children of this process that still run, the multiprocessing helpers apart."""
+    children = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (entry / "cmdline").read_bytes().decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(parent) == os.getpid() and state != "Z" and not any(helper in command for helper in HELPERS):
+            children.add(int(entry.name))
+    return children
+
+
+def _gone(what: str, leftover: set[object]) -> None:
+    assert not leftover, f"the test left {what} behind: {leftover}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    environment = dict(os.environ)
+    threads = set(threading.enumerate())
+    children = child_processes()
+    yield
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline and (
+        child_processes() - children or {t for t in threading.enumerate() if not t.daemon} - threads
+    ):
+        time.sleep(0.05)
+    _gone("processes", set(child_processes() - children))
+    _gone("threads", {t.name for t in set(threading.enumerate()) - threads if not t.daemon})
+    changed = {k for k in environment.keys() | os.environ.keys() if environment.get(k) != os.environ.get(k)}
+    _gone("environment variables", set(changed - OWN_VARIABLES))

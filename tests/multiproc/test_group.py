@@ -1,0 +1,189 @@
+"""How ranks meet, talk and agree, on real groups."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from drumline.distributed import agree, collectives, group, seeds
+from drumline.errors import PreflightError
+from drumline.launch.topology import Topology, topology_from
+from tests.ranks import RanksFailed, free_port, run_ranks
+
+CPU = torch.device("cpu")
+
+
+def join() -> Topology:
+    topology = topology_from(os.environ)
+    assert topology is not None
+    group.join_group(topology, backend="gloo", device=CPU, start_timeout_s=30, train_timeout_s=20)
+    return topology
+
+
+def talk() -> tuple[object, ...]:
+    topology = join()
+    rank = topology.rank
+    values = collectives.gather_json({"rank": rank, "text": "é" * rank}, device=CPU)
+    chosen = collectives.broadcast_json(["from", rank], device=CPU)
+    sent = {"a": torch.tensor(2.5), "b": torch.arange(4).bool(), "c": torch.ones(2, 3, dtype=torch.bfloat16)}
+    got = collectives.broadcast_tensors(sent if rank == 0 else None, device=CPU)
+    same = all(torch.equal(got[name], sent[name]) and got[name].dtype == sent[name].dtype for name in sent)
+    total = collectives.all_sum(torch.tensor([rank + 1.0]))
+    timeout = dist.distributed_c10d._get_default_group()._get_backend(CPU).options._timeout
+    group.leave_group()
+    return values, chosen, same, list(got), float(total), timeout
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_ranks_talk_without_pickle(world_size: int) -> None:
+    for values, chosen, same, names, total, timeout in run_ranks(world_size, talk):
+        assert values == [{"rank": rank, "text": "é" * rank} for rank in range(world_size)]
+        assert chosen == ["from", 0]
+        assert same
+        assert names == ["a", "b", "c"]
+        assert total == sum(range(1, world_size + 1))
+        assert timeout == timedelta(seconds=20), "training runs under its own timeout"
+
+
+def test_with_no_group_collectives_act_on_one_rank() -> None:
+    assert collectives.gather_json(5, device=CPU) == [5]
+    assert collectives.broadcast_json("x", device=CPU) == "x"
+    assert collectives.broadcast_tensors({"a": torch.ones(1)}, device=CPU) == {"a": torch.ones(1)}
+    assert collectives.all_sum(torch.tensor(3.0)) == 3.0
+
+
+def differ() -> str:
+    topology = join()
+    try:
+        agree.check_same(
+            {"torch": 1, "config": {"lr": 0.1 * (topology.rank == 1)}}, host="h", device=CPU, next_step="look"
+        )
+    except PreflightError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_difference_lists_the_value_per_rank() -> None:
+    for message in run_ranks(3, differ):
+        assert (
+            message
+            == "ranks differ in config: rank 0, 2 (h): {'lr': 0.0}; rank 1 (h): {'lr': 0.1}\n  next: look"
+        )
+
+
+def weights_differ(where: str) -> str:
+    topology = join()
+    seeds.seed_shared(7)
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    with torch.no_grad():
+        if where == "bit" and topology.rank == 2:
+            model[0].bias.view(torch.int32)[1] ^= 1
+        if where == "buffer" and topology.rank == 1:
+            model[1].running_var.mul_(2)
+    if where == "shape" and topology.rank == 1:
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    try:
+        agree.check_same_weights(model, host=f"node-{topology.rank}", device=CPU)
+    except PreflightError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("nowhere", "no error"),
+        ("bit", "first difference in 0.bias: rank 0, 1 (node-0, node-1): "),
+        ("buffer", "first difference in 1.running_var: rank 0, 2 (node-0, node-2): "),
+        ("shape", "ranks differ in the model's tensors: rank 0, 2 (node-0, node-2): {'0.weight': [3, 3]"),
+    ],
+)
+def test_different_initial_weights_are_found_and_named(where: str, expected: str) -> None:
+    for message in run_ranks(3, weights_differ, where):
+        assert expected in message
+
+
+def draw() -> tuple[float, float, float]:
+    rank = int(os.environ["RANK"])
+    seeds.seed_shared(11)
+    shared = float(torch.rand(()))
+    seeds.seed_rank(11, rank)
+    own = float(torch.rand(()))
+    seeds.seed_rank(11, rank)
+    return shared, own, float(torch.rand(()))
+
+
+def test_one_seed_is_shared_first_and_each_ranks_own_after() -> None:
+    shared, own, again = zip(*run_ranks(3, draw), strict=True)
+    assert len(set(shared)) == 1
+    assert len(set(own)) == 3
+    assert own == again
+
+
+def come_late() -> str:
+    topology = topology_from(os.environ)
+    assert topology is not None
+    if topology.rank == 2:
+        time.sleep(4)
+        return "late"
+    with pytest.raises(PreflightError) as caught:
+        group.join_group(topology, backend="gloo", device=CPU, start_timeout_s=2, train_timeout_s=5)
+    return str(caught.value)
+
+
+def test_ranks_that_never_start_are_named() -> None:
+    first, second, _ = run_ranks(3, come_late)
+    for message in (first, second):
+        assert "1 of 3 ranks did not start within 2 s: missing 2; here: 0 on " in message
+        assert "raise --dist.start_timeout_s if they are only slow" in message
+
+
+def test_a_meeting_point_that_nobody_runs_is_named() -> None:
+    port = free_port()
+    topology = Topology(rank=1, world_size=2, master_addr="127.0.0.1", master_port=port)
+    with pytest.raises(
+        PreflightError, match=rf"rank 1 could not reach rank 0's meeting point 127.0.0.1:{port} within 1 s"
+    ):
+        group.open_store(topology, timeout_s=1)
+
+
+def test_a_meeting_point_that_is_taken_is_named() -> None:
+    with (
+        dist_listener() as port,
+        pytest.raises(PreflightError, match=rf"could not open its meeting point 127.0.0.1:{port}"),
+    ):
+        group.open_store(Topology(world_size=2, master_addr="127.0.0.1", master_port=port), timeout_s=1)
+
+
+def dist_listener():  # type: ignore[no-untyped-def]
+    import contextlib
+    import socket
+
+    @contextlib.contextmanager
+    def listen():  # type: ignore[no-untyped-def]
+        with socket.socket(socket.AF_INET6) as taken:
+            taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            taken.bind(("::", 0))
+            taken.listen()
+            yield taken.getsockname()[1]
+
+    return listen()
+
+
+def fail_on_one_rank() -> None:
+    topology = join()
+    if topology.rank == 1:
+        raise ValueError("boom")
+    dist.barrier()
+
+
+def test_the_harness_reports_ranks_that_raise() -> None:
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(2, fail_on_one_rank)
+    assert "ValueError: boom" in caught.value.errors[1]

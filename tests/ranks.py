@@ -1,0 +1,108 @@
+"""Runs a function on several real ranks: processes with torchrun's variables, from a server that has torch loaded.
+
+A rank forked from that server starts in milliseconds; a rank that imports torch itself would take seconds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    ["torch", "torch.distributed", "numpy", "drumline.manager", "drumline.engine.train"]
+)
+
+
+class RanksFailed(AssertionError):
+    """Some ranks raised or never answered; `errors` has each one's traceback."""
+
+    def __init__(self, errors: dict[int, str]) -> None:
+        self.errors = errors
+        super().__init__("\n".join(f"--- rank {rank} ---\n{text}" for rank, text in sorted(errors.items())))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def run_ranks(
+    world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 90.0
+) -> list[Any]:
+    """`function(*args)` on every rank of a world; what each returned, by rank."""
+    port = free_port()
+    pipes: dict[int, Connection] = {}
+    processes = []
+    for rank in range(world_size):
+        mine, theirs = _context.Pipe(duplex=False)
+        environment = rank_environment(rank, world_size, port)
+        process = _context.Process(target=_run_rank, args=(theirs, environment, function, args))
+        process.start()
+        theirs.close()
+        pipes[rank] = mine
+        processes.append(process)
+    try:
+        return _collect(pipes, timeout_s)
+    finally:
+        for process in processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+
+
+def _collect(pipes: dict[int, Connection], timeout_s: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    errors: dict[int, str] = {}
+    deadline = time.monotonic() + timeout_s
+    waiting = dict(pipes)
+    while waiting and time.monotonic() < deadline:
+        ready = wait(list(waiting.values()), timeout=0.5)
+        for rank, pipe in list(waiting.items()):
+            if pipe in ready:
+                try:
+                    succeeded, value = pipe.recv()
+                except EOFError:
+                    succeeded, value = False, "the process ended without a word"
+                (results if succeeded else errors)[rank] = value
+                del waiting[rank]
+    errors.update(dict.fromkeys(waiting, f"no answer within {timeout_s:g} s"))
+    for pipe in pipes.values():
+        pipe.close()
+    if errors:
+        raise RanksFailed(errors)
+    return [results[rank] for rank in sorted(results)]
+
+
+def _run_rank(
+    pipe: Connection, environment: dict[str, str], function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ.update(environment)
+    try:
+        pipe.send((True, function(*args)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+
+from drumline.errors import PreflightError, UsageError
+from drumline.launch.slurm import first_host, rank_variables
+from drumline.launch.topology import topology_from
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node-a",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+SRUN = {
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_STEP_NODELIST": "gpu[007-008]",
+    "SLURM_JOB_ID": "1234",
+    "SLURM_STEP_ID": "0",
+}
+
+
+def test_torchruns_variables_are_read() -> None:
+    topology = topology_from(TORCHRUN)
+    assert topology is not None
+    assert (topology.rank, topology.world_size, topology.local_rank, topology.local_world_size) == (
+        3,
+        4,
+        1,
+        2,
+    )
+    assert (topology.master_addr, topology.master_port) == ("node-a", 29500)
+    assert (topology.attempt, topology.agent_hosts_store) == ("2", True)
+
+
+def test_without_a_launcher_there_is_no_topology() -> None:
+    assert topology_from({"HOME": "/"}) is None
+
+
+def test_missing_variables_are_all_named() -> None:
+    with pytest.raises(
+        PreflightError, match=r"set RANK=3, WORLD_SIZE=4 but not LOCAL_RANK, MASTER_ADDR, MASTER_PORT"
+    ):
+        topology_from({"RANK": "3", "WORLD_SIZE": "4"})
+
+
+def test_a_variable_that_is_no_number_is_named() -> None:
+    with pytest.raises(UsageError, match="MASTER_PORT is 'http', which is not a whole number"):
+        topology_from({**TORCHRUN, "MASTER_PORT": "http"})
+
+
+def test_a_rank_beyond_the_world_is_refused() -> None:
+    with pytest.raises(PreflightError, match="RANK is 4, but WORLD_SIZE is 4"):
+        topology_from({**TORCHRUN, "RANK": "4"})
+
+
+def test_srun_is_understood() -> None:
+    topology = topology_from(SRUN)
+    assert topology is not None
+    assert (topology.rank, topology.world_size, topology.local_rank, topology.local_world_size) == (
+        5,
+        8,
+        1,
+        4,
+    )
+    assert topology.master_addr == "gpu007"
+    assert not topology.agent_hosts_store
+
+
+def test_torchrun_inside_srun_wins() -> None:
+    topology = topology_from({**SRUN, **TORCHRUN})
+    assert topology is not None
+    assert topology.rank == 3
+
+
+def test_a_batch_script_or_a_single_task_is_no_world() -> None:
+    assert rank_variables({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}) == {}
+    assert rank_variables({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("node_list", "host"),
+    [
+        ("node-a", "node-a"),
+        ("node-a,node-b", "node-a"),
+        ("gpu[007-009,12],login", "gpu007"),
+        ("rack[1-2]-gpu,x", "rack1-gpu"),
+    ],
+)
+def test_the_first_host_of_slurms_shorthand(node_list: str, host: str) -> None:
+    assert first_host(node_list) == host
+
+
+def test_an_unreadable_node_list_is_quoted() -> None:
+    with pytest.raises(PreflightError, match=r"SLURM_STEP_NODELIST is '\[1-2\]'"):
+        first_host("[1-2]")
