@@ -1,0 +1,96 @@
+"""The text of `drumline train --help`: every setting with what it takes, its default and its doc."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from drumline.config.fields import FIELDS, SECTIONS, docs
+from drumline.config.presets import PRESETS
+from drumline.config.values import describe, show
+
+MIN_WIDTH, MAX_WIDTH = 64, 100
+DOC_INDENT = 6
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+OWN_TASK = "FILE.py:CLASS"
+GRAMMAR = (
+    "A setting is given as --section.name value, or in a TOML file (--config FILE) as `name = value` under "
+    "[section]. A true | false setting is turned on by its name alone, and off by --no-section.name. "
+    "A flag beats the file, the file beats DATASET_DIR, and that beats the task's defaults. "
+    "[Brackets] hold the default."
+)
+
+
+def render_help(
+    *,
+    width: int = 80,
+    bold: bool = False,
+    task: str | None = None,
+    task_defaults: Mapping[str, Any] = NO_DEFAULTS,
+) -> str:
+    """The tasks and all settings, as plain text; `task_defaults` are shown in place of the schema's, as `task`'s."""
+    width = max(MIN_WIDTH, min(width, MAX_WIDTH))
+    texts = docs()
+    blocks = ["\n".join([_title("tasks", bold), *_tasks(width)])]
+    blocks.append("\n".join([_title("settings", bold), *_wrapped(GRAMMAR, width, indent=2)]))
+    for section, cls in SECTIONS.items():
+        lines = [f"{_title(section, bold)}  {(cls.__doc__ or '').strip()}"]
+        for path in (path for path in FIELDS if path.startswith(f"{section}.")):
+            flag = f"--{path}.NAME" if FIELDS[path].is_table else f"--{path}"
+            default = _default(path, task, task_defaults)
+            lines.append(
+                render_entry(
+                    flag, describe(FIELDS[path].annotation), texts[path], default=default, width=width
+                )
+            )
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+def render_entry(flag: str, takes: str, doc: str, *, default: str | None = None, width: int = 80) -> str:
+    """One flag: a line with what it takes, and its doc below. The command's own flags look the same with it."""
+    head = f"  {flag}  {takes}".rstrip() + ("" if default is None else f"  [{default}]")
+    if len(head) > width:  # what does not fit beside the flag goes below it, in one piece
+        head = head.replace("  [", f"\n{' ' * DOC_INDENT}[")
+    return "\n".join([head, *_wrapped(doc, width, indent=DOC_INDENT)])
+
+
+def _title(name: str, bold: bool) -> str:
+    return f"\x1b[1m{name}\x1b[0m" if bold else name
+
+
+def _tasks(width: int) -> Iterator[str]:
+    summaries = {name: preset.summary for name, preset in PRESETS.items()}
+    summaries[OWN_TASK] = "a Task of your own; package.module:CLASS works too"
+    column = max(len(name) for name in summaries) + 4
+    for name, summary in summaries.items():
+        yield from textwrap.wrap(
+            summary, width, initial_indent=f"  {name}".ljust(column), subsequent_indent=" " * column
+        )
+
+
+def _default(path: str, task: str | None, task_defaults: Mapping[str, Any]) -> str:
+    options = {
+        key.removeprefix(f"{path}."): task_defaults[key]
+        for key in task_defaults
+        if key.startswith(f"{path}.")
+    }
+    if path in task_defaults or options:
+        return f"{task or 'task'}: {_shown(options or task_defaults[path])}"
+    return _shown(FIELDS[path].default)
+
+
+def _shown(value: Any) -> str:
+    """A default as it would be typed."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_shown(item)}" for name, item in value.items()) or "empty"
+    return show(value).strip("[]").replace(" ", "")
+
+
+def _wrapped(text: str, width: int, *, indent: int) -> list[str]:
+    margin = " " * indent
+    return textwrap.wrap(text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)

@@ -1,0 +1,77 @@
+"""What the built-in tasks set by default.
+
+Here and not in `tasks/`, so that the config of such a run is resolved and checked before torch is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A built-in task: its line in the help, and its defaults by dotted path."""
+
+    summary: str
+    defaults: Mapping[str, Any]
+
+
+PRESETS: Mapping[str, Preset] = {
+    "digits": Preset(
+        "MiniResNet on the bundled handwritten digits; real data, nothing to download",
+        {
+            "model.name": "mini_resnet",
+            "model.widths": (32, 64),
+            "model.blocks": 1,
+            "data.name": "digits",
+            "optim.name": "sgd",
+            "optim.lr": 0.1,
+            "optim.schedule": "cosine",
+            "train.batch_size": 64,
+            "train.epochs": 12,
+        },
+    ),
+    "cifar10": Preset(
+        "MiniResNet on CIFAR-10, from the folder that --data.dir names",
+        {
+            "model.name": "mini_resnet",
+            "model.widths": (64, 128, 256),
+            "model.blocks": 2,
+            "data.name": "cifar10",
+            "data.augment": True,
+            "optim.name": "sgd",
+            "optim.lr": 0.1,
+            "optim.schedule": "cosine",
+            "optim.warmup_steps": 400,
+            "train.batch_size": 128,
+            "train.epochs": 30,
+        },
+    ),
+    "text": Preset(
+        "GPT on a file of text or tokens, which --data.dir names",
+        {
+            "model.name": "gpt",
+            "data.name": "tokens",
+            "optim.name": "adamw",
+            "optim.lr": 1e-3,
+            "optim.weight_decay": 0.1,
+            "optim.clip_norm": 1.0,
+            "optim.schedule": "cosine",
+            "optim.warmup_steps": 50,
+            "optim.final_lr_ratio": 0.1,
+            "train.batch_size": 32,
+            "train.steps": 500,
+        },
+    ),
+    "synthetic": Preset(
+        "MiniResNet on made-up images; for a first look at speed and at a cluster",
+        {
+            "model.name": "mini_resnet",
+            "data.name": "synthetic_images",
+            "train.batch_size": 64,
+            "train.epochs": 2,
+        },
+    ),
+}

@@ -1,0 +1,96 @@
+"""Settings that are right one by one but cannot stand together.
+
+A rule is data: the fields it is about, when it is broken, what to say. The loader adds the values and their sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from drumline.config.layer import Setting, evidence
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`is_broken` takes the values of `fields`, in that order."""
+
+    fields: tuple[str, ...]
+    is_broken: Callable[..., bool]
+    sentence: str
+
+
+RULES = (
+    Rule(
+        ("train.epochs", "train.steps"),
+        lambda epochs, steps: epochs is None and steps is None,
+        "how long to train is not said; give --train.epochs or --train.steps",
+    ),
+    Rule(
+        ("train.batch_size", "train.batch_size_per_rank"),
+        lambda whole, per_rank: whole is None and per_rank is None,
+        "the batch size is not said; give --train.batch_size or --train.batch_size_per_rank",
+    ),
+    Rule(
+        ("train.accumulate", "train.batch_size"),
+        lambda accumulate, batch: batch is not None and accumulate > batch,
+        "a batch cannot be cut into more micro-batches than it has samples",
+    ),
+    Rule(
+        ("train.accumulate", "train.batch_size_per_rank"),
+        lambda accumulate, batch: batch is not None and accumulate > batch,
+        "a rank's batch cannot be cut into more micro-batches than it has samples",
+    ),
+    Rule(
+        ("optim.scale_lr", "train.batch_size_per_rank"),
+        lambda scale, per_rank: scale != "none" and per_rank is None,
+        "the rate is scaled only where the batch grows with the world: optim.scale_lr needs "
+        "train.batch_size_per_rank",
+    ),
+    Rule(
+        ("optim.warmup_steps", "train.steps"),
+        lambda warmup, steps: steps is not None and warmup > steps,
+        "the warm-up is longer than the run",
+    ),
+    Rule(
+        ("optim.nesterov", "optim.momentum", "optim.name"),
+        lambda nesterov, momentum, name: name == "sgd" and nesterov and momentum == 0,
+        "Nesterov's form needs momentum; give --no-optim.nesterov or a momentum above 0",
+    ),
+    Rule(
+        ("optim.betas", "optim.name"),
+        lambda betas, name: name == "adamw" and 1.0 in betas,
+        "adamw needs betas below 1",
+    ),
+    Rule(
+        ("model.heads", "model.width", "model.name"),
+        lambda heads, width, name: name == "gpt" and width % heads != 0,
+        "the heads must divide the width",
+    ),
+    Rule(
+        ("dist.backend", "dist.device"),
+        lambda backend, device: backend == "nccl" and device == "cpu",
+        "NCCL works between GPUs only; give --dist.backend gloo (or auto) for the CPU",
+    ),
+    Rule(
+        ("dist.sync_batchnorm", "dist.device"),
+        lambda sync, device: sync and device == "cpu",
+        "torch has no synchronised BatchNorm for the CPU",
+    ),
+    Rule(
+        ("dist.static_graph", "dist.find_unused_parameters"),
+        lambda static, unused: static and unused,
+        "a static graph uses the same parameters in every step, so there are no unused ones to find",
+    ),
+)
+
+
+def broken_rules(settled: Mapping[str, Setting], *, besides: Collection[str]) -> Iterator[str]:
+    """A sentence for each broken rule, of those whose fields are all settled and not `besides` already at fault."""
+    for rule in RULES:
+        if not all(path in settled and path not in besides for path in rule.fields):
+            continue
+        involved = [settled[path] for path in rule.fields]
+        if rule.is_broken(*(setting.value for setting in involved)):
+            values = evidence(involved)
+            yield f"{rule.sentence}: {values}" if values else rule.sentence

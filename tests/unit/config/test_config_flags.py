@@ -1,0 +1,121 @@
+"""The grammar of the command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from drumline.config.flags import read_flags
+from drumline.config.schema import Count
+
+OWN = {"run": str, "procs": Count, "fresh": bool, "help": bool}
+
+
+def values(*argv: str) -> dict[str, Any]:
+    flags = read_flags(argv)
+    assert flags.layer.problems == ()
+    return {path: setting.value for path, setting in flags.layer.settings.items()}
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], {}),
+        (["--optim.lr", "0.5"], {"optim.lr": 0.5}),
+        (["--optim.lr=0.5"], {"optim.lr": 0.5}),
+        (["--data.dir=a=b"], {"data.dir": "a=b"}),
+        (["--data.dir=-odd"], {"data.dir": "-odd"}),
+        (["--dist.sync_batchnorm"], {"dist.sync_batchnorm": True}),
+        (["--dist.sync_batchnorm", "--optim.lr", "1"], {"dist.sync_batchnorm": True, "optim.lr": 1.0}),
+        (["--dist.sync_batchnorm", "off"], {"dist.sync_batchnorm": False}),
+        (["--dist.sync_batchnorm=0"], {"dist.sync_batchnorm": False}),
+        (["--no-dist.sync_batchnorm"], {"dist.sync_batchnorm": False}),
+        (["--model.options.offset", "-3"], {"model.options.offset": -3}),
+        (["--model.options.offset", "-.5e-3"], {"model.options.offset": -0.5e-3}),
+        (["--optim.lr", "0.5", "--optim.lr=0.5"], {"optim.lr": 0.5}),
+    ],
+)
+def test_the_grammar(argv: list[str], expected: dict[str, Any]) -> None:
+    assert values(*argv) == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["--optim.lr", "fast"], "--optim.lr: 'fast' is not a number"),
+        (["--optim.lr", "-1"], "--optim.lr: -1.0 must be above 0"),
+        (["--optim.lr", "-inf"], "--optim.lr: -inf is not a finite number"),
+        (["--optim.betas", "-0.1,0.9"], "--optim.betas: [-0.1, 0.9], where -0.1 must be between 0 and 1"),
+        (["--optim.name", "sdg"], "--optim.name: 'sdg' is not one of sgd, adamw; did you mean 'sgd'?"),
+        (["--optim.learning_rate", "1"], "--optim.learning_rate: unknown setting; did you mean 'optim.lr'?"),
+        (["-optim.lr", "1"], "-optim.lr: unknown setting; did you mean 'optim.lr'?"),
+        (["--optim.learning_rate"], "--optim.learning_rate: unknown setting; did you mean 'optim.lr'?"),
+        (
+            ["--no-dist.sync_bachnorm"],
+            "--no-dist.sync_bachnorm: unknown setting; did you mean 'dist.sync_batchnorm'?",
+        ),
+        (["--data.augment=maybe"], "--data.augment: 'maybe' is not true or false"),
+        (["--optim.lr"], "--optim.lr: the value is missing (number above 0)"),
+        (["--optim.lr", "--data.augment"], "--optim.lr: the value is missing (number above 0)"),
+        (["--data.dir", "-odd"], "--data.dir: the value is missing (text, or none)"),
+        (["--optim.lr", "0.1", "--optim.lr", "0.2"], "--optim.lr: given twice, as '0.1' and as '0.2'"),
+        (["--data.augment", "--no-data.augment"], "--no-data.augment: given twice, as 'true' and as 'false'"),
+        (
+            ["--no-data.augment=true"],
+            "--no-data.augment: takes no value; write --data.augment=true or --data.augment=false",
+        ),
+        (["--no-optim.lr"], "--no-optim.lr: only a true | false setting can be turned off this way"),
+        (
+            ["--no-optim.clip_norm"],
+            "--no-optim.clip_norm: only a true | false setting can be turned off this way; "
+            "write --optim.clip_norm none",
+        ),
+        (["digits"], "'digits': stray word; a setting is given as --section.name value"),
+        (["--"], "'--': stray word; a setting is given as --section.name value"),
+        (["--model.options.a-b", "1"], "--model.options.a-b: 'a-b' cannot be the name of a keyword argument"),
+        (
+            ["--model.options", "1"],
+            "--model.options: '1' is not a table; set its options one by one, each by its own name",
+        ),
+        (
+            ["--train.epochs", "1", "--train.steps", "2"],
+            "train.epochs and train.steps exclude each other, give one of them: "
+            "train.epochs = 1 (--train.epochs), train.steps = 2 (--train.steps)",
+        ),
+    ],
+)
+def test_each_problem_is_said_in_one_sentence(argv: list[str], problem: str) -> None:
+    assert problem in read_flags(argv).layer.problems
+
+
+def test_a_problem_does_not_hide_the_next_one() -> None:
+    layer = read_flags(["stray", "--optim.lr", "fast", "--data.workers", "--optm.lr", "1"]).layer
+    assert len(layer.problems) == 4
+
+
+def test_an_option_set_to_none_does_not_count_for_an_exclusive_pair() -> None:
+    assert values("--train.epochs", "none", "--train.steps", "2") == {"train.epochs": None, "train.steps": 2}
+
+
+def test_the_commands_own_flags_and_words_are_told_from_settings() -> None:
+    argv = ["--fresh", "digits", "--procs", "2", "--optim.lr", "0.5", "--run=out", "-h"]
+    flags = read_flags(argv, own=OWN, max_words=1)
+    assert flags.own == {"fresh": True, "procs": 2, "run": "out", "help": True}
+    assert flags.words == ("digits",)
+    assert list(flags.layer.settings) == ["optim.lr"]
+    assert flags.layer.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["--procs", "two"], "--procs: 'two' is not a whole number"),
+        (["--procs", "0"], "--procs: 0 must be at least 1"),
+        (["--run"], "--run: the value is missing (text)"),
+        (["--prcos", "2"], "--prcos: unknown setting; did you mean 'procs'?"),
+        (["digits", "again"], "'again': stray word; a setting is given as --section.name value"),
+    ],
+)
+def test_problems_with_the_commands_own_flags_are_collected_too(argv: list[str], problem: str) -> None:
+    assert read_flags(argv, own=OWN, max_words=1).layer.problems == (problem,)

@@ -1,0 +1,280 @@
+"""Layers merged into one Config: precedence, exclusive pairs, rules, and all problems in one go."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.config import PRESETS, Config, Layers, check_layers, read_flags, read_layers, resolve
+from drumline.config.rules import RULES
+from drumline.errors import ConfigError, ExitCode
+
+ENOUGH = {"train.epochs": 1, "train.batch_size": 8}
+
+Read = Callable[..., Layers]
+
+
+@pytest.fixture
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
+    monkeypatch.chdir(tmp_path)
+
+    def read(*argv: str, file: str | None = None, environment: Mapping[str, str] | None = None) -> Layers:
+        path = None
+        if file is not None:
+            path = Path("run.toml")
+            path.write_text(file)
+        return read_layers(read_flags(argv), config_file=path, environment=environment or {})
+
+    return read
+
+
+def problems(call: Callable[[], Any]) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as raised:
+        call()
+    return raised.value.problems
+
+
+def test_a_flag_beats_the_file_beats_the_environment_beats_the_task_beats_the_schema(read: Read) -> None:
+    defaults = {**ENOUGH, "data.dir": "task", "optim.lr": 0.3}
+    environment = {"DATASET_DIR": "variable"}
+    file = "[data]\ndir = 'file'"
+    flag = ("--data.dir", "flag")
+
+    def directory(layers: Layers) -> str | None:
+        return resolve(layers, defaults).data.dir
+
+    assert directory(read(*flag, file=file, environment=environment)) == "flag"
+    assert directory(read(file=file, environment=environment)) == "file"
+    assert directory(read(environment=environment)) == "variable"
+    assert directory(read(environment={"DATASET_DIR": ""})) == "task"
+    assert directory(read()) == "task"
+    assert resolve(read(), ENOUGH).data.dir is None
+    assert resolve(read(), defaults).optim.lr == 0.3
+    assert resolve(read(), ENOUGH).optim.lr == Config().optim.lr
+
+
+def test_options_are_merged_one_by_one(read: Read) -> None:
+    layers = read("--model.options.hidden", "64", file="[model.options]\nhidden = 32\ndepth = 2")
+    config = resolve(layers, {**ENOUGH, "model.options": {"depth": 9, "bias": True}})
+    assert config.model.options == {"hidden": 64, "depth": 2, "bias": True}
+
+
+def test_a_task_may_name_one_option_by_its_path(read: Read) -> None:
+    assert resolve(read(), {**ENOUGH, "model.options.depth": 9}).model.options == {"depth": 9}
+
+
+def test_a_stronger_layers_member_of_a_pair_displaces_the_weaker_ones(read: Read) -> None:
+    config = resolve(
+        read("--train.steps", "7", file="[train]\nepochs = 3\nbatch_size_per_rank = 4"),
+        {"train.epochs": 12, "train.batch_size": 64},
+    )
+    assert (config.train.epochs, config.train.steps) == (None, 7)
+    assert (config.train.batch_size, config.train.batch_size_per_rank) == (None, 4)
+
+
+def test_none_undoes_a_weaker_layers_value(read: Read) -> None:
+    text = PRESETS["text"].defaults
+    assert resolve(read(), text).optim.clip_norm == 1.0
+    assert resolve(read("--optim.clip_norm", "none"), text).optim.clip_norm is None
+    assert resolve(read(file="[optim]\nclip_norm = 'none'"), text).optim.clip_norm is None
+
+
+def test_none_for_one_member_of_a_pair_leaves_the_other_alone(read: Read) -> None:
+    config = resolve(read("--train.steps", "none"), ENOUGH)
+    assert (config.train.epochs, config.train.steps) == (1, None)
+
+
+BROKEN_RULES = [
+    (
+        ["--train.epochs", "none"],
+        "how long to train is not said; give --train.epochs or --train.steps: "
+        "train.epochs = none (--train.epochs)",
+    ),
+    (
+        ["--train.batch_size", "none"],
+        "the batch size is not said; give --train.batch_size or --train.batch_size_per_rank: "
+        "train.batch_size = none (--train.batch_size)",
+    ),
+    (
+        ["--train.accumulate", "9"],
+        "a batch cannot be cut into more micro-batches than it has samples: "
+        "train.accumulate = 9 (--train.accumulate), "
+        "train.batch_size = 8 (MyTask.defaults)",
+    ),
+    (
+        ["--train.accumulate", "5", "--train.batch_size_per_rank", "4"],
+        "a rank's batch cannot be cut into more micro-batches than it has samples: "
+        "train.accumulate = 5 (--train.accumulate), "
+        "train.batch_size_per_rank = 4 (--train.batch_size_per_rank)",
+    ),
+    (
+        ["--optim.scale_lr", "linear"],
+        "the rate is scaled only where the batch grows with the world: optim.scale_lr needs train.batch_size_per_rank: "
+        "optim.scale_lr = 'linear' (--optim.scale_lr), "
+        "train.batch_size_per_rank = none (train.batch_size is set)",
+    ),
+    (
+        ["--optim.warmup_steps", "51", "--train.steps", "50"],
+        "the warm-up is longer than the run: "
+        "optim.warmup_steps = 51 (--optim.warmup_steps), "
+        "train.steps = 50 (--train.steps)",
+    ),
+    (
+        ["--optim.momentum", "0"],
+        "Nesterov's form needs momentum; give --no-optim.nesterov or a momentum above 0: "
+        "optim.nesterov = true (the default), "
+        "optim.momentum = 0.0 (--optim.momentum), "
+        "optim.name = 'sgd' (the default)",
+    ),
+    (
+        ["--optim.name", "adamw", "--optim.betas", "0.9,1"],
+        "adamw needs betas below 1: "
+        "optim.betas = [0.9, 1.0] (--optim.betas), "
+        "optim.name = 'adamw' (--optim.name)",
+    ),
+    (
+        ["--model.name", "gpt", "--model.heads", "3"],
+        "the heads must divide the width: "
+        "model.heads = 3 (--model.heads), "
+        "model.width = 128 (the default), "
+        "model.name = 'gpt' (--model.name)",
+    ),
+    (
+        ["--dist.backend", "nccl", "--dist.device", "cpu"],
+        "NCCL works between GPUs only; give --dist.backend gloo (or auto) for the CPU: "
+        "dist.backend = 'nccl' (--dist.backend), "
+        "dist.device = 'cpu' (--dist.device)",
+    ),
+    (
+        ["--dist.sync_batchnorm", "--dist.device", "cpu"],
+        "torch has no synchronised BatchNorm for the CPU: "
+        "dist.sync_batchnorm = true (--dist.sync_batchnorm), "
+        "dist.device = 'cpu' (--dist.device)",
+    ),
+    (
+        ["--dist.static_graph", "--dist.find_unused_parameters"],
+        "a static graph uses the same parameters in every step, so there are no unused ones to find: "
+        "dist.static_graph = true (--dist.static_graph), "
+        "dist.find_unused_parameters = true (--dist.find_unused_parameters)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("argv", "problem"), BROKEN_RULES)
+def test_each_rule_names_the_values_and_where_they_come_from(
+    read: Read, argv: list[str], problem: str
+) -> None:
+    assert problems(lambda: resolve(read(*argv), ENOUGH, task="MyTask")) == (problem,)
+
+
+def test_every_rule_has_a_test() -> None:
+    said = {rule.sentence for rule in RULES}
+    assert len(said) == len(BROKEN_RULES) == len(RULES)
+    assert all(any(problem.startswith(sentence) for _, problem in BROKEN_RULES) for sentence in said)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--train.accumulate", "8"],
+        ["--optim.scale_lr", "sqrt", "--train.batch_size_per_rank", "4"],
+        ["--optim.warmup_steps", "50", "--train.steps", "50"],
+        ["--optim.momentum", "0", "--no-optim.nesterov"],
+        ["--optim.momentum", "0", "--optim.name", "adamw"],
+        ["--optim.betas", "0.9,1"],
+        ["--model.heads", "3"],
+        ["--dist.backend", "nccl"],
+        ["--dist.backend", "gloo", "--dist.device", "cpu"],
+        ["--dist.static_graph"],
+    ],
+)
+def test_what_keeps_the_rules_is_accepted(read: Read, argv: list[str]) -> None:
+    resolve(read(*argv), ENOUGH)
+
+
+def test_stage_one_knows_only_rules_whose_fields_are_all_given(read: Read) -> None:
+    check_layers(read("--model.name", "gpt", "--model.heads", "3"))  # the task may bring a width of 96
+    check_layers(read("--optim.lr", "0.5"))  # the task may bring epochs and batch size
+    check_layers(read("--optim.scale_lr", "linear"))
+    (problem,) = problems(
+        lambda: check_layers(read("--model.name", "gpt", "--model.heads", "3", file="[model]\nwidth = 128"))
+    )
+    assert problem.endswith(
+        "model.heads = 3 (--model.heads), model.width = 128 (run.toml:2), model.name = 'gpt' (--model.name)"
+    )
+
+
+def test_stage_one_knows_that_one_member_of_a_pair_rules_out_the_other(read: Read) -> None:
+    layers = read("--optim.scale_lr", "linear", "--train.batch_size", "64")
+    (problem,) = problems(lambda: check_layers(layers))
+    assert problem.endswith("train.batch_size_per_rank = none (train.batch_size is set)")
+
+
+def test_a_task_without_defaults_is_told_which_flags_to_give(read: Read) -> None:
+    assert problems(lambda: resolve(read(), {})) == (
+        "how long to train is not said; give --train.epochs or --train.steps",
+        "the batch size is not said; give --train.batch_size or --train.batch_size_per_rank",
+    )
+
+
+def test_a_tasks_wrong_defaults_are_reported_as_such(read: Read) -> None:
+    defaults = {"train.epochs": 0, "train.batch_size": 8, "optim.lrr": 1, "train.batch_size_per_rank": 2}
+    assert problems(lambda: resolve(read(), defaults, task="MyTask")) == (
+        "MyTask.defaults: train.epochs = 0 must be at least 1",
+        "MyTask.defaults: optim.lrr: unknown setting; did you mean 'optim.lr'?",
+        "train.batch_size and train.batch_size_per_rank exclude each other, give one of them: "
+        "train.batch_size = 8 (MyTask.defaults), train.batch_size_per_rank = 2 (MyTask.defaults)",
+    )
+
+
+SIX_FLAGS = ("stray", "--optim.learning_rate", "1", "--optim.lr", "fast", "--dist.backend", "nccl")
+SIX_FILE = "[train]\nepochs = 1\nsteps = 2\n[optim]\nmomentum = 1.5\n[dist]\ndevice = 'cpu'\n"
+
+
+@pytest.mark.parametrize("stage", [check_layers, lambda layers: resolve(layers, PRESETS["digits"].defaults)])
+def test_six_kinds_of_problems_are_reported_in_one_go(read: Read, stage: Callable[[Layers], Any]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        stage(read(*SIX_FLAGS, file=SIX_FILE))
+    assert raised.value.problems == (
+        "'stray': stray word; a setting is given as --section.name value",
+        "--optim.learning_rate: unknown setting; did you mean 'optim.lr'?",
+        "--optim.lr: 'fast' is not a number",
+        "run.toml:5: optim.momentum = 1.5 must be between 0 and 1",
+        "train.epochs and train.steps exclude each other, give one of them: "
+        "train.epochs = 1 (run.toml:2), train.steps = 2 (run.toml:3)",
+        "NCCL works between GPUs only; give --dist.backend gloo (or auto) for the CPU: "
+        "dist.backend = 'nccl' (--dist.backend), dist.device = 'cpu' (run.toml:7)",
+    )
+    assert str(raised.value).startswith("6 problems in the configuration:\n  - 'stray'")
+    assert "drumline train --help" in (raised.value.next_step or "")
+    assert raised.value.exit_code is ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--train.epoch", "3"),  # misspelt
+        ("--train.epochs", "many"),  # of the wrong type
+        ("--train.epochs",),  # without its value
+    ],
+)
+def test_a_setting_that_is_wrong_is_not_reported_as_missing_too(read: Read, argv: tuple[str, ...]) -> None:
+    assert len(problems(lambda: resolve(read(*argv), {"train.batch_size": 8}))) == 1
+
+
+def test_a_file_that_cannot_be_read_is_the_only_problem(tmp_path: Path) -> None:
+    layers = read_layers(read_flags([]), config_file=tmp_path / "absent.toml", environment={})
+    assert len(problems(lambda: resolve(layers, {}))) == 1
+
+
+def test_importing_config_imports_neither_torch_nor_numpy() -> None:
+    code = "import sys, drumline.config, drumline.config.help; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = run.stdout.split()
+    assert "drumline.config.load" in loaded
+    assert {"torch", "numpy", "rich"} & set(loaded) == set()
