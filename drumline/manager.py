@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drumline.data.loader import EvaluationLoader, Loader
+from drumline.data.evaluation_loader import EvaluationLoader
+from drumline.data.loader import Loader
 from drumline.distributed.agree import check_same_weights
 from drumline.distributed.collectives import all_sum
 from drumline.distributed.device import choose_backend, choose_device
@@ -123,6 +124,20 @@ class DDPManager:
         return self._device
 
     @property
+    def local_world_size(self) -> int:
+        return self._topology.local_world_size
+
+    @property
+    def backend(self) -> str | None:
+        """What carries collectives; None on one process."""
+        return str(dist.get_backend()) if dist.is_initialized() else None
+
+    @property
+    def is_restart(self) -> bool:
+        """Whether the launcher has started this job before."""
+        return self._topology.attempt != "0"
+
+    @property
     def store(self) -> dist.Store | None:
         """Shared keys and values that outlive a broken group; None on one process."""
         return self._store
@@ -190,13 +205,12 @@ class DDPManager:
             "persistent_workers": persistent_workers,
             "prefetch_factor": prefetch_factor,
             "collate": collate,
-            "seed": self._seed,
         }
         if not train:
             return EvaluationLoader(dataset, **shared)
         self._smallest_batch = batch_size // (self.world_size * accumulate)
         self._warn_about_small_batches()
-        return Loader(dataset, accumulate=accumulate, **shared)
+        return Loader(dataset, accumulate=accumulate, seed=self._seed, **shared)
 
     def _warn_about_small_batches(self) -> None:
         """Once both the model and the batch are known, in whichever order they came."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,6 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline.errors import UsageError
 
 SMALL_BATCH = 16
+# torch 2.13 gave this option a new name, and warns about the old one, which is all that earlier versions know.
+_BUFFER_OPTION = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
 
 
 def wrap_model(
@@ -32,11 +41,12 @@ def wrap_model(
         model = convert_batchnorm(model, device=device)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError(f"{type(model).__name__} has no parameter that can be trained")
+    options: dict[str, Any] = {_BUFFER_OPTION: broadcast_buffers}
     return DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         find_unused_parameters=find_unused_parameters,
-        broadcast_buffers=broadcast_buffers,
+        **options,
         bucket_cap_mb=bucket_cap_mb,
         gradient_as_bucket_view=gradient_as_bucket_view,
         static_graph=static_graph,

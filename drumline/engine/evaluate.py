@@ -7,59 +7,45 @@ with exact rounding, so neither who computed a batch nor in which order matters.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from drumline.data.loader import EvaluationLoader
+from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.distributed.collectives import all_sum, broadcast_buffers, broadcast_json
-from drumline.engine.step import LossFunction
+from drumline.engine.job import Job
 from drumline.errors import TrainingError
 
 
 @torch.no_grad()
-def evaluate(
-    model: nn.Module,
-    loss_function: LossFunction,
-    loader: EvaluationLoader,
-    *,
-    autocast: AbstractContextManager[object],
-    device: torch.device,
-) -> dict[str, float]:
-    """Collective: the mean loss and metrics of the unwrapped `model` over every sample of `loader`."""
+def evaluate(job: Job, loader: EvaluationLoader) -> dict[str, float]:
+    """Collective: the mean loss and metrics of the model, as it is now, over every sample of `loader`."""
+    model, device = job.plain_model, job.ddp.device
     broadcast_buffers(model)
-    was_training = model.training
     model.eval()
     try:
-        sums, names = _sum_batches(model, loss_function, loader, autocast)
+        names, sums = _sum_batches(job, loader)
     finally:
-        model.train(was_training)
-    # Rank 0 always has the first batch; a rank with none learns the names from it.
+        model.train()
+    # Rank 0 always has the first batch; a rank that has none learns the names from it.
     names = broadcast_json(names, device=device)
-    table = torch.zeros(loader.num_batches, len(names) + 1, dtype=torch.float64, device=device)
-    for number, row in sums:
+    table = torch.zeros(loader.num_batches, 1 + len(names), dtype=torch.float64, device=device)
+    for number, row in sums.items():
         table[number] = row
     weight, *totals = (math.fsum(column) for column in all_sum(table).cpu().T.tolist())
     if weight <= 0:
-        raise TrainingError("the evaluation set has a total weight of 0, so it has no mean loss")
-    return {name: total / weight for name, total in zip(names, totals, strict=True)}
+        raise TrainingError("the weights of the evaluation set add up to 0, so it has no mean loss")
+    return job.task.report({name: total / weight for name, total in zip(names, totals, strict=True)})
 
 
-def _sum_batches(
-    model: nn.Module,
-    loss_function: LossFunction,
-    loader: EvaluationLoader,
-    autocast: AbstractContextManager[object],
-) -> tuple[list[tuple[int, Tensor]], list[str]]:
+def _sum_batches(job: Job, loader: EvaluationLoader) -> tuple[list[str], dict[int, Tensor]]:
+    """The names of what is measured, and by batch number a row: weight, loss, metrics."""
     names: list[str] = []
-    sums = []
+    sums = {}
     for number, size, data in loader.numbered():
-        with autocast:
-            loss = loss_function(model, data)
+        with job.autocast:
+            loss = job.task.loss(job.plain_model, data)
         names = ["loss", *loss.metrics]
         row = [size if loss.weight is None else loss.weight, loss.total, *loss.metrics.values()]
-        sums.append(
-            (number, torch.stack([torch.as_tensor(x, device=loss.total.device).double() for x in row]))
-        )
-    return sums, names
+        sums[number] = torch.stack([torch.as_tensor(value, device=job.ddp.device).double() for value in row])
+    return names, sums

@@ -9,49 +9,35 @@ gradients are corrected by one multiplication after.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from drumline.data.loader import Micro, Step
-from drumline.metrics.meters import Meter
+from drumline.engine.job import Job
 from drumline.tasks.base import Loss
-
-LossFunction = Callable[[nn.Module, Any], Loss]
 
 
 class TrainStep:
-    """Runs steps on one model and optimizer; holds what would otherwise be made anew in every step."""
+    """Runs a job's steps; holds what would otherwise be made anew in every one."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_function: LossFunction,
-        optimizer: Optimizer,
-        *,
-        meter: Meter,
-        autocast: AbstractContextManager[object],
-        scaler: GradScaler | None = None,
-        clip_norm: float | None = None,
-    ) -> None:
-        self._model = model
-        self._loss_function = loss_function
-        self._optimizer = optimizer
-        self._meter = meter
-        self._autocast = autocast
-        self._scaler = scaler
+    def __init__(self, job: Job, *, clip_norm: float | None = None) -> None:
+        self._task = job.task
+        self._model = job.model
+        self._optimizer = job.optimizer
+        self._meter = job.meter
+        self._autocast = job.autocast
+        self._scaler = job.scaler
         self._clip_norm = clip_norm
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._world_size = dist.get_world_size() if isinstance(model, DistributedDataParallel) else 1
-        self._no_sync = model.no_sync if isinstance(model, DistributedDataParallel) else nullcontext
+        self._device = job.ddp.device
+        self._parameters = [parameter for parameter in job.model.parameters() if parameter.requires_grad]
+        self._world_size = job.ddp.world_size
+        self._no_sync = job.model.no_sync if isinstance(job.model, DistributedDataParallel) else nullcontext
         self.grad_norm: Tensor | None = None
+        """Of the latest step, before clipping; on the device."""
 
     def __call__(self, step: Step) -> None:
         """Collective: forward and backward of every micro-batch, one synchronisation, one update."""
@@ -75,21 +61,28 @@ class TrainStep:
 
     def _forward(self, micro: Micro) -> Loss:
         with self._autocast:
-            return self._loss_function(self._model, micro.data)
+            return self._task.loss(self._model, micro.data)
 
     def _backward(self, loss: Loss, scale: float) -> None:
         total = loss.total * scale
-        (total if self._scaler is None else self._scaler.scale(total)).backward()
+        (total if self._scaler is None else self._scaler.scale(total)).backward()  # type: ignore[no-untyped-call]
+
+    def _measure(self, loss: Loss, micro: Micro) -> None:
+        if micro.size == 0:
+            self._meter.prepare(loss.metrics)
+        else:
+            self._meter.add(loss.total, micro.size if loss.weight is None else loss.weight, loss.metrics)
 
     def _add_weight(self, so_far: Tensor | None, weight: Tensor | float, micro: Micro) -> Tensor:
-        counted = torch.as_tensor(weight, dtype=torch.float32, device=self._parameters[0].device).detach()
+        counted = torch.as_tensor(weight, dtype=torch.float64, device=self._device).detach()
         counted = counted if micro.size else torch.zeros_like(counted)
         return counted.clone() if so_far is None else so_far + counted
 
     def _send_weight(self, weight: Tensor | None) -> dist.Work | None:
         if weight is None or self._world_size == 1:
             return None
-        return dist.all_reduce(weight, async_op=True)
+        work: dist.Work = dist.all_reduce(weight, async_op=True)
+        return work
 
     def _update(self, correction: Tensor | None) -> None:
         if self._scaler is not None and (self._clip_norm is not None or correction is not None):

@@ -1,0 +1,35 @@
+# Everything a newcomer or CI needs; `make` lists it. Nothing has to be installed by hand.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+# The caller's choice to write no bytecode would make every start of every rank slow.
+unexport PYTHONDONTWRITEBYTECODE
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: .venv/ready ## make .venv with drumline and its tools
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: .venv/ready ## train MiniResNet on two ranks over the bundled digits
+	$(BIN)/drumline train digits --procs 2 --run runs/demo --fresh
+
+check: .venv/ready ## style, types and import order
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: check ## everything that must pass before a change lands
+	$(BIN)/python -m pytest --numprocesses 2
+
+bench: .venv/ready ## the engine's step against a hand-written loop
+	$(BIN)/python benchmarks/step.py
+
+clean: ## remove what the targets above made
+	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.PHONY: help setup demo check test bench clean

@@ -1,0 +1,49 @@
+"""Drumline takes a PyTorch training job from one process to many nodes, and keeps every rank on the beat.
+
+The public names, and nothing else. They are loaded when first used, so that `drumline --help` needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drumline.checkpoint import load_checkpoint
+    from drumline.config.schema import Config
+    from drumline.data.dataset import BatchDataset
+    from drumline.data.draws import Draws
+    from drumline.errors import DrumlineError
+    from drumline.manager import DDPManager
+    from drumline.models.registry import register as register_model
+    from drumline.tasks.base import Loss, Task
+
+_HOMES = {
+    "BatchDataset": "drumline.data.dataset:BatchDataset",
+    "Config": "drumline.config.schema:Config",
+    "DDPManager": "drumline.manager:DDPManager",
+    "Draws": "drumline.data.draws:Draws",
+    "DrumlineError": "drumline.errors:DrumlineError",
+    "Loss": "drumline.tasks.base:Loss",
+    "Task": "drumline.tasks.base:Task",
+    "load_checkpoint": "drumline.checkpoint:load_checkpoint",
+    "register_model": "drumline.models.registry:register",
+}
+__all__ = [
+    "BatchDataset",
+    "Config",
+    "DDPManager",
+    "Draws",
+    "DrumlineError",
+    "Loss",
+    "Task",
+    "load_checkpoint",
+    "register_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'drumline' has no attribute {name!r}")
+    module, _, attribute = _HOMES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,56 @@
+"""The command `drumline`: finds the verb, and imports nothing that another verb would need."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from drumline.errors import DrumlineError, ExitCode, did_you_mean
+
+VERBS = {
+    "train": "train a task: alone, on several ranks of this machine, or as a rank of a larger job",
+}
+HELP = """\
+usage: drumline VERB ...
+
+Takes a PyTorch training job from one process to many nodes, and keeps every rank on the beat.
+
+{verbs}
+
+  drumline VERB --help   what a verb does, with all its flags
+  drumline --version     the version
+
+exit codes: 0 success, 1 training failed, 2 wrong usage or configuration, 3 stopped before the first step,
+            130 interrupted
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except DrumlineError as error:
+        print(f"drumline: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        verbs = "\n".join(f"  {name:<8} {summary}" for name, summary in VERBS.items())
+        print(HELP.format(verbs=verbs), end="")
+        return ExitCode.SUCCESS if arguments else ExitCode.USAGE
+    verb, *rest = arguments
+    if verb == "--version":
+        from importlib.metadata import version
+
+        print(f"drumline {version('drumline')}")
+        return ExitCode.SUCCESS
+    if verb not in VERBS:
+        print(f"drumline: error: there is no verb {verb!r}; {did_you_mean(verb, VERBS)}", file=sys.stderr)
+        return ExitCode.USAGE
+    run: int = importlib.import_module(f"drumline.cli.{verb}").run(rest)
+    return run

@@ -1,0 +1,113 @@
+"""`drumline train TASK`: settles the configuration, then starts ranks, joins as one, or trains alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from drumline.config import PRESETS, Flags, Layers, check_layers, read_flags, read_layers, resolve
+from drumline.config.schema import Count
+from drumline.errors import ConfigError, ExitCode, did_you_mean
+from drumline.launch.topology import Topology, topology_from
+from drumline.user_code import is_class_spec
+
+OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
+    "config": (
+        str,
+        "FILE",
+        "A TOML file of settings; flags beat it. A run's own config.toml can be given back.",
+    ),
+    "run": (str, "DIR", "The run folder [runs/TASK]. The same command again resumes what is there."),
+    "procs": (Count, "N", "Ranks to start on this machine [one per GPU, or 1]; not under torchrun or srun."),
+    "fresh": (bool, "", "Start anew: an earlier run in the folder is moved aside, not deleted."),
+    "help": (bool, "", "Show this text; with a TASK, its defaults."),
+}
+USAGE = (
+    "usage: drumline train TASK [--procs N] [--run DIR] [--fresh] [--config FILE] [--section.name value ...]"
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """The verb. Everything that can be wrong with the command is said before torch is imported."""
+    flags = read_flags(argv, own={name: kind for name, (kind, *_) in OWN_FLAGS.items()}, max_words=1)
+    task = flags.words[0] if flags.words else None
+    if flags.own.get("help"):
+        print(_help(task), end="")
+        return ExitCode.SUCCESS
+    topology = topology_from(os.environ)
+    try:
+        layers = _settle_before_torch(task, flags)
+    except ConfigError:
+        _let_the_first_rank_speak(topology)
+        raise
+    assert task is not None
+    folder = Path(flags.own.get("run") or Path("runs") / _run_name(task))
+    if topology is None and (code := _start_ranks(flags, folder, argv)) is not None:
+        return code
+
+    from drumline.cli.rank import run_rank
+
+    return run_rank(task, layers, folder=folder, fresh=bool(flags.own.get("fresh")), argv=argv)
+
+
+def _settle_before_torch(task: str | None, flags: Flags) -> Layers:
+    file = flags.own.get("config")
+    layers = read_layers(flags, config_file=Path(file) if file else None, environment=os.environ)
+    if task is None:
+        problem = f"no TASK was given: one of {', '.join(PRESETS)}, or path/to/file.py:ClassName"
+    elif task not in PRESETS and not is_class_spec(task):
+        problem = f"{task!r}: there is no such task; {did_you_mean(task, PRESETS)}"
+    else:
+        # The defaults of the user's own task are not known yet: its file imports torch.
+        check_layers(layers) if is_class_spec(task) else resolve(layers, PRESETS[task].defaults, task=task)
+        return layers
+    try:
+        check_layers(layers)
+    except ConfigError as error:
+        raise ConfigError([problem, *error.problems], next_step=error.next_step) from None
+    raise ConfigError([problem], next_step="`drumline train --help` lists the tasks")
+
+
+def _start_ranks(flags: Flags, folder: Path, argv: Sequence[str]) -> int | None:
+    """Start several ranks and wait for them; None when one is enough, which is then this process."""
+    num_procs = flags.own.get("procs")
+    if num_procs == 1:
+        return None
+
+    from drumline.launch.local import default_procs, run_ranks
+
+    num_procs = num_procs or default_procs()
+    if num_procs == 1:
+        return None
+    return run_ranks(num_procs, ["train", *argv], log_dir=folder / "logs")
+
+
+def _run_name(task: str) -> str:
+    """`digits`, or the class of a task of the user's own."""
+    return task.rpartition(":")[2]
+
+
+def _let_the_first_rank_speak(topology: Topology | None) -> None:
+    """All ranks of a host were given the same command. When the first has said what is wrong with it and ends, the
+    launcher ends the others; should it have nothing to say, they do."""
+    if topology is not None and topology.local_rank > 0:
+        time.sleep(1.0)
+
+
+def _help(task: str | None) -> str:
+    from drumline.config.help import render_entry, render_help
+
+    width = shutil.get_terminal_size().columns
+    preset = PRESETS.get(task or "")
+    own = [render_entry(f"--{name}", takes, doc, width=width) for name, (_, takes, doc) in OWN_FLAGS.items()]
+    settings = render_help(
+        width=width,
+        bold=sys.stdout.isatty(),
+        **({"task": task, "task_defaults": preset.defaults} if preset else {}),
+    )
+    return "\n".join([USAGE, "", *own, "", settings])

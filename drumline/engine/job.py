@@ -1,0 +1,119 @@
+"""The parts of a run on one rank, built in the order that distributed training needs, and checked against the others.
+
+Seeded alike, the model is built; it goes to its device and is compared across ranks before it is wrapped; the
+optimizer gets the parameters where they then are.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from drumline.config.schema import Config
+from drumline.data.evaluation_loader import EvaluationLoader
+from drumline.data.fingerprint import fingerprint
+from drumline.data.loader import Loader
+from drumline.distributed.agree import check_same
+from drumline.distributed.wrap import unwrap_model
+from drumline.engine.optimizer import make_optimizer
+from drumline.engine.precision import make_autocast, make_scaler
+from drumline.engine.schedule import scaled_rate
+from drumline.manager import DDPManager
+from drumline.metrics.meters import Meter
+from drumline.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the step, the loop, evaluation and checkpoints work on."""
+
+    task: Task
+    ddp: DDPManager
+    model: nn.Module
+    """Under DDP where there is a group."""
+    optimizer: Optimizer
+    peak_lr: float
+    scaler: GradScaler | None
+    autocast: AbstractContextManager[object]
+    loader: Loader
+    eval_loader: EvaluationLoader | None
+    meter: Meter
+    total_steps: int
+    batch_size: int
+
+    @property
+    def plain_model(self) -> nn.Module:
+        return unwrap_model(self.model)
+
+    def close(self) -> None:
+        """End the processes that load data."""
+        self.loader.close()
+        if self.eval_loader is not None:
+            self.eval_loader.close()
+
+
+def build_job(config: Config, task: Task, ddp: DDPManager) -> Job:
+    """Collective: build model, data and optimizer, and make sure that every rank has the same."""
+    train_data, eval_data = task.train_data(), task.eval_data()
+    _check_ranks_agree(config, ddp, train_data, eval_data)
+    per_rank = config.train.batch_size_per_rank
+    batch_size = config.train.batch_size or (per_rank or 1) * ddp.world_size
+    loading: dict[str, Any] = {
+        "workers": config.data.workers,
+        "pin_memory": config.data.pin_memory,
+        "persistent_workers": config.data.persistent_workers,
+        "prefetch_factor": config.data.prefetch_factor,
+        "collate": task.collate,
+    }
+    loader = ddp.loader(train_data, batch_size=batch_size, accumulate=config.train.accumulate, **loading)
+    eval_loader = (
+        None
+        if eval_data is None
+        else ddp.loader(eval_data, batch_size=config.train.eval_batch_size, train=False, **loading)
+    )
+    dist = config.dist
+    model = ddp.wrap(
+        task.model(),
+        sync_batchnorm=dist.sync_batchnorm,
+        find_unused_parameters=dist.find_unused_parameters,
+        broadcast_buffers=dist.broadcast_buffers,
+        bucket_cap_mb=dist.bucket_cap_mb,
+        gradient_as_bucket_view=dist.gradient_as_bucket_view,
+        static_graph=dist.static_graph,
+    )
+    peak_lr = scaled_rate(config.optim.lr, rule=config.optim.scale_lr, world_size=ddp.world_size)
+    return Job(
+        task=task,
+        ddp=ddp,
+        model=model,
+        optimizer=make_optimizer(unwrap_model(model), config.optim, lr=peak_lr),
+        peak_lr=peak_lr,
+        scaler=make_scaler(config.train.precision, ddp.device),
+        autocast=make_autocast(config.train.precision, ddp.device),
+        loader=loader,
+        eval_loader=eval_loader,
+        meter=Meter(ddp.device),
+        total_steps=config.train.steps or (config.train.epochs or 1) * loader.steps_per_epoch,
+        batch_size=batch_size,
+    )
+
+
+def _check_ranks_agree(config: Config, ddp: DDPManager, train_data: Any, eval_data: Any) -> None:
+    """What differs here would otherwise be a hang, or two runs that only look like one."""
+    check_same(
+        {
+            "torch's version": torch.__version__,
+            "the configuration": {**asdict(config), "data": {**asdict(config.data), "dir": None}},
+            "the training data": fingerprint(train_data),
+            "the evaluation data": None if eval_data is None else fingerprint(eval_data),
+        },
+        host=ddp.host,
+        device=ddp.device,
+        next_step="start every rank with the same command, packages and data (data.dir alone may differ)",
+    )

@@ -1,0 +1,156 @@
+"""The training loop: steps, and what is due between them: a log line, an evaluation, a checkpoint.
+
+At the end of an epoch evaluation comes before the save, so a resumed run never skips one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drumline.config.schema import Config
+from drumline.data.loader import Step
+from drumline.distributed.collectives import all_sum
+from drumline.engine.evaluate import evaluate
+from drumline.engine.job import Job
+from drumline.engine.pace import Pace
+from drumline.engine.saving import Progress, save
+from drumline.engine.schedule import rate_factor
+from drumline.engine.step import TrainStep
+from drumline.metrics.events import Reporter
+from drumline.metrics.meters import means
+
+
+@dataclass
+class Loop:
+    """Runs a job from where its progress stands to its last step."""
+
+    job: Job
+    config: Config
+    progress: Progress
+    reporter: Reporter
+    checkpoints: Path
+    facts: dict[str, Any]
+    pace: Pace = field(default_factory=Pace)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of the latest evaluation."""
+
+    def run(self) -> None:
+        """Collective: train to the end."""
+        job, progress = self.job, self.progress
+        train_step = TrainStep(job, clip_norm=self.config.optim.clip_norm)
+        if progress.step >= job.total_steps:
+            self._evaluate()
+        self.pace.start()
+        while progress.step < job.total_steps:
+            for step in job.loader.steps():
+                self.take_step(train_step, step)
+                self._between_steps(train_step)
+                if progress.step >= job.total_steps:
+                    break
+        self.pace.stop()
+
+    def take_step(self, train_step: TrainStep, step: Step) -> None:
+        """Collective: one optimizer step, and the note that it was taken. This is all that every step pays for."""
+        self._set_rate()
+        train_step(step)
+        self.progress.step += 1
+        self.progress.cursor = step.plan.following
+        self.pace.count(step.plan.global_size)
+
+    def _set_rate(self) -> None:
+        optim = self.config.optim
+        lr = self.job.peak_lr * rate_factor(
+            self.progress.step,
+            total_steps=self.job.total_steps,
+            schedule=optim.schedule,
+            warmup_steps=optim.warmup_steps,
+            final_ratio=optim.final_lr_ratio,
+            step_every=optim.step_every,
+            step_factor=optim.step_factor,
+        )
+        for group in self.job.optimizer.param_groups:
+            group["lr"] = lr
+
+    def _is_due(self, count: int, every: int) -> bool:
+        return self.progress.step >= self.job.total_steps or (every > 0 and count % every == 0)
+
+    def _log(self, train_step: TrainStep) -> None:
+        """Collective. The only place where the loop waits for the device."""
+        meter = self.job.meter
+        numbers = self.job.task.report(means(all_sum(meter.take()).tolist(), meter.names))
+        if train_step.grad_norm is not None:
+            numbers["grad_norm"] = float(train_step.grad_norm)
+        step = self.progress.step
+        self.reporter.report(
+            "train",
+            step=step,
+            epoch=self.epoch(),
+            lr=self.job.optimizer.param_groups[0]["lr"],
+            samples_per_s=self.pace.lap(),
+            seconds_left=self.pace.seconds_for(self.job.total_steps - step),
+            **numbers,
+        )
+        if not math.isfinite(numbers["loss"]):
+            self.reporter.report(
+                "warning", step=step, message=f"the loss is {numbers['loss']} at step {step}"
+            )
+
+    def _between_steps(self, train_step: TrainStep) -> None:
+        cursor, config = self.progress.cursor, self.config
+        if self._is_due(self.progress.step, config.log.every_steps):
+            self._log(train_step)
+        epoch_ended = cursor.position == 0 or self.progress.step >= self.job.total_steps
+        evaluates = epoch_ended and self._is_due(cursor.epoch, config.train.eval_every_epochs)
+        saves = self._is_due(self.progress.step, config.checkpoint.every_steps) or (
+            epoch_ended and self._is_due(cursor.epoch, config.checkpoint.every_epochs)
+        )
+        if evaluates or saves:
+            self.pace.stop()
+            fresh_metrics = self._evaluate() if evaluates else {}
+            if saves:
+                self._save(fresh_metrics)
+            self.pace.start()
+
+    def _evaluate(self) -> dict[str, float]:
+        """Collective."""
+        if (loader := self.job.eval_loader) is None:
+            return {}
+        started = time.perf_counter()
+        self.metrics = evaluate(self.job, loader)
+        self.reporter.report(
+            "evaluation",
+            step=self.progress.step,
+            epoch=self.epoch(),
+            samples=loader.num_samples,
+            seconds=time.perf_counter() - started,
+            **self.metrics,
+        )
+        return self.metrics
+
+    def _save(self, metrics: Mapping[str, float]) -> None:
+        """Collective."""
+        saved = save(
+            self.job,
+            self.progress,
+            root=self.checkpoints,
+            keep=self.config.checkpoint,
+            facts=self.facts,
+            metrics=metrics,
+        )
+        if saved is not None:
+            self.reporter.report(
+                "checkpoint",
+                step=self.progress.step,
+                path=str(saved.path),
+                bytes=saved.num_bytes,
+                seconds=saved.seconds,
+            )
+
+    def epoch(self) -> int:
+        """The epoch of the latest step, counted from 1."""
+        return (self.progress.step - 1) // self.job.loader.steps_per_epoch + 1

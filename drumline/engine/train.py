@@ -1,0 +1,192 @@
+"""A whole run on one rank, from its folder to the closing summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drumline.config.schema import Config
+from drumline.config.write import to_toml
+from drumline.distributed.collectives import gather_json
+from drumline.engine.job import Job, build_job
+from drumline.engine.loop import Loop
+from drumline.engine.output import divert_output
+from drumline.engine.reporting import open_reporter
+from drumline.engine.run_folder import RunFolder, locked, set_aside
+from drumline.engine.saving import Progress, find_newest, restore
+from drumline.launch.commands import resume_command, two_node_command
+from drumline.manager import DDPManager
+from drumline.metrics.events import Reporter
+from drumline.tasks.base import Task
+
+# Settings that say how a run is watched and kept, not what it computes.
+FREE_TO_CHANGE = (
+    "log.",
+    "checkpoint.",
+    "dist.",
+    "data.dir",
+    "data.workers",
+    "data.pin_memory",
+    "data.persistent",
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for."""
+
+    task: str
+    config: Config
+    run: Path
+    fresh: bool
+    command: tuple[str, ...]
+
+
+def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: Progress) -> None:
+    """Collective: train to the end. `progress` tells whoever catches an error how far it came."""
+    started = time.perf_counter()
+    folder = RunFolder(request.run)
+    with ExitStack() as stack:
+        set_aside_as = _open_folder(folder, request, ddp, stack)
+        reporter = stack.enter_context(open_reporter(request.config.log, folder, ddp))
+        if set_aside_as is not None:
+            reporter.report("note", message=f"the earlier run was moved to {set_aside_as}")
+        job = build_job(request.config, task_class(request.config), ddp)
+        stack.callback(job.close)
+        _write_down(request, folder, ddp)
+        _report_start(reporter, request, job)
+        _resume(job, request.config, folder, progress, reporter)
+        loop = Loop(
+            job=job,
+            config=request.config,
+            progress=progress,
+            reporter=reporter,
+            checkpoints=folder.checkpoints,
+            facts={
+                "config": asdict(request.config),
+                "world_size": ddp.world_size,
+                "batch_size": job.batch_size,
+            },
+        )
+        loop.run()
+        reporter.report(
+            "end",
+            step=progress.step,
+            epoch=loop.epoch(),
+            seconds=time.perf_counter() - started,
+            samples_per_s=loop.pace.samples_per_s,
+            metrics=loop.metrics,
+            best_step=loop.best_step(),
+            run=str(request.run),
+            resume_command=resume_command(request.command),
+            two_node_command=two_node_command(request.command, procs=ddp.local_world_size),
+        )
+
+
+def _open_folder(folder: RunFolder, request: Request, ddp: DDPManager, stack: ExitStack) -> Path | None:
+    """Collective: rank 0 makes and locks the folder; the others then write beside it, off the screen."""
+    moved = None
+    if ddp.is_main_process():
+        # A launcher that restarts a failed job gives the same flags again: that is no new start.
+        if request.fresh and not ddp.is_restart:
+            moved = set_aside(folder.path)
+        folder.make()
+        stack.enter_context(locked(folder))
+    ddp.barrier()
+    if not ddp.is_main_process():
+        folder.make()
+        divert_output(folder.log_file(ddp.rank))
+    return moved
+
+
+def _write_down(request: Request, folder: RunFolder, ddp: DDPManager) -> None:
+    """Collective: what the run is and where it runs."""
+    device = (
+        torch.cuda.get_device_name(ddp.device) if ddp.device.type == "cuda" else platform.processor() or "cpu"
+    )
+    ranks = gather_json(
+        {"rank": ddp.rank, "host": ddp.host, "pid": os.getpid(), "device": device}, device=ddp.device
+    )
+    if ddp.is_main_process():
+        header = f"drumline train {request.task} --config {folder.config_file}"
+        folder.config_file.write_text(to_toml(request.config, header=header))
+        environment = {
+            "command": ["drumline", "train", *request.command],
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "ranks": ranks,
+        }
+        folder.environment_file.write_text(json.dumps(environment, indent=1) + "\n")
+
+
+def _report_start(reporter: Reporter, request: Request, job: Job) -> None:
+    train, world_size = request.config.train, job.ddp.world_size
+    reporter.report(
+        "start",
+        task=request.task,
+        run=str(request.run),
+        world_size=world_size,
+        device=str(job.ddp.device.type),
+        backend=job.ddp.backend,
+        model_parameters=sum(parameter.numel() for parameter in job.model.parameters()),
+        train_samples=job.loader.num_samples,
+        eval_samples=job.eval_loader.num_samples if job.eval_loader else 0,
+        batch_size=job.batch_size,
+        batch_size_per_rank=job.batch_size / world_size,
+        accumulate=train.accumulate,
+        precision=train.precision,
+        lr=job.peak_lr,
+        epochs=-(-job.total_steps // job.loader.steps_per_epoch),
+        total_steps=job.total_steps,
+    )
+
+
+def _resume(job: Job, config: Config, folder: RunFolder, progress: Progress, reporter: Reporter) -> None:
+    """Collective: go on from the newest whole checkpoint, if there is one."""
+    path, torn = find_newest(job, folder.checkpoints)
+    for torn_path, reason in torn:
+        reporter.report(
+            "warning", message=f"the checkpoint {torn_path} is not whole and was skipped: {reason}"
+        )
+    if path is None:
+        return
+    saved, facts = restore(job, path)
+    progress.step, progress.cursor = saved.step, saved.cursor
+    job.loader.cursor = saved.cursor
+    reporter.report("resume", step=saved.step, epoch=saved.cursor.epoch + 1, path=str(path))
+    for change in _changes(facts, config, job):
+        reporter.report("warning", message=change)
+    if saved.step >= job.total_steps:
+        message = (
+            "this run has finished; raise train.epochs or train.steps to go on, or start anew with --fresh"
+        )
+        reporter.report("note", step=saved.step, message=message)
+
+
+def _changes(facts: dict[str, Any], config: Config, job: Job) -> list[str]:
+    """What is not as it was when the checkpoint was made."""
+    before, now = _flat(facts["config"]), _flat(json.loads(json.dumps(asdict(config))))
+    texts = [
+        f"resumed with another {name}: {before.get(name)} before, {now[name]} now"
+        for name in now
+        if before.get(name) != now[name] and not name.startswith(FREE_TO_CHANGE)
+    ]
+    if facts["world_size"] != job.ddp.world_size:
+        texts.append(
+            f"the run was saved on {facts['world_size']} ranks and goes on with {job.ddp.world_size}"
+        )
+    return texts
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        f"{section}.{name}": value for section, fields in config.items() for name, value in fields.items()
+    }

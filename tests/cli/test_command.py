@@ -1,0 +1,276 @@
+"""The command as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from drumline.config.fields import FIELDS
+from drumline.metrics.events import read_events
+from tests.conftest import child_processes
+from tests.ranks import free_port
+
+ROOT = Path(__file__).parents[2]
+DRUMLINE = [sys.executable, "-m", "drumline"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+SMALL = ["--model.widths", "8", "--train.epochs", "1", "--log.every_steps", "5"]
+BROKEN_TASK = """
+import os
+from drumline.tasks.classification import ImageClassification
+
+class Broken(ImageClassification):
+    defaults = {"data.name": "digits", "model.widths": [4], "train.epochs": 1, "train.batch_size": 64}
+    seen = 0
+
+    def loss(self, model, batch):
+        self.seen += 1
+        if self.seen == 4 and os.environ.get("RANK", "0") == "1":
+            {what}
+        return super().loss(model, batch)
+"""
+
+
+def drumline(
+    *arguments: str, cwd: Path, timeout_s: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*DRUMLINE, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+    )
+
+
+def torch_blocked(cwd: Path) -> dict[str, str]:
+    """An environment in which importing torch is an error."""
+    (cwd / "torch.py").write_text("raise ImportError('torch was imported')")
+    return {"PYTHONPATH": f"{cwd}{os.pathsep}{ROOT}"}
+
+
+def test_help_teaches_and_needs_no_torch(tmp_path: Path) -> None:
+    environment = torch_blocked(tmp_path)
+    top = drumline("--help", cwd=tmp_path, **environment)
+    assert top.returncode == 0
+    assert "train    train a task" in top.stdout
+    train = drumline("train", "--help", cwd=tmp_path, **environment)
+    assert train.returncode == 0
+    missing = [path for path in FIELDS if f"--{path}" not in train.stdout]
+    assert FIELDS
+    assert not missing
+    assert "--procs" in train.stdout
+    assert drumline("--version", cwd=tmp_path, **environment).stdout.startswith("drumline ")
+
+
+def test_no_verb_and_a_wrong_verb(tmp_path: Path) -> None:
+    nothing = drumline(cwd=tmp_path)
+    assert (nothing.returncode, nothing.stdout.startswith("usage: drumline VERB")) == (2, True)
+    wrong = drumline("trian", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "there is no verb 'trian'; did you mean 'train'?" in wrong.stderr
+
+
+def test_all_config_errors_come_at_once_and_before_torch(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        """
+        [optim]
+        lr = -1
+        momentom = 0.9
+        scale_lr = "linear"
+        [train]
+        precision = "fp8"
+        """
+    )
+    result = drumline(
+        *("train", "digits", "--config", "run.toml", "--train.batch_size", "many", "--procs", "0"),
+        *("--train.epochs", "2", "--train.steps", "9"),
+        cwd=tmp_path,
+        **torch_blocked(tmp_path),
+    )
+    assert result.returncode == 2, result.stderr
+    for part in (
+        "7 problems in the configuration",
+        "optim.lr",
+        "momentom",
+        "did you mean 'optim.momentum'?",
+        "fp8",
+        "many",
+        "--procs",
+        "train.epochs and train.steps exclude each other",
+        "scale_lr",
+    ):
+        assert part in result.stderr, f"{part} is missing in {result.stderr}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no TASK was given: one of digits, cifar10, text, synthetic"),
+        (["digit"], "'digit': there is no such task; did you mean 'digits'?"),
+        (["cifar10"], "cifar10"),
+        (["nowhere.py:Task"], "there is no file nowhere.py"),
+        (["digits", "--model.name", "resnet"], "mini_resnet"),
+        (["digits", "--run", "/proc/nowhere"], "the run folder /proc/nowhere cannot be made"),
+    ],
+)
+def test_wrong_commands_are_explained(tmp_path: Path, arguments: list[str], message: str) -> None:
+    result = drumline("train", *arguments, cwd=tmp_path)
+    assert result.returncode in (2, 3), result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_train_on_two_ranks_then_again(tmp_path: Path) -> None:
+    command = ("train", "digits", "--procs", "2", *SMALL)
+    first = drumline(*command, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    run = tmp_path / "runs" / "digits"
+    for word in (
+        "accuracy",
+        "samples/s",
+        "runs/digits",
+        "drumline train digits --procs 2",
+        "torchrun --nnodes 2",
+    ):
+        assert word in first.stdout, f"{word} is missing in {first.stdout}"
+    config = tomllib.loads((run / "config.toml").read_text())
+    assert config["model"]["widths"] == [8]
+    environment = json.loads((run / "environment.json").read_text())
+    assert [one["rank"] for one in environment["ranks"]] == [0, 1]
+    for rank in (0, 1):
+        kinds = [event["kind"] for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl")]
+        assert {"start", "train", "evaluation", "end"} <= set(kinds)
+        assert (run / "logs" / f"rank-{rank:05d}.log").read_text()
+    again = drumline("train", "digits", "--procs", "2", "--config", str(run / "config.toml"), cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "this run has finished" in again.stdout
+
+
+def test_torchrun_joins_as_the_same_run(tmp_path: Path) -> None:
+    assert drumline("train", "digits", "--procs", "2", "--run", "ours", *SMALL, cwd=tmp_path).returncode == 0
+    result = subprocess.run(
+        [*TORCHRUN, "--nproc-per-node", "2", "-m", "drumline", "train", "digits", "--run", "theirs", *SMALL],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    ours, theirs = (
+        (tmp_path / name / "checkpoints" / "step-00000023" / "model.safetensors").read_bytes()
+        for name in ("ours", "theirs")
+    )
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("launcher", ["procs", "torchrun"])
+def test_the_rank_that_raises_is_shown_first_and_once(tmp_path: Path, launcher: str) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN_TASK.replace("{what}", "raise ValueError('boom at four')"))
+    started = time.monotonic()
+    if launcher == "procs":
+        result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
+    else:
+        result = subprocess.run(
+            [
+                *TORCHRUN,
+                "--standalone",
+                "--nproc-per-node",
+                "2",
+                "-m",
+                "drumline",
+                "train",
+                "broken.py:Broken",
+            ],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+    assert result.returncode == 1
+    assert time.monotonic() - started < 60, "it did not wait for a timeout"
+    assert result.stderr.count("ValueError: boom at four\n".replace("\\\n", "\n")) >= 1
+    first = result.stderr.index("drumline: rank 1 on ")
+    assert "step 3 failed: ValueError: boom at four" in result.stderr[first:].splitlines()[0]
+    assert result.stderr.count("Traceback (most recent call last)") == (1 if launcher == "procs" else 2), (
+        result.stderr
+    )
+    assert "in loss" in result.stderr
+    log = (tmp_path / "runs" / "Broken" / "logs" / "rank-00001.log").read_text()
+    assert "ValueError: boom at four" in log
+
+
+def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN_TASK.replace("{what}", "os.kill(os.getpid(), 9)"))
+    result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "rank 1 was ended by SIGKILL" in result.stderr
+
+
+@pytest.mark.parametrize("num_procs", [1, 2])
+def test_ctrl_c_ends_every_process_and_the_run_can_go_on(tmp_path: Path, num_procs: int) -> None:
+    command = [
+        "train",
+        "digits",
+        "--procs",
+        str(num_procs),
+        "--model.widths",
+        "8",
+        "--checkpoint.every_steps",
+        "5",
+    ]
+    command += ["--train.epochs", "500"]
+    process = subprocess.Popen(
+        [*DRUMLINE, *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    checkpoints = tmp_path / "runs" / "digits" / "checkpoints"
+    while process.poll() is None and not list(checkpoints.glob("step-*")):
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert list(checkpoints.glob("step-*"))
+    assert not child_processes()
+
+
+def test_two_jobs_do_not_share_a_folder(tmp_path: Path) -> None:
+    slow = BROKEN_TASK.replace("{what}", "pass").replace("self.seen += 1", "import time; time.sleep(0.3)")
+    (tmp_path / "slow.py").write_text(slow.replace("class Broken", "class Slow"))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    first = subprocess.Popen(
+        [*DRUMLINE, "train", "slow.py:Slow", "--run", "run"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        while not (tmp_path / "run" / "events" / "rank-00000.jsonl").exists():
+            assert first.poll() is None
+            time.sleep(0.1)
+        second = drumline("train", "slow.py:Slow", "--run", "run", cwd=tmp_path)
+        assert second.returncode == 2
+        assert f"another job (process {first.pid}) is training in run" in second.stderr
+    finally:
+        first.kill()
+        first.communicate()

@@ -1,0 +1,122 @@
+"""The engine computes what a hand-written loop computes: with DDP, and on one process with the full batch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from drumline.config.schema import Config, OptimConfig
+from drumline.data.permutation import permute
+from drumline.distributed.seeds import seed_shared
+from drumline.manager import DDPManager
+from drumline.metrics.events import read_events
+from drumline.tasks.base import Task
+from tests.jobs import Classify, Normalised, WeighTokens, make_config, newest, train_here, train_on
+from tests.ranks import run_ranks
+
+OPTIM = OptimConfig(
+    lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, schedule="constant", clip_norm=0.5
+)
+
+
+def full_batch_weights(config: Config, task_class: type[Task]) -> dict[str, Tensor]:
+    """One process, plain torch: each global batch at once, the mean of its loss, clipping, SGD."""
+    seed_shared(config.train.seed)
+    task = task_class(config)
+    model, data = task.model(), task.train_data()
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    optimizer = torch.optim.SGD(
+        [{"params": decayed, "weight_decay": 0.01}, {"params": others}], lr=0.1, momentum=0.9, nesterov=True
+    )
+    length, batch_size = len(data), config.train.batch_size
+    assert batch_size is not None
+    for epoch in range(config.train.epochs or 0):
+        order = permute(np.arange(length), length=length, seed=config.train.seed, epoch=epoch)
+        for start in range(0, length, batch_size):
+            samples = [data[int(index)] for index in order[start : start + batch_size]]
+            batch = tuple(torch.stack(part) for part in zip(*samples, strict=True))
+            loss = task.loss(model, batch)
+            (loss.total / (len(samples) if loss.weight is None else loss.weight)).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("task", [Classify, WeighTokens])
+@pytest.mark.parametrize(
+    ("world_size", "accumulate"), [(1, 1), (1, 4), (2, 1), (2, 4), (3, 1), (3, 2), (4, 4)]
+)
+def test_any_world_trains_like_one_process_on_the_full_batch(
+    tmp_path: Path, task: type[Task], world_size: int, accumulate: int
+) -> None:
+    # 37 and 23 samples in batches of 8: the last one of an epoch is uneven, and too small
+    # for 4 ranks of 4 micro-batches.
+    config = make_config(accumulate=accumulate, optim=OPTIM)
+    train_on(world_size, config, task, tmp_path)
+    expected = full_batch_weights(config, task)
+    for name, tensor in newest(tmp_path).tensors["model"].items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-12)
+
+
+def hand_written_ddp(config: Config, epochs: int, batch_size: int) -> dict[str, np.ndarray]:
+    """What people write: DDP, the mean loss of the local batch, an optimizer."""
+    with DDPManager() as ddp:
+        task = Normalised(config)
+        model = DistributedDataParallel(task.model())
+        data = task.train_data()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+        for epoch in range(epochs):
+            order = permute(np.arange(len(data)), length=len(data), seed=0, epoch=epoch)
+            for start in range(0, len(data), batch_size):
+                share = batch_size // ddp.world_size
+                mine = order[start + ddp.rank * share : start + (ddp.rank + 1) * share]
+                samples = [data[int(index)] for index in mine]
+                inputs, targets = (torch.stack(part) for part in zip(*samples, strict=True))
+                optimizer.zero_grad()
+                functional.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+        return {name: tensor.numpy(force=True) for name, tensor in model.module.state_dict().items()}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_engine_trains_like_a_hand_written_ddp_loop(tmp_path: Path, world_size: int) -> None:
+    """With BatchNorm, on batches that divide evenly: the one case in which the usual loop is right."""
+    optim = OptimConfig(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.0, schedule="constant")
+    config = make_config(samples=32, optim=optim)
+    train_on(world_size, config, Normalised, tmp_path)
+    expected = run_ranks(world_size, hand_written_ddp, config, 2, 8)[0]
+    for name, tensor in newest(tmp_path).tensors["model"].items():
+        torch.testing.assert_close(tensor, torch.as_tensor(expected[name]), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("task", [Classify, WeighTokens, Normalised])
+def test_evaluation_gives_the_same_number_on_any_world(tmp_path: Path, task: type[Task]) -> None:
+    config = make_config(epochs=1)
+    train_on(2, config, task, tmp_path / "start")
+    results = set()
+    for world_size in (1, 2, 3, 4):
+        run = tmp_path / str(world_size)
+        run.mkdir()
+        (run / "checkpoints").symlink_to(tmp_path / "start" / "checkpoints")
+        metrics = run_ranks(world_size, evaluate_again, config, task, run)
+        results.update(metrics)
+    assert len(results) == 1, results
+
+
+def evaluate_again(config: Config, task: type[Task], run: Path) -> str:
+    """A finished run only evaluates; what it found is in its last event."""
+    train_here(config, task, run)
+    rank = int(os.environ["RANK"])
+    end = [
+        event for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl") if event["kind"] == "end"
+    ][-1]
+    return repr(sorted(end["metrics"].items()))

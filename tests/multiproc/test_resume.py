@@ -1,0 +1,145 @@
+"""A run that is interrupted and resumed is the same run, bit for bit, and survives what happens to its checkpoints."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from drumline.checkpoint import store
+from drumline.config.schema import CheckpointConfig, Config, OptimConfig
+from drumline.engine import saving
+from drumline.metrics.events import read_events
+from drumline.tasks.base import Task
+from tests.jobs import Classify, Normalised, assert_same_bits, make_config, newest, train_here, train_on
+from tests.ranks import RanksFailed, run_ranks
+
+EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_best=0)
+ADAM = OptimConfig(name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=1.0)
+
+
+def hard_config(**settings: object) -> Config:
+    """Dropout, augmentation, accumulation, a schedule, an uneven last batch."""
+    return make_config(dropout=0.3, augment=True, accumulate=2, optim=ADAM, checkpoint=EVERY_STEP, **settings)  # type: ignore[arg-type]
+
+
+def die_after(step: int, config: Config, task: type[Task], run: Path) -> None:
+    """Train, and end this process with -9 right after the save of a step, on every rank."""
+    write = saving.save
+
+    def save_and_die(job, progress, **options):  # type: ignore[no-untyped-def]
+        saved = write(job, progress, **options)
+        if progress.step == step:
+            job.ddp.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return saved
+
+    from drumline.engine import loop
+
+    loop.save = save_and_die
+    train_here(config, task, run)
+
+
+def interrupted_at(step: int, world_size: int, config: Config, task: type[Task], run: Path) -> None:
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(world_size, die_after, step, config, task, run)
+    assert set(caught.value.errors.values()) == {"the process ended without a word"}
+    assert store.list_steps(run / "checkpoints")[-1] == step
+
+
+@pytest.mark.parametrize(
+    ("world_size", "step", "task", "workers"),
+    [
+        (1, 3, Classify, 0),
+        (2, 3, Classify, 2),
+        (2, 5, Normalised, 0),
+        (3, 7, Classify, 0),
+        (4, 4, Normalised, 0),
+    ],
+)
+def test_killed_and_resumed_is_bit_identical(
+    tmp_path: Path, world_size: int, step: int, task: type[Task], workers: int
+) -> None:
+    config = hard_config(workers=workers)
+    train_on(world_size, config, task, tmp_path / "whole")
+    interrupted_at(step, world_size, config, task, tmp_path / "killed")
+    train_on(world_size, config, task, tmp_path / "killed")
+    assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
+    events = read_events(tmp_path / "killed" / "events" / "rank-00000.jsonl")
+    assert [event["step"] for event in events if event["kind"] == "resume"] == [step]
+
+
+def test_another_world_size_continues_the_run(tmp_path: Path) -> None:
+    config = make_config(epochs=3, checkpoint=EVERY_STEP)
+    interrupted_at(4, 3, config, Classify, tmp_path)
+    assert train_on(2, config, Classify, tmp_path).step == 15
+    warnings = [
+        event["message"]
+        for event in read_events(tmp_path / "events" / "rank-00000.jsonl")
+        if event["kind"] == "warning"
+    ]
+    assert warnings == ["the run was saved on 3 ranks and goes on with 2"]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
+def test_a_torn_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, damage: str) -> None:
+    config = hard_config()
+    train_on(2, config, Classify, tmp_path / "whole")
+    interrupted_at(4, 2, config, Classify, tmp_path / "torn")
+    file = tmp_path / "torn" / "checkpoints" / "step-00000004" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    if damage == "delete":
+        file.unlink()
+    elif damage == "truncate":
+        file.write_bytes(content[:-7])
+    else:
+        content[-3] ^= 1
+        file.write_bytes(content)
+    train_on(2, config, Classify, tmp_path / "torn")
+    assert_same_bits(newest(tmp_path / "torn"), newest(tmp_path / "whole"))
+    events = list(read_events(tmp_path / "torn" / "events" / "rank-00000.jsonl"))
+    (warning,) = [event["message"] for event in events if event["kind"] == "warning"]
+    assert "step-00000004 is not whole and was skipped: model.safetensors" in warning
+    assert [event["step"] for event in events if event["kind"] == "resume"] == [3]
+
+
+def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    config = make_config(epochs=1)
+    train_here(config, Classify, tmp_path)
+    before = newest(tmp_path)
+    assert train_here(config, Classify, tmp_path).step == 5
+    assert_same_bits(newest(tmp_path), before)
+    notes = [
+        event["message"]
+        for event in read_events(tmp_path / "events" / "rank-00000.jsonl")
+        if event["kind"] == "note"
+    ]
+    assert notes == [
+        "this run has finished; raise train.epochs or train.steps to go on, or start anew with --fresh"
+    ]
+
+
+def test_more_epochs_go_on_and_a_changed_setting_is_told(tmp_path: Path) -> None:
+    train_here(make_config(epochs=1), Classify, tmp_path)
+    optim = OptimConfig(lr=0.05, weight_decay=0.0, schedule="constant", clip_norm=0.5)
+    assert train_here(make_config(epochs=2, optim=optim), Classify, tmp_path).step == 10
+    warnings = [
+        event["message"]
+        for event in read_events(tmp_path / "events" / "rank-00000.jsonl")
+        if event["kind"] == "warning"
+    ]
+    assert "resumed with another optim.lr: 0.1 before, 0.05 now" in warnings
+
+
+def test_fresh_moves_the_earlier_run_aside(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train_here(make_config(epochs=1), Classify, run)
+    train_here(make_config(epochs=1), Classify, run, fresh=True)
+    (aside,) = [path for path in tmp_path.iterdir() if path != run]
+    assert aside.name.startswith("run.before-")
+    assert_same_bits(newest(aside), newest(run))
+    assert not [
+        event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == "resume"
+    ]

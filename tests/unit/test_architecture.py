@@ -1,0 +1,121 @@
+"""The house: imports go one way, the public names are pinned, and what must start fast does not load torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import drumline
+
+PACKAGE = Path(drumline.__file__).parent
+# Each room may import from the floors above it in this list, and from its own room.
+FLOORS = (
+    {"errors"},
+    {"user_code", "config"},
+    {"launch", "distributed"},
+    {"data", "models", "checkpoint", "metrics"},
+    {"tasks"},
+    {"manager"},
+    {"engine"},
+    {"cli"},
+    {"__main__"},
+)
+FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+# Launch tells distributed who this rank is; nothing else crosses a floor sideways.
+SIDEWAYS = {("distributed", "launch")}
+
+
+def modules() -> list[Path]:
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Every room that a module imports, anywhere in it, function bodies included."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        rooms.update(name.split(".")[1] for name in names if name.startswith("drumline."))
+    return rooms
+
+
+def test_every_room_has_its_floor() -> None:
+    assert modules()
+    assert {room_of(path) for path in modules()} == set(FLOOR_OF)
+
+
+def test_imports_go_one_way() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {room}"
+        for path in modules()
+        for room in imported_rooms(path) - {room_of(path)}
+        if FLOOR_OF[room] >= FLOOR_OF[room_of(path)] and (room_of(path), room) not in SIDEWAYS
+    ]
+    assert not wrong
+
+
+def test_there_are_no_cycles_between_modules() -> None:
+    graph = {}
+    for path in modules():
+        name = ".".join(("drumline", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        )
+        graph[name] = {
+            target
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("drumline.")
+            for target in [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        }
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join((*trail, name))
+        if name not in done:
+            for target in graph[name] & graph.keys() - {name}:
+                visit(target, (*trail, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_environment_variables_are_read_by_launch_alone() -> None:
+    readers = {room_of(path) for path in modules() if "os.environ" in path.read_text()}
+    assert readers == {"launch", "cli", "manager"}, (
+        "cli and manager hand the environment to launch and config"
+    )
+
+
+def test_the_public_names_are_these() -> None:
+    assert drumline.__all__ == [
+        "BatchDataset",
+        "Config",
+        "DDPManager",
+        "Draws",
+        "DrumlineError",
+        "Loss",
+        "Task",
+        "load_checkpoint",
+        "register_model",
+    ]
+    for name in drumline.__all__:
+        assert getattr(drumline, name) is not None
+    with pytest.raises(AttributeError, match="module 'drumline' has no attribute 'Trainer'"):
+        drumline.Trainer  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "module", ["drumline", "drumline.cli", "drumline.cli.train", "drumline.config", "drumline.user_code"]
+)
+def test_what_starts_a_command_does_not_load_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'rich')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
