@@ -1,0 +1,151 @@
+"""Events: what happened in a run, as flat records that the log files, the display and TensorBoard all read.
+
+The engine reports to one `Reporter` per rank, which stamps the event and hands it to its sinks. Every event has
+`time` (Unix seconds), `kind`, `rank`, `host` and `step` (the optimizer steps done so far); the rest goes by kind:
+
+| kind         | fields                                                                                        |
+| ------------ | --------------------------------------------------------------------------------------------- |
+| `start`      | task, world_size, device, backend, model_parameters, train_samples, eval_samples, batch_size, |
+|              | batch_size_per_rank, accumulate, lr, epochs, total_steps, run                                 |
+| `resume`     | epoch, path: the checkpoint that the run goes on from                                         |
+| `train`      | epoch, loss, lr, samples_per_s, seconds_left, grad_norm if clipped, and the task's metrics    |
+| `evaluation` | epoch, samples, seconds, and the metrics, `loss` among them                                   |
+| `checkpoint` | path, bytes, seconds                                                                          |
+| `note`       | message                                                                                       |
+| `warning`    | message                                                                                       |
+| `error`      | message                                                                                       |
+| `end`        | epoch, seconds, samples_per_s, run, resume_command, two_node_command, best_step, metrics      |
+
+`epoch` counts from 1: in `train` it is the epoch in work, in `evaluation` the one that was just finished.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+Kind = Literal["start", "resume", "train", "evaluation", "checkpoint", "note", "warning", "error", "end"]
+Event = Mapping[str, Any]
+Sink = Callable[[Event], None]
+
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class Reporter:
+    """Stamps events and hands them to every sink, from any thread.
+
+    A sink that fails with an OSError does not end the run, nor hide the error that the run may be ending with (the
+    disk that is full for the checkpoint is full for the log): the other sinks are told, once until it works again.
+    """
+
+    def __init__(self, sinks: Iterable[Sink], *, rank: int, host: str) -> None:
+        self._sinks = list(sinks)
+        self._failing: set[int] = set()
+        self._rank = rank
+        self._host = host
+        self._step = 0
+        self._lock = threading.RLock()
+
+    def report(self, kind: Kind, **fields: Any) -> None:
+        """Tell all sinks what happened. Without a `step`, it happened at the step that was last reported."""
+        with self._lock:
+            self._step = fields.pop("step", self._step)
+            stamp = {"time": time.time(), "kind": kind, "rank": self._rank, "host": self._host}
+            event = {**stamp, "step": self._step, **fields}
+            for index, sink in enumerate(self._sinks):
+                self._hand_over(event, index, sink)
+
+    def _hand_over(self, event: Event, index: int, sink: Sink) -> None:
+        try:
+            sink(event)
+        except OSError as error:
+            if index not in self._failing:
+                self._failing.add(index)
+                self.report("warning", message=f"events are being lost: {error}")
+        else:
+            self._failing.discard(index)
+
+    def close(self) -> None:
+        """Close the sinks that can be closed."""
+        for sink in self._sinks:
+            if (close := getattr(sink, "close", None)) is not None:
+                close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class EventLog:
+    """A sink that appends each event to a file as one line of JSON, handed to the system at once.
+
+    There is no fsync: what a killed process wrote survives it, and a step never waits for the disk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        self._line_is_whole = _ends_whole(path)
+
+    def __call__(self, event: Event) -> None:
+        line = json.dumps(_as_json(event)).encode() + b"\n"
+        rest = line if self._line_is_whole else b"\n" + line
+        # A write that fails half-way leaves a torn line; the next event then starts on a line of its own.
+        self._line_is_whole = False
+        while rest:
+            rest = rest[self._file.write(rest) :]
+        self._line_is_whole = True
+
+    def close(self) -> None:
+        """Close the file; events after this are errors."""
+        self._file.close()
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a log in order, less the lines that a kill in the middle of a write has torn."""
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                yield {name: _from_json(value) for name, value in event.items()}
+
+
+def _ends_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        if size == 0:
+            return True
+        file.seek(-1, 2)
+        return file.read() == b"\n"
+
+
+def _as_json(value: Any) -> Any:
+    """The value in JSON's own types; JSON has no nan and no infinity, so those go as strings."""
+    if isinstance(value, Mapping):
+        return {str(name): _as_json(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(entry) for entry in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _from_json(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_from_json(entry) for entry in value]
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value

@@ -1,0 +1,108 @@
+"""Meters: the sums behind a logged loss, kept on the device, and the speed, kept by the host's clock.
+
+Between two log lines the engine adds to a `Meter` at every micro-batch and waits for nothing. When it is time to
+log, it takes the sums, adds them up over the ranks and only then asks the device for numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from drumline.errors import TrainingError
+
+
+class Meter:
+    """Sums of the loss, of its weight and of named metrics, on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        # Double precision, so that a long epoch's sum loses nothing; MPS has no float64.
+        self._dtype = torch.float32 if device.type == "mps" else torch.float64
+        self._device = device
+        self._names: tuple[str, ...] | None = None
+        self._host_weight = 0.0
+        self._lay_out(())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The metrics, in the order of the sums."""
+        return self._names or ()
+
+    def prepare(self, names: Iterable[str]) -> None:
+        """Say which metrics there are, before the first `add` or instead of it (a rank without samples)."""
+        given = tuple(sorted(names))
+        if self._names is None:
+            self._names = given
+            self._lay_out(given)
+        elif self._names != given:
+            raise TrainingError(
+                f"the loss came with the metrics {list(given)}, and before with {list(self._names)}",
+                next_step="give the same metrics with every Loss",
+            )
+
+    def add(self, loss_total: Tensor, weight: Tensor | float, metrics: Mapping[str, Tensor]) -> None:
+        """Add the sums of one micro-batch. Waits for nothing."""
+        if self._names is None or metrics.keys() != self._metrics.keys():
+            self.prepare(metrics)
+        self._loss.add_(loss_total.detach())
+        if isinstance(weight, Tensor):
+            self._weight.add_(weight.detach())
+        else:
+            self._host_weight += weight
+        for name, total in metrics.items():
+            self._metrics[name].add_(total.detach())
+
+    def take(self) -> Tensor:
+        """The sums since the last `take`, in a tensor of [loss, weight, *metrics], still on the device."""
+        self._weight.add_(self._host_weight)
+        sums = self._sums.clone()
+        self._sums.zero_()
+        self._host_weight = 0.0
+        return sums
+
+    def _lay_out(self, names: Sequence[str]) -> None:
+        self._sums = torch.zeros(2 + len(names), dtype=self._dtype, device=self._device)
+        # Views made once: adding to one of them is a single operation on the device.
+        self._loss, self._weight, *metrics = self._sums.unbind()
+        self._metrics = dict(zip(names, metrics, strict=True))
+
+
+def means(sums: Sequence[float], names: Iterable[str]) -> dict[str, float]:
+    """The loss and the metrics per unit of weight, from the numbers of `Meter.take`, summed over ranks or not."""
+    loss, weight, *metrics = sums
+    if weight == 0:
+        raise TrainingError(
+            "there is no mean loss: the weights of the samples add up to 0",
+            next_step="check the weight of the task's Loss, and that the dataset is not empty",
+        )
+    totals = {"loss": loss, **dict(zip(names, metrics, strict=True))}
+    return {name: total / weight for name, total in totals.items()}
+
+
+class Rate:
+    """Samples per second over the last few marks of the host's clock.
+
+    A mark belongs after the point where the host waits for the device, so that work is counted when it is done.
+    """
+
+    def __init__(self, *, marks: int = 10, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._marks: deque[tuple[float, int]] = deque(maxlen=marks + 1)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the past: after a pause, such as an evaluation, that is not training."""
+        self._marks.clear()
+        self._marks.append((self._clock(), 0))
+
+    def mark(self, samples: int) -> float:
+        """Count `samples` since the last mark; the samples per second over the marks that are kept."""
+        _, done = self._marks[-1]
+        self._marks.append((self._clock(), done + samples))
+        (first_time, first_done), (last_time, last_done) = self._marks[0], self._marks[-1]
+        elapsed_s = last_time - first_time
+        return (last_done - first_done) / elapsed_s if elapsed_s > 0 else 0.0

@@ -1,0 +1,62 @@
+"""TensorBoard as a sink: the numbers of `train` and `evaluation` events become its curves.
+
+It is an extra: the package is imported only when a run asks for it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drumline.errors import MissingExtraError
+from drumline.metrics.events import Event
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+_NOT_A_CURVE = {"time", "kind", "rank", "host", "step"}
+
+
+class TensorBoard:
+    """Writes to a folder; a resumed run hides what it is about to repeat."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer_class = _import_writer()
+        self._writer: SummaryWriter | None = None
+        self._purge_step: int | None = None
+
+    def __call__(self, event: Event) -> None:
+        if event["kind"] == "resume":
+            self._purge_step = event["step"] + 1
+        elif event["kind"] in ("train", "evaluation"):
+            self._write(event)
+
+    def _write(self, event: Event) -> None:
+        if self._writer is None:
+            # Not before the first number: only then is it known whether the run was resumed.
+            self._writer = self._writer_class(str(self._folder), purge_step=self._purge_step)
+        for name, value in event.items():
+            if name not in _NOT_A_CURVE and isinstance(value, int | float):
+                self._writer.add_scalar(
+                    f"{event['kind']}/{name}", value, global_step=event["step"], walltime=event["time"]
+                )
+        if event["kind"] == "evaluation":
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Write out what is still held back."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _import_writer() -> Any:
+    try:
+        with warnings.catch_warnings():
+            # What TensorBoard's own imports say about one another is nothing that the user could act on.
+            warnings.simplefilter("ignore")
+            from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise MissingExtraError("--log.tensorboard", extra="tensorboard") from error
+    return SummaryWriter

@@ -1,0 +1,177 @@
+"""How events read on a screen: numbers, units, and the lines that the live and the plain display share."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from drumline.metrics.events import Event
+
+# Everything in a train or evaluation event that is not a metric of the task.
+_BOOKKEEPING = {"time", "kind", "rank", "host", "step", "epoch"} | {
+    "lr", "samples_per_s", "seconds_left", "grad_norm", "samples", "seconds"
+}  # fmt: skip
+
+
+class Page(NamedTuple):
+    """What is shown when a run starts or ends."""
+
+    heading: str
+    rows: list[tuple[str, str]]
+    commands: list[tuple[str, str]]
+
+
+def opening(event: Event) -> Page:
+    """A `start` event as a page."""
+    ranks = plural(event["world_size"], "rank")
+    batch = f"{count(event['batch_size'])} a step: {ranks} x {count(event['batch_size_per_rank'])}"
+    if event["accumulate"] > 1:
+        batch += f", in {event['accumulate']} micro-batches"
+    evaluation = f", {count(event['eval_samples'])} for evaluation" if event["eval_samples"] else ""
+    steps = plural(event["total_steps"], "step")
+    rows = [
+        ("model", f"{count(event['model_parameters'])} parameters"),
+        ("data", f"{count(event['train_samples'])} samples for training{evaluation}"),
+        ("batch", batch),
+        ("rate", f"{learning_rate(event['lr'])} at its peak"),
+        ("length", f"{plural(event['epochs'], 'epoch')}, {steps}" if event["epochs"] else steps),
+        ("run folder", str(event["run"])),
+    ]
+    return Page(f"{event['task']} on {ranks} ({event['device']}, {event['backend']})", rows, [])
+
+
+def closing(event: Event) -> Page:
+    """An `end` event as a page."""
+    rows = [(name, metric(name, value)) for name, value in metrics_of(event["metrics"]).items()]
+    rows.append(("speed", speed(event["samples_per_s"])))
+    if event.get("best_step") is not None:
+        rows.append(("best", f"the checkpoint of step {event['best_step']}"))
+    rows.append(("run folder", str(event["run"])))
+    commands = [
+        (label, event[name])
+        for label, name in (("to go on", "resume_command"), ("on two nodes", "two_node_command"))
+        if event.get(name)
+    ]
+    return Page(f"done: {plural(event['step'], 'step')} in {duration(event['seconds'])}", rows, commands)
+
+
+def evaluation_line(event: Event, epochs: int | None) -> str:
+    """An `evaluation` event as the words after its time."""
+    parts = [f"{name} {metric(name, value)}" for name, value in metrics_of(event).items()]
+    return "   ".join([epoch_of(event, epochs), *parts, f"in {duration(event['seconds'])}"])
+
+
+def step_of(event: Event, total_steps: int) -> str:
+    """`step  70/460`, as wide for the first step as for the last."""
+    return f"step {event['step']:>{len(str(total_steps))}}/{total_steps}"
+
+
+def epoch_of(event: Event, epochs: int | None) -> str:
+    """`epoch  7/20`, as wide for the first epoch as for the last."""
+    return f"epoch {event['epoch']:>{len(str(epochs))}}/{epochs}" if epochs else f"epoch {event['epoch']}"
+
+
+def metrics_of(values: Mapping[str, Any]) -> dict[str, float]:
+    """The task's own numbers in an event, the loss first."""
+    found = {
+        name: value
+        for name, value in values.items()
+        if name not in _BOOKKEEPING and isinstance(value, int | float)
+    }
+    return {name: found[name] for name in sorted(found, key=lambda name: name != "loss")}
+
+
+def metric(name: str, value: float) -> str:
+    """A metric as people write it: an accuracy in percent."""
+    return f"{value:.2%}" if name.endswith("accuracy") else number(value)
+
+
+def number(value: float) -> str:
+    """Four decimals where they say something: `2.3026`, `0.0400`, `1.20e-05`, `12,346`."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4f}" if abs(value) >= 0.1 else f"{value:#.3g}"
+
+
+def learning_rate(value: float) -> str:
+    """Three digits: `0.1`, `0.0983`, `1.5e-05`."""
+    return f"{value:.3g}"
+
+
+def count(value: float) -> str:
+    """`1,437`."""
+    return f"{value:,.0f}"
+
+
+def plural(value: int, word: str) -> str:
+    """`1 step`, `1,437 steps`."""
+    return f"{count(value)} {word}" + ("" if value == 1 else "s")
+
+
+def speed(samples_per_s: float) -> str:
+    """`8,123 samples/s`."""
+    return f"{count(samples_per_s) if samples_per_s >= 10 else number(samples_per_s)} samples/s"
+
+
+def duration(seconds: float) -> str:
+    """`40 ms`, `4.1 s`, `41 s`, `12 min 05 s`, `3 h 20 min`, `2 d 03 h`: two units at most."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, small_size, small_unit in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // small_size:02d} {small_unit}"
+    return f"{whole} s"
+
+
+def clock(seconds: float) -> str:
+    """`0:41`, `12:05`, `3:20:11`: a time whose width seldom changes."""
+    if not math.isfinite(seconds):
+        return "-:--"  # nothing to reckon from yet
+    minutes, second = divmod(round(seconds), 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
+
+
+def file_size(num_bytes: float) -> str:
+    """`1.4 MB`, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} TB"
+
+
+def wrap_command(command: str, *, width: int, indent: str) -> list[str]:
+    """Lines of a shell command that fit the width and can be pasted as they are; no word is ever cut."""
+    lines: list[str] = []
+    for whole_line in command.splitlines():
+        line = indent
+        for words in _options(whole_line):
+            if line.strip() and len(line) + len(words) + 2 > width:
+                lines.append(line + "\\")
+                line = indent + "  "
+            line += words + " "
+        lines.append(line.rstrip())
+    return lines
+
+
+def _options(command: str) -> list[str]:
+    """A command cut before each of its options, so that an option stays with its value."""
+    # A quoted piece belongs to its word, blanks and all.
+    words = re.findall(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""", command)
+    parts: list[str] = []
+    for word in words:
+        if parts and not word.startswith("-"):
+            parts[-1] += f" {word}"
+        else:
+            parts.append(word)
+    return parts

@@ -1,0 +1,220 @@
+"""What rank 0 shows: live on a terminal, plain lines elsewhere, nothing if nothing is wanted."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from drumline.metrics.display import Display, PlainDisplay, make_display
+from drumline.metrics.live import LiveDisplay
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+TWO_NODES = (
+    "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-endpoint HOST:29500 -m drumline train digits --run runs/a"
+)
+START = {
+    "task": "digits", "world_size": 2, "device": "cpu", "backend": "gloo", "model_parameters": 174970,
+    "train_samples": 1437, "eval_samples": 360, "batch_size": 64, "batch_size_per_rank": 32, "accumulate": 1,
+    "lr": 0.1, "epochs": 20, "total_steps": 460, "run": "runs/digits",
+}  # fmt: skip
+END = {
+    "step": 460, "epoch": 20, "seconds": 41.3, "samples_per_s": 8012.0, "run": "runs/digits", "best_step": 437,
+    "resume_command": "drumline train digits --run runs/digits", "two_node_command": TWO_NODES,
+    "metrics": {"accuracy": 0.98611, "loss": 0.0512},
+}  # fmt: skip
+
+
+def event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"time": 1000.0, "kind": kind, "rank": 0, "host": "a", "step": 0, **fields}
+
+
+def train(step: int, *, time: float = 1000.0, **fields: Any) -> dict[str, Any]:
+    numbers = {"epoch": 1, "loss": 2.0 / step, "lr": 0.0964, "samples_per_s": 8123.0, "seconds_left": 41.0}
+    return event("train", **{**numbers, **fields, "time": time, "step": step})
+
+
+def evaluation(epoch: int) -> dict[str, Any]:
+    return event(
+        "evaluation", step=23 * epoch, epoch=epoch, loss=0.5, accuracy=0.9, samples=360, seconds=0.21
+    )
+
+
+def on_screen(text: str) -> str:
+    """What is left for the eye: no colours, no cursor movements."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def live(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> Iterator[Display]:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    display = make_display("live", stream)
+    yield display
+    display.close()
+
+
+def test_every_plain_event_has_its_line(stream: io.StringIO) -> None:
+    display = make_display("plain", stream)
+    display(event("start", **START))
+    display(event("resume", step=23, epoch=2, path="runs/digits/checkpoints/step-00000023"))
+    display(train(30))
+    display(evaluation(3))
+    display(event("checkpoint", step=46, path="x", bytes=1412345, seconds=0.031))
+    display(event("note", message="a note"))
+    display(event("warning", message="small batches"))
+    display(event("error", message="printed elsewhere"))
+
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "digits on 2 ranks (cpu, gloo)"
+    assert [re.sub(r"^\d\d:\d\d:\d\d ", "@ ", line) for line in lines[1:]] == [
+        "  model        174,970 parameters",
+        "  data         1,437 samples for training, 360 for evaluation",
+        "  batch        64 a step: 2 ranks x 32",
+        "  rate         0.1 at its peak",
+        "  length       20 epochs, 460 steps",
+        "  run folder   runs/digits",
+        "@ resumed at step 23 from runs/digits/checkpoints/step-00000023",
+        "@ step  30/460   loss 0.0667   lr 0.0964   8,123 samples/s   0:41 left",
+        "@ epoch  3/20   loss 0.5000   accuracy 90.00%   in 210 ms",
+        "@ saved step 46 (1.41 MB in 31 ms)",
+        "@ a note",
+        "@ warning: small batches",
+    ]
+
+
+def test_the_opening_says_what_is_special(stream: io.StringIO) -> None:
+    display = make_display("plain", stream)
+    display(event("start", **{**START, "accumulate": 4, "epochs": None, "eval_samples": 0, "world_size": 1}))
+
+    assert "digits on 1 rank (cpu, gloo)\n" in stream.getvalue()
+    assert "64 a step: 1 rank x 32, in 4 micro-batches\n" in stream.getvalue()
+    assert "1,437 samples for training\n" in stream.getvalue()
+    assert re.search(r"length +460 steps\n", stream.getvalue())
+
+
+def test_plain_steps_speak_every_few_seconds_only(stream: io.StringIO) -> None:
+    display = PlainDisplay(stream, seconds_between_steps=5)
+    for step in range(1, 13):
+        display(train(step, time=1000.0 + step))
+
+    assert [line.split()[2] for line in stream.getvalue().splitlines()] == ["1/0", "6/0", "11/0"]
+
+
+@pytest.mark.parametrize("mode", ["plain", "live"])
+def test_the_summary_tells_results_place_and_next_commands(
+    mode: Any, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with make_display(mode, stream) as display:
+        display(event("start", **START))
+        display(event("end", **END))
+
+    text = on_screen(stream.getvalue())
+    assert "done: 460 steps in 41 s" in text
+    for label, value in [
+        ("accuracy", "98.61%"), ("loss", "0.0512"), ("speed", "8,012 samples/s"),
+        ("best", "the checkpoint of step 437"), ("run folder", "runs/digits"),
+    ]:  # fmt: skip
+        assert re.search(rf"\n +{label} +{re.escape(value)}\s*\n", text), label
+    assert "drumline train digits --run runs/digits\n" in text
+    assert " ".join(text.split("on two nodes\n")[1].replace("\\\n", " ").split()) == TWO_NODES
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+
+
+def test_a_run_without_evaluation_has_no_best(stream: io.StringIO) -> None:
+    make_display("plain", stream)(event("end", **{**END, "best_step": None, "two_node_command": None}))
+
+    assert "best" not in stream.getvalue()
+    assert "two nodes" not in stream.getvalue()
+
+
+def test_no_display_shows_nothing(stream: io.StringIO) -> None:
+    with make_display("none", stream) as display:
+        for shown in (event("start", **START), train(1), evaluation(1), event("end", **END)):
+            display(shown)
+
+    assert stream.getvalue() == ""
+
+
+def test_auto_is_plain_where_there_is_no_terminal(stream: io.StringIO) -> None:
+    assert isinstance(make_display("auto", stream), PlainDisplay)
+
+
+@pytest.mark.parametrize(("terminal", "expected"), [("xterm", LiveDisplay), ("dumb", PlainDisplay)])
+def test_auto_is_live_on_a_terminal_that_can_move_its_cursor(
+    terminal: str, expected: type[Display], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", terminal)
+    controller, terminal_fd = pty.openpty()
+    with os.fdopen(terminal_fd, "w") as stream:
+        assert isinstance(make_display("auto", stream), expected)
+    os.close(controller)
+
+
+def test_the_bar_shows_the_newest_numbers_within_80_columns(live: Display, stream: io.StringIO) -> None:
+    live(event("start", **START))
+    live(train(30))
+    live(event("checkpoint", step=46, path="x", bytes=1, seconds=0.1))
+    live(train(50, time=1001.0, accuracy=0.5, epoch=3))
+
+    last = on_screen(stream.getvalue()).splitlines()[-2:]
+    assert re.fullmatch(r" epoch  3/20 ━+.*━+ step  50/460  0:41 left", last[0])
+    assert last[1].startswith(" loss 0.0400   accuracy 50.00%   lr 0.0964   8,123 samples/s   saved step 46")
+    assert max(len(line) for line in last) <= 80
+
+
+def test_the_live_display_draws_ten_times_a_second_at_most(live: Display, stream: io.StringIO) -> None:
+    live(event("start", **START))
+    live(train(1, time=1000.0))
+    drawn = len(stream.getvalue())
+    live(train(2, time=1000.05))
+    assert len(stream.getvalue()) == drawn
+
+    live(train(3, time=1000.11))
+    assert len(stream.getvalue()) > drawn
+
+
+def test_evaluations_and_warnings_stay_above_the_bar(live: Display, stream: io.StringIO) -> None:
+    live(event("start", **START))
+    live(train(30))
+    live(evaluation(1))
+    live(event("warning", message="small batches"))
+
+    assert "epoch  1/20   loss 0.5000   accuracy 90.00%   in 210 ms" in on_screen(stream.getvalue())
+    assert re.search("\x1b\\[33mwarning: small batches", stream.getvalue())
+    assert on_screen(stream.getvalue()).splitlines()[-1].startswith(" loss 0.0667")
+
+
+@pytest.mark.parametrize("ending", ["interrupt", "error", "end"])
+def test_the_cursor_and_the_streams_come_back_however_it_ends(
+    ending: str, live: Display, stream: io.StringIO
+) -> None:
+    before = sys.stdout, sys.stderr
+    live(event("start", **START))
+    live(train(30))
+    assert HIDE_CURSOR in stream.getvalue()
+    live(train(31, time=1000.01))  # too early to be drawn
+
+    if ending == "interrupt":
+        with pytest.raises(KeyboardInterrupt), live:
+            raise KeyboardInterrupt
+    else:
+        live(event(ending, **END, message="it broke"))
+
+    assert stream.getvalue().rfind(SHOW_CURSOR) > stream.getvalue().rfind(HIDE_CURSOR)
+    assert (sys.stdout, sys.stderr) == before
+    if ending != "end":
+        assert " 31/460" in on_screen(stream.getvalue())  # the last state stays on the screen
+    live.close()  # once more does no harm

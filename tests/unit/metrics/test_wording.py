@@ -1,0 +1,99 @@
+"""How numbers and commands read."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+import pytest
+
+from drumline.metrics import wording
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "0 ms"), (0.0412, "41 ms"), (0.9994, "999 ms"), (0.9999, "1.0 s"), (9.94, "9.9 s"), (9.96, "10 s"),
+        (59.4, "59 s"), (59.6, "1 min 00 s"), (725, "12 min 05 s"), (3599.9, "1 h 00 min"), (12000, "3 h 20 min"),
+        (90000, "1 d 01 h"),
+    ],
+)  # fmt: skip
+def test_durations(seconds: float, words: str) -> None:
+    assert wording.duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "0:00"), (41, "0:41"), (725, "12:05"), (12011, "3:20:11"), (math.inf, "-:--"), (math.nan, "-:--")],
+)
+def test_clocks(seconds: float, words: str) -> None:
+    assert wording.clock(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "words"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1412345, "1.41 MB"), (999_700, "1 MB"), (3e9, "3 GB"),
+     (5e12, "5 TB")],
+)  # fmt: skip
+def test_file_sizes(num_bytes: float, words: str) -> None:
+    assert wording.file_size(num_bytes) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (2.30259, "2.3026"),
+        (0.0427, "0.0427"),
+        (0.04, "0.0400"),
+        (1.2e-5, "1.20e-05"),
+        (12345.6, "12,346"),
+        (math.nan, "nan"),
+    ],
+)
+def test_numbers(value: float, words: str) -> None:
+    assert wording.number(value) == words
+
+
+def test_an_accuracy_is_a_percentage() -> None:
+    assert wording.metric("accuracy", 0.98611) == "98.61%"
+    assert wording.metric("top5_accuracy", 1.0) == "100.00%"
+    assert wording.metric("perplexity", 12.5) == "12.5000"
+
+
+def test_counts_and_speeds() -> None:
+    assert wording.plural(1, "step") == "1 step"
+    assert wording.plural(1437, "step") == "1,437 steps"
+    assert wording.speed(8123.4) == "8,123 samples/s"
+    assert wording.speed(3.42) == "3.4200 samples/s"
+
+
+def test_the_loss_comes_first_and_the_bookkeeping_stays_out() -> None:
+    event = {
+        "kind": "train",
+        "step": 3,
+        "accuracy": 0.5,
+        "lr": 0.1,
+        "loss": 1.0,
+        "grad_norm": 2.0,
+        "run": "x",
+    }
+
+    assert list(wording.metrics_of(event)) == ["loss", "accuracy"]
+
+
+def test_a_long_command_is_cut_before_options_and_can_be_pasted() -> None:
+    command = "torchrun --nnodes 2 --rdzv-endpoint 'the first host':29500 -m drumline train digits --run \"my runs/1\""
+
+    lines = wording.wrap_command(command, width=40, indent="  ")
+
+    assert lines == [
+        "  torchrun --nnodes 2 \\",
+        "    --rdzv-endpoint 'the first host':29500 \\",  # one word and its value: never cut, even if too long
+        "    -m drumline train digits \\",
+        '    --run "my runs/1"',
+    ]
+    assert shlex.split("\n".join(lines).replace("\\\n", " ")) == shlex.split(command)
+
+
+def test_a_short_command_stays_one_line_and_lines_stay_lines() -> None:
+    assert wording.wrap_command("a --b c\nd", width=80, indent=" ") == [" a --b c", " d"]
