@@ -1,0 +1,10 @@
+"""What is trained: the `Task` that a user writes, and the ones that come with Drumline."""
+
+from __future__ import annotations
+
+from drumline.tasks.base import Loss, Task
+from drumline.tasks.classification import ImageClassification
+from drumline.tasks.language import LanguageModel
+from drumline.tasks.load import load_task
+
+__all__ = ["ImageClassification", "LanguageModel", "Loss", "Task", "load_task"]

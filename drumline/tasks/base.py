@@ -1,0 +1,104 @@
+"""What a user writes to train something: a `Task` of a model, its data and its loss. The engine does the rest.
+
+A task has no loop, no device, no rank and no optimizer in it. The engine asks it for the parts at the start of a
+run, and for the loss of every batch after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NoReturn
+
+from torch import Tensor, nn
+
+from drumline.config.schema import Config
+from drumline.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of one batch, as sums, so that batches of any size on any rank add up to the right mean.
+
+    Mostly it is one line: `Loss(functional.cross_entropy(scores, labels, reduction="sum"))`.
+    """
+
+    total: Tensor
+    """The sum of the loss over the batch, with its graph."""
+    weight: Tensor | float | None = None
+    """What the sum is divided by, over all ranks and micro-batches: None stands for the number of samples. A loss
+    per token over samples of different length gives the number of tokens that count."""
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """More sums, divided by the same weight: the number of correct answers gives the accuracy."""
+
+    def __post_init__(self) -> None:
+        # Shapes and types are known on the host, so nothing here waits for the device.
+        _check_is_sum(self.total, "total")
+        if isinstance(self.weight, Tensor):
+            _check_is_sum(self.weight, "weight")
+        for name, value in self.metrics.items():
+            _check_is_sum(value, f"metrics[{name!r}]")
+
+
+class Task:
+    """A model, its data and its loss. Override `model`, `train_data` and `loss`; the rest has defaults."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Settings of the task's own: `{"train.epochs": 10, "optim.lr": 0.1}`. A config file and flags beat them."""
+    best_metric: ClassVar[str] = "loss"
+    """By which number of the evaluation `checkpoint.keep_best` chooses."""
+    higher_is_better: ClassVar[bool] = False
+    """Whether the best one is the highest."""
+    collate: ClassVar[Callable[[Sequence[Any]], Any] | None] = None
+    """Makes a batch of samples (a static method); None: torch's own way. Not asked if the dataset makes batches."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def model(self) -> nn.Module:
+        """The network, freshly made, on the CPU.
+
+        Every rank calls this with the same random seed, so all start from the same weights. The engine moves it
+        to its device and wraps it.
+        """
+        self._must_define("model", "return the torch.nn.Module to train")
+
+    def train_data(self) -> Any:
+        """The training samples, all of them: the engine shares them out, each exactly once an epoch.
+
+        Any dataset with `__len__` and `__getitem__`, or a `drumline.BatchDataset`, which makes whole batches.
+        """
+        self._must_define("train_data", "return a dataset with __len__ and __getitem__")
+
+    def eval_data(self) -> Any:
+        """The samples for evaluation, or None to train without one."""
+        return None
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        """The loss of one batch, which is on the device: `Loss(sum over the batch)`.
+
+        It serves training and evaluation. Call the `model` that is given: it is the one that is trained, which
+        `self.model()` is not. Leave numbers on the device: `.item()` and `print` make every step wait for it.
+        """
+        self._must_define("loss", "return drumline.Loss(the sum of the loss over the batch)")
+
+    def report(self, means: dict[str, float]) -> dict[str, float]:
+        """The numbers to log, from the mean loss and metrics: the place to add what follows from them."""
+        return means
+
+    def _must_define(self, method: str, job: str) -> NoReturn:
+        name = type(self).__name__
+        raise UsageError(f"{name} does not define {method}()", next_step=f"add {method}() to {name}: {job}")
+
+
+def _check_is_sum(value: object, name: str) -> None:
+    if not isinstance(value, Tensor):
+        raise UsageError(
+            f"Loss.{name} is a {type(value).__name__}, not a tensor",
+            next_step="give the sum over the batch as a tensor on the device, without .item()",
+        )
+    if value.dim() != 0:
+        raise UsageError(
+            f"Loss.{name} has the shape {list(value.shape)}, but is to be one number: the sum over the batch",
+            next_step='use reduction="sum", or add .sum()',
+        )

@@ -1,0 +1,46 @@
+"""`drumline train TASK`: names become task classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drumline.config import PRESETS
+from drumline.errors import UsageError
+from drumline.tasks import ImageClassification, LanguageModel, Task, load_task
+from drumline.tasks.load import BUILT_IN
+
+
+def test_built_in_names_are_those_of_the_presets() -> None:
+    assert BUILT_IN.keys() == PRESETS.keys()
+    assert load_task("digits") is ImageClassification
+    assert load_task("text") is LanguageModel
+
+
+def test_a_task_of_the_users_own_file(tmp_path: Path) -> None:
+    file = tmp_path / "own_loaded_task.py"
+    file.write_text("from drumline import Task\nclass Mine(Task):\n    defaults = {'optim.lr': 0.5}\n")
+
+    found = load_task(f"{file}:Mine")
+
+    assert issubclass(found, Task)
+    assert found.defaults == {"optim.lr": 0.5}
+
+
+def test_a_task_of_a_package() -> None:
+    assert load_task("drumline.tasks.language:LanguageModel") is LanguageModel
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="no task 'digit'; did you mean 'digits'") as caught:
+        load_task("digit")
+
+    assert "path/to/file.py:ClassName" in str(caught.value)
+
+
+def test_a_class_that_is_no_task_is_refused() -> None:
+    with pytest.raises(UsageError, match="collections:Counter is not a Task") as caught:
+        load_task("collections:Counter")
+
+    assert "class Counter(drumline.Task)" in str(caught.value)
