@@ -1,4 +1,4 @@
-"""Meters: the sums behind a logged loss, kept on the device, and the speed, kept by the host's clock.
+"""Meters: the sums behind a logged loss, kept on the device.
 
 Between two log lines the engine adds to a `Meter` at every micro-batch and waits for nothing. When it is time to
 log, it takes the sums, adds them up over the ranks and only then asks the device for numbers.
@@ -6,9 +6,7 @@ log, it takes the sums, adds them up over the ranks and only then asks the devic
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -81,28 +79,3 @@ def means(sums: Sequence[float], names: Iterable[str]) -> dict[str, float]:
         )
     totals = {"loss": loss, **dict(zip(names, metrics, strict=True))}
     return {name: total / weight for name, total in totals.items()}
-
-
-class Rate:
-    """Samples per second over the last few marks of the host's clock.
-
-    A mark belongs after the point where the host waits for the device, so that work is counted when it is done.
-    """
-
-    def __init__(self, *, marks: int = 10, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._marks: deque[tuple[float, int]] = deque(maxlen=marks + 1)
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget the past: after a pause, such as an evaluation, that is not training."""
-        self._marks.clear()
-        self._marks.append((self._clock(), 0))
-
-    def mark(self, samples: int) -> float:
-        """Count `samples` since the last mark; the samples per second over the marks that are kept."""
-        _, done = self._marks[-1]
-        self._marks.append((self._clock(), done + samples))
-        (first_time, first_done), (last_time, last_done) = self._marks[0], self._marks[-1]
-        elapsed_s = last_time - first_time
-        return (last_done - first_done) / elapsed_s if elapsed_s > 0 else 0.0

@@ -26,20 +26,21 @@ class Page(NamedTuple):
 def opening(event: Event) -> Page:
     """A `start` event as a page."""
     ranks = plural(event["world_size"], "rank")
-    batch = f"{count(event['batch_size'])} a step: {ranks} x {count(event['batch_size_per_rank'])}"
+    batch = f"{count(event['batch_size'])} a step: {ranks} x {_share(event['batch_size_per_rank'])}"
     if event["accumulate"] > 1:
         batch += f", in {event['accumulate']} micro-batches"
     evaluation = f", {count(event['eval_samples'])} for evaluation" if event["eval_samples"] else ""
     steps = plural(event["total_steps"], "step")
     rows = [
-        ("model", f"{count(event['model_parameters'])} parameters"),
+        ("model", f"{count(event['model_parameters'])} parameters, {event['precision']}"),
         ("data", f"{count(event['train_samples'])} samples for training{evaluation}"),
         ("batch", batch),
         ("rate", f"{learning_rate(event['lr'])} at its peak"),
         ("length", f"{plural(event['epochs'], 'epoch')}, {steps}" if event["epochs"] else steps),
         ("run folder", str(event["run"])),
     ]
-    return Page(f"{event['task']} on {ranks} ({event['device']}, {event['backend']})", rows, [])
+    place = ", ".join(name for name in (event["device"], event["backend"]) if name)
+    return Page(f"{event['task']} on {ranks} ({place})", rows, [])
 
 
 def closing(event: Event) -> Page:
@@ -98,6 +99,12 @@ def number(value: float) -> str:
 def learning_rate(value: float) -> str:
     """Three digits: `0.1`, `0.0983`, `1.5e-05`."""
     return f"{value:.3g}"
+
+
+def _share(samples: float) -> str:
+    """A rank's part of a batch, which may not come out even: `32`, `21 or 22`."""
+    low, high = math.floor(samples), math.ceil(samples)
+    return count(low) if low == high else f"{count(low)} or {count(high)}"
 
 
 def count(value: float) -> str:

@@ -22,6 +22,7 @@ TWO_NODES = (
 START = {
     "task": "digits", "world_size": 2, "device": "cpu", "backend": "gloo", "model_parameters": 174970,
     "train_samples": 1437, "eval_samples": 360, "batch_size": 64, "batch_size_per_rank": 32, "accumulate": 1,
+    "precision": "fp32",
     "lr": 0.1, "epochs": 20, "total_steps": 460, "run": "runs/digits",
 }  # fmt: skip
 END = {
@@ -79,7 +80,7 @@ def test_every_plain_event_has_its_line(stream: io.StringIO) -> None:
     lines = stream.getvalue().splitlines()
     assert lines[0] == "digits on 2 ranks (cpu, gloo)"
     assert [re.sub(r"^\d\d:\d\d:\d\d ", "@ ", line) for line in lines[1:]] == [
-        "  model        174,970 parameters",
+        "  model        174,970 parameters, fp32",
         "  data         1,437 samples for training, 360 for evaluation",
         "  batch        64 a step: 2 ranks x 32",
         "  rate         0.1 at its peak",
@@ -96,12 +97,20 @@ def test_every_plain_event_has_its_line(stream: io.StringIO) -> None:
 
 def test_the_opening_says_what_is_special(stream: io.StringIO) -> None:
     display = make_display("plain", stream)
-    display(event("start", **{**START, "accumulate": 4, "epochs": None, "eval_samples": 0, "world_size": 1}))
+    alone = {"world_size": 1, "backend": None, "batch_size_per_rank": 64}
+    display(event("start", **{**START, **alone, "accumulate": 4, "epochs": None, "eval_samples": 0}))
 
-    assert "digits on 1 rank (cpu, gloo)\n" in stream.getvalue()
-    assert "64 a step: 1 rank x 32, in 4 micro-batches\n" in stream.getvalue()
+    assert "digits on 1 rank (cpu)\n" in stream.getvalue()
+    assert "64 a step: 1 rank x 64, in 4 micro-batches\n" in stream.getvalue()
     assert "1,437 samples for training\n" in stream.getvalue()
     assert re.search(r"length +460 steps\n", stream.getvalue())
+
+
+def test_a_batch_that_does_not_come_out_even_is_told_as_it_is(stream: io.StringIO) -> None:
+    uneven = {"world_size": 3, "batch_size_per_rank": 64 / 3}
+    make_display("plain", stream)(event("start", **{**START, **uneven}))
+
+    assert "64 a step: 3 ranks x 21 or 22\n" in stream.getvalue()
 
 
 def test_plain_steps_speak_every_few_seconds_only(stream: io.StringIO) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from drumline.errors import TrainingError
-from drumline.metrics.meters import Meter, Rate, means
+from drumline.metrics.meters import Meter, means
 
 CPU = torch.device("cpu")
 
@@ -107,30 +107,3 @@ def test_means_are_per_unit_of_weight() -> None:
 def test_no_weight_has_no_mean() -> None:
     with pytest.raises(TrainingError, match="weights of the samples add up to 0"):
         means([0.0, 0.0], [])
-
-
-def test_the_rate_covers_the_last_marks_only() -> None:
-    now = 0.0
-    rate = Rate(marks=2, clock=lambda: now)
-    speeds = []
-    for samples, seconds in [(100, 10.0), (100, 1.0), (100, 1.0), (400, 1.0)]:
-        now += seconds
-        speeds.append(rate.mark(samples))
-
-    assert speeds == pytest.approx([10, 200 / 11, 100, 250])
-
-
-def test_a_pause_does_not_count() -> None:
-    now = 0.0
-    rate = Rate(clock=lambda: now)
-    now = 1.0
-    rate.mark(100)
-    now = 61.0  # a minute of evaluation
-    rate.restart()
-    now = 62.0
-
-    assert rate.mark(100) == 100
-
-
-def test_no_time_is_no_speed() -> None:
-    assert Rate(clock=lambda: 5.0).mark(10) == 0.0
