@@ -51,6 +51,8 @@ class LiveDisplay(Display):
         self._train = event
         if not self._live.is_started:
             self._live.start()
+            # Rich hides the cursor, and a rank that is killed could not bring it back.
+            self._console.show_cursor(True)
         if event["time"] - self._last_draw >= _SECONDS_BETWEEN_DRAWS:
             self._last_draw = event["time"]
             self._live.refresh()
@@ -111,7 +113,8 @@ class LiveDisplay(Display):
             ),
             f"{wording.step_of(event, self.total_steps)}  {wording.clock(event['seconds_left'])} left",
         )
-        return Group(Text(), bar, self._numbers(event))
+        # The last line is empty: there the cursor waits, and whatever another rank may print starts at its beginning.
+        return Group(Text(), bar, self._numbers(event), Text())
 
     def _numbers(self, event: Event) -> Text:
         parts = [f"{name} {wording.metric(name, value)}" for name, value in wording.metrics_of(event).items()]

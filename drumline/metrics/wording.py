@@ -119,7 +119,7 @@ def plural(value: int, word: str) -> str:
 
 def speed(samples_per_s: float) -> str:
     """`8,123 samples/s`."""
-    return f"{count(samples_per_s) if samples_per_s >= 10 else number(samples_per_s)} samples/s"
+    return f"{count(samples_per_s) if samples_per_s >= 100 else f'{samples_per_s:.3g}'} samples/s"
 
 
 def duration(seconds: float) -> str:

@@ -64,7 +64,7 @@ def test_counts_and_speeds() -> None:
     assert wording.plural(1, "step") == "1 step"
     assert wording.plural(1437, "step") == "1,437 steps"
     assert wording.speed(8123.4) == "8,123 samples/s"
-    assert wording.speed(3.42) == "3.4200 samples/s"
+    assert wording.speed(3.42) == "3.42 samples/s"
 
 
 def test_the_loss_comes_first_and_the_bookkeeping_stays_out() -> None:
