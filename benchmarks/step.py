@@ -3,7 +3,7 @@
     make bench        (or: python benchmarks/step.py --ranks 1,2 --rounds 15)
 
 For each model and number of ranks, blocks of steps alternate between the two. Printed are the medians over blocks of
-the time per step, and their ratio: what Drumline's step costs (sampling, loading, the schedule, accumulation, metering).
+the time per step, and their ratio: what sampling, loading, the schedule and metering cost.
 """
 
 from __future__ import annotations

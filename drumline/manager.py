@@ -29,7 +29,7 @@ from drumline.distributed.device import choose_backend, choose_device
 from drumline.distributed.failure import claim_failure
 from drumline.distributed.group import join_group, leave_group
 from drumline.distributed.seeds import seed_rank, seed_shared
-from drumline.distributed.wrap import small_batch_warning, wrap_model
+from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
 from drumline.errors import Place, UsageError
 from drumline.launch.topology import Topology, topology_from
 
@@ -216,6 +216,6 @@ class DDPManager:
         """Once both the model and the batch are known, in whichever order they came."""
         if self._wrapped is None or self._smallest_batch is None or self.world_size == 1 or self.rank != 0:
             return
-        if warning := small_batch_warning(self._wrapped, batch_size_per_rank=self._smallest_batch):
+        if warning := small_batch_warning(unwrap_model(self._wrapped), batch_size_per_rank=self._smallest_batch):
             log.warning(warning)
             self._smallest_batch = None

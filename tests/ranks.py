@@ -15,9 +15,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["torch", "torch.distributed", "numpy", "drumline.manager", "drumline.engine.train"]
-)
+# torch loads its compiler when a model is first wrapped, which takes longer than most tests.
+_context.set_forkserver_preload(["torch", "torch._dynamo", "drumline.manager", "drumline.engine.train"])
 
 
 class RanksFailed(AssertionError):

@@ -108,6 +108,7 @@ def _help(task: str | None) -> str:
     settings = render_help(
         width=width,
         bold=sys.stdout.isatty(),
-        **({"task": task, "task_defaults": preset.defaults} if preset else {}),
+        task=task if preset else None,
+        task_defaults=preset.defaults if preset else {},
     )
     return "\n".join([USAGE, "", *own, "", settings])

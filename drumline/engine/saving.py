@@ -96,9 +96,9 @@ def restore(job: Job, path: Path) -> tuple[Progress, dict[str, Any]]:
     """Collective: put the job back to where a checkpoint was taken; returns how far that was, and its facts."""
     device = job.ddp.device
     read = store.read(path) if job.ddp.is_main_process() else None
-    documents = broadcast_json(read and read.documents, device=device)
+    documents = broadcast_json(None if read is None else read.documents, device=device)
     tensors = {
-        name: broadcast_tensors(read and read.tensors[name], device=device)
+        name: broadcast_tensors(None if read is None else read.tensors[name], device=device)
         for name in ("model", "optimizer", "rng")
     }
     saved = state.restore(store.Snapshot(tensors, documents), job.model, job.optimizer, scaler=job.scaler)

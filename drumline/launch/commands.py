@@ -17,7 +17,8 @@ def two_node_command(arguments: Sequence[str], *, procs: int) -> str:
     torchrun = (
         f"torchrun --nnodes 2 --nproc-per-node {procs} --rdzv-backend c10d --rdzv-endpoint FIRST_HOST:29500"
     )
-    return f"{torchrun} -m drumline train {shlex.join(rest)}"
+    # The bare dashes keep torchrun's hands off our flags: it takes `--run` for a prefix of its own `--run-path`.
+    return f"{torchrun} -m -- drumline train {shlex.join(rest)}"
 
 
 def _without_procs(words: Sequence[str]) -> list[str]:

@@ -1,0 +1,228 @@
+"""DDPManager as a person with a loop of their own uses it."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from drumline import DDPManager
+from drumline.errors import PreflightError, UsageError
+from tests.jobs import Points
+from tests.ranks import RanksFailed, run_ranks
+
+
+def test_alone_the_same_script_runs_on_one_process() -> None:
+    ddp = DDPManager()
+    assert ddp.setup() is False
+    assert (ddp.rank, ddp.world_size, ddp.get_local_rank(), ddp.is_main_process()) == (0, 1, 0, True)
+    assert ddp.device.type in ("cpu", "cuda")
+    model = nn.Linear(2, 2)
+    assert ddp.wrap(model) is model
+    ddp.barrier()
+    assert float(ddp.sum(torch.tensor(2.0, device=ddp.device))) == 2.0
+    ddp.cleanup()
+    assert not dist.is_initialized()
+
+
+def test_it_must_be_set_up_once_and_before_use() -> None:
+    ddp = DDPManager()
+    with pytest.raises(UsageError, match="not set up yet\n  next: use `with DDPManager"):
+        _ = ddp.device
+    ddp.setup()
+    with pytest.raises(UsageError, match="setup\\(\\) was called twice"):
+        ddp.setup()
+    ddp.cleanup()
+    ddp.setup()
+    ddp.cleanup()
+
+
+def live_through_it() -> dict[str, object]:
+    ddp = DDPManager(seed=3)
+    joined = ddp.setup()
+    model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5))
+    initial = model[0].weight.detach().clone()
+    wrapped = ddp.wrap(model, bucket_cap_mb=1, gradient_as_bucket_view=True, find_unused_parameters=True, static_graph=False)
+    noise = float(torch.rand(()))
+    ddp.barrier()
+    facts = {
+        "joined": joined,
+        "rank": (ddp.rank, ddp.get_local_rank(), ddp.world_size, ddp.is_main_process()),
+        "wrapped": isinstance(wrapped, DistributedDataParallel),
+        "initial": initial.tolist(),
+        "noise": noise,
+        "backend": ddp.backend,
+    }
+    ddp.cleanup()
+    facts["group is gone"] = not dist.is_initialized()
+    return facts
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_ranks_share_initial_weights_but_not_later_randomness(world_size: int) -> None:
+    results = run_ranks(world_size, live_through_it)
+    for rank, facts in enumerate(results):
+        assert facts["joined"] is True
+        assert facts["rank"] == (rank, rank, world_size, rank == 0)
+        assert facts["wrapped"] is True
+        assert facts["backend"] == "gloo"
+        assert facts["group is gone"] is True
+        assert facts["initial"] == results[0]["initial"]
+    assert len({facts["noise"] for facts in results}) == world_size
+
+
+def average_gradient(length: int, batch_size: int) -> list[list[float]]:
+    """The gradient of each step in a loop of the user's own, with an uneven last batch."""
+    with DDPManager() as ddp:
+        model = ddp.wrap(nn.Linear(6, 2).double())
+        loader = ddp.loader(Points(length), batch_size=batch_size)
+        gradients = []
+        for inputs, targets in loader:
+            loss = functional.cross_entropy(model(inputs), targets) * loader.scale
+            model.zero_grad()
+            loss.backward()
+            gradients.append(next(model.parameters()).grad.flatten().tolist())  # type: ignore[union-attr]
+        seen = torch.zeros(length, dtype=torch.float64)
+        for inputs, _ in ddp.loader(Points(length), batch_size=2, train=False):
+            for row in inputs:
+                seen[(Points(length).inputs == row).all(1)] += 1
+        assert ddp.sum(seen).tolist() == [1.0] * length
+        return gradients
+
+
+@pytest.mark.parametrize("length", [9, 11])
+def test_a_loop_of_ones_own_gets_the_gradient_of_the_whole_batch(length: int) -> None:
+    """Also when the last batch has fewer samples than there are ranks."""
+    (alone,) = run_ranks(1, average_gradient, length, 4)
+    for gradients in run_ranks(3, average_gradient, length, 4):
+        torch.testing.assert_close(torch.tensor(gradients), torch.tensor(alone), rtol=1e-9, atol=1e-12)
+
+
+class Collect(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def warn_about(batch_size: int, model_first: bool) -> list[str]:
+    handler = Collect()
+    logging.getLogger("drumline").addHandler(handler)
+    with DDPManager() as ddp:
+        model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+        if model_first:
+            ddp.wrap(model)
+        ddp.loader(Points(), batch_size=batch_size)
+        if not model_first:
+            ddp.wrap(model)
+    return handler.texts
+
+
+@pytest.mark.parametrize("model_first", [True, False])
+def test_batchnorm_with_few_samples_is_warned_about_once(model_first: bool) -> None:
+    rank_0, rank_1 = run_ranks(2, warn_about, 30, model_first)
+    (warning,) = rank_0
+    assert "BatchNorm (1 and 0 more) sees 15 samples at a time on each rank, fewer than 16" in warning
+    assert "Use --dist.sync_batchnorm" in warning
+    assert rank_1 == []
+    assert run_ranks(2, warn_about, 32, model_first) == [[], []]
+
+
+def sync_on_cpu() -> str:
+    with DDPManager(device="cpu") as ddp:
+        with pytest.raises(UsageError) as caught:
+            ddp.wrap(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), sync_batchnorm=True)
+        return str(caught.value)
+
+
+def test_sync_batchnorm_on_the_cpu_is_refused_in_words() -> None:
+    assert "torch's SyncBatchNorm refuses CPU tensors\n  next: leave it off" in run_ranks(1, sync_on_cpu)[0]
+
+
+def differ() -> str:
+    with DDPManager() as ddp:
+        torch.manual_seed(ddp.rank)
+        with pytest.raises(PreflightError) as caught:
+            ddp.wrap(nn.Linear(2, 2))
+        return str(caught.value)
+
+
+def test_models_that_start_differently_are_refused() -> None:
+    for message in run_ranks(2, differ):
+        assert "ranks start from different weights; first difference in weight: rank 0 (" in message
+        assert "next: build the model after the seed is set" in message
+
+
+def frozen() -> None:
+    with DDPManager() as ddp:
+        model = nn.Linear(2, 2).requires_grad_(False)
+        with pytest.raises(UsageError, match="Linear has no parameter that can be trained"):
+            ddp.wrap(model)
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    run_ranks(1, frozen)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device": "cuda"}, "dist.device is 'cuda', but torch sees no GPU here"),
+        ({"device": "cpu", "backend": "nccl"}, "dist.backend is 'nccl', but this rank computes on the CPU"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_impossible_devices_are_refused(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(RanksFailed, match=message):
+        run_ranks(1, set_up_with, settings)
+
+
+def set_up_with(settings: dict[str, str]) -> None:
+    DDPManager(**settings).setup()  # type: ignore[arg-type]
+
+
+def one_raises() -> None:
+    with DDPManager() as ddp:
+        if ddp.rank == 1:
+            raise ValueError("boom")
+        ddp.barrier()
+
+
+def test_the_first_failure_keeps_its_traceback_and_the_others_point_to_it() -> None:
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(2, one_raises)
+    errors = caught.value.errors
+    assert "ValueError: boom\n[rank 1 on " in errors[1]
+    assert "SystemExit: drumline: rank 0 on " in errors[0]
+    assert "stopped, because rank 1 on " in errors[0]
+    assert errors[0].rstrip().endswith("failed first: ValueError: boom")
+
+
+def leave_with_an_open_group() -> bool:
+    with DDPManager() as ddp, pytest.raises(KeyError), DDPGuard(ddp):
+        raise KeyError("x")
+    return not dist.is_initialized()
+
+
+class DDPGuard:
+    def __init__(self, ddp: DDPManager) -> None:
+        self.ddp = ddp
+
+    def __enter__(self) -> None:
+        assert dist.is_initialized()
+
+    def __exit__(self, *error: object) -> None:
+        self.ddp.cleanup(broken=True)
+
+
+def test_a_group_that_was_taken_down_early_is_no_trouble() -> None:
+    assert run_ranks(1, leave_with_an_open_group) == [True]
+    assert "RANK" not in os.environ
