@@ -1,0 +1,56 @@
+"""Every example runs, is as short as promised, and learns what it should."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "spirals.py")
+COMMANDS = re.compile(r"^    ((?:drumline|torchrun|python) .*)$", re.MULTILINE)
+LONGEST = {"own_task.py": 40, "own_loop.py": 80}
+PROGRAMS = {
+    "drumline": [sys.executable, "-m", "drumline"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"],
+    "python": [sys.executable],
+}
+
+
+def commands() -> list[tuple[str, str]]:
+    """What the examples' own docstrings say to type."""
+    return [(path.name, command) for path in EXAMPLES for command in COMMANDS.findall(path.read_text())]
+
+
+def test_every_example_says_how_to_run_it() -> None:
+    assert len(EXAMPLES) >= 3
+    assert {name for name, _ in commands()} == {path.name for path in EXAMPLES}
+
+
+@pytest.mark.parametrize(("name", "lines"), LONGEST.items())
+def test_examples_are_short(name: str, lines: int) -> None:
+    assert len((ROOT / "examples" / name).read_text().splitlines()) <= lines
+
+
+@pytest.mark.parametrize(("name", "command"), commands())
+def test_an_example_runs_and_learns(tmp_path: Path, name: str, command: str) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    program, *arguments = command.split()
+    result = subprocess.run(
+        [*PROGRAMS[program], *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    found = re.findall(r"accuracy\s+([\d.]+)(%?)", result.stdout)
+    assert found, result.stdout
+    value, percent = found[-1]
+    assert float(value) / (100 if percent else 1) > 0.9

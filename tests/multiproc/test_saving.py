@@ -1,0 +1,103 @@
+"""What happens to a run whose disk fills up, and what a checkpoint of one is good for elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from drumline import load_checkpoint
+from drumline.checkpoint import store
+from drumline.config.schema import CheckpointConfig, Config
+from drumline.errors import CheckpointError
+from tests.jobs import Classify, assert_same_bits, make_config, newest, train_here, train_on
+from tests.ranks import RanksFailed, run_ranks
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], check=True)
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def train_until_the_disk_is_full(config: Config, run: Path) -> str:
+    try:
+        train_here(config, Classify, run)
+    except CheckpointError as error:
+        return str(error)
+    except Exception as error:  # another rank's word for the same end
+        return f"{type(error).__name__}: {error}"
+    return "trained to the end"
+
+
+def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(small_disk: Path) -> None:
+    run = small_disk / "run"
+    config = make_config(epochs=100, checkpoint=CheckpointConfig(every_steps=1, keep_last=500))
+    message, other = run_ranks(2, train_until_the_disk_is_full, config, run)
+    assert "could not be saved: " in message
+    assert "No space left on device" in message or "full" in message
+    assert "is untouched" in message
+    assert "next: " in message
+    assert other != "trained to the end"
+    found = store.newest_valid(run / "checkpoints")
+    assert found.path is not None
+    assert found.skipped == []
+    for path in (run / "checkpoints").iterdir():
+        if path != found.path:
+            store.remove(path)
+    assert train_on(2, make_config(epochs=3), Classify, run).step >= store.verify(found.path).step
+
+
+def test_a_checkpoint_loads_into_a_plain_model_of_ones_own(tmp_path: Path) -> None:
+    config = make_config()
+    train_on(2, config, Classify, tmp_path)
+    model = Classify(config).model()
+    optimizer = torch.optim.SGD(
+        [
+            {"params": [p for p in model.parameters() if p.ndim > 1]},
+            {"params": [p for p in model.parameters() if p.ndim <= 1]},
+        ],
+        lr=1.0,
+        momentum=0.9,
+    )
+    progress = load_checkpoint(tmp_path, model, optimizer)
+    assert progress["step"] == 10
+    saved = newest(tmp_path)
+    assert saved.tensors["model"].keys() == model.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, saved.tensors["model"][name])
+    assert all("module." not in name for name in saved.tensors["model"])
+
+
+def test_another_model_is_refused_with_every_difference(tmp_path: Path) -> None:
+    train_here(make_config(epochs=1), Classify, tmp_path)
+    with pytest.raises(CheckpointError, match=r"(?s)the checkpoint is of another model.*0\.weight is \[8, 6\]"):
+        load_checkpoint(tmp_path, nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Identity(), nn.Linear(9, 2)))
+
+
+def test_old_checkpoints_go_and_the_best_stays(tmp_path: Path) -> None:
+    config = make_config(epochs=6, checkpoint=CheckpointConfig(every_epochs=1, keep_last=2, keep_best=1))
+    train_here(config, Classify, tmp_path)
+    steps = store.list_steps(tmp_path / "checkpoints")
+    assert steps[-2:] == [25, 30]
+    assert len(steps) in (2, 3)
+
+
+def test_a_run_without_group_and_one_with_a_group_of_one_are_the_same(tmp_path: Path) -> None:
+    config = make_config()
+    train_here(config, Classify, tmp_path / "alone")
+    train_on(1, config, Classify, tmp_path / "group")
+    alone, group = newest(tmp_path / "alone"), newest(tmp_path / "group")
+    alone.documents["progress"], group.documents["progress"] = {}, {}
+    alone.tensors.pop("rng"), group.tensors.pop("rng")
+    assert_same_bits(alone, group)
