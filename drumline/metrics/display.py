@@ -1,101 +1,12 @@
-"""The display of rank 0, one of the sinks of the events: live on a terminal, plain lines elsewhere, or none.
-
-It shows what the event log also holds. Errors are not its business: the boundary that ends the run prints them, once.
-"""
+"""The display of rank 0, one of the sinks of the events: live on a terminal, plain lines elsewhere, or none."""
 
 from __future__ import annotations
 
-import time
-from types import TracebackType
-from typing import Literal, Self, TextIO
+from typing import Literal, TextIO
 
-from drumline.metrics import wording
-from drumline.metrics.events import Event
+from drumline.metrics.plain import Display, PlainDisplay
 
 Mode = Literal["auto", "live", "plain", "none"]
-
-_LABEL_WIDTH = 12
-
-
-class Display:
-    """Shows nothing; the others build on it."""
-
-    def __init__(self) -> None:
-        self.epochs: int | None = None
-        self.total_steps = 0
-
-    def __call__(self, event: Event) -> None:
-        """Show one event, by the method that is named after its kind."""
-        if event["kind"] == "start":
-            self.epochs, self.total_steps = event["epochs"], event["total_steps"]
-        show = getattr(self, f"show_{event['kind']}", None)
-        if show is not None:
-            show(event)
-
-    def close(self) -> None:
-        """Leave the terminal as it was found; what is on the screen stays there."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class PlainDisplay(Display):
-    """Lines for log files and pipes; the steps speak at most every few seconds."""
-
-    def __init__(self, stream: TextIO, *, seconds_between_steps: float = 5.0) -> None:
-        super().__init__()
-        self._stream = stream
-        self._seconds_between_steps = seconds_between_steps
-        self._last_train_time = float("-inf")
-
-    def show_start(self, event: Event) -> None:
-        self._print_page(wording.opening(event))
-
-    def show_resume(self, event: Event) -> None:
-        self._print_line(event, f"resumed at step {event['step']} from {event['path']}")
-
-    def show_train(self, event: Event) -> None:
-        if event["time"] - self._last_train_time < self._seconds_between_steps:
-            return
-        self._last_train_time = event["time"]
-        parts = [
-            wording.step_of(event, self.total_steps),
-            f"loss {wording.number(event['loss'])}",
-            f"lr {wording.learning_rate(event['lr'])}",
-            wording.speed(event["samples_per_s"]),
-            f"{wording.clock(event['seconds_left'])} left",
-        ]
-        self._print_line(event, "   ".join(parts))
-
-    def show_evaluation(self, event: Event) -> None:
-        self._print_line(event, wording.evaluation_line(event, self.epochs))
-
-    def show_checkpoint(self, event: Event) -> None:
-        size, took = wording.file_size(event["bytes"]), wording.duration(event["seconds"])
-        self._print_line(event, f"saved step {event['step']} ({size} in {took})")
-
-    def show_note(self, event: Event) -> None:
-        self._print_line(event, event["message"])
-
-    def show_warning(self, event: Event) -> None:
-        self._print_line(event, f"warning: {event['message']}")
-
-    def show_end(self, event: Event) -> None:
-        self._print_page(wording.closing(event))
-
-    def _print_line(self, event: Event, words: str) -> None:
-        print(time.strftime("%H:%M:%S", time.localtime(event["time"])), words, file=self._stream, flush=True)
-
-    def _print_page(self, page: wording.Page) -> None:
-        lines = [page.heading, *(f"  {label:<{_LABEL_WIDTH}} {value}" for label, value in page.rows)]
-        for label, command in page.commands:
-            lines += [f"  {label}", *wording.wrap_command(command, width=80, indent="    ")]
-        print("\n".join(lines), file=self._stream, flush=True)
 
 
 def make_display(mode: Mode, stream: TextIO) -> Display:

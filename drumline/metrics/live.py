@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from drumline.metrics import wording
-from drumline.metrics.display import Display
 from drumline.metrics.events import Event
+from drumline.metrics.plain import Display
 
 _SECONDS_BETWEEN_DRAWS = 0.1
 _MARGIN = " "

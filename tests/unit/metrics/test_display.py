@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from drumline.metrics.display import Display, PlainDisplay, make_display
+from drumline.metrics.display import make_display
 from drumline.metrics.live import LiveDisplay
+from drumline.metrics.plain import Display, PlainDisplay
 
 TWO_NODES = (
     "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-endpoint HOST:29500 -m drumline train digits --run runs/a"
