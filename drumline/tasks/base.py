@@ -49,7 +49,7 @@ class Task:
     """By which number of the evaluation `checkpoint.keep_best` chooses."""
     higher_is_better: ClassVar[bool] = False
     """Whether the best one is the highest."""
-    collate: ClassVar[Callable[[Sequence[Any]], Any] | None] = None
+    collate: Callable[[Sequence[Any]], Any] | None = None
     """Makes a batch of samples (a static method); None: torch's own way. Not asked if the dataset makes batches."""
 
     def __init__(self, config: Config) -> None:
