@@ -1,0 +1,121 @@
+"""Bytes to disk and back: files that are flushed to the device, their checksums, and what a full disk is called.
+
+The store is built on these few operations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from blake3 import blake3
+
+from drumline.checkpoint.manifest import FileRecord
+
+# Small enough to be still in the processor's cache when it is written, just after it was hashed. One thread hashes:
+# blake3's own thread pool does not survive a fork, and a forked process that loads a checkpoint would hang in it.
+_PIECE_BYTES = 1 << 20
+
+
+def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
+    """Write a new file and wait until it is on the device; its size and checksum come from the same pass."""
+    checksum, size = blake3(), 0
+    with path.open("xb") as file:
+        for chunk in chunks:
+            for start in range(0, len(chunk), _PIECE_BYTES):
+                piece = chunk[start : start + _PIECE_BYTES]
+                checksum.update(piece)
+                file.write(piece)
+                size += len(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return FileRecord(size, checksum.hexdigest())
+
+
+def checksum_of(path: Path) -> str:
+    """The checksum of a file; read rather than mapped, so that a bad disk is an error and not a signal."""
+    checksum, buffer = blake3(), bytearray(_PIECE_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            checksum.update(view[:count])
+    return checksum.hexdigest()
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents, and wait until their names are on the device."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        flush_folder(folder.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the device."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems have no such call
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete a folder with all in it; a link is deleted, not what it points at. None there is fine."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+
+
+def explain(error: OSError, *, folder: Path, needed: int | None = None) -> tuple[str, str]:
+    """What an error of the system means for a folder, and what to do next."""
+    free = _free(folder)
+    room = (
+        ""
+        if needed is None or free is None
+        else f" ({readable_size(needed)} needed, {readable_size(free)} free)"
+    )
+    make_room = (
+        f"delete some files on the disk of {folder}: it has bytes left but may have no inodes (see df -i)"
+        if (free or 0) > (needed or 0)
+        else f"free some space on the disk of {folder}"
+    )
+    permission = ("no permission", f"let user id {os.geteuid()} read and write {folder}")
+    in_the_way = ("a file is where a folder should be", f"move away {error.filename2 or error.filename}")
+    reasons = {
+        errno.ENOSPC: ("the disk is full", make_room),
+        errno.EDQUOT: ("the disk quota is used up", "free some space, or ask for a larger quota"),
+        errno.EACCES: permission,
+        errno.EPERM: permission,
+        errno.EROFS: ("the file system is read-only", f"mount the disk of {folder} for writing"),
+        errno.EEXIST: in_the_way,
+        errno.ENOTDIR: in_the_way,
+    }
+    unknown = (error.strerror or str(error), f"check the disk of {folder}, and that no other run uses it")
+    reason, next_step = reasons.get(error.errno or 0, unknown)
+    return reason + room, next_step
+
+
+def readable_size(size: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _free(folder: Path) -> int | None:
+    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    try:
+        return shutil.disk_usage(nearest).free
+    except OSError:
+        return None

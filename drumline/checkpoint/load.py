@@ -1,0 +1,44 @@
+"""`load_checkpoint`: a saved model for a script of the user's own, to go on training or for inference."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from drumline.checkpoint import manifest, store
+from drumline.checkpoint.state import restore
+from drumline.errors import CheckpointError
+
+
+def load_checkpoint(
+    path: str | PathLike[str], model: nn.Module, optimizer: Optimizer | None = None
+) -> dict[str, Any]:
+    """Load a checkpoint into a model, wrapped or not, on any device; returns the progress it was saved with.
+
+    `path` is the folder of one step, or a run folder or its `checkpoints` folder: then the newest whole one.
+    """
+    return restore(store.read(_find(Path(path))), model, optimizer)
+
+
+def _find(path: Path) -> Path:
+    if not path.is_dir():
+        raise CheckpointError(
+            f"there is no folder {path} (looked in {Path.cwd()})",
+            next_step="give a run folder, or one of the folders in its checkpoints/",
+        )
+    if (path / manifest.FILE_NAME).exists() or store.is_step_folder(path):
+        store.verify(path)
+        return path
+    inner = path / "checkpoints"
+    found = store.newest_valid(inner if inner.is_dir() else path)
+    if found.path is None:
+        torn = "".join(f"\n  - {skipped.path.name} is torn: {skipped.reason}" for skipped in found.skipped)
+        raise CheckpointError(
+            f"there is no whole checkpoint in {path}{torn}",
+            next_step="give a run folder, or one of the folders in its checkpoints/",
+        )
+    return found.path

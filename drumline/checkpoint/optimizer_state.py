@@ -1,0 +1,174 @@
+"""The optimizer's part of a checkpoint: its state by parameter *name*, and its groups' settings.
+
+torch numbers parameters by their position, so a reordered model would silently get another tensor's momentum. Here
+a name that does not match is an error. Loading goes through the optimizer's own `load_state_dict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drumline.checkpoint.model_state import unwrap
+from drumline.checkpoint.nested import decode, encode
+from drumline.errors import CheckpointError
+
+# How this machine computes, and what it calls things: the optimizer that is loaded into keeps its own.
+_NOT_SAVED = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
+
+
+def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors as `NAME/KEY`, sharing memory with the optimizer, and a document with all the rest."""
+    content = optimizer.state_dict()
+    groups = _groups(model, optimizer)
+    names = _names_by_number(content, groups)
+    tensors: dict[str, Tensor] = {}
+    document = {
+        "groups": [
+            {"params": list(group), "settings": encode(_settings(saved), f"groups/{index}", tensors)}
+            for index, (saved, group) in enumerate(zip(content["param_groups"], groups, strict=True))
+        ],
+        "parameters": {
+            name: {"type": str(parameter.dtype), "shape": list(parameter.shape)}
+            for group in groups
+            for name, parameter in group.items()
+        },
+        "state": {
+            names[number]: encode(entry, names[number], tensors)
+            for number, entry in content["state"].items()
+            if number in names
+        },
+        "rest": encode(_rest(content, names), "rest", tensors),
+    }
+    return tensors, document
+
+
+def load_optimizer_state(
+    model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor], document: Mapping[str, Any]
+) -> None:
+    """Give an optimizer a saved state, on whatever device; its groups must hold the same parameters by name."""
+    groups = _groups(model, optimizer)
+    if problems := [*_differences(document, groups), *_missing(document, tensors)]:
+        raise CheckpointError(
+            "\n".join(
+                ["the checkpoint is of another optimizer:", *(f"  - {problem}" for problem in problems)]
+            ),
+            next_step="set up the model and the optimizer as they were when the checkpoint was made (the run "
+            "folder's config.toml tells), or start a new run",
+        )
+    own = optimizer.state_dict()
+    parameters = {name: parameter for group in groups for name, parameter in group.items()}
+    state = {
+        number: decode(document["state"][name], _copies(tensors, parameters[name].device))
+        for number, name in _names_by_number(own, groups).items()
+        if name in document["state"]
+    }
+    rest = decode(document["rest"], _copies(tensors, torch.device("cpu")))
+    loaded = [
+        {**ours, **_in_form_of(ours, decode(saved["settings"], tensors.__getitem__))}
+        for ours, saved in zip(own["param_groups"], document["groups"], strict=True)
+    ]
+    optimizer.load_state_dict(
+        {**rest["content"], "state": {**state, **rest["state"]}, "param_groups": loaded}
+    )
+    _keep_as_saved(optimizer, parameters, tensors, document)
+
+
+def _groups(model: nn.Module, optimizer: Optimizer) -> list[dict[str, nn.Parameter]]:
+    """The parameters of each group by name."""
+    names = {id(parameter): name for name, parameter in unwrap(model).named_parameters()}
+    for index, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise CheckpointError(
+                    f"group {index} of the optimizer holds a parameter of shape {list(parameter.shape)} that "
+                    "the model does not have",
+                    next_step="build the optimizer from model.parameters(), after the last change to the model",
+                )
+    return [
+        {names[id(parameter)]: parameter for parameter in group["params"]} for group in optimizer.param_groups
+    ]
+
+
+def _names_by_number(
+    content: Mapping[str, Any], groups: Iterable[Mapping[str, nn.Parameter]]
+) -> dict[int, str]:
+    pairs = zip(content["param_groups"], groups, strict=True)
+    return {
+        number: name for saved, group in pairs for number, name in zip(saved["params"], group, strict=True)
+    }
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in _NOT_SAVED}
+
+
+def _rest(content: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, dict[Any, Any]]:
+    """What a user's optimizer may keep besides: state of no parameter, and entries of its own."""
+    return {
+        "content": {key: value for key, value in content.items() if key not in ("state", "param_groups")},
+        "state": {key: value for key, value in content["state"].items() if key not in names},
+    }
+
+
+def _differences(document: Mapping[str, Any], groups: list[dict[str, nn.Parameter]]) -> Iterator[str]:
+    saved_groups = [group["params"] for group in document["groups"]]
+    if len(saved_groups) != len(groups):
+        yield f"it has {len(saved_groups)} parameter groups in the checkpoint and {len(groups)} here"
+        return
+    for index, (saved, ours) in enumerate(zip(saved_groups, groups, strict=True)):
+        yield from (f"{name} is not in group {index} of the checkpoint" for name in ours if name not in saved)
+        yield from (f"{name} is not in group {index} here" for name in saved if name not in ours)
+        for name, parameter in ours.items():
+            shape = document["parameters"].get(name, {}).get("shape")
+            if name in saved and shape != list(parameter.shape):
+                yield f"{name} is {shape} in the checkpoint and {list(parameter.shape)} here"
+
+
+def _missing(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    needed: list[str] = []
+    collect: Callable[[str], Any] = needed.append
+    for part in (*document["state"].values(), *(group["settings"] for group in document["groups"])):
+        decode(part, collect)
+    yield from (f"the tensor {name} is missing in the checkpoint" for name in needed if name not in tensors)
+
+
+def _copies(tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[str], Tensor]:
+    # Copies, since torch keeps the very tensors it is given, and these may be mapped from a file. torch counts
+    # steps on the CPU, and moves the count itself for fused and capturable optimizers.
+    return lambda name: tensors[name].to("cpu" if name.endswith("/step") else device, copy=True)
+
+
+def _in_form_of(ours: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved settings, each as a tensor or as a number as the optimizer has it: a rate in a CUDA graph is one."""
+    settings: dict[str, Any] = {}
+    for key, value in saved.items():
+        form = ours.get(key)
+        if isinstance(form, Tensor):
+            settings[key] = torch.as_tensor(value).to(form, copy=True)
+        elif isinstance(value, Tensor):
+            settings[key] = value.item() if isinstance(form, int | float) else value.clone()
+        else:
+            settings[key] = value
+    return settings
+
+
+def _keep_as_saved(
+    optimizer: Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    tensors: Mapping[str, Tensor],
+    document: Mapping[str, Any],
+) -> None:
+    """Undo what torch's loading changes: state cast to its parameter's type, though it had another, and text."""
+    for name, entry in document["state"].items():
+        state, own_type = optimizer.state[parameters[name]], document["parameters"][name]["type"]
+        for key, saved in decode(entry, tensors.__getitem__).items():
+            loaded = state.get(key)
+            if isinstance(saved, str):
+                state[key] = saved
+            elif isinstance(saved, Tensor) and isinstance(loaded, Tensor) and str(saved.dtype) != own_type:
+                state[key] = loaded if key == "step" else saved.to(loaded.device, copy=True)

@@ -1,0 +1,49 @@
+"""Which checkpoints stay: the last few and the best few. Called after each save, on rank 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from drumline.checkpoint import store
+from drumline.checkpoint.manifest import Manifest, TornCheckpointError
+
+
+def prune(root: Path, *, keep_last: int, keep_best: int, metric: str, higher_is_better: bool) -> list[Path]:
+    """Remove all but the newest `keep_last` and the best `keep_best`; the newest valid one always stays."""
+    newest = store.newest_valid(root).path
+    if newest is None:
+        return []
+    # A torn one that is newer than any valid one is left for the user to see: its step will be written again.
+    newest_step = store.glance(newest).step
+    folders = [root / store.folder_name(step) for step in store.list_steps(root) if step <= newest_step]
+    whole = _whole(folders)
+    last = sorted(whole, key=lambda path: -whole[path].step)[:keep_last]
+    keep = {newest, *last, *_best(whole, metric, higher_is_better)[:keep_best]}
+    removed = [path for path in folders if path not in keep]
+    for path in removed:
+        store.remove(path)
+    return removed
+
+
+def _whole(folders: list[Path]) -> dict[Path, Manifest]:
+    # Sizes only: reading every byte of all checkpoints at each save would cost more than the save.
+    whole = {}
+    for path in folders:
+        try:
+            whole[path] = store.glance(path)
+        except TornCheckpointError:
+            continue
+    return whole
+
+
+def _best(whole: Mapping[Path, Manifest], metric: str, higher_is_better: bool) -> list[Path]:
+    """Those that were evaluated, best first; of equals the newer."""
+    sign = -1.0 if higher_is_better else 1.0
+    scores = {
+        path: (sign * found.metrics[metric], -found.step)
+        for path, found in whole.items()
+        if not math.isnan(found.metrics.get(metric, math.nan))
+    }
+    return sorted(scores, key=lambda path: scores[path])

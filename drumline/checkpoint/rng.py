@@ -1,0 +1,95 @@
+"""The random state of one rank as one flat tensor of fixed length, so that ranks gather it with a plain collective.
+
+It holds the four global generators that a model or a user's code may draw from: torch's on the CPU and on this rank's
+GPU, numpy's and Python's. The next draws after `restore_rng` are those that would have followed `capture_rng`.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from drumline.errors import CheckpointError
+
+RNG_BYTES = 12 * 1024
+_VERSION = 1
+_HEADER = struct.Struct("<8sI4I")  # a mark, the version, the length of each part
+_MARK = b"drum-rng"
+_NUMPY = struct.Struct("<624IiId")  # key, position, whether a normal draw is waiting, that draw
+_PYTHON = struct.Struct("<625I?d")  # key and position, whether a normal draw is waiting, that draw
+
+
+def capture_rng(device: torch.device) -> Tensor:
+    """The random state of this process as `RNG_BYTES` bytes on the CPU."""
+    on_gpu = _to_bytes(torch.cuda.get_rng_state(device)) if device.type == "cuda" else b""
+    parts = (_to_bytes(torch.get_rng_state()), on_gpu, _numpy_state(), _python_state())
+    packed = _HEADER.pack(_MARK, _VERSION, *map(len, parts)) + b"".join(parts)
+    return _to_tensor(packed.ljust(RNG_BYTES, b"\0"))
+
+
+def restore_rng(state: Tensor, device: torch.device) -> None:
+    """Continue the draws of the process that captured; a GPU's state is left out where there is none."""
+    packed = _to_bytes(state.cpu())
+    _check(packed)
+    offset, parts = _HEADER.size, []
+    for length in _HEADER.unpack_from(packed)[2:]:
+        parts.append(packed[offset : offset + length])
+        offset += length
+    on_cpu, on_gpu, numpy_state, python_state = parts
+    torch.set_rng_state(_to_tensor(on_cpu))
+    if on_gpu and device.type == "cuda":
+        torch.cuda.set_rng_state(_to_tensor(on_gpu), device)
+    _set_numpy_state(numpy_state)
+    _set_python_state(python_state)
+
+
+def _check(packed: bytes) -> None:
+    is_ours = len(packed) == RNG_BYTES and packed.startswith(_MARK)
+    version = _HEADER.unpack_from(packed)[1] if is_ours else None
+    if version != _VERSION:
+        what = (
+            f"of version {version}, not {_VERSION}" if is_ours else f"no random state ({len(packed)} bytes)"
+        )
+        raise CheckpointError(
+            f"the saved random state is {what}", next_step="resume with the version of Drumline that saved it"
+        )
+
+
+def _numpy_state() -> bytes:
+    state = np.random.get_state(legacy=False)
+    assert isinstance(state, dict)
+    if state["bit_generator"] != "MT19937":
+        raise CheckpointError(
+            f"numpy's global generator is a {state['bit_generator']}, which cannot be saved",
+            next_step="leave numpy's global generator as it is, and use a generator object of your own",
+        )
+    inner = state["state"]
+    return _NUMPY.pack(*inner["key"].tolist(), inner["pos"], state["has_gauss"], state["gauss"])
+
+
+def _set_numpy_state(packed: bytes) -> None:
+    *key, position, has_gauss, gauss = _NUMPY.unpack(packed)
+    inner = {"key": np.array(key, dtype=np.uint32), "pos": position}
+    np.random.set_state({"bit_generator": "MT19937", "state": inner, "has_gauss": has_gauss, "gauss": gauss})
+
+
+def _python_state() -> bytes:
+    _, key, gauss = random.getstate()
+    return _PYTHON.pack(*key, gauss is not None, gauss or 0.0)
+
+
+def _set_python_state(packed: bytes) -> None:
+    *key, has_gauss, gauss = _PYTHON.unpack(packed)
+    random.setstate((3, tuple(key), gauss if has_gauss else None))
+
+
+def _to_bytes(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()
+
+
+def _to_tensor(packed: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)

@@ -1,0 +1,103 @@
+"""Tensors as one safetensors file: written as a stream, so that saving needs no second copy of the model.
+
+The safetensors package serialises into memory or hides the system's error; this writer hands out one
+tensor's own memory after the other. Files are read back with the package itself.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from drumline.checkpoint.manifest import TornCheckpointError
+from drumline.errors import CheckpointError
+
+_LENGTH = struct.Struct("<Q")
+_ALIGNMENT = 8
+_TYPE_CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def file_size(tensors: Mapping[str, Tensor]) -> int:
+    """How many bytes the file of these tensors takes."""
+    return len(_header(tensors)) + sum(_num_bytes(tensor) for tensor in tensors.values())
+
+
+def stream(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of the file, piece by piece; a tensor on a GPU is copied when its turn comes."""
+    yield _header(tensors)
+    for name in _order(tensors):
+        yield _bytes_of(tensors[name])
+
+
+def read(path: Path, *, device: str | torch.device = "cpu") -> dict[str, Tensor]:
+    """The tensors of a file. On the CPU they are mapped from it: copy what is to be kept."""
+    try:
+        tensors: dict[str, Tensor] = load_file(path, device=str(device))
+    except (OSError, SafetensorError) as error:
+        raise TornCheckpointError(path.parent, f"{path.name} cannot be read: {error}") from error
+    return tensors
+
+
+def _header(tensors: Mapping[str, Tensor]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name in _order(tensors):
+        tensor = tensors[name]
+        end = offset + _num_bytes(tensor)
+        entries[name] = {
+            "dtype": _type_code(name, tensor),
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return _LENGTH.pack(len(text)) + text
+
+
+def _order(tensors: Mapping[str, Tensor]) -> list[str]:
+    # The widest types first: every tensor then starts at a multiple of its own item size.
+    return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+
+
+def _type_code(name: str, tensor: Tensor) -> str:
+    is_plain = tensor.layout is torch.strided and not tensor.is_meta
+    if not is_plain or tensor.dtype not in _TYPE_CODES:
+        raise CheckpointError(
+            f"the tensor {name} cannot be saved: {tensor.dtype}, {tensor.layout}, on {tensor.device}",
+            next_step="make it a dense tensor of a common type, or a buffer with persistent=False",
+        )
+    return _TYPE_CODES[tensor.dtype]
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return dense.reshape(-1).view(torch.uint8).numpy().data

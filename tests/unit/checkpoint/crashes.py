@@ -1,0 +1,171 @@
+"""Run by test_store_crashes.py in a process of its own: forks writers, kills them, looks at what they left.
+
+    python crashes.py every-moment FOLDER    killed at each call that touches the disk, one after the other
+    python crashes.py any-moment FOLDER      killed from outside, after random delays
+
+Ends with a traceback when a checkpoint was lost.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drumline.checkpoint import retention, store
+
+TOUCHES_THE_DISK = {
+    "mkdir",
+    "rename",
+    "unlink",
+    "rmdir",
+    "open",
+    "write",
+    "flush",
+    "fsync",
+    "close",
+    "scandir",
+}
+
+
+def write(root: Path, step: int, *, size: int = 64) -> None:
+    tensors = {"model": {"w": torch.full((size,), float(step))}}
+    store.write(
+        root, step, tensors=tensors, documents={"progress": {"step": step}}, metrics={"loss": float(step)}
+    )
+
+
+def prune(root: Path) -> None:
+    retention.prune(root, keep_last=2, keep_best=1, metric="loss", higher_is_better=False)
+
+
+def prune_to_one(root: Path) -> None:
+    retention.prune(root, keep_last=1, keep_best=0, metric="loss", higher_is_better=False)
+
+
+def work_until_killed(work: Callable[[Path], object], root: Path, moment: int) -> None:
+    """Die by SIGKILL just before or just after a call that touches the disk: a moment is one of these."""
+    seen = 0
+
+    def profile(frame: Any, event: str, function: Any) -> None:
+        nonlocal seen
+        if event in ("c_call", "c_return") and function.__name__ in TOUCHES_THE_DISK:
+            if seen == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen += 1
+
+    sys.setprofile(profile)
+    work(root)
+
+
+def run_child(work: Callable[[], None]) -> int:
+    """Fork, work, and give the pid; the child ends without a word to its parent's files."""
+    if pid := os.fork():
+        return pid
+    signal.alarm(60)  # whatever happens to the parent, no writer lives on
+    code = 1
+    try:
+        work()
+        code = 0
+    finally:
+        sys.setprofile(None)
+        os._exit(code)
+
+
+def newest_step(root: Path) -> int:
+    path = store.newest_valid(root).path
+    return 0 if path is None else store.verify(path).step
+
+
+def check_goes_on(root: Path, step: int) -> None:
+    write(root, step)
+    prune(root)
+    assert newest_step(root) == step
+    assert not [path for path in root.iterdir() if path.name.startswith(".")], list(root.iterdir())
+    for left in store.list_steps(root):
+        store.verify(root / store.folder_name(left))
+
+
+def killed_at_every_moment(folder: Path, work: Callable[[Path], object], *, least: int) -> int:
+    """Kill `work` at its first moment, its second, and so on until it comes to its end; how many there were."""
+    start = folder / "start"
+    for step in (1, 2, 3):
+        write(start, step)
+    moment = 0
+    while True:
+        root = folder / f"moment-{moment}"
+        shutil.copytree(start, root)
+        _, status = os.waitpid(run_child(partial(work_until_killed, work, root, moment)), 0)
+        assert newest_step(root) >= least, (moment, list(root.iterdir()))
+        check_goes_on(root, 9)
+        shutil.rmtree(root)
+        if not os.WIFSIGNALED(status):
+            assert os.waitstatus_to_exitcode(status) == 0
+            shutil.rmtree(start)
+            return moment
+        moment += 1
+
+
+def every_moment(folder: Path) -> None:
+    counts = {
+        "new": killed_at_every_moment(folder, lambda root: write(root, 4), least=3),
+        "replaced": killed_at_every_moment(folder, lambda root: write(root, 3), least=3),
+        "pruned": killed_at_every_moment(folder, prune_to_one, least=3),
+    }
+    assert counts["new"] >= 30, counts
+    assert counts["replaced"] > counts["new"], counts
+    assert counts["pruned"] >= 20, counts
+    print(counts)
+
+
+def write_on(root: Path, first: int, pipe: int) -> None:
+    """Write one step after the other, each twice, and tell each when it is saved."""
+    step = first
+    while True:
+        write(root, step, size=50_000)
+        os.write(pipe, step.to_bytes(4, "little"))
+        write(root, step, size=50_001)
+        prune(root)
+        step += 1
+
+
+def any_moment(folder: Path) -> None:
+    chance = random.Random(5)
+    root = folder / "root"
+    saved = 0
+    for turn in range(30):
+        reading, writing = os.pipe()
+        pid = run_child(partial(write_on, root, saved + 1, writing))
+        os.close(writing)
+        # Some are killed in their first save, the others some time after it.
+        told = b"" if turn % 3 == 0 else os.read(reading, 4)
+        time.sleep(chance.uniform(0, 0.04))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        while piece := os.read(reading, 4096):
+            told += piece
+        os.close(reading)
+        saved = int.from_bytes(told[-4:], "little") if told else saved
+        assert newest_step(root) >= saved, (list(root.iterdir()), saved)
+        saved = newest_step(root)
+    assert saved >= 20, saved
+    check_goes_on(root, saved + 1)
+    print(f"{saved} checkpoints")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # forking with torch's idle threads: the child uses none
+    torch.set_num_threads(1)
+    {"every-moment": every_moment, "any-moment": any_moment}[sys.argv[1]](Path(sys.argv[2]))

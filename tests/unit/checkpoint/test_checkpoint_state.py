@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from drumline.checkpoint import store
+from drumline.checkpoint.state import capture, restore
+from drumline.errors import CheckpointError
+
+PROGRESS = {"step": 3, "cursor": {"epoch": 1, "position": 64}, "facts": {}}
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(3, 2)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for step in range(3):
+        model(torch.full((2, 3), float(step))).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def make_scaler(*, enabled: bool = True) -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2, enabled=enabled)
+
+
+def test_a_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    model, optimizer = make()
+    train(model, optimizer)
+    snapshot = capture(model, optimizer, progress=PROGRESS)
+    path = store.write(tmp_path, 3, tensors=snapshot.tensors, documents=snapshot.documents, metrics={})
+    other, resumed = make()
+    assert restore(store.read(path), other, resumed) == PROGRESS
+    train(model, optimizer)
+    train(other, resumed)
+    assert torch.equal(model.weight, other.weight)
+    assert sorted(file.name for file in path.iterdir()) == [
+        "manifest.json",
+        "model.json",
+        "model.safetensors",
+        "optimizer.json",
+        "optimizer.safetensors",
+        "progress.json",
+    ]
+
+
+def test_the_scale_of_fp16_goes_on() -> None:
+    model, _ = make()
+    scaler = make_scaler()
+    scaler.scale(torch.ones(1))
+    scaler.update(32.0)
+    snapshot = capture(model, scaler=scaler, progress={})
+    assert json.loads(json.dumps(snapshot.documents["scaler"])) == scaler.state_dict()
+    fresh = make_scaler()
+    restore(snapshot, model, scaler=fresh)
+    assert fresh.state_dict() == scaler.state_dict()
+    assert fresh.get_scale() == 32.0
+
+
+@pytest.mark.parametrize("scaler", [None, make_scaler(enabled=False)])
+def test_a_run_that_turns_fp16_on_starts_with_a_fresh_scale(scaler: torch.amp.GradScaler | None) -> None:
+    model, _ = make()
+    fresh = make_scaler()
+    restore(capture(model, scaler=scaler, progress={}), model, scaler=fresh)
+    assert fresh.get_scale() == 8.0
+
+
+def test_a_checkpoint_without_an_optimizer() -> None:
+    model, optimizer = make()
+    with pytest.raises(
+        CheckpointError, match="the checkpoint holds no optimizer state\n  next: load the model alone"
+    ):
+        restore(capture(model, progress={}), model, optimizer)

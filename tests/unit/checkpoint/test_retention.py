@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drumline.checkpoint import manifest, store
+from drumline.checkpoint.manifest import Manifest
+from drumline.checkpoint.retention import prune
+
+
+def make(root: Path, step: int, **metrics: float) -> Path:
+    return store.write(
+        root, step, tensors={"model": {"w": torch.ones(2)}}, documents={"progress": {}}, metrics=metrics
+    )
+
+
+def make_quick(root: Path, step: int, metrics: dict[str, float]) -> Path:
+    """A whole checkpoint without files, made without waiting for the device."""
+    path = root / store.folder_name(step)
+    path.mkdir(parents=True)
+    (path / "manifest.json").write_bytes(manifest.render(Manifest(step, "", metrics, {})))
+    return path
+
+
+def by_loss(root: Path, *, last: int = 1, best: int = 0) -> list[Path]:
+    return prune(root, keep_last=last, keep_best=best, metric="loss", higher_is_better=False)
+
+
+def test_the_last_ones_stay(tmp_path: Path) -> None:
+    paths = [make(tmp_path, step) for step in (1, 2, 3, 4)]
+    assert by_loss(tmp_path, last=2) == paths[:2]
+    assert store.list_steps(tmp_path) == [3, 4]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+    assert by_loss(tmp_path, last=2) == []
+
+
+@pytest.mark.parametrize(("higher_is_better", "kept"), [(True, [2, 4]), (False, [1, 4])])
+def test_the_best_stays_besides(tmp_path: Path, higher_is_better: bool, kept: list[int]) -> None:
+    for step, score in ((1, 0.1), (2, 0.9), (3, 0.5), (4, 0.4)):
+        make(tmp_path, step, accuracy=score)
+    prune(tmp_path, keep_last=1, keep_best=1, metric="accuracy", higher_is_better=higher_is_better)
+    assert store.list_steps(tmp_path) == kept
+
+
+def test_of_equals_the_newer_is_the_best(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        make(tmp_path, step, loss=0.0)
+    make(tmp_path, 4, loss=1.0)
+    by_loss(tmp_path, best=1)
+    assert store.list_steps(tmp_path) == [3, 4]
+
+
+def test_without_the_metric_or_with_nan_it_is_never_the_best(tmp_path: Path) -> None:
+    make(tmp_path, 1, loss=7.0)
+    make(tmp_path, 2, loss=math.nan)
+    make(tmp_path, 3, accuracy=1.0)
+    make(tmp_path, 4)
+    by_loss(tmp_path, best=3)
+    assert store.list_steps(tmp_path) == [1, 4]
+
+
+def test_the_newest_valid_one_stays_though_a_newer_looks_whole(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        make(tmp_path, step)
+    file = tmp_path / "step-00000003" / "model.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
+    assert by_loss(tmp_path) == [tmp_path / "step-00000001"]
+    assert store.newest_valid(tmp_path).path == tmp_path / "step-00000002"
+
+
+def test_the_newest_valid_one_stays_even_if_none_is_to_be_kept(tmp_path: Path) -> None:
+    for step in (1, 2):
+        make(tmp_path, step)
+    by_loss(tmp_path, last=0)
+    assert store.list_steps(tmp_path) == [2]
+
+
+def test_torn_ones_do_not_count_as_kept_and_go_when_a_valid_one_is_newer(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        make(tmp_path, step)
+    (tmp_path / "step-00000003" / "manifest.json").unlink()
+    assert by_loss(tmp_path, last=2) == [tmp_path / "step-00000001", tmp_path / "step-00000003"]
+    assert store.list_steps(tmp_path) == [2, 4]
+
+
+def test_nothing_goes_while_nothing_is_valid(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        (make(tmp_path, step) / "progress.json").unlink()
+    assert by_loss(tmp_path) == []
+    assert store.list_steps(tmp_path) == [1, 2, 3]
+    assert by_loss(tmp_path / "none") == []
+
+
+def test_a_link_is_removed_and_not_what_it_points_at(tmp_path: Path) -> None:
+    original = make(tmp_path / "elsewhere", 1)
+    root = tmp_path / "root"
+    make(root, 2)
+    (root / "step-00000001").symlink_to(original)
+    assert by_loss(root) == [root / "step-00000001"]
+    store.verify(original)
+    assert [path.name for path in root.iterdir()] == ["step-00000002"]
+
+
+scores = st.none() | st.floats(allow_nan=True)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    entries=st.lists(st.tuples(scores, st.booleans()), min_size=1, max_size=7),
+    last=st.integers(1, 3),
+    best=st.integers(0, 3),
+    higher=st.booleans(),
+)
+def test_the_rules_hold_for_any_history(
+    tmp_path_factory: pytest.TempPathFactory,
+    entries: list[tuple[float | None, bool]],
+    last: int,
+    best: int,
+    higher: bool,
+) -> None:
+    root = tmp_path_factory.mktemp("prune")
+    for step, (score, is_torn) in enumerate(entries, start=1):
+        path = make_quick(root, step, {} if score is None else {"m": score})
+        if is_torn:
+            (path / "manifest.json").write_bytes(b"torn")
+    whole = [step for step, (_, is_torn) in enumerate(entries, start=1) if not is_torn]
+    scored = [step for step in whole if (score := entries[step - 1][0]) is not None and not math.isnan(score)]
+    prune(root, keep_last=last, keep_best=best, metric="m", higher_is_better=higher)
+    left = set(store.list_steps(root))
+    kept = left & set(whole)
+    assert set(whole[-last:]) <= kept
+    assert len(kept) <= last + best
+    assert len(kept & set(scored)) >= min(best, len(scored))
+    removed = set(scored) - kept
+    sign = 1 if higher else -1
+    worst_kept_best = sorted((sign * (entries[step - 1][0] or 0.0) for step in scored), reverse=True)[:best]
+    assert all(
+        sign * (entries[step - 1][0] or 0.0) <= min(worst_kept_best, default=math.inf) for step in removed
+    )
+    assert left - kept == {step for step in range(1, len(entries) + 1) if entries[step - 1][1]} - set(
+        range(1, max(whole, default=0))
+    )
+
+
+def test_a_quick_checkpoint_is_a_real_one(tmp_path: Path) -> None:
+    assert store.verify(make_quick(tmp_path, 3, {"m": 1.0})).files == {}
