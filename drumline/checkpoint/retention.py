@@ -27,6 +27,13 @@ def prune(root: Path, *, keep_last: int, keep_best: int, metric: str, higher_is_
     return removed
 
 
+def best(root: Path, *, metric: str, higher_is_better: bool) -> int | None:
+    """The step of the best checkpoint that is there, if any was evaluated."""
+    whole = _whole([root / store.folder_name(step) for step in store.list_steps(root)])
+    ranked = _best(whole, metric, higher_is_better)
+    return whole[ranked[0]].step if ranked else None
+
+
 def _whole(folders: list[Path]) -> dict[Path, Manifest]:
     # Sizes only: reading every byte of all checkpoints at each save would cost more than the save.
     whole = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
@@ -18,6 +19,8 @@ from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 
 POLL_S = 0.05
+QUIET_S = 0.02
+_parted: list[dist.ProcessGroup] = []
 
 
 def join_group(
@@ -45,10 +48,16 @@ def leave_group(*, broken: bool = False) -> None:
     """End the group. A broken one is aborted: waiting for peers that are gone would be a hang of our own."""
     if not dist.is_initialized():
         return
+    group = dist.distributed_c10d._get_default_group()
     if broken:
         with contextlib.suppress(RuntimeError):
-            dist.distributed_c10d._get_default_group().abort()
+            group.abort()
     dist.destroy_process_group()
+    # gloo's destructor waits for its threads while it holds Python's lock. A thread that has just finished the last
+    # collective needs that lock to let go of a tensor, and then neither ends (seen with torch 2.13). So the threads get
+    # a moment, and the group outlives everything that could still be in the way.
+    time.sleep(QUIET_S)
+    _parted.append(group)
 
 
 def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
@@ -79,21 +88,34 @@ def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
 def call_roll(store: dist.Store, topology: Topology, *, deadline: float, timeout_s: float) -> None:
     """Collective: wait until every rank has said its name, and name the ones that have not."""
     store.set(f"roll/{topology.rank}", topology.host)
-    waiting = [rank for rank in range(topology.world_size) if rank != topology.rank]
-    while waiting := [rank for rank in waiting if not store.check([f"roll/{rank}"])]:
-        if time.monotonic() > deadline:
-            missing = ", ".join(str(rank) for rank in waiting)
-            present = ", ".join(
-                f"{rank} on {store.get(f'roll/{rank}').decode()}"
-                for rank in range(topology.world_size)
-                if rank not in waiting
-            )
-            raise PreflightError(
-                f"{len(waiting)} of {topology.world_size} ranks did not start within {timeout_s:g} s: "
-                f"missing {missing}; here: {present}",
-                next_step="look at the missing ranks' own output; raise --dist.start_timeout_s if they are only slow",
-            )
-        time.sleep(POLL_S)
+    missing = [rank for rank in range(topology.world_size) if rank != topology.rank]
+    with _explained(
+        f"rank 0, which runs the meeting point, ended before all {topology.world_size} ranks were there"
+    ):
+        while missing := [rank for rank in missing if not store.check([f"roll/{rank}"])]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_S)
+        if not missing:
+            return
+        hosts = {
+            rank: store.get(f"roll/{rank}").decode()
+            for rank in range(topology.world_size)
+            if rank not in missing
+        }
+    raise PreflightError(
+        f"{len(missing)} of {topology.world_size} ranks did not start within {timeout_s:g} s: "
+        f"missing {', '.join(map(str, missing))}; here: {', '.join(f'{rank} on {hosts[rank]}' for rank in hosts)}",
+        next_step="look at the missing ranks' own output; raise --dist.start_timeout_s if they are only slow",
+    )
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except dist.DistError as error:
+        raise PreflightError(what, next_step="look at rank 0's own output") from error
 
 
 def _first_line(error: BaseException) -> str:

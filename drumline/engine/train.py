@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from drumline.checkpoint.retention import best
 from drumline.config.schema import Config
 from drumline.config.write import to_toml
 from drumline.distributed.collectives import gather_json
@@ -22,6 +23,7 @@ from drumline.engine.output import divert_output
 from drumline.engine.reporting import open_reporter
 from drumline.engine.run_folder import RunFolder, locked, set_aside
 from drumline.engine.saving import Progress, find_newest, restore
+from drumline.errors import CheckpointError
 from drumline.launch.commands import resume_command, two_node_command
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
@@ -84,7 +86,11 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
             seconds=time.perf_counter() - started,
             samples_per_s=loop.pace.samples_per_s,
             metrics=loop.metrics,
-            best_step=loop.best_step(),
+            best_step=best(
+                folder.checkpoints,
+                metric=task_class.best_metric,
+                higher_is_better=task_class.higher_is_better,
+            ),
             run=str(request.run),
             resume_command=resume_command(request.command),
             two_node_command=two_node_command(request.command, procs=ddp.local_world_size),
@@ -155,6 +161,11 @@ def _resume(job: Job, config: Config, folder: RunFolder, progress: Progress, rep
     for torn_path, reason in torn:
         reporter.report(
             "warning", message=f"the checkpoint {torn_path} is not whole and was skipped: {reason}"
+        )
+    if path is None and torn:
+        raise CheckpointError(
+            f"none of the {len(torn)} checkpoints in {folder.checkpoints} is whole; the newest: {torn[0][1]}",
+            next_step="bring one back from a backup, or start anew with --fresh, which keeps what is there",
         )
     if path is None:
         return

@@ -48,7 +48,9 @@ def live_through_it() -> dict[str, object]:
     joined = ddp.setup()
     model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5))
     initial = model[0].weight.detach().clone()
-    wrapped = ddp.wrap(model, bucket_cap_mb=1, gradient_as_bucket_view=True, find_unused_parameters=True, static_graph=False)
+    wrapped = ddp.wrap(
+        model, bucket_cap_mb=1, gradient_as_bucket_view=True, find_unused_parameters=True, static_graph=False
+    )
     noise = float(torch.rand(()))
     ddp.barrier()
     facts = {

@@ -11,6 +11,7 @@ import pytest
 from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, OptimConfig
 from drumline.engine import saving
+from drumline.errors import CheckpointError
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Task
 from tests.jobs import Classify, Normalised, assert_same_bits, make_config, newest, train_here, train_on
@@ -103,6 +104,16 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, d
     (warning,) = [event["message"] for event in events if event["kind"] == "warning"]
     assert "step-00000004 is not whole and was skipped: model.safetensors" in warning
     assert [event["step"] for event in events if event["kind"] == "resume"] == [3]
+
+
+def test_a_run_of_which_no_checkpoint_is_whole_does_not_start_over(tmp_path: Path) -> None:
+    train_here(make_config(epochs=1), Classify, tmp_path)
+    (tmp_path / "checkpoints" / "step-00000005" / "model.safetensors").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"(?s)none of the 1 checkpoints in .* is whole.*model.safetensors.*--fresh"
+    ):
+        train_here(make_config(epochs=1), Classify, tmp_path)
+    assert store.list_steps(tmp_path / "checkpoints") == [5]
 
 
 def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:
