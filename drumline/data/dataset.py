@@ -1,0 +1,58 @@
+"""What a dataset has to offer: whole batches (`BatchDataset`), or samples by index (any map-style dataset).
+
+The built-in datasets hand out whole batches, because a Python call for each sample is what limits a fast
+step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from drumline.data.draws import Draws
+from drumline.errors import DataError, UsageError
+
+Split = Literal["train", "eval"]
+
+
+@runtime_checkable
+class BatchDataset(Protocol):
+    """A dataset that makes a whole batch at once."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> Any:
+        """The samples at these indices as collated tensors. Take randomness from `draws`; None:
+        evaluation."""
+        ...
+
+
+def makes_batches(dataset: object) -> bool:
+    """Whether it is a BatchDataset; an attribute `batch` that merely holds a value does not make it one."""
+    return isinstance(dataset, BatchDataset) and callable(dataset.batch)
+
+
+def checked_length(dataset: Any) -> int:
+    """How many samples it has, once it is sure that it can be used at all."""
+    missing = [] if hasattr(type(dataset), "__len__") else ["__len__"]
+    if not makes_batches(dataset) and not _has_getitem(dataset):
+        missing.append("__getitem__")
+    name = type(dataset).__name__
+    if missing:
+        raise UsageError(
+            f"{name} cannot be used as a dataset: it has no {' and no '.join(missing)}",
+            next_step="give it __len__(self) and __getitem__(self, index), or __len__ and batch(self, indices, draws); "
+            "a stream without a length cannot be shared out so that each sample is seen exactly once",
+        )
+    length = len(dataset)
+    if length == 0:
+        raise DataError(f"the dataset {name} is empty", next_step="check the path and the split it reads")
+    return length
+
+
+def _has_getitem(dataset: object) -> bool:
+    # torch's Dataset brings a __getitem__ that only raises, so that having one proves nothing.
+    return getattr(type(dataset), "__getitem__", Dataset.__getitem__) is not Dataset.__getitem__

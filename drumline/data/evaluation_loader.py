@@ -1,0 +1,87 @@
+"""Evaluation batches on the device: each sample exactly once over all ranks, in order, never augmented.
+
+What is in a batch does not depend on the world size, so sums over batches, added up by batch number, do not
+either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from drumline.data.fetch import Fetch, Request
+from drumline.data.plan import evaluation_batches
+from drumline.data.stream import Stream
+from drumline.data.transfer import to_device
+from drumline.errors import UsageError
+
+
+class EvaluationBatch(NamedTuple):
+    """One batch on the device."""
+
+    number: int
+    """Which one it is of the batches of all ranks."""
+    size: int
+    data: Any
+
+
+class EvaluationLoader:
+    """This rank's evaluation batches; a rank may have fewer than others, or none."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        workers: int = 0,
+        pin_memory: bool = True,
+        persistent_workers: bool = True,
+        prefetch_factor: int = 2,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise UsageError(
+                f"evaluation batches cannot have {batch_size} samples", next_step="set it to 1 or more"
+            )
+        # The seed matters only to a dataset whose samples are random even in evaluation: they are the same
+        # each time.
+        fetch = Fetch(dataset, seed=0, collate=collate)
+        self.num_samples = fetch.length
+        """Over all ranks."""
+        self.num_batches = -(-fetch.length // batch_size)
+        """Over all ranks."""
+        self._plan = evaluation_batches(
+            length=fetch.length, batch_size=batch_size, rank=rank, world_size=world_size
+        )
+        self._device = device
+        self._stream = Stream(
+            fetch,
+            workers=workers,
+            pin_memory=pin_memory and device.type == "cuda",
+            persistent_workers=persistent_workers,
+            prefetch_factor=prefetch_factor,
+        )
+
+    def __len__(self) -> int:
+        """How many batches this rank has."""
+        return len(self._plan)
+
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's batches, in order."""
+        for batch in self.numbered():
+            yield batch.data
+
+    def numbered(self) -> Iterator[EvaluationBatch]:
+        """The same, with the number of each batch and its size."""
+        batches = self._stream.batches(Request(0, low, high, shuffled=False) for _, (low, high) in self._plan)
+        for (number, (low, high)), data in zip(self._plan, batches, strict=True):
+            yield EvaluationBatch(number, high - low, to_device(data, self._device))
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._stream.close()

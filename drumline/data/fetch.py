@@ -1,0 +1,84 @@
+"""From a request for positions to a batch of samples: what a DataLoader worker runs, or the training process
+itself.
+
+The batch depends on the request and the seed alone. For a map-style dataset the global generators of torch,
+numpy and `random` are seeded from (seed, epoch, index) before each sample, so that an augmentation that uses
+them is the same whatever rank or worker runs it; afterwards the process gets its own generator states back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from drumline.data.dataset import checked_length, makes_batches
+from drumline.data.draws import Draws
+from drumline.data.permutation import permute
+
+_SAMPLE_SEEDS = 0x5EED  # the stream of draws that seeds are taken from
+
+
+class Request(NamedTuple):
+    """Positions [low, high) of an epoch: shuffled and augmented for training, as they are for evaluation."""
+
+    epoch: int
+    low: int
+    high: int
+    shuffled: bool
+
+
+class Fetch(Dataset[Any]):
+    """Answers requests from a dataset of either kind."""
+
+    def __init__(self, dataset: Any, *, seed: int, collate: Callable[[list[Any]], Any] | None = None) -> None:
+        self.dataset = dataset
+        self.length = checked_length(dataset)
+        self._seed = seed
+        self._collate = collate or default_collate
+        self._makes_batches = makes_batches(dataset)
+
+    def __getitem__(self, request: Request) -> Any:
+        indices = np.arange(request.low, request.high, dtype=np.int64)
+        if request.shuffled:
+            indices = permute(indices, length=self.length, seed=self._seed, epoch=request.epoch)
+        draws = Draws(self._seed, request.epoch, indices)
+        if self._makes_batches:
+            return self.dataset.batch(indices, draws if request.shuffled else None)
+        with _generators_put_back():
+            return self._collate(self._samples(draws))
+
+    def _samples(self, draws: Draws) -> list[Any]:
+        seeds = draws.bits(1, stream=_SAMPLE_SEEDS)[:, 0].tolist()
+        samples = []
+        for index, seed in zip(draws.indices.tolist(), seeds, strict=True):
+            _seed_generators(seed)
+            try:
+                samples.append(self.dataset[index])
+            except Exception as error:
+                error.add_note(f"while reading sample {index} of {type(self.dataset).__name__}")
+                raise
+        return samples
+
+
+def _seed_generators(seed: int) -> None:
+    # Not torch.manual_seed: that would also reset the generators of the GPUs, which belong to the model.
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+
+
+@contextmanager
+def _generators_put_back() -> Iterator[None]:
+    states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])

@@ -1,0 +1,174 @@
+"""Training batches on the device: this rank's share of each global batch, in the epoch's shuffled order.
+
+The engine takes optimizer steps from `steps`; a loop of the user's own simply iterates. Both start at
+`cursor` and move it, so that it always says where the run stands; epochs follow each other without anyone
+having to remember `set_epoch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from drumline.data.fetch import Fetch, Request
+from drumline.data.plan import Cursor, StepPlan, micro_batches_per_epoch, plan_epoch
+from drumline.data.stream import Stream
+from drumline.data.transfer import to_device
+from drumline.errors import DataError, UsageError
+
+
+class Micro(NamedTuple):
+    """One micro-batch on the device."""
+
+    data: Any
+    size: int
+    """How many samples count; 0: a placeholder, to be run with weight 0 so that collectives still match."""
+    is_last: bool
+    """Whether the step ends with it: gradients are synchronised here."""
+
+
+class Step(NamedTuple):
+    """One optimizer step: what it covers, and its micro-batches, to be taken before the next step is."""
+
+    plan: StepPlan
+    micro_batches: Iterator[Micro]
+
+
+class Loader:
+    """This rank's training batches."""
+
+    scale: float = 1.0
+    """For the batch just handed out: a mean loss times this, averaged over ranks by DDP, is the exact global
+    mean."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        seed: int,
+        accumulate: int = 1,
+        workers: int = 0,
+        pin_memory: bool = True,
+        persistent_workers: bool = True,
+        prefetch_factor: int = 2,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        _check_sizes(batch_size=batch_size, world_size=world_size, accumulate=accumulate)
+        fetch = Fetch(dataset, seed=seed, collate=collate)
+        self.steps_per_epoch = -(-fetch.length // batch_size)
+        self.num_samples = fetch.length
+        self._plan_epoch = partial(
+            plan_epoch,
+            length=fetch.length,
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            accumulate=accumulate,
+        )
+        self._num_micro_batches = micro_batches_per_epoch(
+            length=fetch.length, batch_size=batch_size, world_size=world_size, accumulate=accumulate
+        )
+        self._world_size = world_size
+        self._device = device
+        self._cursor = Cursor()
+        self._stream = Stream(
+            fetch,
+            workers=workers,
+            pin_memory=pin_memory and device.type == "cuda",
+            persistent_workers=persistent_workers,
+            prefetch_factor=prefetch_factor,
+        )
+        self._batches: Iterator[Any] = iter(())
+        self._batches_at: Cursor | None = None  # the step that the next of these batches belongs to
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next global batch starts. A checkpoint holds this, and nothing per rank."""
+        return self._cursor
+
+    @cursor.setter
+    def cursor(self, cursor: Cursor) -> None:
+        if not (cursor.epoch >= 0 and 0 <= cursor.position < self.num_samples):
+            raise DataError(
+                f"the run stands at sample {cursor.position} of epoch {cursor.epoch}, "
+                f"but the dataset has {self.num_samples} samples",
+                next_step="resume with the dataset that the run began with, or start a new run",
+            )
+        self._cursor = cursor
+
+    def __len__(self) -> int:
+        """Micro-batches in one whole epoch; the same on every rank."""
+        return self._num_micro_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches from the cursor to the end of its epoch; iterate again for the next epoch."""
+        for step in self.steps():
+            for micro in step.micro_batches:
+                self.scale = self._world_size * micro.size / step.plan.global_size
+                yield micro.data
+
+    def steps(self) -> Iterator[Step]:
+        """The steps from the cursor to the end of its epoch."""
+        for plan in self._plan_epoch(self._cursor):
+            yield Step(plan, self._micro_batches(plan))
+            if self._cursor != plan.following:
+                raise UsageError(
+                    "the next step was asked for before all micro-batches of the last one were taken",
+                    next_step="take every item of step.micro_batches before the next step",
+                )
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._batches, self._batches_at = iter(()), None
+        self._stream.close()
+
+    def _micro_batches(self, plan: StepPlan) -> Iterator[Micro]:
+        batches = self._batches_from(Cursor(plan.epoch, plan.start))
+        self._batches_at = None  # until the step is complete: if it is given up, its batches are made again
+        last = len(plan.micro_batches) - 1
+        for number, size in enumerate(plan.sizes):
+            data = to_device(next(batches), self._device)
+            if number == last:
+                # Moved before the batch is handed out: a checkpoint after the optimizer step holds the right
+                # cursor.
+                self._cursor = self._batches_at = plan.following
+            yield Micro(data, size, is_last=number == last)
+
+    def _batches_from(self, cursor: Cursor) -> Iterator[Any]:
+        endless = self._stream.outlives_a_sequence
+        if self._batches_at != cursor or (cursor.position == 0 and not endless):
+            self._batches = self._stream.batches(_requests(self._plan_epoch, cursor, endless=endless))
+        return self._batches
+
+
+def _requests(
+    plan_epoch_from: Callable[[Cursor], Iterator[StepPlan]], cursor: Cursor, *, endless: bool
+) -> Iterator[Request]:
+    """What is asked of the stream. Workers that stay go on into the next epoch by themselves, so that its first
+    batches are ready when it begins."""
+    while True:
+        for plan in plan_epoch_from(cursor):
+            for low, high in plan.micro_batches:
+                yield Request(plan.epoch, low, high, shuffled=True)
+            cursor = plan.following
+        if not endless:
+            return
+
+
+def _check_sizes(*, batch_size: int, world_size: int, accumulate: int) -> None:
+    if batch_size < world_size:
+        raise UsageError(
+            f"a global batch of {batch_size} cannot be shared by {world_size} ranks: each needs a sample",
+            next_step=f"set the batch size to {world_size} or more, or start fewer ranks",
+        )
+    if accumulate < 1:
+        raise UsageError(
+            f"a step cannot be cut into {accumulate} micro-batches", next_step="set accumulate to 1 or more"
+        )

@@ -1,0 +1,78 @@
+"""The shuffled order of an epoch, without a list of it: any position is turned into its sample index on its
+own.
+
+Ranks and DataLoader workers each compute just the indices of their own batch. A dataset of a billion samples
+costs three megabytes and a few milliseconds per epoch, not eight gigabytes and minutes.
+
+How: positions 0 to length - 1 are laid out on a grid of about sqrt(length) rows and columns. A Feistel round
+adds to the row a random number that depends on the column (modulo the number of rows), the next round the
+other way round; each is a bijection of the grid. The grid has up to sqrt(length) cells too many; a position
+that lands on one goes through again until it lands inside ("cycle walking"), which makes it a bijection of
+the positions alone and is seldom needed.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from drumline.data.draws import Draws
+
+# Pairs of rounds, one for the row and one for the column. As few as make every order of five samples about as
+# likely as any other (chi-square over 24,000 seeds; five pairs fail it). A pair costs a batch about five
+# microseconds.
+_ROUND_PAIRS = 6
+
+
+class _Grid(NamedTuple):
+    rows: int
+    columns: int
+    row_shifts: NDArray[np.int64]
+    """[pair, column]: what is added to the row."""
+    column_shifts: NDArray[np.int64]
+    """[pair, row]: what is added to the column."""
+
+
+def permute(positions: NDArray[np.int64], *, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The sample indices at these positions of the epoch's order: a bijection of [0, length)."""
+    if positions.size == 0:
+        return positions.copy()
+    grid = _grid(length, seed, epoch)
+    indices = _shuffle(positions, grid)
+    while indices.max() >= length:
+        outside = indices >= length
+        indices[outside] = _shuffle(indices[outside], grid)
+    return indices
+
+
+def _shuffle(cells: NDArray[np.int64], grid: _Grid) -> NDArray[np.int64]:
+    row, column = np.divmod(cells, grid.columns)
+    for row_shift, column_shift in zip(grid.row_shifts, grid.column_shifts, strict=True):
+        row += row_shift[column]
+        row %= grid.rows
+        column += column_shift[row]
+        column %= grid.columns
+    row *= grid.columns
+    row += column
+    return row
+
+
+@lru_cache(maxsize=4)
+def _grid(length: int, seed: int, epoch: int) -> _Grid:
+    rows = math.isqrt(length - 1) + 1
+    columns = -(-length // rows)
+    return _Grid(
+        rows=rows,
+        columns=columns,
+        row_shifts=_random_below(rows, width=columns, stream=1, seed=seed, epoch=epoch),
+        column_shifts=_random_below(columns, width=rows, stream=2, seed=seed, epoch=epoch),
+    )
+
+
+def _random_below(bound: int, *, width: int, stream: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    draws = Draws(seed, epoch, np.arange(_ROUND_PAIRS, dtype=np.int64))
+    return (draws.uniform(width, stream=stream) * bound).astype(np.int64)

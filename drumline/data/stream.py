@@ -1,0 +1,86 @@
+"""Batches in the order they were asked for, made in this process or ahead of time by worker processes.
+
+Worker processes are torch's DataLoader. They end with `close`, with the garbage collection of their stream,
+or at the latest with the process that started them.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from drumline.data.fetch import Fetch, Request
+from drumline.data.transfer import pin
+from drumline.data.workers import end_workers, leave_signals_to_the_rank, told_of_dead_workers
+
+
+class Stream:
+    """Answers a sequence of requests, one batch for each; one sequence at a time."""
+
+    def __init__(
+        self, fetch: Fetch, *, workers: int, pin_memory: bool, persistent_workers: bool, prefetch_factor: int
+    ) -> None:
+        self.outlives_a_sequence = workers == 0 or persistent_workers
+        self._fetch = fetch
+        self._workers = workers
+        self._pin_memory = pin_memory
+        self._prefetch_factor = prefetch_factor
+        self._requests = _Requests()
+        self._loader: DataLoader[Any] | None = None
+        self._running: list[Any] = []
+        weakref.finalize(self, end_workers, self._running, os.getpid())
+
+    def batches(self, requests: Iterable[Request]) -> Iterator[Any]:
+        """The answer to each request. A sequence that was not finished is given up."""
+        if self._workers == 0:
+            return self._batches_made_here(requests)
+        if not self.outlives_a_sequence:
+            self.close()
+        self._requests.pending = requests
+        if self._loader is None:
+            self._loader = self._make_loader()
+        self._running[:] = [iter(self._loader)]
+        return told_of_dead_workers(self._running[0])
+
+    def close(self) -> None:
+        """End the worker processes, if there are any. A later call of `batches` would start new ones."""
+        self._loader = None
+        end_workers(self._running, os.getpid())
+
+    def _batches_made_here(self, requests: Iterable[Request]) -> Iterator[Any]:
+        for request in requests:
+            batch = self._fetch[request]
+            yield pin(batch) if self._pin_memory else batch
+
+    def _make_loader(self) -> DataLoader[Any]:
+        return DataLoader(
+            self._fetch,
+            sampler=self._requests,
+            batch_size=None,  # a request is already a whole batch
+            collate_fn=_as_it_is,
+            num_workers=self._workers,
+            pin_memory=self._pin_memory,
+            persistent_workers=self.outlives_a_sequence,
+            prefetch_factor=self._prefetch_factor,
+            worker_init_fn=leave_signals_to_the_rank,
+            # Without one of its own the DataLoader draws a number from the training process's generator.
+            generator=torch.Generator(),
+        )
+
+
+class _Requests:
+    """The sampler of the DataLoader; it is asked anew for each sequence, while the workers stay."""
+
+    pending: Iterable[Request] = ()
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.pending)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,98 @@
+"""Made-up data that can be learned, for trials and benchmarks.
+
+A sample is made from (seed, index) when it is asked for; nothing is stored.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drumline.data.dataset import Split
+from drumline.data.draws import Draws
+from drumline.data.image_arrays import Preparation
+
+_EVALUATION_SHARE = 8  # evaluation has one eighth of the number of training samples, and none of the same
+_SPLITS: dict[Split, int] = {"train": 0, "eval": 1}
+_LABELS, _NOISE, _PATTERNS, _STARTS = 1, 2, 3, 4  # streams of draws
+_HALF = np.uint8(1)  # pattern and noise share the range of a byte
+
+
+def _num_samples(split: Split, samples: int) -> int:
+    return samples if split == "train" else max(1, samples // _EVALUATION_SHARE)
+
+
+class SyntheticImages:
+    """Each class has a coarse pattern of its own; an image is its class's pattern, half covered by noise."""
+
+    in_channels = 3
+
+    def __init__(
+        self, *, split: Split, augment: bool, image_size: int, samples: int, classes: int, seed: int
+    ) -> None:
+        self.num_classes = classes
+        self._length = _num_samples(split, samples)
+        self._part = _SPLITS[split]
+        self._seed = seed
+        self._patterns = _patterns(classes, image_size, seed)
+        padding = max(1, image_size // 8) if augment else 0
+        self._prepare = Preparation(mean=(127.0,) * 3, std=(52.0,) * 3, padding=padding, flip=augment)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> tuple[Tensor, Tensor]:
+        # What a sample is does not change from epoch to epoch; only augmentation takes the draws of the
+        # epoch.
+        own = Draws(self._seed, self._part, indices)
+        labels = (own.uniform(1, stream=_LABELS)[:, 0] * self.num_classes).astype(np.int64)
+        images = self._patterns[labels]
+        noise = _random_bytes(own, images[0].size, stream=_NOISE).reshape(images.shape)
+        images += noise >> _HALF
+        return self._prepare(images, draws), torch.from_numpy(labels)
+
+
+def _patterns(classes: int, image_size: int, seed: int) -> NDArray[np.uint8]:
+    """[class, channel, height, width]: a grid of 4x4 random bytes, enlarged."""
+    draws = Draws(seed, 0, np.arange(classes, dtype=np.int64))
+    coarse = _random_bytes(draws, 3 * 4 * 4, stream=_PATTERNS).reshape(classes, 3, 4, 4)
+    enlarged = np.arange(image_size) * 4 // image_size
+    return coarse[:, :, enlarged[:, np.newaxis], enlarged] >> _HALF
+
+
+def _random_bytes(draws: Draws, count: int, *, stream: int) -> NDArray[np.uint8]:
+    bits = draws.bits(-(-count // 8), stream=stream).astype("<u8", copy=False)
+    return bits.view(np.uint8)[:, :count]
+
+
+class SyntheticTokens:
+    """Each token follows from the one before (5 x + 3 modulo the vocabulary), but one in ten is replaced by
+    chance."""
+
+    vocab_size = 64
+
+    def __init__(self, *, split: Split, samples: int, context: int, seed: int) -> None:
+        self._length = _num_samples(split, samples)
+        self._part = _SPLITS[split]
+        self._seed = seed
+        self._context = context
+        # The n-th token after x is factors[n] * x + terms[n], so that a batch needs no loop over positions.
+        factors, terms = [1], [0]
+        for _ in range(context):
+            factors.append(5 * factors[-1] % self.vocab_size)
+            terms.append((5 * terms[-1] + 3) % self.vocab_size)
+        self._factors, self._terms = np.array(factors), np.array(terms)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> tuple[Tensor, Tensor]:
+        own = Draws(self._seed, self._part, indices)
+        first = (own.uniform(1, stream=_STARTS) * self.vocab_size).astype(np.int64)
+        rows = (first * self._factors + self._terms) % self.vocab_size
+        chance = own.uniform(self._context + 1, stream=_NOISE) * 10
+        rows = np.where(chance < 1, (chance * self.vocab_size).astype(np.int64), rows)
+        inputs, targets = np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
+        return torch.from_numpy(inputs), torch.from_numpy(targets)

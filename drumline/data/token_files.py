@@ -1,0 +1,157 @@
+"""Where the tokens of a language model come from: token files, text, or Python's own source.
+
+Single files are mapped, not read: what is never used never leaves the disk, and ranks of a node share the
+rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from drumline.errors import DataError
+
+_TEXT_VOCABULARY = 256  # a token of text is one byte
+_TEXT_ENDINGS = (".txt", ".py", ".md")
+_SPLIT_ENDINGS = (".bin", ".npy", ".txt")
+_NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+_SCAN_CHUNK = 1 << 24
+_NEXT_STEP = (
+    "give --data.dir (or DATASET_DIR) a .npy, .bin or text file, a folder with train.bin and eval.bin "
+    "(or .npy, .txt), or a folder of .txt, .py or .md files"
+)
+
+
+class Tokens(NamedTuple):
+    """One file or corpus: its tokens, the vocabulary they are of, and what to call it in an error."""
+
+    values: NDArray[Any]
+    vocab_size: int
+    name: str
+
+
+def find_tokens(dir: str | None, *, token_type: str) -> tuple[Tokens, Tokens | None]:
+    """What to train on, and what to evaluate on; None: a part of the former."""
+    if dir is None:
+        return standard_library(), None
+    path = Path(dir)
+    if path.is_file():
+        return _open(path, token_type), None
+    if not path.is_dir():
+        raise DataError(f"there is no file or folder {path}", next_step=_NEXT_STEP)
+    train, evaluation = _named(path, "train"), _named(path, "eval") or _named(path, "val")
+    if train is None:
+        return _folder_of_text(path), None
+    return _open(train, token_type), None if evaluation is None else _open(evaluation, token_type)
+
+
+def standard_library() -> Tokens:
+    """The source text of Python's standard library, without its tests: 11 MB or so that every machine has.
+    The text differs between versions of Python; ranks compare what they have before the first step."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    found = []
+    for path, subfolders, names in os.walk(folder):
+        subfolders[:] = set(subfolders) - _NOT_LIBRARY  # not even looked into: site-packages may be large
+        found += [Path(path, name) for name in names if name.endswith(".py")]
+    found.sort(key=lambda path: path.relative_to(folder).parts)
+    return _joined(found, name="the Python standard library")
+
+
+def _folder_of_text(folder: Path) -> Tokens:
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in _TEXT_ENDINGS and path.is_file())
+    if not paths:
+        raise DataError(
+            f"{folder} holds neither train.bin, train.npy or train.txt nor any .txt, .py or .md files",
+            next_step=_NEXT_STEP,
+        )
+    return _joined(paths, name=str(folder))
+
+
+def _joined(paths: Iterable[Path], *, name: str) -> Tokens:
+    # Held in memory: many small files cannot be mapped as one. A corpus too large for that belongs in one
+    # file.
+    text = b"".join(path.read_bytes() for path in paths)
+    return Tokens(np.frombuffer(text, dtype=np.uint8), _TEXT_VOCABULARY, name)
+
+
+def _named(folder: Path, name: str) -> Path | None:
+    paths = (folder / f"{name}{ending}" for ending in _SPLIT_ENDINGS)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _open(path: Path, token_type: str) -> Tokens:
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty", next_step="write the file again")
+    if path.suffix == ".npy":
+        values = _map_npy(path)
+    elif path.suffix == ".bin":
+        values = _map_raw(path, np.dtype(token_type))
+    else:
+        return Tokens(_map_raw(path, np.dtype(np.uint8)), _TEXT_VOCABULARY, str(path))
+    return Tokens(values, _stated_vocabulary(path) or _scanned_vocabulary(values, path), str(path))
+
+
+def _map_raw(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
+    if (size := path.stat().st_size) % kind.itemsize:
+        raise DataError(
+            f"{path} has {size} bytes, which is no whole number of {kind} tokens",
+            next_step="set --data.token_type to the type the file was written with, or write it again",
+        )
+    return np.memmap(path, dtype=kind, mode="r")
+
+
+def _map_npy(path: Path) -> NDArray[Any]:
+    try:
+        values: NDArray[Any] = open_memmap(path, mode="r")
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(
+            f"{path} cannot be mapped as a .npy file ({error})",
+            next_step="write it with numpy.save(path, tokens)",
+        ) from error
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise DataError(
+            f"{path} holds {values.dtype} {list(values.shape)}: expected integers in one dimension",
+            next_step="save the tokens as one array of an integer type",
+        )
+    return values
+
+
+def _stated_vocabulary(path: Path) -> int | None:
+    """`vocab_size` of a meta.json beside the file, if there is one."""
+    meta = path.with_name("meta.json")
+    if not meta.is_file():
+        return None
+    try:
+        stated = json.loads(meta.read_text(encoding="utf-8")).get("vocab_size")
+    except (ValueError, AttributeError) as error:
+        raise DataError(
+            f"{meta} cannot be read as a JSON object ({error})", next_step="correct or remove it"
+        ) from error
+    if stated is not None and (type(stated) is not int or stated < 1):
+        raise DataError(
+            f"{meta} says vocab_size is {stated!r}: expected a whole number", next_step="correct it"
+        )
+    return stated
+
+
+def _scanned_vocabulary(values: NDArray[Any], path: Path) -> int:
+    # Reads the whole file once on each rank, in pieces: about a second per gigabyte from memory, and as long
+    # as the disk takes when it is not there yet. A meta.json with {"vocab_size": N} beside the file saves
+    # that.
+    highest = -1
+    for start in range(0, len(values), _SCAN_CHUNK):
+        piece = values[start : start + _SCAN_CHUNK]
+        highest = max(highest, int(piece.max()))
+        if (lowest := int(piece.min())) < 0:
+            raise DataError(
+                f"{path} holds the token {lowest}: tokens are counted from 0", next_step="write it again"
+            )
+    return highest + 1

@@ -1,0 +1,91 @@
+"""Samples for a language model: windows of tokens that do not overlap, cut into inputs and targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drumline.data.dataset import Split
+from drumline.data.draws import Draws
+from drumline.data.token_files import Tokens, find_tokens
+from drumline.errors import DataError
+
+_EVALUATION_SHARE = 20  # without a file of its own, one twentieth at the end is for evaluation
+
+
+class TokenWindows:
+    """Windows of `context` + 1 tokens: all but the last are inputs, all but the first are targets."""
+
+    def __init__(self, tokens: Tokens, *, start: int, stop: int, context: int) -> None:
+        self.vocab_size = tokens.vocab_size
+        self._name = tokens.name
+        self._start = start
+        self._window = context + 1
+        self._length = (stop - start) // self._window
+        self._attach(tokens.values)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> tuple[Tensor, Tensor]:
+        rows = self._rows[indices].astype(np.int64)
+        if self._may_exceed and rows.view(np.uint64).max() >= self.vocab_size:
+            self._refuse(rows)
+        # Contiguous, because a slice would be copied once more, without pinned memory, on its way to a GPU.
+        inputs, targets = np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+    def _attach(self, values: NDArray[Any]) -> None:
+        stop = self._start + self._length * self._window
+        self._values = values
+        self._rows = np.asarray(values)[self._start : stop].reshape(self._length, self._window)
+        # True only where the vocabulary was stated: a meta.json may be wrong, and a GPU would not say it
+        # kindly.
+        self._may_exceed = np.iinfo(values.dtype).max >= self.vocab_size
+
+    def _refuse(self, rows: NDArray[np.int64]) -> None:
+        stray = rows[(rows < 0) | (rows >= self.vocab_size)][0]
+        raise DataError(
+            f"{self._name} holds the token {stray}, but its vocabulary has {self.vocab_size}",
+            next_step="correct vocab_size in meta.json, or remove the file to have it counted",
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes that are started afresh: a mapped file is mapped again there, not sent."""
+        state = {name: value for name, value in vars(self).items() if name not in ("_rows", "_values")}
+        values = self._values
+        if isinstance(values, np.memmap):
+            return {**state, "mapped": (values.filename, values.dtype, values.offset, values.shape)}
+        return {**state, "held": values}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        held, mapped = state.pop("held", None), state.pop("mapped", None)
+        vars(self).update(state)
+        if mapped is not None:
+            path, kind, offset, shape = mapped
+            held = np.memmap(path, dtype=kind, mode="r", offset=offset, shape=shape)
+        self._attach(held)
+
+
+def tokens(*, split: Split, dir: str | None, token_type: str, context: int) -> TokenWindows:
+    """One part of a text or of a file of tokens; with no `dir`, of the Python standard library's source."""
+    train, evaluation = find_tokens(dir, token_type=token_type)
+    chosen, start, stop = train, 0, len(train.values)
+    if evaluation is None:
+        cut = stop - stop // _EVALUATION_SHARE
+        start, stop = (0, cut) if split == "train" else (cut, stop)
+    else:
+        # One vocabulary for both parts: the model is built from it.
+        vocab_size = max(train.vocab_size, evaluation.vocab_size)
+        chosen = (train if split == "train" else evaluation)._replace(vocab_size=vocab_size)
+        stop = len(chosen.values)
+    if stop - start < context + 1:
+        raise DataError(
+            f"{chosen.name} is too short: its {split} part has {stop - start} tokens, one sample needs {context + 1}",
+            next_step="use more text, or set --model.context lower",
+        )
+    return TokenWindows(chosen, start=start, stop=stop, context=context)

@@ -1,0 +1,58 @@
+"""Batches on a GPU: the same as on the CPU, by way of pinned memory, without touching the model's randomness."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+
+from drumline.data.digits import digits
+from drumline.data.fetch import Fetch, Request
+from drumline.data.loader import Loader
+from drumline.data.stream import Stream
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
+
+
+class Noisy:
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(3)
+
+
+def make(device: str, dataset: Any, *, workers: int = 0) -> Loader:
+    where = torch.device(device)
+    return Loader(dataset, batch_size=64, rank=0, world_size=1, device=where, seed=1, workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_those_of_the_cpu(workers: int) -> None:
+    dataset = digits(split="train", augment=True)
+    with closing(make("cuda", dataset, workers=workers)) as loader:
+        for expected, found in zip(make("cpu", dataset), loader, strict=True):
+            for one, other in zip(expected, found, strict=True):
+                assert other.is_cuda
+                assert torch.equal(one, other.cpu())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_pass_through_pinned_memory(workers: int) -> None:
+    fetch = Fetch(digits(split="train", augment=False), seed=0)
+    stream = Stream(fetch, workers=workers, pin_memory=True, persistent_workers=True, prefetch_factor=2)
+    with closing(stream):
+        for batch in stream.batches([Request(0, 0, 8, shuffled=True)]):
+            assert all(tensor.is_pinned() for tensor in batch)
+
+
+def test_loading_leaves_the_generator_of_the_gpu_alone() -> None:
+    before = torch.cuda.get_rng_state()
+    assert len(list(make("cuda", Noisy()))) == 1
+    assert torch.equal(torch.cuda.get_rng_state(), before)

@@ -1,0 +1,106 @@
+"""The evaluation loader: every sample once over all ranks, the same batches on any world, nothing random."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumline.data.draws import Draws
+from drumline.data.evaluation_loader import EvaluationLoader
+from drumline.errors import DataError, UsageError
+
+pytestmark = [
+    # Python 3.12 warns about every fork of a process with threads; torch's worker processes are forked.
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+    # torch warns about more workers than cores.
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
+
+
+class Indices:
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def batch(self, indices: np.ndarray, draws: Draws | None) -> torch.Tensor:
+        assert draws is None
+        return torch.from_numpy(indices)
+
+
+class Noisy:
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(3)
+
+
+def make(
+    dataset: Any, *, batch_size: int = 4, rank: int = 0, world_size: int = 1, workers: int = 0
+) -> EvaluationLoader:
+    return EvaluationLoader(
+        dataset,
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+        device=torch.device("cpu"),
+        workers=workers,
+    )
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 5))
+def test_every_sample_comes_once_and_batches_are_the_same_on_any_world(
+    length: int, batch_size: int, world_size: int
+) -> None:
+    found: dict[int, list[int]] = {}
+    for rank in range(world_size):
+        loader = make(Indices(length), batch_size=batch_size, rank=rank, world_size=world_size)
+        for number, size, data in loader.numbered():
+            assert number not in found
+            assert len(data) == size
+            found[number] = data.tolist()
+        assert loader.num_batches == -(-length // batch_size)
+        assert loader.num_samples == length
+    alone = make(Indices(length), batch_size=batch_size)
+    assert [found[number] for number in sorted(found)] == [data.tolist() for data in alone]
+    assert [index for number in sorted(found) for index in found[number]] == list(range(length))
+
+
+def test_a_rank_may_have_nothing_to_do() -> None:
+    loader = make(Indices(5), rank=2, world_size=3)
+    assert len(loader) == 0
+    assert list(loader) == []
+
+
+def test_every_pass_is_the_same_with_and_without_workers() -> None:
+    alone = make(Noisy())
+    expected = list(alone)
+    assert len(alone) == len(expected) == 3
+    with closing(make(Noisy(), workers=2)) as loader:
+        for _ in range(2):
+            for one, other in zip(expected, loader, strict=True):
+                assert torch.equal(one, other)
+
+
+def test_a_pass_that_is_left_early_starts_over() -> None:
+    with closing(make(Indices(11), workers=1)) as loader:
+        next(iter(loader))
+        assert torch.cat(list(loader)).tolist() == list(range(11))
+
+
+def test_an_empty_dataset_is_refused() -> None:
+    with pytest.raises(DataError, match="the dataset Indices is empty"):
+        make(Indices(0))
+
+
+def test_a_batch_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="evaluation batches cannot have 0 samples"):
+        make(Indices(3), batch_size=0)

@@ -1,0 +1,116 @@
+"""Requests become batches: in the right order, with randomness that belongs to the sample."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from drumline.data.draws import Draws
+from drumline.data.fetch import Fetch, Request
+from drumline.data.permutation import permute
+
+
+class Batches:
+    """Notes what it was asked for."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def batch(self, indices: np.ndarray, draws: Draws | None) -> tuple[list[int], Any]:
+        return indices.tolist(), None if draws is None else draws.uniform(1)[:, 0].tolist()
+
+
+class Noisy:
+    """A map-style dataset as users write them: randomness from the global generators."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"index": index, "torch": torch.rand(2), "random": random.random(), "numpy": np.random.rand()}
+
+
+class Broken:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        raise ValueError("the disk is on fire")
+
+
+def noise_by_index(fetch: Fetch, *requests: Request) -> dict[int, tuple[float, ...]]:
+    found = {}
+    for batch in (fetch[request] for request in requests):
+        columns = [
+            batch["index"],
+            batch["torch"][:, 0],
+            batch["torch"][:, 1],
+            batch["random"],
+            batch["numpy"],
+        ]
+        for index, *noise in zip(*(column.tolist() for column in columns), strict=True):
+            found[index] = tuple(noise)
+    return found
+
+
+def test_training_gets_the_shuffled_indices_and_their_draws() -> None:
+    indices, chances = Fetch(Batches(), seed=3)[Request(2, 10, 20, shuffled=True)]
+    expected = permute(np.arange(10, 20), length=100, seed=3, epoch=2)
+    assert indices == expected.tolist()
+    assert chances == Draws(3, 2, expected).uniform(1)[:, 0].tolist()
+
+
+def test_evaluation_gets_the_indices_as_they_are_and_no_draws() -> None:
+    assert Fetch(Batches(), seed=3)[Request(0, 10, 13, shuffled=False)] == ([10, 11, 12], None)
+
+
+def test_noise_of_a_sample_does_not_depend_on_the_batch_it_is_in() -> None:
+    fetch = Fetch(Noisy(), seed=1)
+    whole = noise_by_index(fetch, Request(0, 0, 100, shuffled=True))
+    pieces = noise_by_index(
+        fetch, *(Request(0, low, low + 7, shuffled=True) for low in reversed(range(0, 98, 7)))
+    )
+    assert len(whole) == 100
+    assert len(set(whole.values())) == 100
+    assert all(whole[index] == noise for index, noise in pieces.items())
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(1, 1), (2, 0)])
+def test_noise_differs_by_epoch_and_seed(seed: int, epoch: int) -> None:
+    one = noise_by_index(Fetch(Noisy(), seed=1), Request(0, 0, 100, shuffled=True))
+    other = noise_by_index(Fetch(Noisy(), seed=seed), Request(epoch, 0, 100, shuffled=True))
+    for index in range(100):
+        assert all(a != b for a, b in zip(one[index], other[index], strict=True))
+
+
+def test_evaluation_noise_is_the_same_each_time() -> None:
+    fetch = Fetch(Noisy(), seed=0)
+    request = Request(0, 0, 10, shuffled=False)
+    assert noise_by_index(fetch, request) == noise_by_index(fetch, request)
+
+
+def test_the_process_keeps_its_own_randomness() -> None:
+    def state() -> tuple[Any, ...]:
+        return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
+
+    before = state()
+    Fetch(Noisy(), seed=1)[Request(0, 0, 10, shuffled=True)]
+    assert state() == before
+    with pytest.raises(ValueError, match="on fire"):
+        Fetch(Broken(), seed=1)[Request(0, 0, 2, shuffled=True)]
+    assert state() == before
+
+
+def test_an_error_in_the_dataset_is_told_with_the_sample() -> None:
+    with pytest.raises(ValueError, match="the disk is on fire") as caught:
+        Fetch(Broken(), seed=1)[Request(0, 1, 2, shuffled=False)]
+    assert caught.value.__notes__ == ["while reading sample 1 of Broken"]
+
+
+def test_a_collate_function_of_the_users_own() -> None:
+    fetch = Fetch([10, 20, 30], seed=0, collate=sum)
+    assert fetch[Request(0, 0, 3, shuffled=True)] == 60

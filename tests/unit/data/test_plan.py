@@ -1,0 +1,153 @@
+"""Who sees what: each sample exactly once, the same global batches for every world size."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumline.data.plan import (
+    Cursor,
+    StepPlan,
+    evaluation_batches,
+    micro_batches_per_epoch,
+    plan_epoch,
+    plan_step,
+)
+
+LENGTHS = st.integers(0, 200)
+SIZES = st.integers(1, 40)
+WORLDS = st.integers(1, 9)
+PIECES = st.integers(1, 6)
+
+
+def epoch_of(
+    rank: int, *, length: int, batch_size: int, world_size: int, accumulate: int = 1
+) -> list[StepPlan]:
+    return list(
+        plan_epoch(
+            Cursor(2, 0),
+            length=length,
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            accumulate=accumulate,
+        )
+    )
+
+
+def counted(plan: StepPlan) -> list[int]:
+    """The positions this rank's step counts, in order, placeholders left out."""
+    pairs = zip(plan.micro_batches, plan.sizes, strict=True)
+    return [position for (low, high), size in pairs if size for position in range(low, high)]
+
+
+@given(LENGTHS, SIZES, WORLDS, PIECES)
+def test_every_sample_is_seen_exactly_once(
+    length: int, batch_size: int, world_size: int, accumulate: int
+) -> None:
+    seen = [
+        position
+        for rank in range(world_size)
+        for plan in epoch_of(
+            rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate
+        )
+        for position in counted(plan)
+    ]
+    assert sorted(seen) == list(range(length))
+
+
+@given(LENGTHS, SIZES, WORLDS, PIECES)
+def test_all_ranks_take_the_same_steps_and_as_many_micro_batches(
+    length: int, batch_size: int, world_size: int, accumulate: int
+) -> None:
+    sizes = {"length": length, "batch_size": batch_size}
+    alone = epoch_of(0, **sizes, world_size=1)
+    number = micro_batches_per_epoch(**sizes, world_size=world_size, accumulate=accumulate)
+    ranks = [
+        epoch_of(rank, **sizes, world_size=world_size, accumulate=accumulate) for rank in range(world_size)
+    ]
+    for plans in ranks:
+        assert sum(len(plan.micro_batches) for plan in plans) == number
+        assert [(plan.start, plan.stop, plan.following) for plan in plans] == [
+            (plan.start, plan.stop, plan.following) for plan in alone
+        ]
+    for step in zip(*ranks, strict=True):
+        assert len({len(plan.micro_batches) for plan in step}) == 1
+        assert [position for plan in step for position in counted(plan)] == list(
+            range(step[0].start, step[0].stop)
+        )
+
+
+@given(LENGTHS, SIZES, WORLDS, PIECES)
+def test_shares_are_balanced_and_add_up(
+    length: int, batch_size: int, world_size: int, accumulate: int
+) -> None:
+    ranks = [
+        epoch_of(rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
+        for rank in range(world_size)
+    ]
+    for step in zip(*ranks, strict=True):
+        shares = [plan.local_size for plan in step]
+        assert sum(shares) == step[0].global_size
+        assert shares == sorted(shares, reverse=True)
+        assert shares[0] - shares[-1] <= 1
+        for plan in step:
+            assert plan.micro_batches
+            assert all(plan.start <= low < high <= plan.stop for low, high in plan.micro_batches)
+            assert sum(plan.sizes) == plan.local_size
+            assert plan.sizes.count(0) <= 1
+            assert plan.is_placeholder == (plan.sizes == (0,))
+        assert 0 not in step[0].sizes
+
+
+@given(LENGTHS, SIZES, WORLDS, PIECES, st.data())
+def test_a_resume_from_any_cursor_on_any_world_continues_the_same_sequence(
+    length: int, batch_size: int, world_size: int, accumulate: int, data: st.DataObject
+) -> None:
+    whole = epoch_of(0, length=length, batch_size=batch_size, world_size=1)
+    if not whole:
+        return
+    done = data.draw(st.integers(0, len(whole) - 1))
+    cursor = Cursor(2, whole[done].start)
+    rest = plan_epoch(
+        cursor, length=length, batch_size=batch_size, rank=0, world_size=world_size, accumulate=accumulate
+    )
+    assert [(plan.start, plan.stop) for plan in rest] == [(plan.start, plan.stop) for plan in whole[done:]]
+
+
+@given(LENGTHS, SIZES, WORLDS)
+def test_evaluation_sees_every_sample_exactly_once_in_the_same_batches(
+    length: int, batch_size: int, world_size: int
+) -> None:
+    sizes = {"length": length, "batch_size": batch_size}
+    alone = dict(evaluation_batches(**sizes, rank=0, world_size=1))
+    shared = [evaluation_batches(**sizes, rank=rank, world_size=world_size) for rank in range(world_size)]
+    dealt = [batch for batches in shared for batch in batches]
+    assert len(dealt) == len(alone)
+    assert dict(dealt) == alone
+    assert all(batches == sorted(batches) for batches in shared)
+    assert [position for low, high in alone.values() for position in range(low, high)] == list(range(length))
+
+
+def test_a_step_in_the_middle() -> None:
+    plan = plan_step(Cursor(1, 20), length=100, batch_size=10, rank=1, world_size=3, accumulate=2)
+    assert (plan.epoch, plan.start, plan.stop) == (1, 20, 30)
+    assert plan.micro_batches == ((24, 26), (26, 27))  # shares of 4, 3 and 3
+    assert (plan.local_size, plan.global_size) == (3, 10)
+    assert plan.following == Cursor(1, 30)
+
+
+def test_the_last_step_may_be_empty_on_some_ranks() -> None:
+    plan = plan_step(Cursor(0, 98), length=100, batch_size=10, rank=2, world_size=3, accumulate=2)
+    assert plan.micro_batches == ((98, 99),)
+    assert plan.is_placeholder
+    assert (plan.local_size, plan.global_size) == (0, 2)
+    assert plan.following == Cursor(1, 0)
+
+
+def test_a_rank_with_too_few_samples_for_its_micro_batches_ends_with_a_placeholder() -> None:
+    """Five samples on two ranks, three micro-batches: the second rank has two samples, and one placeholder."""
+    plan = plan_step(Cursor(0, 10), length=15, batch_size=8, rank=1, world_size=2, accumulate=3)
+    assert plan.micro_batches == ((13, 14), (14, 15), (10, 11))
+    assert plan.sizes == (1, 1, 0)
+    assert not plan.is_placeholder
