@@ -25,6 +25,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.config.schema import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
+from drumline.distributed.seeds import seed_shared
 from drumline.engine.job import build_job
 from drumline.engine.loop import Loop
 from drumline.engine.saving import Progress
@@ -57,6 +58,7 @@ WORK: dict[str, tuple[str, Config]] = {
 
 def engine_steps(ddp: DDPManager, task: str, config: Config) -> Iterator[None]:
     """The training loop as `drumline train` runs it, one step at a time."""
+    seed_shared(0)
     job = build_job(config, load_task(task)(config), ddp)
     loop = Loop(job, config, Progress(), Reporter([], rank=ddp.rank, host=ddp.host), Path(), {})
     train_step = TrainStep(job, clip_norm=config.optim.clip_norm)

@@ -167,9 +167,11 @@ class DDPManager:
         """Collective: the model on this rank's device, checked to be the same everywhere, under DDP.
 
         Options: sync_batchnorm, find_unused_parameters, broadcast_buffers, bucket_cap_mb, gradient_as_bucket_view,
-        static_graph. From here on random numbers are this rank's own.
+        static_graph. From here on random numbers are this rank's own, so a second model (of a GAN, say) may be built
+        differently on each rank; DDP gives all of them rank 0's weights.
         """
-        check_same_weights(model, host=self.host, device=self.device)
+        if self._wrapped is None:
+            check_same_weights(model, host=self.host, device=self.device)
         self._wrapped = wrap_model(model, device=self.device, **ddp_options)
         seed_rank(self._seed, self.rank)
         self._warn_about_small_batches()
@@ -216,6 +218,8 @@ class DDPManager:
         """Once both the model and the batch are known, in whichever order they came."""
         if self._wrapped is None or self._smallest_batch is None or self.world_size == 1 or self.rank != 0:
             return
-        if warning := small_batch_warning(unwrap_model(self._wrapped), batch_size_per_rank=self._smallest_batch):
+        if warning := small_batch_warning(
+            unwrap_model(self._wrapped), batch_size_per_rank=self._smallest_batch
+        ):
             log.warning(warning)
             self._smallest_batch = None

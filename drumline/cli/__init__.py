@@ -29,7 +29,8 @@ exit codes: 0 success, 1 training failed, 2 wrong usage or configuration, 3 stop
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["--"]:  # from `torchrun -m drumline -- train`, which some versions of argparse hand on
+    # `torchrun -m drumline -- train`: some versions of argparse hand the dashes on.
+    if arguments[:1] == ["--"]:
         del arguments[0]
     try:
         return _dispatch(arguments)

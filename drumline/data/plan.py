@@ -28,7 +28,7 @@ class StepPlan:
     stop: int
     micro_batches: tuple[tuple[int, int], ...]
     """This rank's share, cut into [low, high) pieces: as many on every rank, so that collectives match. A
-    rank with too few samples for that ends with a placeholder: the first sample of the global batch, to be
+    rank with too few samples for that ends with a placeholder: the first samples of the global batch, to be
     run with weight 0."""
     local_size: int
     """Samples in this rank's share, without a placeholder."""
@@ -56,14 +56,16 @@ def plan_step(
     """The step that starts at the cursor, which must stand inside the epoch (`position < length`)."""
     start = cursor.position
     stop = min(start + batch_size, length)
-    low, high = _share(start, stop, part=rank, parts=world_size)
-    count = _micro_batch_count(stop - start, world_size=world_size, accumulate=accumulate)
-    pieces = tuple(_share(low, high, part=part, parts=count) for part in range(count))
+    least = _least_piece(batch_size, world_size=world_size, accumulate=accumulate)
+    low, high = _share(start, stop, part=rank, parts=world_size, least=least)
+    count = _micro_batch_count(stop - start, world_size=world_size, accumulate=accumulate, least=least)
+    pieces = tuple(_share(low, high, part=part, parts=count, least=least) for part in range(count))
+    placeholder = (start, min(start + least, stop))
     return StepPlan(
         epoch=cursor.epoch,
         start=start,
         stop=stop,
-        micro_batches=tuple(piece if piece[0] < piece[1] else (start, start + 1) for piece in pieces),
+        micro_batches=tuple(piece if piece[0] < piece[1] else placeholder for piece in pieces),
         local_size=high - low,
         following=Cursor(cursor.epoch, stop) if stop < length else Cursor(cursor.epoch + 1, 0),
     )
@@ -90,8 +92,11 @@ def plan_epoch(
 def micro_batches_per_epoch(*, length: int, batch_size: int, world_size: int, accumulate: int = 1) -> int:
     """How many micro-batches a whole epoch has; the same number on every rank."""
     full_steps, rest = divmod(length, batch_size)
-    per_step = _micro_batch_count(batch_size, world_size=world_size, accumulate=accumulate)
-    last = _micro_batch_count(rest, world_size=world_size, accumulate=accumulate) if rest else 0
+    least = _least_piece(batch_size, world_size=world_size, accumulate=accumulate)
+    per_step, last = (
+        _micro_batch_count(size, world_size=world_size, accumulate=accumulate, least=least) if size else 0
+        for size in (batch_size, rest)
+    )
     return full_steps * per_step + last
 
 
@@ -107,16 +112,27 @@ def evaluation_batches(
     ]
 
 
-def _share(start: int, stop: int, *, part: int, parts: int) -> tuple[int, int]:
-    """A balanced contiguous piece of [start, stop): the first pieces get what does not divide evenly, so part
-    0 (and with it rank 0, whose buffers DDP sends to all) is never empty."""
-    size, extra = divmod(stop - start, parts)
+def _least_piece(batch_size: int, *, world_size: int, accumulate: int) -> int:
+    """The smallest piece that a short last batch is cut into. BatchNorm has no statistics of a single sample, and
+    some of its layers refuse it, so pieces of one are made only where all pieces are that small."""
+    return min(2, max(1, batch_size // (world_size * accumulate)))
+
+
+def _share(start: int, stop: int, *, part: int, parts: int, least: int) -> tuple[int, int]:
+    """A balanced contiguous piece of [start, stop), empty for the last parts when there are too few samples. The first
+    pieces get what does not divide evenly: rank 0, whose buffers DDP sends to all, is never without samples."""
+    used = _parts_used(stop - start, parts=parts, least=least)
+    size, extra = divmod(stop - start, used)
     low = start + part * size + min(part, extra)
-    return low, low + size + (part < extra)
+    return (low, low + size + (part < extra)) if part < used else (stop, stop)
 
 
-def _micro_batch_count(global_size: int, *, world_size: int, accumulate: int) -> int:
+def _parts_used(size: int, *, parts: int, least: int) -> int:
+    return min(parts, max(1, size // least))
+
+
+def _micro_batch_count(global_size: int, *, world_size: int, accumulate: int, least: int) -> int:
     # What the rank with the most samples needs. The others do the same number of forward passes, because some
     # of these hold collectives (SyncBatchNorm, or a level-1 loop without no_sync).
-    largest_share = -(-global_size // world_size)
-    return min(accumulate, largest_share)
+    largest_share = -(-global_size // _parts_used(global_size, parts=world_size, least=least))
+    return _parts_used(largest_share, parts=accumulate, least=least)

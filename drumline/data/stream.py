@@ -67,6 +67,9 @@ class Stream:
             pin_memory=self._pin_memory,
             persistent_workers=self.outlives_a_sequence,
             prefetch_factor=self._prefetch_factor,
+            # Children of this very process: they end by themselves when it is gone, even by kill -9. Workers of a fork
+            # server, Python 3.14's default, would have the server for a parent and stay.
+            multiprocessing_context="fork",
             worker_init_fn=leave_signals_to_the_rank,
             # Without one of its own the DataLoader draws a number from the training process's generator.
             generator=torch.Generator(),

@@ -23,6 +23,7 @@ from drumline.engine.output import divert_output
 from drumline.engine.reporting import open_reporter
 from drumline.engine.run_folder import RunFolder, locked, set_aside
 from drumline.engine.saving import Progress, find_newest, restore
+from drumline.engine.warm_up import warm_up
 from drumline.errors import CheckpointError
 from drumline.launch.commands import resume_command, two_node_command
 from drumline.manager import DDPManager
@@ -66,6 +67,7 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
         _write_down(request, folder, ddp)
         _report_start(reporter, request, job)
         _resume(job, request.config, folder, progress, reporter)
+        warm_up(job)
         loop = Loop(
             job=job,
             config=request.config,

@@ -78,7 +78,8 @@ class Task:
         """The loss of one batch, which is on the device: `Loss(sum over the batch)`.
 
         It serves training and evaluation. Call the `model` that is given: it is the one that is trained, which
-        `self.model()` is not. Leave numbers on the device: `.item()` and `print` make every step wait for it.
+        `self.model()` is not. It may be called once more before the first step, to warm up. Leave numbers on the
+        device: `.item()` and `print` make every step wait for it.
         """
         self._must_define("loss", "return drumline.Loss(the sum of the loss over the batch)")
 

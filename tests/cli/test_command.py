@@ -159,7 +159,19 @@ def test_train_on_two_ranks_then_again(tmp_path: Path) -> None:
 def test_torchrun_joins_as_the_same_run(tmp_path: Path) -> None:
     assert drumline("train", "digits", "--procs", "2", "--run", "ours", *SMALL, cwd=tmp_path).returncode == 0
     result = subprocess.run(
-        [*TORCHRUN, "--nproc-per-node", "2", "-m", "--", "drumline", "train", "digits", "--run", "theirs", *SMALL],
+        [
+            *TORCHRUN,
+            "--nproc-per-node",
+            "2",
+            "-m",
+            "--",
+            "drumline",
+            "train",
+            "digits",
+            "--run",
+            "theirs",
+            *SMALL,
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())},
         capture_output=True,

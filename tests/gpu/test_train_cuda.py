@@ -1,4 +1,4 @@
-"""The pipeline on a GPU: NCCL, autocast, loss scaling, SyncBatchNorm, and no waiting for the device between log lines."""
+"""The pipeline on a GPU: NCCL, autocast, loss scaling, SyncBatchNorm, and steps that do not wait for the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import torch
 from torch import nn
 
 from drumline.checkpoint import store
-from drumline.config.schema import CheckpointConfig, Config, DataConfig, DistConfig, LogConfig, OptimConfig, TrainConfig
+from drumline.config.schema import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    DistConfig,
+    LogConfig,
+    OptimConfig,
+    TrainConfig,
+)
 from drumline.engine.job import build_job
 from drumline.engine.saving import Progress
 from drumline.engine.step import TrainStep
@@ -68,7 +76,11 @@ def test_one_rank_over_nccl_resumes_bit_for_bit(tmp_path: Path, precision: str) 
     whole, resumed = newest(tmp_path / "whole"), newest(tmp_path / "resumed")
     assert_same_bits(whole, resumed)
     assert ("scaler" in whole.documents) == (precision == "fp16")
-    losses = [e["loss"] for e in read_events(tmp_path / "whole" / "events" / "rank-00000.jsonl") if e["kind"] == "train"]
+    losses = [
+        e["loss"]
+        for e in read_events(tmp_path / "whole" / "events" / "rank-00000.jsonl")
+        if e["kind"] == "train"
+    ]
     assert losses[-1] < losses[0]
 
 

@@ -1,0 +1,34 @@
+"""One backward pass before the first step, so that every step of every run reduces gradients in the same layout.
+
+After its first backward pass DDP lays its buckets out anew, in the order in which gradients came. On three or more
+ranks the layout decides in which order the ranks' parts of a gradient are added, and with it the last bit. Without this
+pass the first step after a resume would run in the layout that an uninterrupted run had in its very first step only.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from drumline.checkpoint.rng import capture_rng, restore_rng
+from drumline.engine.job import Job
+
+# The sum of two numbers does not depend on their order.
+FIRST_WORLD_WITH_AN_ORDER = 3
+
+
+def warm_up(job: Job) -> None:
+    """Collective: a forward and a backward pass on the next batch, after which everything is put back as it was."""
+    if job.ddp.world_size < FIRST_WORLD_WITH_AN_ORDER:
+        return
+    cursor, rng = job.loader.cursor, capture_rng(job.ddp.device)
+    buffers = [(buffer, buffer.clone()) for buffer in job.plain_model.buffers()]
+    micro = next(next(job.loader.steps()).micro_batches)
+    with job.autocast:
+        loss = job.task.loss(job.model, micro.data)
+    (loss.total * 0.0).backward()  # type: ignore[no-untyped-call]
+    job.optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
+    job.loader.cursor = cursor
+    restore_rng(rng, job.ddp.device)
