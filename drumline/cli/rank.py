@@ -14,6 +14,7 @@ from drumline.engine.output import describe_failure, screen
 from drumline.engine.saving import Progress
 from drumline.engine.train import Request, train
 from drumline.errors import DrumlineError, ExitCode
+from drumline.launch.local import INTERRUPTED
 from drumline.manager import DDPManager
 from drumline.tasks.load import load_task
 
@@ -36,6 +37,8 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         ddp.setup()
         train(Request(task, config, folder, fresh, tuple(argv)), task_class, ddp, progress)
     except KeyboardInterrupt:
+        if ddp.store is None:  # among several ranks the launcher says so, once
+            print(INTERRUPTED, file=sys.stderr)
         _end_now(ExitCode.INTERRUPTED)
     except Exception as error:
         _tell(error, ddp, progress)

@@ -21,6 +21,7 @@ class Bounds:
 
 Count = Annotated[int, Bounds(low=1)]
 CountOrZero = Annotated[int, Bounds(low=0)]
+Seed = Annotated[int, Bounds(low=0, high=2**63 - 1)]
 Positive = Annotated[float, Bounds(above=0)]
 NotNegative = Annotated[float, Bounds(low=0)]
 Fraction = Annotated[float, Bounds(low=0, high=1)]
@@ -120,7 +121,7 @@ class OptimConfig:
 class TrainConfig:
     """How long, in what portions, in what precision."""
 
-    seed: CountOrZero = 0
+    seed: Seed = 0
     """One seed for initial weights, sample order, augmentation and randomness inside the model."""
     epochs: Count | None = None
     """Passes over the training data. Give this or `train.steps`."""

@@ -72,13 +72,13 @@ def convert_batchnorm(model: nn.Module, *, device: torch.device) -> nn.Module:
     return converted
 
 
+def has_batchnorm(model: nn.Module) -> bool:
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
 def small_batch_warning(model: nn.Module, *, batch_size_per_rank: int) -> str | None:
     """What to tell a user whose BatchNorm sees too few samples at once, if that is so."""
-    layers = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
-    ]
+    layers = [name for name, module in model.named_modules() if _has_own_statistics(module)]
     if not layers or batch_size_per_rank >= SMALL_BATCH:
         return None
     return (
@@ -86,3 +86,7 @@ def small_batch_warning(model: nn.Module, *, batch_size_per_rank: int) -> str | 
         f"on each rank, fewer than {SMALL_BATCH}: its statistics will be noisy. "
         "Use --dist.sync_batchnorm on GPUs, a larger batch, or fewer micro-batches"
     )
+
+
+def _has_own_statistics(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)

@@ -6,6 +6,7 @@ optimizer gets the parameters where they then are.
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,13 +21,15 @@ from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.data.fingerprint import fingerprint
 from drumline.data.loader import Loader
 from drumline.distributed.agree import check_same
-from drumline.distributed.wrap import unwrap_model
+from drumline.distributed.wrap import has_batchnorm, unwrap_model
 from drumline.engine.optimizer import make_optimizer
 from drumline.engine.precision import make_autocast, make_scaler
 from drumline.engine.schedule import scaled_rate
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter
 from drumline.tasks.base import Task
+
+log = logging.getLogger("drumline")
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ def build_job(config: Config, task: Task, ddp: DDPManager) -> Job:
         gradient_as_bucket_view=dist.gradient_as_bucket_view,
         static_graph=dist.static_graph,
     )
+    _warn_of_a_lonely_sample(model, loader.num_samples, batch_size)
     peak_lr = scaled_rate(config.optim.lr, rule=config.optim.scale_lr, world_size=ddp.world_size)
     return Job(
         task=task,
@@ -102,6 +106,14 @@ def build_job(config: Config, task: Task, ddp: DDPManager) -> Job:
         total_steps=config.train.steps or (config.train.epochs or 1) * loader.steps_per_epoch,
         batch_size=batch_size,
     )
+
+
+def _warn_of_a_lonely_sample(model: nn.Module, num_samples: int, batch_size: int) -> None:
+    if num_samples % batch_size == 1 and has_batchnorm(model):
+        log.warning(
+            f"the last batch of every epoch has a single sample ({num_samples} samples in batches of {batch_size}), of "
+            "which BatchNorm has no statistics and which some of its layers refuse: choose another batch size"
+        )
 
 
 def _check_ranks_agree(config: Config, ddp: DDPManager, train_data: Any, eval_data: Any) -> None:

@@ -50,10 +50,7 @@ class TrainStep:
                     weight = self._add_weight(weight, loss.weight, micro)
                 reduction = self._send_weight(weight) if micro.is_last else None
                 self._backward(loss, scale if micro.size else 0.0)
-            if micro.size:
-                self._meter.add(
-                    loss.total.detach(), micro.size if loss.weight is None else loss.weight, loss.metrics
-                )
+            self._measure(loss, micro)
         if reduction is not None:
             reduction.wait()
         correction = None if weight is None else step.plan.global_size / torch.where(weight > 0, weight, 1.0)

@@ -18,6 +18,7 @@ from pathlib import Path
 from drumline.errors import ExitCode
 
 LOOPBACK = "127.0.0.1"
+INTERRUPTED = "drumline: interrupted; the same command goes on from the last checkpoint"
 
 
 def default_procs() -> int:
@@ -55,6 +56,7 @@ def run_ranks(num_procs: int, arguments: Sequence[str], *, log_dir: Path) -> Exi
             rank, failure = failed.get_first_failure()
             return _explain(rank, failure.exitcode, log_dir)
         except (SignalException, KeyboardInterrupt):
+            print(INTERRUPTED, file=sys.stderr)
             return ExitCode.INTERRUPTED
     return ExitCode.SUCCESS
 

@@ -52,7 +52,7 @@ def closing(event: Event) -> Page:
     rows.append(("run folder", str(event["run"])))
     commands = [
         (label, event[name])
-        for label, name in (("to go on", "resume_command"), ("on two nodes", "two_node_command"))
+        for label, name in (("to resume", "resume_command"), ("on two nodes", "two_node_command"))
         if event.get(name)
     ]
     return Page(f"done: {plural(event['step'], 'step')} in {duration(event['seconds'])}", rows, commands)

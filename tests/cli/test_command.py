@@ -260,6 +260,7 @@ def test_ctrl_c_ends_every_process_and_the_run_can_go_on(tmp_path: Path, num_pro
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
+    assert errors.count("drumline: interrupted; the same command goes on from the last checkpoint") == 1
     assert "Traceback" not in errors
     assert list(checkpoints.glob("step-*"))
     assert not child_processes()

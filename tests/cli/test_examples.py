@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name != "spirals.py")
-COMMANDS = re.compile(r"^    ((?:drumline|torchrun|python) .*)$", re.MULTILINE)
+COMMANDS = re.compile(r"^ *((?:drumline|torchrun|python) .*)$", re.MULTILINE)
 LONGEST = {"own_task.py": 40, "own_loop.py": 80}
 PROGRAMS = {
     "drumline": [sys.executable, "-m", "drumline"],

@@ -1,0 +1,266 @@
+"""The README and the docs do what they say: commands run and print what is shown, links lead somewhere, flags exist.
+
+Blocks of a page are run in their order, in one folder. Fences say how: `console` lines that start with `$ ` are typed
+into bash, and the lines below them must be in its output, in that order (numbers apart, `...` for what is left out);
+`python` is run; a `python` or `toml` block that opens with `# name.ending` is also kept as that file. What no test can
+run is fenced `text` (or `python no-run`) and says why in the paragraph above.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from drumline.cli.train import OWN_FLAGS
+from drumline.config.fields import FIELDS, SECTIONS, annotation_of
+from tests.ranks import free_port
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+FEWEST_PAGES, FEWEST_COMMANDS, FEWEST_PYTHON = 10, 20, 6
+FENCE = re.compile(r"^```(\S*) ?(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
+FILE_NAME = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FLAG = re.compile(r"(?<![\w-])--(?:no-)?([a-z_]+(?:\.[\w]+)*)")
+SETTING = re.compile(rf"`((?:{'|'.join(SECTIONS)})\.[a-z_]+)`")
+NUMBER = re.compile(r"\d[\d.,:]*(?:e[+-]\d+)?")
+UNIT = re.compile(r"# (?:ms|s|min|B|kB|MB)\b")
+REASON = "*Not run by the tests"
+SHORT = ["--train.epochs", "1", "--model.widths", "8"]
+# The first would change what is trained on, the second makes every start of torch slow.
+UNWANTED = ("DATASET_DIR", "PYTHONDONTWRITEBYTECODE")
+
+
+class Block(NamedTuple):
+    """What stands in one fence."""
+
+    kind: str
+    note: str
+    text: str
+    paragraph_above: str
+
+
+class Command(NamedTuple):
+    """A line to type, and the lines that are shown below it."""
+
+    typed: str
+    shown: list[str]
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(found[1], found[2], found[3], text[: found.start()].rstrip().rpartition("\n\n")[2])
+        for found in FENCE.finditer(text)
+    ]
+
+
+def commands(block: Block) -> list[Command]:
+    found: list[Command] = []
+    lines = iter(block.text.splitlines())
+    for line in lines:
+        if line.startswith("$ "):
+            typed = line.removeprefix("$ ")
+            while typed.endswith("\\"):
+                typed = typed.removesuffix("\\") + next(lines).strip()
+            found.append(Command(typed, []))
+        elif found and line.strip() not in ("", "..."):
+            found[-1].shown.append(line)
+    return found
+
+
+def of_kind(kind: str) -> Iterator[tuple[Path, Block]]:
+    return ((page, block) for page in PAGES for block in blocks(page) if block.kind == kind)
+
+
+@pytest.fixture(name="environment")
+def make_environment(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the commands are those of this checkout and this Python."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, module in {
+        "python": "",
+        "drumline": "-m drumline",
+        "torchrun": "-m torch.distributed.run",
+    }.items():
+        program = programs / name
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n')
+        program.chmod(0o755)
+    return {
+        **{name: value for name, value in os.environ.items() if name not in UNWANTED},
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "80",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PET_MASTER_PORT": str(free_port()),  # torchrun's own default is the same for every job on a machine
+    }
+
+
+@pytest.fixture(name="folder")
+def make_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a page is run: with the examples, as in a checkout."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    return folder
+
+
+def run_in_bash(typed: str, environment: dict[str, str]) -> list[str]:
+    """Type a command; what it printed, settled. It has to succeed."""
+    result = subprocess.run(
+        ["bash", "-c", typed],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert result.returncode == 0, f"$ {typed}\n{result.stdout}"
+    return [settled(line) for line in result.stdout.splitlines()]
+
+
+def settled(line: str) -> str:
+    """A line without what differs from run to run and from host to host."""
+    if line.startswith("exit code"):
+        return line
+    without_numbers = NUMBER.sub("#", line.replace(f"on {socket.gethostname()}", "on vm"))
+    return " ".join(UNIT.sub("# s", without_numbers).split())
+
+
+def check_shown(command: Command, printed: list[str]) -> None:
+    """Every line that is shown was printed, in that order."""
+    rest = iter(printed)
+    for line in command.shown:
+        assert settled(line) in rest, (
+            f"$ {command.typed}\nshown, but not printed (there): {line}\n" + "\n".join(printed)
+        )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_does_what_it_says(page: Path, folder: Path, environment: dict[str, str]) -> None:
+    names: dict[str, Any] = {"__name__": page.stem}
+    for block in blocks(page):
+        if file := FILE_NAME.match(block.text):
+            (folder / file[1]).write_text(block.text)
+        if block.kind == "toml":
+            tomllib.loads(block.text)
+        elif block.kind == "python":
+            code = compile(block.text, f"{page.name}, python block", "exec")
+            if block.note != "no-run":
+                exec(code, names)
+        elif block.kind == "console":
+            for command in commands(block):
+                check_shown(command, run_in_bash(command.typed, environment))
+
+
+def test_make_demo_is_what_the_readme_shows(folder: Path, environment: dict[str, str]) -> None:
+    recipe = re.search(
+        r"^demo:.*\n\t\$\(BIN\)/(drumline train .*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    assert recipe is not None
+    shown = next(
+        command.shown
+        for _, block in of_kind("text")
+        for command in commands(block)
+        if command.typed == "make demo"
+    )
+    assert shown[0] == f".venv/bin/{recipe[1]}"
+    shortened = run_in_bash(f"{recipe[1]} --train.epochs 1", environment)
+    printed = [line.replace(" --train.epochs #", "") for line in shortened]
+    for line in shown[1:]:
+        assert settled(line).replace("epochs", "epoch") in printed, f"{line}\n" + "\n".join(printed)
+
+
+def test_make_test_is_there() -> None:
+    typed = [command.typed for block in blocks(README) for command in commands(block)]
+    assert "make test" in typed
+    assert re.search(r"^test:.*\n\t.*pytest", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_the_two_node_command_trains(folder: Path, environment: dict[str, str]) -> None:
+    found = {
+        command.typed
+        for _, block in of_kind("text")
+        for command in commands(block)
+        if "--nnodes 2" in command.typed
+    }
+    assert len(found) == 1, "the pages show different commands"
+    address = f"127.0.0.1:{free_port()}"
+    # One rank a node: that it is two agents that meet is what matters, and starting torch is what takes time.
+    words = (
+        found.pop().replace("FIRST_HOST:29500", address).replace("--nproc-per-node 2", "--nproc-per-node 1")
+    )
+    assert address in words
+    nodes = [
+        subprocess.Popen(
+            [*shlex.split(words), *SHORT],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        outputs = [node.communicate(timeout=100)[0] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+    assert [node.returncode for node in nodes] == [0, 0], "\n".join(outputs)
+    assert sorted("on 2 ranks" in output for output in outputs) == [False, True]
+
+
+def test_there_is_enough_to_run() -> None:
+    assert len(PAGES) >= FEWEST_PAGES
+    per_page = {
+        page: sum(len(commands(block)) for block in blocks(page) if block.kind == "console") for page in PAGES
+    }
+    assert per_page[README] > 0
+    assert sum(per_page.values()) >= FEWEST_COMMANDS
+    assert sum(block.note != "no-run" for _, block in of_kind("python")) >= FEWEST_PYTHON
+
+
+def test_what_is_not_run_says_why() -> None:
+    known = {"console", "python", "toml", "text"}
+    for page in PAGES:
+        assert page.read_text().count("\n```") == 2 * len(blocks(page)), f"{page.name}: a fence is not closed"
+        for block in blocks(page):
+            assert block.kind in known, f"{page.name}: {block.kind}"
+            if block.note == "no-run" or (block.kind == "text" and commands(block)):
+                assert REASON in block.paragraph_above, f"{page.name}: {block.text}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(page.read_text()):
+        if not link.startswith(("https://", "http://")):
+            assert (page.parent / link.partition("#")[0]).exists(), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_settings_and_flags_exist(page: Path) -> None:
+    text = page.read_text()
+    for name in SETTING.findall(text):
+        assert name in FIELDS, f"{page.name} mentions {name}"
+    for name in FLAG.findall(text):
+        if "." in name and name != "section.name":
+            assert annotation_of(name) is not None, f"{page.name} mentions --{name}"
+    for line in text.replace("\\\n", " ").splitlines():
+        for flag in FLAG.findall(line.partition("drumline train ")[2].partition(" | ")[0]):
+            assert "." in flag or flag in OWN_FLAGS, f"{page.name} gives `drumline train` --{flag}"

@@ -1,0 +1,199 @@
+"""What the engine does in a step and between steps: synchronisation, precision, batch and rate, warnings."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.utils.data import Dataset
+
+from drumline.checkpoint import store
+from drumline.config.schema import CheckpointConfig, Config, OptimConfig
+from drumline.engine.job import build_job
+from drumline.engine.step import TrainStep
+from drumline.manager import DDPManager
+from drumline.metrics.events import read_events
+from drumline.tasks.base import Loss
+from tests.jobs import (
+    Classify,
+    Normalised,
+    Points,
+    assert_same_bits,
+    make_config,
+    newest,
+    train_here,
+    train_on,
+)
+from tests.ranks import RanksFailed, run_ranks
+
+
+def events(run: Path, kind: str, rank: int = 0) -> list[dict[str, Any]]:
+    return [
+        event for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl") if event["kind"] == kind
+    ]
+
+
+def count_reductions(accumulate: int) -> list[tuple[int, int]]:
+    """Per step: micro-batches, and buckets that were reduced."""
+    config = make_config(accumulate=accumulate, samples=32)
+    with DDPManager() as ddp:
+        job = build_job(config, Classify(config), ddp)
+        reduced = 0
+
+        def count(state, bucket):  # type: ignore[no-untyped-def]  # DDP cannot read postponed annotations
+            nonlocal reduced
+            reduced += 1
+            return allreduce_hook(dist.group.WORLD, bucket)
+
+        job.model.register_comm_hook(None, count)  # type: ignore[operator]
+        train_step = TrainStep(job)
+        counts = []
+        for step in job.loader.steps():
+            before = reduced
+            train_step(step)
+            counts.append((len(step.plan.micro_batches), reduced - before))
+        return counts
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_gradients_are_reduced_once_a_step_however_many_micro_batches(accumulate: int) -> None:
+    for counts in run_ranks(2, count_reductions, accumulate):
+        assert counts == [(accumulate, 1)] * 4
+
+
+class SinglePrecision(Classify):
+    def model(self) -> nn.Module:
+        return super().model().float()
+
+    def train_data(self) -> Dataset[Any]:
+        data = Points(self.config.data.samples)
+        data.inputs = data.inputs.float()
+        return data
+
+    def eval_data(self) -> None:
+        return None
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        return super().loss(model, (batch[0].float(), batch[1]))
+
+
+def precise(precision: str, **settings: Any) -> Config:
+    optim = OptimConfig(lr=0.1, schedule="linear", clip_norm=0.05)
+    checkpoint = CheckpointConfig(every_steps=3, keep_last=20)
+    return make_config(samples=64, optim=optim, precision=precision, checkpoint=checkpoint, **settings)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_every_precision_resumes_bit_for_bit_with_its_scale(tmp_path: Path, precision: str) -> None:
+    config = precise(precision)
+    train_on(2, config, SinglePrecision, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    for later in (12, 15, 16):
+        store.remove(tmp_path / "again" / "checkpoints" / store.folder_name(later))
+    train_on(2, config, SinglePrecision, tmp_path / "again")
+    assert events(tmp_path / "again", "resume")[0]["step"] == 9
+    whole = newest(tmp_path / "whole")
+    assert_same_bits(newest(tmp_path / "again"), whole)
+    assert ("scaler" in whole.documents) == (precision == "fp16")
+    if precision == "fp16":
+        assert whole.documents["scaler"]["scale"] > 1
+
+
+def test_gradients_are_clipped_after_the_loss_scale_is_taken_out(tmp_path: Path) -> None:
+    norms = {}
+    for precision in ("fp32", "fp16"):
+        train_here(precise(precision), SinglePrecision, tmp_path / precision)
+        norms[precision] = [event["grad_norm"] for event in events(tmp_path / precision, "train")]
+    assert norms["fp16"] == pytest.approx(norms["fp32"], rel=0.05)
+
+
+def test_a_batch_per_rank_grows_with_the_world_and_the_rate_with_it(tmp_path: Path) -> None:
+    for rule, rate in (("none", 0.1), ("linear", 0.2), ("sqrt", 0.1 * 2**0.5)):
+        optim = OptimConfig(lr=0.1, scale_lr=rule, schedule="constant")  # type: ignore[arg-type]
+        train_on(2, make_config(batch_size_per_rank=4, steps=2, optim=optim), Classify, tmp_path / rule)
+        (start,) = events(tmp_path / rule, "start")
+        assert (start["batch_size"], start["batch_size_per_rank"]) == (8, 4)
+        assert start["lr"] == pytest.approx(rate)
+        assert events(tmp_path / rule, "train")[-1]["lr"] == pytest.approx(rate)
+        text = (tmp_path / rule / "logs" / "rank-00000.log").read_text()
+        assert "8 a step: 2 ranks x 4" in text
+
+
+def test_the_rate_follows_steps_not_micro_batches_or_ranks(tmp_path: Path) -> None:
+    optim = OptimConfig(lr=0.1, schedule="linear", warmup_steps=2)
+    rates = []
+    for world_size, accumulate in ((1, 1), (2, 2)):
+        run = tmp_path / str(world_size)
+        train_on(world_size, make_config(epochs=1, accumulate=accumulate, optim=optim), Classify, run)
+        rates.append([event["lr"] for event in events(run, "train")])
+    assert rates[0] == rates[1] == pytest.approx([0.1, 0.1 / 3 * 2, 0.1 / 3])
+
+
+class NoEvaluation(Classify):
+    def eval_data(self) -> None:
+        return None
+
+
+def test_a_task_without_evaluation_data_trains(tmp_path: Path) -> None:
+    assert train_on(2, make_config(), NoEvaluation, tmp_path).step == 10
+    assert events(tmp_path, "evaluation") == []
+    assert events(tmp_path, "end")[0]["metrics"] == {}
+
+
+def test_a_dataset_smaller_than_the_batch_and_than_the_world_trains(tmp_path: Path) -> None:
+    assert train_on(4, make_config(samples=3, batch_size=8), Classify, tmp_path).step == 2
+
+
+def test_every_rank_logs_the_same_global_loss(tmp_path: Path) -> None:
+    train_on(3, make_config(), Classify, tmp_path)
+    losses = [
+        [(event["step"], event["loss"]) for event in events(tmp_path, "train", rank)] for rank in range(3)
+    ]
+    assert losses[0]
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_a_lonely_last_sample_before_batchnorm_is_warned_about(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed, match="Expected more than 1 value per channel"):
+        train_on(1, make_config(samples=33), Normalised, tmp_path)
+    (warning,) = [
+        event["message"] for event in events(tmp_path, "warning") if "single sample" in event["message"]
+    ]
+    assert "(33 samples in batches of 8)" in warning
+
+
+class Exploding(Classify):
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        return Loss(super().loss(model, batch).total * float("nan"))
+
+
+def test_a_loss_that_is_no_number_is_warned_about(tmp_path: Path) -> None:
+    train_here(make_config(epochs=1), Exploding, tmp_path)
+    assert "the loss is nan at step 2" in [event["message"] for event in events(tmp_path, "warning")]
+
+
+class OtherData(Classify):
+    def train_data(self) -> Dataset[Any]:
+        import os
+
+        return Points(30 + int(os.environ["RANK"]))
+
+
+def test_ranks_with_different_data_do_not_start(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed) as caught:
+        train_on(2, make_config(), OtherData, tmp_path)
+    for text in caught.value.errors.values():
+        assert "ranks differ in the training data: rank 0 (" in text
+        assert "start every rank with the same command, packages and data" in text
+
+
+def test_the_same_job_twice_gives_the_same_bits(tmp_path: Path) -> None:
+    config = make_config(dropout=0.2, augment=True)
+    for name in ("first", "second"):
+        train_on(2, config, Classify, tmp_path / name)
+    assert_same_bits(newest(tmp_path / "first"), newest(tmp_path / "second"))
