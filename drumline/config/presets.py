@@ -50,7 +50,7 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
     "text": Preset(
-        "GPT on a file of text or tokens, which --data.dir names",
+        "GPT on the text or tokens that --data.dir names; without it, on the source of Python itself",
         {
             "model.name": "gpt",
             "data.name": "tokens",
