@@ -8,32 +8,25 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from drumline.config import PRESETS, Layers, resolve
+from drumline.config import PRESETS, Config, Layers, resolve
 from drumline.distributed.failure import claim_failure
 from drumline.engine.output import describe_failure, screen
 from drumline.engine.saving import Progress
 from drumline.engine.train import Request, train
-from drumline.errors import DrumlineError, ExitCode
+from drumline.errors import DrumlineError, ExitCode, Place
 from drumline.launch.local import INTERRUPTED
+from drumline.launch.topology import let_first_rank_speak, topology_from
 from drumline.manager import DDPManager
+from drumline.tasks.base import Task
 from drumline.tasks.load import load_task
 
 
 def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequence[str]) -> int:
     """Train as one rank of a group, or alone; returns the exit code."""
-    task_class = load_task(task)
-    preset = PRESETS.get(task)
-    config = resolve(layers, preset.defaults if preset else task_class.defaults, task=task_class.__name__)
-    dist = config.dist
-    ddp = DDPManager(
-        device=dist.device,
-        backend=dist.backend,
-        start_timeout_s=dist.start_timeout_s,
-        train_timeout_s=dist.train_timeout_s,
-        seed=config.train.seed,
-    )
-    progress = Progress()
+    ddp, progress = DDPManager(), Progress()
     try:
+        task_class, config = _load(task, layers)
+        ddp = _make_manager(config)
         ddp.setup()
         train(Request(task, config, folder, fresh, tuple(argv)), task_class, ddp, progress)
     except KeyboardInterrupt:
@@ -47,15 +40,33 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     return ExitCode.SUCCESS
 
 
+def _load(task: str, layers: Layers) -> tuple[type[Task], Config]:
+    task_class = load_task(task)
+    defaults = PRESETS[task].defaults if task in PRESETS else task_class.defaults
+    return task_class, resolve(layers, defaults, task=task_class.__name__)
+
+
+def _make_manager(config: Config) -> DDPManager:
+    return DDPManager(
+        device=config.dist.device,
+        backend=config.dist.backend,
+        start_timeout_s=config.dist.start_timeout_s,
+        train_timeout_s=config.dist.train_timeout_s,
+        seed=config.train.seed,
+    )
+
+
 def _tell(error: Exception, ddp: DDPManager, progress: Progress) -> None:
     place = ddp.place(progress.step or None)
+    if ddp.store is None and (topology := topology_from(os.environ)) is not None:
+        let_first_rank_speak(topology)
+        place = Place(host=topology.host, rank=topology.rank)
     first = claim_failure(ddp.store, place, error)
-    diverted = screen() is not sys.stderr
     if first is None:
         print(describe_failure(error, place), file=screen(), end="", flush=True)
     else:
         print(f"drumline: {place} stopped, because {first[0]} failed first: {first[1]}", file=sys.stderr)
-    if diverted:
+    if screen() is not sys.stderr:
         traceback.print_exception(error)  # into this rank's own log file
 
 

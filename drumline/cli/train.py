@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from drumline.config import PRESETS, Flags, Layers, check_layers, read_flags, read_layers, resolve
 from drumline.config.schema import Count
 from drumline.errors import ConfigError, ExitCode, did_you_mean
-from drumline.launch.topology import Topology, topology_from
+from drumline.launch.topology import let_first_rank_speak, topology_from
 from drumline.user_code import is_class_spec
 
 OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
@@ -43,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         layers = _settle_before_torch(task, flags)
     except ConfigError:
-        _let_the_first_rank_speak(topology)
+        let_first_rank_speak(topology)
         raise
     assert task is not None
     folder = Path(flags.own.get("run") or Path("runs") / _run_name(task))
@@ -90,13 +89,6 @@ def _start_ranks(flags: Flags, folder: Path, argv: Sequence[str]) -> int | None:
 def _run_name(task: str) -> str:
     """`digits`, or the class of a task of the user's own."""
     return task.rpartition(":")[2]
-
-
-def _let_the_first_rank_speak(topology: Topology | None) -> None:
-    """All ranks of a host were given the same command. When the first has said what is wrong with it and ends, the
-    launcher ends the others; should it have nothing to say, they do."""
-    if topology is not None and topology.local_rank > 0:
-        time.sleep(1.0)
 
 
 def _help(task: str | None) -> str:

@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import TextIO
 
-from drumline.errors import DrumlineError, Place
+from drumline.errors import DrumlineError, Place, UsageError
 
 _screen: TextIO | None = None
 
@@ -32,6 +32,8 @@ def screen() -> TextIO:
 
 def describe_failure(error: BaseException, place: Place) -> str:
     """A failure as the user reads it: our own errors explain themselves, others show their traceback."""
+    if isinstance(error, UsageError):
+        return f"drumline: error: {error}\n"  # the command is wrong, wherever it runs
     if isinstance(error, DrumlineError):
         return f"drumline: error: {error.located(**vars(place))}\n"
     frames = "".join(traceback.format_exception(error))

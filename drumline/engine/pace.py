@@ -9,6 +9,7 @@ class Pace:
     """Counts steps and samples against a clock that can be stopped."""
 
     def __init__(self) -> None:
+        self._made = time.perf_counter()
         self.seconds = 0.0
         self._steps = self._samples = 0
         self._started: float | None = None
@@ -34,6 +35,10 @@ class Pace:
         seconds, samples = self._last
         self._last = (self.seconds, self._samples)
         return (self._samples - samples) / max(self.seconds - seconds, 1e-9)
+
+    def seconds_since_start(self) -> float:
+        """All of it, evaluations and saves included."""
+        return time.perf_counter() - self._made
 
     @property
     def samples_per_s(self) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from drumline.checkpoint.retention import best
 from drumline.config.schema import Config
 from drumline.config.write import to_toml
 from drumline.distributed.collectives import gather_json
+from drumline.distributed.failure import summary
 from drumline.engine.job import Job, build_job
 from drumline.engine.loop import Loop
 from drumline.engine.output import divert_output
@@ -55,13 +56,13 @@ class Request:
 
 def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: Progress) -> None:
     """Collective: train to the end. `progress` tells whoever catches an error how far it came."""
-    started = time.perf_counter()
     folder = RunFolder(request.run)
     with ExitStack() as stack:
-        set_aside_as = _open_folder(folder, request, ddp, stack)
+        moved_to = _open_folder(folder, request, ddp, stack)
         reporter = stack.enter_context(open_reporter(request.config.log, folder, ddp))
-        if set_aside_as is not None:
-            reporter.report("note", message=f"the earlier run was moved to {set_aside_as}")
+        if moved_to is not None:
+            reporter.report("note", message=f"the earlier run was moved to {moved_to}")
+        stack.enter_context(_errors_as_events(reporter, progress))
         job = build_job(request.config, task_class(request.config), ddp)
         stack.callback(job.close)
         _write_down(request, folder, ddp)
@@ -74,29 +75,19 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
             progress=progress,
             reporter=reporter,
             checkpoints=folder.checkpoints,
-            facts={
-                "config": asdict(request.config),
-                "world_size": ddp.world_size,
-                "batch_size": job.batch_size,
-            },
+            facts=_facts(request.config, job),
         )
         loop.run()
-        reporter.report(
-            "end",
-            step=progress.step,
-            epoch=loop.epoch(),
-            seconds=time.perf_counter() - started,
-            samples_per_s=loop.pace.samples_per_s,
-            metrics=loop.metrics,
-            best_step=best(
-                folder.checkpoints,
-                metric=task_class.best_metric,
-                higher_is_better=task_class.higher_is_better,
-            ),
-            run=str(request.run),
-            resume_command=resume_command(request.command),
-            two_node_command=two_node_command(request.command, procs=ddp.local_world_size),
-        )
+        _report_end(reporter, request, loop)
+
+
+@contextmanager
+def _errors_as_events(reporter: Reporter, progress: Progress) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        reporter.report("error", step=progress.step, message=summary(error))
+        raise
 
 
 def _open_folder(folder: RunFolder, request: Request, ddp: DDPManager, stack: ExitStack) -> Path | None:
@@ -155,6 +146,29 @@ def _report_start(reporter: Reporter, request: Request, job: Job) -> None:
         epochs=-(-job.total_steps // job.loader.steps_per_epoch),
         total_steps=job.total_steps,
     )
+
+
+def _report_end(reporter: Reporter, request: Request, loop: Loop) -> None:
+    job = loop.job
+    reporter.report(
+        "end",
+        step=loop.progress.step,
+        epoch=loop.epoch(),
+        seconds=loop.pace.seconds_since_start(),
+        samples_per_s=loop.pace.samples_per_s,
+        metrics=loop.metrics,
+        best_step=best(
+            loop.checkpoints, metric=job.task.best_metric, higher_is_better=job.task.higher_is_better
+        ),
+        run=str(request.run),
+        resume_command=resume_command(request.command),
+        two_node_command=two_node_command(request.command, procs=job.ddp.local_world_size),
+    )
+
+
+def _facts(config: Config, job: Job) -> dict[str, Any]:
+    """What a checkpoint remembers of the run, for whoever resumes it."""
+    return {"config": asdict(config), "world_size": job.ddp.world_size, "batch_size": job.batch_size}
 
 
 def _resume(job: Job, config: Config, folder: RunFolder, progress: Progress, reporter: Reporter) -> None:

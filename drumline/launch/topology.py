@@ -7,6 +7,7 @@ translated here, so that nothing further on needs to know who started it.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from drumline.errors import PreflightError, UsageError
 from drumline.launch.slurm import rank_variables
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+FIRST_WORD_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,13 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
             f"RANK is {topology.rank}, but WORLD_SIZE is {topology.world_size}: ranks go from 0 up"
         )
     return topology
+
+
+def let_first_rank_speak(topology: Topology | None) -> None:
+    """Before ranks have met: all of a host were given the same command, and most likely fail for the same reason. When
+    the first has told it and ends, the launcher ends the others; should it have nothing to tell, they do."""
+    if topology is not None and topology.local_rank > 0:
+        time.sleep(FIRST_WORD_S)
 
 
 def _given(variables: Mapping[str, str]) -> str:

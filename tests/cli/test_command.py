@@ -221,8 +221,25 @@ def test_the_rank_that_raises_is_shown_first_and_once(tmp_path: Path, launcher: 
         result.stderr
     )
     assert "in loss" in result.stderr
+    events = list(read_events(tmp_path / "runs" / "Broken" / "events" / "rank-00001.jsonl"))
+    assert (events[-1]["kind"], events[-1]["message"]) == ("error", "ValueError: boom at four")
     log = (tmp_path / "runs" / "Broken" / "logs" / "rank-00001.log").read_text()
     assert "ValueError: boom at four" in log
+
+
+def test_a_task_that_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import a_package_that_is_not_there\n")
+    result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "failed: ModuleNotFoundError: No module named 'a_package_that_is_not_there'" in result.stderr
+    assert result.stderr.count("Traceback") == 1, result.stderr
+    (tmp_path / "wrong.py").write_text(
+        "import drumline\nclass Wrong(drumline.Task):\n    defaults = {'optim.lr': -1, 'train.epoch': 3}\n"
+    )
+    result = drumline("train", "wrong.py:Wrong", "--procs", "2", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.count("Wrong.defaults: optim.lr = -1.0 must be above 0") == 1, result.stderr
+    assert "did you mean 'train.epochs'?" in result.stderr
 
 
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
