@@ -46,7 +46,8 @@ def opening(event: Event) -> Page:
 def closing(event: Event) -> Page:
     """An `end` event as a page."""
     rows = [(name, metric(name, value)) for name, value in metrics_of(event["metrics"]).items()]
-    rows.append(("speed", speed(event["samples_per_s"])))
+    if event["samples_per_s"] > 0:  # a finished run that was started again took no step
+        rows.append(("speed", speed(event["samples_per_s"])))
     if event.get("best_step") is not None:
         rows.append(("best", f"the checkpoint of step {event['best_step']}"))
     rows.append(("run folder", str(event["run"])))

@@ -153,6 +153,13 @@ def test_a_run_without_evaluation_has_no_best(stream: io.StringIO) -> None:
     assert "two nodes" not in stream.getvalue()
 
 
+def test_a_run_that_took_no_step_has_no_speed(stream: io.StringIO) -> None:
+    make_display("plain", stream)(event("end", **{**END, "samples_per_s": 0.0}))
+
+    assert "accuracy" in stream.getvalue()
+    assert "speed" not in stream.getvalue()
+
+
 def test_no_display_shows_nothing(stream: io.StringIO) -> None:
     with make_display("none", stream) as display:
         for shown in (event("start", **START), train(1), evaluation(1), event("end", **END)):
