@@ -138,7 +138,8 @@ def settled(line: str) -> str:
     """A line without what differs from run to run and from host to host."""
     if line.startswith("exit code"):
         return line
-    without_numbers = NUMBER.sub("#", line.replace(f"on {socket.gethostname()}", "on vm"))
+    line = line.replace(str(Path.cwd()), "/home/me").replace(f"on {socket.gethostname()}", "on vm")
+    without_numbers = NUMBER.sub("#", line)
     return " ".join(UNIT.sub("# s", without_numbers).split())
 
 
