@@ -83,7 +83,7 @@ def engine_steps(ddp: DDPManager, config: Config) -> Iterator[None]:
     """The training loop as `drumline train` runs it, one step at a time."""
     seed_shared(0)
     job = build_job(config, task_in_memory(config), ddp)
-    loop = Loop(job, config, Progress(), Reporter([], rank=ddp.rank, host=ddp.host), Path(), {})
+    loop = Loop(job, config, Progress(), Reporter([], rank=ddp.rank, host=ddp.host), Path(), {}, 10**6)
     train_step = TrainStep(job, clip_norm=config.optim.clip_norm)
     while True:
         for step in job.loader.steps():

@@ -26,7 +26,7 @@ from drumline.data.loader import Loader
 from drumline.distributed.agree import check_same_weights
 from drumline.distributed.collectives import all_sum
 from drumline.distributed.device import choose_backend, choose_device
-from drumline.distributed.failure import claim_failure
+from drumline.distributed.failure import Failure, claim_failure, summary
 from drumline.distributed.group import join_group, leave_group
 from drumline.distributed.seeds import seed_rank, seed_shared
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
@@ -93,15 +93,12 @@ class DDPManager:
     ) -> None:
         first = None
         if isinstance(error, Exception):
-            place = self.place()
-            first = claim_failure(self._store, place, error)
-            error.add_note(f"[{place}]")
+            first = self.claim_failure(error)
+            error.add_note(f"[{self.place()}]")
         self.cleanup(broken=error is not None)
         if first is not None:
-            where, what = first
-            raise SystemExit(
-                f"drumline: {self.place()} stopped, because {where} failed first: {what}"
-            ) from None
+            message = f"drumline: {self.place()} stopped, because {first.place} failed first: {first.error}"
+            raise SystemExit(message) from None
 
     @property
     def rank(self) -> int:
@@ -141,6 +138,20 @@ class DDPManager:
     def store(self) -> dist.Store | None:
         """Shared keys and values that outlive a broken group; None on one process."""
         return self._store
+
+    def claim_failure(
+        self, error: BaseException, *, step: int | None = None, exit_code: int = 1
+    ) -> Failure | None:
+        """Tell the others that this rank has failed. None: it is the first; else the failure that came before."""
+        if self._store is None:
+            return None
+        mine = Failure(self.place(step), summary(error), exit_code)
+        return claim_failure(
+            self._store,
+            mine,
+            error,
+            rank_0_hosts_store=not self._topology.agent_hosts_store and self.world_size > 1,
+        )
 
     def place(self, step: int | None = None) -> Place:
         """Where this is, for messages."""

@@ -45,6 +45,11 @@ def _load_file(path: Path) -> ModuleType:
         raise UsageError(
             f"there is no file {path} (looked in {Path.cwd()})", next_step="check the path before the colon"
         )
+    if not path.stem.isidentifier():
+        raise UsageError(
+            f"{path} cannot be imported: {path.stem!r} is no name for a module",
+            next_step="rename the file: letters, digits and underscores",
+        )
     # Imported by its own name, so that DataLoader workers find its classes; its folder joins sys.path, as it does
     # for `python file.py`, so that the file can import its neighbours.
     folder = str(path.resolve().parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -29,6 +30,11 @@ def child_processes() -> set[int]:
         if int(parent) == os.getpid() and state != "Z" and not any(helper in command for helper in HELPERS):
             children.add(int(entry.name))
     return children
+
+
+# Orphans of a test become children of this process rather than of init, where nobody would see them.
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _gone(what: str, leftover: set[object]) -> None:

@@ -128,13 +128,15 @@ def make_config(
     )
 
 
-def train_here(config: Config, task: type[Task], run: Path, *, fresh: bool = False) -> Progress:
+def train_here(
+    config: Config, task: type[Task], run: Path, *, fresh: bool = False, name: str = "test"
+) -> Progress:
     """Train as the rank that the environment says this process is, or alone."""
     progress = Progress()
     ddp = DDPManager(seed=config.train.seed, start_timeout_s=60, train_timeout_s=30)
     ddp.setup()
     try:
-        train(Request("test", config, run, fresh, ("test",)), task, ddp, progress)
+        train(Request(name, config, run, fresh, (name,)), task, ddp, progress)
     finally:
         ddp.cleanup()
     return progress

@@ -12,6 +12,7 @@ from drumline.checkpoint.manifest import Manifest, TornCheckpointError
 
 def prune(root: Path, *, keep_last: int, keep_best: int, metric: str, higher_is_better: bool) -> list[Path]:
     """Remove all but the newest `keep_last` and the best `keep_best`; the newest valid one always stays."""
+    # Every byte of the newest is read once more: an older one goes only when this one is known to be good.
     newest = store.newest_valid(root).path
     if newest is None:
         return []

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drumline.config import PRESETS, Config, Layers, resolve
-from drumline.distributed.failure import claim_failure
 from drumline.engine.output import describe_failure, screen
 from drumline.engine.saving import Progress
 from drumline.engine.train import Request, train
@@ -33,9 +32,8 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         if ddp.store is None:  # among several ranks the launcher says so, once
             print(INTERRUPTED, file=sys.stderr)
         _end_now(ExitCode.INTERRUPTED)
-    except Exception as error:
-        _tell(error, ddp, progress)
-        _end_now(error.exit_code if isinstance(error, DrumlineError) else ExitCode.TRAINING_FAILED)
+    except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is no success
+        _end_now(_tell(error, ddp, progress))
     ddp.cleanup()
     return ExitCode.SUCCESS
 
@@ -56,21 +54,33 @@ def _make_manager(config: Config) -> DDPManager:
     )
 
 
-def _tell(error: Exception, ddp: DDPManager, progress: Progress) -> None:
+def _tell(error: BaseException, ddp: DDPManager, progress: Progress) -> int:
+    """Say what happened, if this rank was the first to fail; returns the exit code of the whole job."""
     place = ddp.place(progress.step or None)
     if ddp.store is None and (topology := topology_from(os.environ)) is not None:
         let_first_rank_speak(topology)
         place = Place(host=topology.host, rank=topology.rank)
-    first = claim_failure(ddp.store, place, error)
+    code = _exit_code(error, progress)
+    first = ddp.claim_failure(error, step=place.step, exit_code=code)
     if first is None:
         print(describe_failure(error, place), file=screen(), end="", flush=True)
     else:
-        print(f"drumline: {place} stopped, because {first[0]} failed first: {first[1]}", file=sys.stderr)
+        print(
+            f"drumline: {place} stopped, because {first.place} failed first: {first.error}", file=sys.stderr
+        )
     if screen() is not sys.stderr:
         traceback.print_exception(error)  # into this rank's own log file
+    return code if first is None else first.exit_code
 
 
-def _end_now(code: ExitCode) -> None:
+def _exit_code(error: BaseException, progress: Progress) -> int:
+    """Once steps were taken it is the training that failed, whatever the reason."""
+    if isinstance(error, DrumlineError) and progress.step == 0:
+        return error.exit_code
+    return ExitCode.TRAINING_FAILED
+
+
+def _end_now(code: int) -> None:
     """The group is broken: taking it down in order would wait for ranks that are gone."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -11,7 +11,7 @@ from typing import Any
 
 from drumline.config import PRESETS, Flags, Layers, check_layers, read_flags, read_layers, resolve
 from drumline.config.schema import Count
-from drumline.errors import ConfigError, ExitCode, did_you_mean
+from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
 from drumline.launch.topology import let_first_rank_speak, topology_from
 from drumline.user_code import is_class_spec
 
@@ -39,6 +39,15 @@ def run(argv: Sequence[str]) -> int:
         print(_help(task), end="")
         return ExitCode.SUCCESS
     topology = topology_from(os.environ)
+    if (
+        topology is not None
+        and flags.own.get("procs", topology.local_world_size) != topology.local_world_size
+    ):
+        let_first_rank_speak(topology)
+        raise UsageError(
+            f"--procs is {flags.own['procs']}, but a launcher has started {topology.local_world_size} ranks here",
+            next_step="leave --procs out, or run drumline train without a launcher",
+        )
     try:
         layers = _settle_before_torch(task, flags)
     except ConfigError:
@@ -46,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
         raise
     assert task is not None
     folder = Path(flags.own.get("run") or Path("runs") / _run_name(task))
-    if topology is None and (code := _start_ranks(flags, folder, argv)) is not None:
+    if topology is None and (code := _start_ranks(flags, layers, folder, argv)) is not None:
         return code
 
     from drumline.cli.rank import run_rank
@@ -72,9 +81,9 @@ def _settle_before_torch(task: str | None, flags: Flags) -> Layers:
     raise ConfigError([problem], next_step="`drumline train --help` lists the tasks")
 
 
-def _start_ranks(flags: Flags, folder: Path, argv: Sequence[str]) -> int | None:
+def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]) -> int | None:
     """Start several ranks and wait for them; None when one is enough, which is then this process."""
-    num_procs = flags.own.get("procs")
+    num_procs = flags.own.get("procs") or (1 if _wants_cpu(layers) else None)
     if num_procs == 1:
         return None
 
@@ -84,6 +93,13 @@ def _start_ranks(flags: Flags, folder: Path, argv: Sequence[str]) -> int | None:
     if num_procs == 1:
         return None
     return run_ranks(num_procs, ["train", *argv], log_dir=folder / "logs")
+
+
+def _wants_cpu(layers: Layers) -> bool:
+    given = [
+        layer.settings["dist.device"] for layer in layers.strongest_first() if "dist.device" in layer.settings
+    ]
+    return bool(given) and given[0].value == "cpu"
 
 
 def _run_name(task: str) -> str:

@@ -6,10 +6,9 @@ stay quiet, so that the user reads one traceback, and it is the right one.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import torch.distributed as dist
 
@@ -20,18 +19,33 @@ COUNT = "failure/count"
 CLAIM_WAIT_S = 2.0
 
 
-def claim_failure(store: dist.Store | None, place: Place, error: BaseException) -> tuple[Place, str] | None:
-    """Claim to be the first to fail. None: this rank is. Otherwise: where the first was, and its error in a line."""
-    if store is None:
-        return None
+@dataclass(frozen=True)
+class Failure:
+    """The first failure of a job: where, what in a line, and the exit code that the whole job ends with."""
+
+    place: Place
+    error: str
+    exit_code: int
+
+
+def claim_failure(
+    store: dist.Store, mine: Failure, error: BaseException, *, rank_0_hosts_store: bool
+) -> Failure | None:
+    """Claim to be the first to fail. None: this rank is. Otherwise: the failure that came before."""
     # A lost peer shows as a communication error, and the peer's own claim may still be on its way.
-    if isinstance(error, (dist.DistError, RuntimeError)) and (known := _wait_for_claim(store)):
-        return known
-    with contextlib.suppress(dist.DistError, RuntimeError):
-        if store.add(COUNT, 1) == 1:
-            store.set(FIRST, json.dumps({"place": asdict(place), "error": summary(error)}))
-            return None
-        return _wait_for_claim(store)
+    is_secondary = isinstance(error, (dist.DistError, RuntimeError))
+    try:
+        if is_secondary and (known := _wait_for_claim(store)):
+            return known
+        if store.add(COUNT, 1) > 1:
+            return _wait_for_claim(store)
+        store.set(FIRST, json.dumps({**asdict(mine), "place": asdict(mine.place)}))
+    except (dist.DistError, RuntimeError):
+        if rank_0_hosts_store and mine.place.rank != 0:
+            return Failure(Place(rank=0), "it has ended, and the store with it", mine.exit_code)
+        return None
+    if rank_0_hosts_store and mine.place.rank == 0:
+        time.sleep(CLAIM_WAIT_S)  # the store ends with this process; the others are to read it first
     return None
 
 
@@ -41,12 +55,11 @@ def summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _wait_for_claim(store: dist.Store) -> tuple[Place, str] | None:
+def _wait_for_claim(store: dist.Store) -> Failure | None:
     deadline = time.monotonic() + CLAIM_WAIT_S
-    with contextlib.suppress(dist.DistError, RuntimeError):
-        while time.monotonic() < deadline:
-            if store.check([FIRST]):
-                claim = json.loads(store.get(FIRST))
-                return Place(**claim["place"]), claim["error"]
-            time.sleep(0.02)
+    while time.monotonic() < deadline:
+        if store.check([FIRST]):
+            claim = json.loads(store.get(FIRST))
+            return Failure(Place(**claim["place"]), claim["error"], claim["exit_code"])
+        time.sleep(0.02)
     return None

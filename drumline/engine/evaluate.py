@@ -22,11 +22,14 @@ def evaluate(job: Job, loader: EvaluationLoader) -> dict[str, float]:
     """Collective: the mean loss and metrics of the model, as it is now, over every sample of `loader`."""
     model, device = job.plain_model, job.ddp.device
     broadcast_buffers(model)
+    # Each module gets its own mode back: a user may have put parts of the model into eval mode for good.
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         names, sums = _sum_batches(job, loader)
     finally:
-        model.train()
+        for module, was_training in modes:
+            module.training = was_training
     # Rank 0 always has the first batch; a rank that has none learns the names from it.
     names = broadcast_json(names, device=device)
     table = torch.zeros(loader.num_batches, 1 + len(names), dtype=torch.float64, device=device)

@@ -16,10 +16,11 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from drumline.config.schema import Config
+from drumline.config.schema import Config, DistConfig, TrainConfig
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.data.fingerprint import fingerprint
 from drumline.data.loader import Loader
+from drumline.data.plan import Cursor
 from drumline.distributed.agree import check_same
 from drumline.distributed.wrap import has_batchnorm, unwrap_model
 from drumline.engine.optimizer import make_optimizer
@@ -47,8 +48,8 @@ class Job:
     loader: Loader
     eval_loader: EvaluationLoader | None
     meter: Meter
-    total_steps: int
     batch_size: int
+    data_fingerprint: str
 
     @property
     def plain_model(self) -> nn.Module:
@@ -64,32 +65,11 @@ class Job:
 def build_job(config: Config, task: Task, ddp: DDPManager) -> Job:
     """Collective: build model, data and optimizer, and make sure that every rank has the same."""
     train_data, eval_data = task.train_data(), task.eval_data()
-    _check_ranks_agree(config, ddp, train_data, eval_data)
-    per_rank = config.train.batch_size_per_rank
-    batch_size = config.train.batch_size or (per_rank or 1) * ddp.world_size
-    loading: dict[str, Any] = {
-        "workers": config.data.workers,
-        "pin_memory": config.data.pin_memory,
-        "persistent_workers": config.data.persistent_workers,
-        "prefetch_factor": config.data.prefetch_factor,
-        "collate": task.collate,
-    }
-    loader = ddp.loader(train_data, batch_size=batch_size, accumulate=config.train.accumulate, **loading)
-    eval_loader = (
-        None
-        if eval_data is None
-        else ddp.loader(eval_data, batch_size=config.train.eval_batch_size, train=False, **loading)
-    )
-    dist = config.dist
-    model = ddp.wrap(
-        task.model(),
-        sync_batchnorm=dist.sync_batchnorm,
-        find_unused_parameters=dist.find_unused_parameters,
-        broadcast_buffers=dist.broadcast_buffers,
-        bucket_cap_mb=dist.bucket_cap_mb,
-        gradient_as_bucket_view=dist.gradient_as_bucket_view,
-        static_graph=dist.static_graph,
-    )
+    data_fingerprint = fingerprint(train_data)
+    _check_ranks_agree(config, ddp, data_fingerprint, None if eval_data is None else fingerprint(eval_data))
+    batch_size = config.train.batch_size or (config.train.batch_size_per_rank or 1) * ddp.world_size
+    loader, eval_loader = _make_loaders(config, task, ddp, batch_size, train_data, eval_data)
+    model = _wrap(config.dist, task.model(), ddp)
     _warn_of_a_lonely_sample(model, loader.num_samples, batch_size)
     peak_lr = scaled_rate(config.optim.lr, rule=config.optim.scale_lr, world_size=ddp.world_size)
     return Job(
@@ -103,8 +83,49 @@ def build_job(config: Config, task: Task, ddp: DDPManager) -> Job:
         loader=loader,
         eval_loader=eval_loader,
         meter=Meter(ddp.device),
-        total_steps=config.train.steps or (config.train.epochs or 1) * loader.steps_per_epoch,
         batch_size=batch_size,
+        data_fingerprint=data_fingerprint,
+    )
+
+
+def count_steps(job: Job, train: TrainConfig, *, step: int, cursor: Cursor) -> int:
+    """How many steps the run has in all, from where it stands. Epochs are passes over the data, so if the batch has
+    changed on the way (a batch per rank on another world), what is left of them is another number of steps."""
+    if train.steps is not None:
+        return train.steps
+    epochs_left = (train.epochs or 1) - cursor.epoch
+    if epochs_left <= 0:
+        return step
+    steps_left_in_epoch = -(-(job.loader.num_samples - cursor.position) // job.batch_size)
+    return step + steps_left_in_epoch + (epochs_left - 1) * job.loader.steps_per_epoch
+
+
+def _make_loaders(
+    config: Config, task: Task, ddp: DDPManager, batch_size: int, train_data: Any, eval_data: Any
+) -> tuple[Loader, EvaluationLoader | None]:
+    data = config.data
+    loading: dict[str, Any] = {
+        "workers": data.workers,
+        "pin_memory": data.pin_memory,
+        "persistent_workers": data.persistent_workers,
+        "prefetch_factor": data.prefetch_factor,
+        "collate": task.collate,
+    }
+    loader = ddp.loader(train_data, batch_size=batch_size, accumulate=config.train.accumulate, **loading)
+    if eval_data is None:
+        return loader, None
+    return loader, ddp.loader(eval_data, batch_size=config.train.eval_batch_size, train=False, **loading)
+
+
+def _wrap(dist: DistConfig, model: nn.Module, ddp: DDPManager) -> nn.Module:
+    return ddp.wrap(
+        model,
+        sync_batchnorm=dist.sync_batchnorm,
+        find_unused_parameters=dist.find_unused_parameters,
+        broadcast_buffers=dist.broadcast_buffers,
+        bucket_cap_mb=dist.bucket_cap_mb,
+        gradient_as_bucket_view=dist.gradient_as_bucket_view,
+        static_graph=dist.static_graph,
     )
 
 
@@ -116,14 +137,14 @@ def _warn_of_a_lonely_sample(model: nn.Module, num_samples: int, batch_size: int
         )
 
 
-def _check_ranks_agree(config: Config, ddp: DDPManager, train_data: Any, eval_data: Any) -> None:
+def _check_ranks_agree(config: Config, ddp: DDPManager, train_data: str, eval_data: str | None) -> None:
     """What differs here would otherwise be a hang, or two runs that only look like one."""
     check_same(
         {
             "torch's version": torch.__version__,
             "the configuration": {**asdict(config), "data": {**asdict(config.data), "dir": None}},
-            "the training data": fingerprint(train_data),
-            "the evaluation data": None if eval_data is None else fingerprint(eval_data),
+            "the training data": train_data,
+            "the evaluation data": eval_data,
         },
         host=ddp.host,
         device=ddp.device,

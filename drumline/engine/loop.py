@@ -35,6 +35,7 @@ class Loop:
     reporter: Reporter
     checkpoints: Path
     facts: dict[str, Any]
+    total_steps: int
     pace: Pace = field(default_factory=Pace)
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the latest evaluation."""
@@ -43,14 +44,14 @@ class Loop:
         """Collective: train to the end."""
         job, progress = self.job, self.progress
         train_step = TrainStep(job, clip_norm=self.config.optim.clip_norm)
-        if progress.step >= job.total_steps:
+        if progress.step >= self.total_steps:
             self._evaluate()
         self.pace.start()
-        while progress.step < job.total_steps:
+        while progress.step < self.total_steps:
             for step in job.loader.steps():
                 self.take_step(train_step, step)
                 self._between_steps(train_step)
-                if progress.step >= job.total_steps:
+                if progress.step >= self.total_steps:
                     break
         self.pace.stop()
 
@@ -66,7 +67,7 @@ class Loop:
         optim = self.config.optim
         lr = self.job.peak_lr * rate_factor(
             self.progress.step,
-            total_steps=self.job.total_steps,
+            total_steps=self.total_steps,
             schedule=optim.schedule,
             warmup_steps=optim.warmup_steps,
             final_ratio=optim.final_lr_ratio,
@@ -77,7 +78,7 @@ class Loop:
             group["lr"] = lr
 
     def _is_due(self, count: int, every: int) -> bool:
-        return self.progress.step >= self.job.total_steps or (every > 0 and count % every == 0)
+        return self.progress.step >= self.total_steps or (every > 0 and count % every == 0)
 
     def _log(self, train_step: TrainStep) -> None:
         """Collective. The only place where the loop waits for the device."""
@@ -92,7 +93,7 @@ class Loop:
             epoch=self.epoch(),
             lr=self.job.optimizer.param_groups[0]["lr"],
             samples_per_s=self.pace.lap(),
-            seconds_left=self.pace.seconds_for(self.job.total_steps - step),
+            seconds_left=self.pace.seconds_for(self.total_steps - step),
             **numbers,
         )
         if not math.isfinite(numbers["loss"]):
@@ -104,7 +105,7 @@ class Loop:
         cursor, config = self.progress.cursor, self.config
         if self._is_due(self.progress.step, config.log.every_steps):
             self._log(train_step)
-        epoch_ended = cursor.position == 0 or self.progress.step >= self.job.total_steps
+        epoch_ended = cursor.position == 0 or self.progress.step >= self.total_steps
         evaluates = epoch_ended and self._is_due(cursor.epoch, config.train.eval_every_epochs)
         saves = self._is_due(self.progress.step, config.checkpoint.every_steps) or (
             epoch_ended and self._is_due(cursor.epoch, config.checkpoint.every_epochs)
@@ -153,4 +154,5 @@ class Loop:
 
     def epoch(self) -> int:
         """The epoch of the latest step, counted from 1."""
-        return (self.progress.step - 1) // self.job.loader.steps_per_epoch + 1
+        cursor = self.progress.cursor
+        return max(1, cursor.epoch if cursor.position == 0 else cursor.epoch + 1)

@@ -32,7 +32,7 @@ def screen() -> TextIO:
 
 def describe_failure(error: BaseException, place: Place) -> str:
     """A failure as the user reads it: our own errors explain themselves, others show their traceback."""
-    if isinstance(error, UsageError):
+    if isinstance(error, UsageError) and place.step is None:
         return f"drumline: error: {error}\n"  # the command is wrong, wherever it runs
     if isinstance(error, DrumlineError):
         return f"drumline: error: {error.located(**vars(place))}\n"

@@ -5,15 +5,18 @@ config.toml  environment.json  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  che
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 
-from drumline.errors import UsageError
+from drumline.errors import TrainingError, UsageError
 
 
 @dataclass(frozen=True)
@@ -59,17 +62,19 @@ class RunFolder:
                 ) from error
 
 
-def set_aside(path: Path) -> Path | None:
-    """Move an earlier run out of the way, to a name that nothing has; a new start deletes nothing."""
-    if not path.exists():
+def set_aside(folder: RunFolder) -> Path | None:
+    """Move an earlier run out of the way, to a name that nothing has; a new start deletes nothing, and never takes the
+    folder from a job that is still at work in it."""
+    path = folder.path.resolve()
+    if not path.is_dir():
         return None
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    aside = path.with_name(f"{path.name}.before-{stamp}")
-    number = 1
-    while aside.exists():
-        aside = path.with_name(f"{path.name}.before-{stamp}-{number}")
-        number += 1
-    path.rename(aside)
+    names = (
+        f"{path.name}.before-{stamp}{suffix}" for suffix in chain([""], (f"-{number}" for number in count(1)))
+    )
+    with locked(folder):
+        aside = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+        path.rename(aside)
     return aside
 
 
@@ -78,14 +83,35 @@ def locked(folder: RunFolder) -> Iterator[None]:
     """Keep a second job out of this folder. The lock goes with the process, however that ends."""
     with (folder.path / ".lock").open("a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            # Not flock: that one is inherited by DataLoader workers, and would outlive the rank by theirs.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise UsageError(
+                    f"the run folder {folder.path} cannot be locked: {error.strerror}",
+                    next_step="put it on a file system with locks, with --run DIR",
+                ) from error
             file.seek(0)
             raise UsageError(
                 f"another job ({file.read().strip() or 'unknown'}) is training in {folder.path}",
                 next_step="wait for it, or give this one a folder of its own with --run DIR",
             ) from None
         file.truncate(0)
-        file.write(f"process {os.getpid()}")
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
         yield
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file at once, so that a full disk never leaves half of it, or none."""
+    beside = path.with_name(f".{path.name}.partial")
+    try:
+        beside.write_text(text)
+        beside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        raise TrainingError(
+            f"{path} could not be written: {error.strerror}",
+            next_step="make room there, or use another --run DIR",
+        ) from error

@@ -5,6 +5,7 @@ Rank 0 writes and reads; the others get what they need over collectives, so that
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,9 @@ from drumline.distributed.collectives import (
     gather_tensors,
 )
 from drumline.engine.job import Job
+from drumline.errors import CheckpointError
+
+log = logging.getLogger("drumline")
 
 
 @dataclass
@@ -71,15 +75,22 @@ def save(
         documents=snapshot.documents,
         metrics=metrics,
     )
-    prune(
-        root,
-        keep_last=keep.keep_last,
-        keep_best=keep.keep_best,
-        metric=job.task.best_metric,
-        higher_is_better=job.task.higher_is_better,
-    )
+    _let_old_ones_go(job, root, keep)
     num_bytes = sum(file.stat().st_size for file in path.iterdir())
     return Saved(path, num_bytes, time.perf_counter() - started)
+
+
+def _let_old_ones_go(job: Job, root: Path, keep: CheckpointConfig) -> None:
+    try:
+        prune(
+            root,
+            keep_last=keep.keep_last,
+            keep_best=keep.keep_best,
+            metric=job.task.best_metric,
+            higher_is_better=job.task.higher_is_better,
+        )
+    except CheckpointError as error:
+        log.warning(str(error))  # the new one is safe; that an old one stays is no reason to stop
 
 
 def find_newest(job: Job, root: Path) -> tuple[Path | None, list[tuple[Path, str]]]:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumline.data.loader import Micro, Step
 from drumline.engine.job import Job
+from drumline.errors import TrainingError
 from drumline.tasks.base import Loss
 
 
@@ -36,6 +37,7 @@ class TrainStep:
         self._parameters = [parameter for parameter in job.model.parameters() if parameter.requires_grad]
         self._world_size = job.ddp.world_size
         self._no_sync = job.model.no_sync if isinstance(job.model, DistributedDataParallel) else nullcontext
+        self._is_weighted: bool | None = None
         self.grad_norm: Tensor | None = None
         """Of the latest step, before clipping; on the device."""
 
@@ -46,8 +48,7 @@ class TrainStep:
         for micro in step.micro_batches:
             with nullcontext() if micro.is_last else self._no_sync():
                 loss = self._forward(micro)
-                if loss.weight is not None:
-                    weight = self._add_weight(weight, loss.weight, micro)
+                weight = self._add_weight(weight, loss.weight, micro)
                 reduction = self._send_weight(weight) if micro.is_last else None
                 self._backward(loss, scale if micro.size else 0.0)
             self._measure(loss, micro)
@@ -70,10 +71,20 @@ class TrainStep:
         else:
             self._meter.add(loss.total, micro.size if loss.weight is None else loss.weight, loss.metrics)
 
-    def _add_weight(self, so_far: Tensor | None, weight: Tensor | float, micro: Micro) -> Tensor:
-        counted = torch.as_tensor(weight, dtype=torch.float64, device=self._device).detach()
-        counted = counted if micro.size else torch.zeros_like(counted)
-        return counted.clone() if so_far is None else so_far + counted
+    def _add_weight(
+        self, so_far: Tensor | None, weight: Tensor | float | None, micro: Micro
+    ) -> Tensor | None:
+        if self._is_weighted is None:
+            self._is_weighted = weight is not None
+        if self._is_weighted != (weight is not None):
+            raise TrainingError(
+                "the task's Loss has a weight in some batches and none in others",
+                next_step="give a weight with every Loss, or with none",
+            )
+        if weight is None:
+            return None
+        total = torch.zeros((), dtype=torch.float64, device=self._device) if so_far is None else so_far
+        return total.add_(weight.detach() if isinstance(weight, Tensor) else weight) if micro.size else total
 
     def _send_weight(self, weight: Tensor | None) -> dist.Work | None:
         if weight is None or self._world_size == 1:

@@ -18,11 +18,11 @@ from drumline.config.schema import Config
 from drumline.config.write import to_toml
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.failure import summary
-from drumline.engine.job import Job, build_job
+from drumline.engine.job import Job, build_job, count_steps
 from drumline.engine.loop import Loop
 from drumline.engine.output import divert_output
 from drumline.engine.reporting import open_reporter
-from drumline.engine.run_folder import RunFolder, locked, set_aside
+from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
 from drumline.engine.saving import Progress, find_newest, restore
 from drumline.engine.warm_up import warm_up
 from drumline.errors import CheckpointError
@@ -66,16 +66,20 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
         job = build_job(request.config, task_class(request.config), ddp)
         stack.callback(job.close)
         _write_down(request, folder, ddp)
-        _report_start(reporter, request, job)
-        _resume(job, request.config, folder, progress, reporter)
-        warm_up(job)
+        resumed = _resume(job, folder, progress)
+        total_steps = count_steps(job, request.config.train, step=progress.step, cursor=progress.cursor)
+        _report_start(reporter, request, job, total_steps)
+        if resumed is not None:
+            _report_resume(reporter, resumed, _facts(request, job), is_finished=progress.step >= total_steps)
+        warm_up(job, static_graph=request.config.dist.static_graph)
         loop = Loop(
             job=job,
             config=request.config,
             progress=progress,
             reporter=reporter,
             checkpoints=folder.checkpoints,
-            facts=_facts(request.config, job),
+            facts=_facts(request, job),
+            total_steps=total_steps,
         )
         loop.run()
         _report_end(reporter, request, loop)
@@ -96,7 +100,7 @@ def _open_folder(folder: RunFolder, request: Request, ddp: DDPManager, stack: Ex
     if ddp.is_main_process():
         # A launcher that restarts a failed job gives the same flags again: that is no new start.
         if request.fresh and not ddp.is_restart:
-            moved = set_aside(folder.path)
+            moved = set_aside(folder)
         folder.make()
         stack.enter_context(locked(folder))
     ddp.barrier()
@@ -116,17 +120,17 @@ def _write_down(request: Request, folder: RunFolder, ddp: DDPManager) -> None:
     )
     if ddp.is_main_process():
         header = f"drumline train {request.task} --config {folder.config_file}"
-        folder.config_file.write_text(to_toml(request.config, header=header))
+        write_whole(folder.config_file, to_toml(request.config, header=header))
         environment = {
             "command": ["drumline", "train", *request.command],
             "python": platform.python_version(),
             "torch": torch.__version__,
             "ranks": ranks,
         }
-        folder.environment_file.write_text(json.dumps(environment, indent=1) + "\n")
+        write_whole(folder.environment_file, json.dumps(environment, indent=1) + "\n")
 
 
-def _report_start(reporter: Reporter, request: Request, job: Job) -> None:
+def _report_start(reporter: Reporter, request: Request, job: Job, total_steps: int) -> None:
     train, world_size = request.config.train, job.ddp.world_size
     reporter.report(
         "start",
@@ -143,8 +147,8 @@ def _report_start(reporter: Reporter, request: Request, job: Job) -> None:
         accumulate=train.accumulate,
         precision=train.precision,
         lr=job.peak_lr,
-        epochs=-(-job.total_steps // job.loader.steps_per_epoch),
-        total_steps=job.total_steps,
+        epochs=train.epochs or -(-total_steps // job.loader.steps_per_epoch),
+        total_steps=total_steps,
     )
 
 
@@ -166,49 +170,72 @@ def _report_end(reporter: Reporter, request: Request, loop: Loop) -> None:
     )
 
 
-def _facts(config: Config, job: Job) -> dict[str, Any]:
+def _facts(request: Request, job: Job) -> dict[str, Any]:
     """What a checkpoint remembers of the run, for whoever resumes it."""
-    return {"config": asdict(config), "world_size": job.ddp.world_size, "batch_size": job.batch_size}
+    return {
+        "task": request.task,
+        "config": json.loads(json.dumps(asdict(request.config))),
+        "world_size": job.ddp.world_size,
+        "batch_size": job.batch_size,
+        "data": job.data_fingerprint,
+    }
 
 
-def _resume(job: Job, config: Config, folder: RunFolder, progress: Progress, reporter: Reporter) -> None:
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint that a run goes on from, and the newer ones that could not be used."""
+
+    path: Path
+    step: int
+    epoch: int
+    facts: dict[str, Any]
+    torn: list[tuple[Path, str]]
+
+
+def _resume(job: Job, folder: RunFolder, progress: Progress) -> Resumed | None:
     """Collective: go on from the newest whole checkpoint, if there is one."""
     path, torn = find_newest(job, folder.checkpoints)
-    for torn_path, reason in torn:
-        reporter.report(
-            "warning", message=f"the checkpoint {torn_path} is not whole and was skipped: {reason}"
-        )
     if path is None and torn:
         raise CheckpointError(
             f"none of the {len(torn)} checkpoints in {folder.checkpoints} is whole; the newest: {torn[0][1]}",
             next_step="bring one back from a backup, or start anew with --fresh, which keeps what is there",
         )
     if path is None:
-        return
+        return None
     saved, facts = restore(job, path)
     progress.step, progress.cursor = saved.step, saved.cursor
     job.loader.cursor = saved.cursor
-    reporter.report("resume", step=saved.step, epoch=saved.cursor.epoch + 1, path=str(path))
-    for change in _changes(facts, config, job):
+    return Resumed(path, saved.step, saved.cursor.epoch + 1, facts, torn)
+
+
+def _report_resume(reporter: Reporter, resumed: Resumed, facts: dict[str, Any], *, is_finished: bool) -> None:
+    for path, reason in resumed.torn:
+        reporter.report("warning", message=f"the checkpoint {path} is not whole and was skipped: {reason}")
+    reporter.report("resume", step=resumed.step, epoch=resumed.epoch, path=str(resumed.path))
+    for change in _changes(resumed.facts, facts):
         reporter.report("warning", message=change)
-    if saved.step >= job.total_steps:
+    if is_finished:
         message = (
             "this run has finished; raise train.epochs or train.steps to go on, or start anew with --fresh"
         )
-        reporter.report("note", step=saved.step, message=message)
+        reporter.report("note", message=message)
 
 
-def _changes(facts: dict[str, Any], config: Config, job: Job) -> list[str]:
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What is not as it was when the checkpoint was made."""
-    before, now = _flat(facts["config"]), _flat(json.loads(json.dumps(asdict(config))))
+    old, new = _flat(before["config"]), _flat(now["config"])
     texts = [
-        f"resumed with another {name}: {before.get(name)} before, {now[name]} now"
-        for name in now
-        if before.get(name) != now[name] and not name.startswith(FREE_TO_CHANGE)
+        f"resumed with another {name}: {old.get(name)} before, {new[name]} now"
+        for name in new
+        if old.get(name) != new[name] and not name.startswith(FREE_TO_CHANGE)
     ]
-    if facts["world_size"] != job.ddp.world_size:
+    if before["task"] != now["task"]:
+        texts.append(f"the run was saved by the task {before['task']} and goes on with {now['task']}")
+    if before["data"] != now["data"]:
+        texts.append("the training data is not what it was when the run was saved")
+    if before["world_size"] != now["world_size"]:
         texts.append(
-            f"the run was saved on {facts['world_size']} ranks and goes on with {job.ddp.world_size}"
+            f"the run was saved on {before['world_size']} ranks and goes on with {now['world_size']}"
         )
     return texts
 

@@ -16,9 +16,10 @@ from drumline.engine.job import Job
 FIRST_WORLD_WITH_AN_ORDER = 3
 
 
-def warm_up(job: Job) -> None:
+def warm_up(job: Job, *, static_graph: bool) -> None:
     """Collective: a forward and a backward pass on the next batch, after which everything is put back as it was."""
-    if job.ddp.world_size < FIRST_WORLD_WITH_AN_ORDER:
+    # With a static graph DDP learns the graph in its first backward pass, which must not be one under no_sync.
+    if job.ddp.world_size < FIRST_WORLD_WITH_AN_ORDER and not (static_graph and job.ddp.world_size > 1):
         return
     cursor, rng = job.loader.cursor, capture_rng(job.ddp.device)
     buffers = [(buffer, buffer.clone()) for buffer in job.plain_model.buffers()]

@@ -242,6 +242,55 @@ def test_a_task_that_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
     assert "did you mean 'train.epochs'?" in result.stderr
 
 
+def test_procs_that_contradict_the_launcher_are_refused(tmp_path: Path) -> None:
+    place = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
+    result = drumline("train", "digits", "--procs", "4", cwd=tmp_path, **place)
+    assert result.returncode == 2
+    assert "--procs is 4, but a launcher has started 2 ranks here" in result.stderr
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_without_an_agent_the_first_failure_is_told_once_too(tmp_path: Path, rank: str) -> None:
+    """As under srun: nobody ends the other ranks, and rank 0 runs the store."""
+    (tmp_path / "broken.py").write_text(
+        BROKEN_TASK.replace("{what}", "raise ValueError('boom at four')").replace('== "1"', f'== "{rank}"')
+    )
+    shared = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
+    ranks = [
+        subprocess.Popen(
+            [*DRUMLINE, "train", "broken.py:Broken"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **shared, "RANK": name, "LOCAL_RANK": name},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("0", "1")
+    ]
+    errors = "".join(process.communicate(timeout=120)[1] for process in ranks)
+    assert [process.returncode for process in ranks] == [1, 1]
+    assert errors.count("Traceback (most recent call last)") == 1, errors
+    assert f"drumline: rank {rank} on " in errors
+
+
+def test_a_rank_that_leaves_by_sys_exit_is_a_failure_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN_TASK.replace("{what}", "raise SystemExit(0)"))
+    result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "step 3 failed: SystemExit: 0" in result.stderr
+
+
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN_TASK.replace("{what}", "os.kill(os.getpid(), 9)"))
     result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
@@ -300,7 +349,7 @@ def test_two_jobs_do_not_share_a_folder(tmp_path: Path) -> None:
             time.sleep(0.1)
         second = drumline("train", "slow.py:Slow", "--run", "run", cwd=tmp_path)
         assert second.returncode == 2
-        assert f"another job (process {first.pid}) is training in run" in second.stderr
+        assert f"another job (process {first.pid} on " in second.stderr
     finally:
         first.kill()
         first.communicate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.utils.data import Dataset
 
 from drumline.checkpoint import store
-from drumline.config.schema import CheckpointConfig, Config, OptimConfig
+from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.engine.job import build_job
 from drumline.engine.step import TrainStep
+from drumline.errors import TrainingError
 from drumline.manager import DDPManager
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss
@@ -132,6 +134,61 @@ def test_the_rate_follows_steps_not_micro_batches_or_ranks(tmp_path: Path) -> No
         train_on(world_size, make_config(epochs=1, accumulate=accumulate, optim=optim), Classify, run)
         rates.append([event["lr"] for event in events(run, "train")])
     assert rates[0] == rates[1] == pytest.approx([0.1, 0.1 / 3 * 2, 0.1 / 3])
+
+
+@pytest.mark.parametrize(("first_world", "second_world"), [(1, 2), (2, 1)])
+def test_epochs_are_passes_over_the_data_on_another_world_too(
+    tmp_path: Path, first_world: int, second_world: int
+) -> None:
+    """A batch per rank is another global batch on another world; an epoch is still every sample once."""
+    one_epoch, two_epochs = (make_config(batch_size_per_rank=4, epochs=epochs) for epochs in (1, 2))
+    train_on(first_world, one_epoch, Classify, tmp_path)
+    progress = train_on(second_world, two_epochs, Classify, tmp_path)
+    steps = {1: 10, 2: 5}  # 37 samples in batches of 4 and of 8
+    assert progress.step == steps[first_world] + steps[second_world]
+    assert (progress.cursor.epoch, progress.cursor.position) == (2, 0)
+    assert [event["epoch"] for event in events(tmp_path, "evaluation")] == [1, 2]
+
+
+class Frozen(Normalised):
+    """A user who keeps BatchNorm's statistics as they are puts it into eval mode, for good."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model[1].eval()  # type: ignore[index]
+        return model
+
+
+def test_evaluation_gives_every_module_its_own_mode_back(tmp_path: Path) -> None:
+    train_here(make_config(batch_size=16), Frozen, tmp_path)
+    assert newest(tmp_path).tensors["model"]["1.running_mean"].tolist() == [0.0] * 8
+
+
+class SometimesWeighted(Classify):
+    calls = 0
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        SometimesWeighted.calls += 1
+        loss = super().loss(model, batch)
+        return Loss(loss.total, weight=3.0) if SometimesWeighted.calls == 3 else loss
+
+
+def test_a_weight_in_some_batches_only_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="a weight in some batches and none in others"):
+        train_here(make_config(), SometimesWeighted, tmp_path)
+
+
+def test_a_static_graph_goes_with_accumulation(tmp_path: Path) -> None:
+    config = replace(make_config(accumulate=2), dist=DistConfig(static_graph=True))
+    assert train_on(2, config, Classify, tmp_path).step == 10
+
+
+def test_resuming_with_other_data_or_another_task_is_warned_about(tmp_path: Path) -> None:
+    train_here(make_config(epochs=1), Classify, tmp_path)
+    train_here(make_config(epochs=2, samples=41), Classify, tmp_path, name="other")
+    warnings = [event["message"] for event in events(tmp_path, "warning")]
+    assert "the training data is not what it was when the run was saved" in warnings
+    assert "the run was saved by the task test and goes on with other" in warnings
 
 
 class NoEvaluation(Classify):

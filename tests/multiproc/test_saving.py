@@ -15,6 +15,7 @@ from drumline import load_checkpoint
 from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config
 from drumline.errors import CheckpointError
+from drumline.metrics.events import read_events
 from tests.jobs import Classify, assert_same_bits, make_config, newest, train_here, train_on
 from tests.ranks import run_ranks
 
@@ -55,7 +56,11 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(small_disk:
     for path in (run / "checkpoints").iterdir():
         if path != found.path:
             store.remove(path)
-    assert train_on(2, make_config(epochs=3), Classify, run).step >= store.verify(found.path).step
+    resumed_at = store.verify(found.path).step
+    assert resumed_at > 2
+    assert train_on(2, make_config(steps=resumed_at + 1), Classify, run).step == resumed_at + 1
+    resumes = [e["step"] for e in read_events(run / "events" / "rank-00000.jsonl") if e["kind"] == "resume"]
+    assert resumes == [resumed_at]
 
 
 def test_a_checkpoint_loads_into_a_plain_model_of_ones_own(tmp_path: Path) -> None:

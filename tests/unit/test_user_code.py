@@ -60,6 +60,12 @@ def test_a_file_that_would_shadow_a_loaded_module_is_refused(
         load_class(f"{tmp_path / 'json.py'}:Net")
 
 
+def test_a_file_whose_name_is_no_module_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "v1.2.py").write_text("class Net: pass\n")
+    with pytest.raises(UsageError, match=r"'v1.2' is no name for a module\n  next: rename the file"):
+        load_class(f"{tmp_path / 'v1.2.py'}:Net")
+
+
 def test_an_import_that_fails_inside_the_file_keeps_its_own_error(own_file: Path) -> None:
     own_file.write_text("import a_package_that_is_not_there\nclass Net: pass\n")
     with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):

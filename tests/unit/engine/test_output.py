@@ -12,7 +12,12 @@ def test_our_own_errors_explain_themselves_and_where() -> None:
 
 
 def test_a_wrong_command_is_wrong_everywhere() -> None:
-    assert describe_failure(UsageError("no such task"), PLACE) == "drumline: error: no such task\n"
+    before_the_first_step = Place(host="node-b", rank=3)
+    assert (
+        describe_failure(UsageError("no such task"), before_the_first_step)
+        == "drumline: error: no such task\n"
+    )
+    assert "[rank 3 on node-b, step 12]" in describe_failure(UsageError("Loss.total has a shape"), PLACE)
 
 
 def test_other_errors_show_their_traceback_below_where_they_happened() -> None:

@@ -1,24 +1,25 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from drumline.engine.run_folder import RunFolder, locked, set_aside
-from drumline.errors import UsageError
+from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
+from drumline.errors import TrainingError, UsageError
 
 
 def test_an_earlier_run_is_moved_to_a_name_of_its_own(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert set_aside(run) is None
+    assert set_aside(RunFolder(run)) is None
     moved = []
     for content in ("first", "second", "third"):
         run.mkdir()
         (run / "file").write_text(content)
-        moved.append(set_aside(run))
+        moved.append(set_aside(RunFolder(run)))
     assert not run.exists()
     assert [(path / "file").read_text() for path in moved if path] == ["first", "second", "third"]
 
@@ -42,8 +43,49 @@ def test_a_second_job_is_kept_out_and_told_by_whom(tmp_path: Path) -> None:
             [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
         )
         assert result.returncode != 0
-        assert f"another job (process {os.getpid()}) is training in {tmp_path}" in result.stderr
+        assert (
+            f"another job (process {os.getpid()} on {socket.gethostname()}) is training in {tmp_path}"
+            in result.stderr
+        )
     result = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert result.stdout == "in\n"
+
+
+def test_a_new_start_does_not_take_the_folder_from_a_job_at_work(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    code = (
+        "import sys; from pathlib import Path; from drumline.engine.run_folder import RunFolder, set_aside\n"
+        "set_aside(RunFolder(Path(sys.argv[1])))"
+    )
+    with locked(RunFolder(run)):
+        result = subprocess.run(
+            [sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=False
+        )
+    assert "is training in" in result.stderr
+    assert run.exists()
+
+
+def test_a_lock_does_not_outlive_its_process_in_a_child(tmp_path: Path) -> None:
+    """As a DataLoader worker would outlive a rank that is killed."""
+    code = (
+        "import os, sys, time; from pathlib import Path; from drumline.engine.run_folder import RunFolder, locked\n"
+        "with locked(RunFolder(Path(sys.argv[1]))):\n"
+        "    if os.fork() == 0:\n"
+        "        time.sleep(3)\n"
+        "    os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    with locked(RunFolder(tmp_path)):
+        pass
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_whole(tmp_path / "file", "one")
+    write_whole(tmp_path / "file", "two")
+    assert (tmp_path / "file").read_text() == "two"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(TrainingError, match=r"could not be written: (Not a directory|No such file)"):
+        write_whole(tmp_path / "file" / "inside", "x")
