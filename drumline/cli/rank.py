@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from drumline.config import PRESETS, Config, Layers, resolve
 from drumline.engine.output import describe_failure, screen
+from drumline.engine.run_folder import RunFolder
 from drumline.engine.saving import Progress
 from drumline.engine.train import Request, train
 from drumline.errors import DrumlineError, ExitCode, Place
@@ -33,6 +35,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
             print(INTERRUPTED, file=sys.stderr)
         _end_now(ExitCode.INTERRUPTED)
     except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is no success
+        _write_traceback(error, RunFolder(folder).log_file(ddp.rank))
         _end_now(_tell(error, ddp, progress))
     ddp.cleanup()
     return ExitCode.SUCCESS
@@ -68,9 +71,12 @@ def _tell(error: BaseException, ddp: DDPManager, progress: Progress) -> int:
         print(
             f"drumline: {place} stopped, because {first.place} failed first: {first.error}", file=sys.stderr
         )
-    if screen() is not sys.stderr:
-        traceback.print_exception(error)  # into this rank's own log file
     return code if first is None else first.exit_code
+
+
+def _write_traceback(error: BaseException, log_file: Path) -> None:
+    with contextlib.suppress(OSError), log_file.open("a") as file:
+        traceback.print_exception(error, file=file)
 
 
 def _exit_code(error: BaseException, progress: Progress) -> int:

@@ -69,7 +69,10 @@ def _settle_before_torch(task: str | None, flags: Flags) -> Layers:
     if task is None:
         problem = f"no TASK was given: one of {', '.join(PRESETS)}, or path/to/file.py:ClassName"
     elif task not in PRESETS and not is_class_spec(task):
-        problem = f"{task!r}: there is no such task; {did_you_mean(task, PRESETS)}"
+        named = (
+            f"add the class, as in {task}:ClassName" if task.endswith(".py") else did_you_mean(task, PRESETS)
+        )
+        problem = f"{task!r}: there is no such task; {named}"
     else:
         # The defaults of the user's own task are not known yet: its file imports torch.
         check_layers(layers) if is_class_spec(task) else resolve(layers, PRESETS[task].defaults, task=task)

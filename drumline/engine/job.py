@@ -6,6 +6,7 @@ optimizer gets the parameters where they then are.
 
 from __future__ import annotations
 
+import json
 import logging
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -137,12 +138,20 @@ def _warn_of_a_lonely_sample(model: nn.Module, num_samples: int, batch_size: int
         )
 
 
+def flat(config: Config) -> dict[str, Any]:
+    """The settings by their dotted names, in JSON's types."""
+    sections = json.loads(json.dumps(asdict(config)))
+    return {
+        f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()
+    }
+
+
 def _check_ranks_agree(config: Config, ddp: DDPManager, train_data: str, eval_data: str | None) -> None:
     """What differs here would otherwise be a hang, or two runs that only look like one."""
     check_same(
         {
             "torch's version": torch.__version__,
-            "the configuration": {**asdict(config), "data": {**asdict(config.data), "dir": None}},
+            **{f"the setting {name}": value for name, value in flat(config).items() if name != "data.dir"},
             "the training data": train_data,
             "the evaluation data": eval_data,
         },

@@ -75,7 +75,7 @@ def set_aside(folder: RunFolder) -> Path | None:
     with locked(folder):
         aside = next(path.with_name(name) for name in names if not path.with_name(name).exists())
         path.rename(aside)
-    return aside
+    return folder.path.with_name(aside.name) if folder.path.name else aside  # as the user wrote it
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumline.data.loader import Micro, Step
 from drumline.engine.job import Job
-from drumline.errors import TrainingError
+from drumline.errors import TrainingError, UsageError
 from drumline.tasks.base import Loss
 
 
@@ -59,7 +59,13 @@ class TrainStep:
 
     def _forward(self, micro: Micro) -> Loss:
         with self._autocast:
-            return self._task.loss(self._model, micro.data)
+            loss = self._task.loss(self._model, micro.data)
+        if not isinstance(loss, Loss):
+            raise UsageError(
+                f"{type(self._task).__name__}.loss() returned a {type(loss).__name__}, not a Loss",
+                next_step="return drumline.Loss(the sum of the loss over the batch)",
+            )
+        return loss
 
     def _backward(self, loss: Loss, scale: float) -> None:
         total = loss.total * scale

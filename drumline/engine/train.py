@@ -7,7 +7,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from drumline.config.schema import Config
 from drumline.config.write import to_toml
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.failure import summary
-from drumline.engine.job import Job, build_job, count_steps
+from drumline.engine.job import Job, build_job, count_steps, flat
 from drumline.engine.loop import Loop
 from drumline.engine.output import divert_output
 from drumline.engine.reporting import open_reporter
@@ -65,8 +65,10 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
         stack.enter_context(_errors_as_events(reporter, progress))
         job = build_job(request.config, task_class(request.config), ddp)
         stack.callback(job.close)
-        _write_down(request, folder, ddp)
         resumed = _resume(job, folder, progress)
+        _write_down(
+            request, folder, ddp
+        )  # not before: what a checkpoint was made with is still to be read there
         total_steps = count_steps(job, request.config.train, step=progress.step, cursor=progress.cursor)
         _report_start(reporter, request, job, total_steps)
         if resumed is not None:
@@ -174,7 +176,7 @@ def _facts(request: Request, job: Job) -> dict[str, Any]:
     """What a checkpoint remembers of the run, for whoever resumes it."""
     return {
         "task": request.task,
-        "config": json.loads(json.dumps(asdict(request.config))),
+        "config": flat(request.config),
         "world_size": job.ddp.world_size,
         "batch_size": job.batch_size,
         "data": job.data_fingerprint,
@@ -223,7 +225,7 @@ def _report_resume(reporter: Reporter, resumed: Resumed, facts: dict[str, Any], 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What is not as it was when the checkpoint was made."""
-    old, new = _flat(before["config"]), _flat(now["config"])
+    old, new = before["config"], now["config"]
     texts = [
         f"resumed with another {name}: {old.get(name)} before, {new[name]} now"
         for name in new
@@ -238,9 +240,3 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
             f"the run was saved on {before['world_size']} ranks and goes on with {now['world_size']}"
         )
     return texts
-
-
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        f"{section}.{name}": value for section, fields in config.items() for name, value in fields.items()
-    }

@@ -118,6 +118,7 @@ def test_all_config_errors_come_at_once_and_before_torch(tmp_path: Path) -> None
         ([], "no TASK was given: one of digits, cifar10, text, synthetic"),
         (["digit"], "'digit': there is no such task; did you mean 'digits'?"),
         (["cifar10"], "cifar10"),
+        (["own.py"], "'own.py': there is no such task; add the class, as in own.py:ClassName"),
         (["nowhere.py:Task"], "there is no file nowhere.py"),
         (["digits", "--model.name", "resnet"], "mini_resnet"),
         (["digits", "--run", "/proc/nowhere"], "the run folder /proc/nowhere cannot be made"),

@@ -17,7 +17,7 @@ from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.engine.job import build_job
 from drumline.engine.step import TrainStep
-from drumline.errors import TrainingError
+from drumline.errors import CheckpointError, PreflightError, TrainingError, UsageError
 from drumline.manager import DDPManager
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss
@@ -176,6 +176,41 @@ class SometimesWeighted(Classify):
 def test_a_weight_in_some_batches_only_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="a weight in some batches and none in others"):
         train_here(make_config(), SometimesWeighted, tmp_path)
+
+
+class Bare(Classify):
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        return super().loss(model, batch).total  # type: ignore[return-value]
+
+
+def test_a_loss_that_is_no_loss_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"Bare.loss\(\) returned a Tensor, not a Loss\n  next: return drumline.Loss"
+    ):
+        train_here(make_config(), Bare, tmp_path)
+
+
+def settings_differ(run: Path) -> str:
+    import os
+
+    optim = OptimConfig(lr=0.1 * (1 + int(os.environ["RANK"])))
+    with pytest.raises(PreflightError) as caught:
+        train_here(make_config(optim=optim), Classify, run)
+    return str(caught.value)
+
+
+def test_ranks_with_different_settings_do_not_start_and_the_setting_is_named(tmp_path: Path) -> None:
+    for message in run_ranks(2, settings_differ, tmp_path):
+        assert "ranks differ in the setting optim.lr: rank 0 (" in message
+        assert "): 0.1; rank 1 (" in message
+
+
+def test_a_resume_that_fails_leaves_the_old_config_to_be_read(tmp_path: Path) -> None:
+    train_here(make_config(epochs=1), Classify, tmp_path)
+    before = (tmp_path / "config.toml").read_text()
+    with pytest.raises(CheckpointError, match="the checkpoint is of another model"):
+        train_here(make_config(epochs=2, seed=1), Normalised, tmp_path)
+    assert (tmp_path / "config.toml").read_text() == before
 
 
 def test_a_static_graph_goes_with_accumulation(tmp_path: Path) -> None:
