@@ -164,7 +164,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", default="1,2", help="numbers of ranks to measure on [1,2]")
-    parser.add_argument("--rounds", type=int, default=25, help="pairs of blocks [25]")
+    parser.add_argument("--rounds", type=int, default=20, help="pairs of blocks [20]")
     parser.add_argument("--work", choices=WORK, help="one of the models only")
     options = parser.parse_args()
     if "RANK" in os.environ:

@@ -59,3 +59,11 @@ def test_a_built_in_task_trains(tmp_path: Path, name: str) -> None:
     assert [event["step"] for event in events if event["kind"] == "train"] == [1, 2, 3]
     assert events[-1]["metrics"].keys() == METRICS[name]
     assert any((tmp_path / "run").glob("tensorboard/*tfevents*")) == config.log.tensorboard
+
+
+def test_the_demo_learns_to_read_digits(tmp_path: Path) -> None:
+    """What `make demo` trains, to its end."""
+    layers = read_layers(read_flags(["--log.display", "none"]), config_file=None, environment={})
+    train_on(2, resolve(layers, PRESETS["digits"].defaults, task="digits"), load_task("digits"), tmp_path)
+    (end,) = [e for e in read_events(tmp_path / "events" / "rank-00000.jsonl") if e["kind"] == "end"]
+    assert end["metrics"]["accuracy"] >= 0.98
