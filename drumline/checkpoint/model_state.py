@@ -14,12 +14,6 @@ from drumline.distributed.wrap import unwrap_model
 from drumline.errors import CheckpointError
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module, inside DDP and torch.compile."""
-    inner = unwrap_model(getattr(model, "_orig_mod", model))
-    return model if inner is model else unwrap(inner)
-
-
 def model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors by name, sharing memory with the model, and the aliases: other name -> stored name."""
     tensors: dict[str, Tensor] = {}
@@ -44,11 +38,11 @@ def load_model_state(model: nn.Module, tensors: Mapping[str, Tensor], aliases: M
             next_step="set the model up as it was when the checkpoint was made (the run folder's config.toml "
             "tells), or start a new run",
         )
-    unwrap(model).load_state_dict(saved)
+    unwrap_model(model).load_state_dict(saved)
 
 
 def _entries(model: nn.Module) -> dict[str, Tensor]:
-    entries = unwrap(model).state_dict()
+    entries = unwrap_model(model).state_dict()
     for name, entry in entries.items():
         if not isinstance(entry, Tensor):
             raise CheckpointError(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drumline.checkpoint.model_state import unwrap
 from drumline.checkpoint.nested import decode, encode
+from drumline.distributed.wrap import unwrap_model
 from drumline.errors import CheckpointError
 
 # How this machine computes, and what it calls things: the optimizer that is loaded into keeps its own.
@@ -80,7 +80,7 @@ def load_optimizer_state(
 
 def _groups(model: nn.Module, optimizer: Optimizer) -> list[dict[str, nn.Parameter]]:
     """The parameters of each group by name."""
-    names = {id(parameter): name for name, parameter in unwrap(model).named_parameters()}
+    names = {id(parameter): name for name, parameter in unwrap_model(model).named_parameters()}
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             if id(parameter) not in names:

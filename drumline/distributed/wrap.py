@@ -54,11 +54,9 @@ def wrap_model(
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """The user's own model, under DDP or not."""
-    if isinstance(model, DistributedDataParallel):
-        inner: nn.Module = model.module
-        return inner
-    return model
+    """The user's own model, inside DDP, torch.compile, both or neither."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", model)
+    return model if inner is model else unwrap_model(inner)
 
 
 def convert_batchnorm(model: nn.Module, *, device: torch.device) -> nn.Module:
