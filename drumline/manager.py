@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.data.loader import Loader
+from drumline.data.plan import Sharing
 from drumline.distributed.agree import check_same_weights
 from drumline.distributed.collectives import all_sum
 from drumline.distributed.device import choose_backend, choose_device
@@ -195,6 +196,8 @@ class DDPManager:
         batch_size: int,
         train: bool = True,
         accumulate: int = 1,
+        micro_batch_size: int | None = None,
+        shards: int | None = None,
         workers: int = 0,
         pin_memory: bool = True,
         persistent_workers: bool = True,
@@ -205,13 +208,12 @@ class DDPManager:
 
         `train=True`: reshuffled each epoch by itself; `batch_size` is the global batch of one optimizer step;
         multiply a mean loss by `loader.scale`, and the averaged gradient is that of the whole global batch, however
-        unevenly it was shared. `train=False`: in order, in batches of `batch_size` dealt to the ranks in turn; sum
-        what you measure with `ddp.sum`.
+        unevenly it was shared; `accumulate` cuts a rank's share into so many micro-batches, `micro_batch_size` into as
+        many as keep them that small.
+        `train=False`: in order, in batches of `batch_size` dealt to the ranks in turn; sum what you measure with
+        `ddp.sum`.
         """
-        shared: dict[str, Any] = {
-            "batch_size": batch_size,
-            "rank": self.rank,
-            "world_size": self.world_size,
+        loading: dict[str, Any] = {
             "device": self.device,
             "workers": workers,
             "pin_memory": pin_memory,
@@ -220,10 +222,22 @@ class DDPManager:
             "collate": collate,
         }
         if not train:
-            return EvaluationLoader(dataset, **shared)
-        self._smallest_batch = batch_size // (self.world_size * accumulate)
+            return EvaluationLoader(
+                dataset, batch_size=batch_size, rank=self.rank, world_size=self.world_size, **loading
+            )
+        sharing = Sharing(
+            batch_size=batch_size,
+            rank=self.rank,
+            world_size=self.world_size,
+            accumulate=accumulate,
+            micro_batch_size=micro_batch_size,
+            shards=shards,
+        )
+        self._smallest_batch = min(
+            micro_batch_size or batch_size, batch_size // max(1, sharing.parts * accumulate)
+        )
         self._warn_about_small_batches()
-        return Loader(dataset, accumulate=accumulate, seed=self._seed, **shared)
+        return Loader(dataset, sharing=sharing, seed=self._seed, **loading)
 
     def _warn_about_small_batches(self) -> None:
         """Once both the model and the batch are known, in whichever order they came."""

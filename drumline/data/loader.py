@@ -8,13 +8,12 @@ having to remember `set_epoch`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from drumline.data.fetch import Fetch, Request
-from drumline.data.plan import Cursor, StepPlan, micro_batches_per_epoch, plan_epoch
+from drumline.data.plan import Cursor, Sharing, StepPlan, micro_batches_per_epoch, plan_epoch
 from drumline.data.stream import Stream
 from drumline.data.transfer import to_device
 from drumline.errors import DataError, UsageError
@@ -28,6 +27,10 @@ class Micro(NamedTuple):
     """How many samples count; 0: a placeholder, to be run with weight 0 so that collectives still match."""
     is_last: bool
     """Whether the step ends with it: gradients are synchronised here."""
+    part: int
+    """Which share or shard of the global batch it belongs to."""
+    ends_part: bool
+    """Whether it is the last one of that."""
 
 
 class Step(NamedTuple):
@@ -48,34 +51,20 @@ class Loader:
         self,
         dataset: Any,
         *,
-        batch_size: int,
-        rank: int,
-        world_size: int,
+        sharing: Sharing,
         device: torch.device,
         seed: int,
-        accumulate: int = 1,
         workers: int = 0,
         pin_memory: bool = True,
         persistent_workers: bool = True,
         prefetch_factor: int = 2,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        _check_sizes(batch_size=batch_size, world_size=world_size, accumulate=accumulate)
+        _check_sizes(sharing)
         fetch = Fetch(dataset, seed=seed, collate=collate)
-        self.steps_per_epoch = -(-fetch.length // batch_size)
+        self.steps_per_epoch = -(-fetch.length // sharing.batch_size)
         self.num_samples = fetch.length
-        self._plan_epoch = partial(
-            plan_epoch,
-            length=fetch.length,
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            accumulate=accumulate,
-        )
-        self._num_micro_batches = micro_batches_per_epoch(
-            length=fetch.length, batch_size=batch_size, world_size=world_size, accumulate=accumulate
-        )
-        self._world_size = world_size
+        self._sharing = sharing
         self._device = device
         self._cursor = Cursor()
         self._stream = Stream(
@@ -105,18 +94,18 @@ class Loader:
 
     def __len__(self) -> int:
         """Micro-batches in one whole epoch; the same on every rank."""
-        return self._num_micro_batches
+        return micro_batches_per_epoch(length=self.num_samples, sharing=self._sharing)
 
     def __iter__(self) -> Iterator[Any]:
         """The batches from the cursor to the end of its epoch; iterate again for the next epoch."""
         for step in self.steps():
             for micro in step.micro_batches:
-                self.scale = self._world_size * micro.size / step.plan.global_size
+                self.scale = self._sharing.world_size * micro.size / step.plan.global_size
                 yield micro.data
 
     def steps(self) -> Iterator[Step]:
         """The steps from the cursor to the end of its epoch."""
-        for plan in self._plan_epoch(self._cursor):
+        for plan in self._plans(self._cursor):
             yield Step(plan, self._micro_batches(plan))
             if self._cursor != plan.following:
                 raise UsageError(
@@ -132,43 +121,56 @@ class Loader:
     def _micro_batches(self, plan: StepPlan) -> Iterator[Micro]:
         batches = self._batches_from(Cursor(plan.epoch, plan.start))
         self._batches_at = None  # until the step is complete: if it is given up, its batches are made again
-        last = len(plan.micro_batches) - 1
-        for number, size in enumerate(plan.sizes):
+        left = len(plan.pieces)
+        for piece in plan.pieces:
             data = to_device(next(batches), self._device)
-            if number == last:
+            left -= 1
+            if not left:
                 # Moved before the batch is handed out: a checkpoint after the optimizer step holds the right
                 # cursor.
                 self._cursor = self._batches_at = plan.following
-            yield Micro(data, size, is_last=number == last)
+            yield Micro(data, piece.size, not left, piece.part, piece.ends_part)
+        if not plan.pieces:  # a rank may have none of a short batch's shards
+            self._cursor = self._batches_at = plan.following
 
     def _batches_from(self, cursor: Cursor) -> Iterator[Any]:
         endless = self._stream.outlives_a_sequence
         if self._batches_at != cursor or (cursor.position == 0 and not endless):
-            self._batches = self._stream.batches(_requests(self._plan_epoch, cursor, endless=endless))
+            self._batches = self._stream.batches(_requests(self._plans, cursor, endless=endless))
         return self._batches
+
+    def _plans(self, cursor: Cursor) -> Iterator[StepPlan]:
+        return plan_epoch(cursor, length=self.num_samples, sharing=self._sharing)
 
 
 def _requests(
-    plan_epoch_from: Callable[[Cursor], Iterator[StepPlan]], cursor: Cursor, *, endless: bool
+    plans_from: Callable[[Cursor], Iterator[StepPlan]], cursor: Cursor, *, endless: bool
 ) -> Iterator[Request]:
     """What is asked of the stream. Workers that stay go on into the next epoch by themselves, so that its first
     batches are ready when it begins."""
     while True:
-        for plan in plan_epoch_from(cursor):
-            for low, high in plan.micro_batches:
-                yield Request(plan.epoch, low, high, shuffled=True)
+        for plan in plans_from(cursor):
+            for piece in plan.pieces:
+                yield Request(plan.epoch, piece.low, piece.high, shuffled=True)
             cursor = plan.following
         if not endless:
             return
 
 
-def _check_sizes(*, batch_size: int, world_size: int, accumulate: int) -> None:
-    if batch_size < world_size:
+def _check_sizes(sharing: Sharing) -> None:
+    size, world_size, shards = sharing.batch_size, sharing.world_size, sharing.shards
+    if size < sharing.parts:
+        what = f"shared by {world_size} ranks" if shards is None else f"cut into {shards} shards"
+        fewer = "start fewer ranks" if shards is None else "choose fewer shards"
         raise UsageError(
-            f"a global batch of {batch_size} cannot be shared by {world_size} ranks: each needs a sample",
-            next_step=f"set the batch size to {world_size} or more, or start fewer ranks",
+            f"a global batch of {size} cannot be {what}: each needs a sample",
+            next_step=f"set the batch size to {sharing.parts} or more, or {fewer}",
         )
-    if accumulate < 1:
+    if shards is not None and shards < world_size:
         raise UsageError(
-            f"a step cannot be cut into {accumulate} micro-batches", next_step="set accumulate to 1 or more"
+            f"{world_size} ranks cannot share {shards} shards: some would have nothing to do",
+            next_step=f"start at most {shards} ranks, or begin a new run with --train.shards {world_size}",
         )
+    for name, value in (("accumulate", sharing.accumulate), ("micro_batch_size", sharing.micro_batch_size)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} cannot be {value}", next_step=f"set {name} to 1 or more")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,60 @@ class Cursor:
     position: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """How a global batch is cut up: by rank, or into shards that do not depend on the number of ranks."""
+
+    batch_size: int
+    rank: int
+    world_size: int
+    accumulate: int = 1
+    """Micro-batches that a share (or a shard) is cut into."""
+    micro_batch_size: int | None = None
+    """As many micro-batches as keep them this small, instead."""
+    shards: int | None = None
+    """Cut the batch into so many shards; a rank takes whole shards. None: each rank takes one share."""
+
+    @property
+    def parts(self) -> int:
+        """How many pieces a full batch is cut into before micro-batches are made."""
+        return self.shards or self.world_size
+
+    @property
+    def least(self) -> int:
+        """The smallest share of a short last batch. BatchNorm has no statistics of a single sample, and some of its
+        layers refuse it, so shares of one are made only where all are that small."""
+        return min(2, max(1, self.batch_size // (self.parts * self.accumulate)))
+
+    def parts_used(self, size: int) -> int:
+        """How many parts of a batch of this size get samples."""
+        return _parts_used(size, parts=self.parts, least=self.least)
+
+    def micro_batches(self, size: int) -> int:
+        """How many micro-batches a share of this size is cut into."""
+        if self.micro_batch_size is not None:
+            return -(-size // self.micro_batch_size)
+        return _parts_used(size, parts=self.accumulate, least=self.least)
+
+
+class Piece(NamedTuple):
+    """One micro-batch: the positions [low, high) of the epoch's order."""
+
+    low: int
+    high: int
+    part: int
+    """Which share or shard of the global batch it belongs to."""
+    ends_part: bool
+    """Whether it is the last one of that."""
+    counts: bool = True
+    """False: a placeholder, to be run with weight 0."""
+
+    @property
+    def size(self) -> int:
+        """How many samples count."""
+        return self.high - self.low if self.counts else 0
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One optimizer step as one rank sees it; all numbers are positions in the epoch's order."""
@@ -26,12 +81,14 @@ class StepPlan:
     start: int
     """The global batch is [start, stop)."""
     stop: int
-    micro_batches: tuple[tuple[int, int], ...]
-    """This rank's share, cut into [low, high) pieces: as many on every rank, so that collectives match. A
-    rank with too few samples for that ends with a placeholder: the first samples of the global batch, to be
-    run with weight 0."""
-    local_size: int
-    """Samples in this rank's share, without a placeholder."""
+    share: tuple[int, int]
+    """This rank's own samples are [low, high)."""
+    pieces: tuple[Piece, ...]
+    """The share, cut into micro-batches. Without shards there are as many on every rank, so that collectives in the
+    forward pass match: a rank with too few samples for that ends with a placeholder, the first samples of the global
+    batch. With shards a rank may have none."""
+    num_parts: int
+    """How many shares or shards of this global batch have samples."""
     following: Cursor
 
     @property
@@ -39,64 +96,52 @@ class StepPlan:
         return self.stop - self.start
 
     @property
-    def is_placeholder(self) -> bool:
-        """Whether this rank has no samples in this step at all."""
-        return self.local_size == 0
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """How many samples count in each micro-batch; 0 for a placeholder."""
-        sizes = tuple(high - low for low, high in self.micro_batches)
-        return sizes if sum(sizes) == self.local_size else (*sizes[:-1], 0)
+    def local_size(self) -> int:
+        return self.share[1] - self.share[0]
 
 
-def plan_step(
-    cursor: Cursor, *, length: int, batch_size: int, rank: int, world_size: int, accumulate: int = 1
-) -> StepPlan:
+def plan_step(cursor: Cursor, *, length: int, sharing: Sharing) -> StepPlan:
     """The step that starts at the cursor, which must stand inside the epoch (`position < length`)."""
     start = cursor.position
-    stop = min(start + batch_size, length)
-    least = _least_piece(batch_size, world_size=world_size, accumulate=accumulate)
-    low, high = _share(start, stop, part=rank, parts=world_size, least=least)
-    count = _micro_batch_count(stop - start, world_size=world_size, accumulate=accumulate, least=least)
-    pieces = tuple(_share(low, high, part=part, parts=count, least=least) for part in range(count))
-    placeholder = (start, min(start + least, stop))
+    stop = min(start + sharing.batch_size, length)
+    mine = own_parts(stop - start, sharing)
+    parts = [_share(start, stop, part=part, sharing=sharing) for part in mine]
     return StepPlan(
         epoch=cursor.epoch,
         start=start,
         stop=stop,
-        micro_batches=tuple(piece if piece[0] < piece[1] else placeholder for piece in pieces),
-        local_size=high - low,
+        share=(parts[0][0], parts[-1][1]) if parts else (stop, stop),
+        pieces=tuple(_pieces(start, stop, mine, parts, sharing)),
+        num_parts=sharing.parts_used(stop - start),
         following=Cursor(cursor.epoch, stop) if stop < length else Cursor(cursor.epoch + 1, 0),
     )
 
 
-def plan_epoch(
-    cursor: Cursor, *, length: int, batch_size: int, rank: int, world_size: int, accumulate: int = 1
-) -> Iterator[StepPlan]:
+def plan_epoch(cursor: Cursor, *, length: int, sharing: Sharing) -> Iterator[StepPlan]:
     """The steps from the cursor to the end of its epoch."""
     epoch = cursor.epoch
     while cursor.epoch == epoch and cursor.position < length:
-        plan = plan_step(
-            cursor,
-            length=length,
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            accumulate=accumulate,
-        )
+        plan = plan_step(cursor, length=length, sharing=sharing)
         yield plan
         cursor = plan.following
 
 
-def micro_batches_per_epoch(*, length: int, batch_size: int, world_size: int, accumulate: int = 1) -> int:
-    """How many micro-batches a whole epoch has; the same number on every rank."""
-    full_steps, rest = divmod(length, batch_size)
-    least = _least_piece(batch_size, world_size=world_size, accumulate=accumulate)
-    per_step, last = (
-        _micro_batch_count(size, world_size=world_size, accumulate=accumulate, least=least) if size else 0
-        for size in (batch_size, rest)
-    )
+def own_parts(size: int, sharing: Sharing) -> range:
+    """The shares or shards of a batch of this size that a rank computes."""
+    if sharing.shards is None:
+        return range(sharing.rank, sharing.rank + 1)
+    return parts_of_rank(sharing.rank, num_parts=sharing.parts_used(size), world_size=sharing.world_size)
+
+
+def parts_of_rank(rank: int, *, num_parts: int, world_size: int) -> range:
+    """The shards that a rank has, of so many that hold samples."""
+    return range(*_balanced(0, num_parts, part=rank, parts=min(world_size, num_parts)))
+
+
+def micro_batches_per_epoch(*, length: int, sharing: Sharing) -> int:
+    """How many micro-batches a whole epoch has; the same number on every rank (without shards)."""
+    full_steps, rest = divmod(length, sharing.batch_size)
+    per_step, last = (_common_count(size, sharing) if size else 0 for size in (sharing.batch_size, rest))
     return full_steps * per_step + last
 
 
@@ -112,27 +157,51 @@ def evaluation_batches(
     ]
 
 
-def _least_piece(batch_size: int, *, world_size: int, accumulate: int) -> int:
-    """The smallest piece that a short last batch is cut into. BatchNorm has no statistics of a single sample, and
-    some of its layers refuse it, so pieces of one are made only where all pieces are that small."""
-    return min(2, max(1, batch_size // (world_size * accumulate)))
+def _pieces(
+    start: int, stop: int, mine: range, parts: list[tuple[int, int]], sharing: Sharing
+) -> Iterator[Piece]:
+    placeholder = (start, min(start + sharing.least, stop))
+    for part, (low, high) in zip(mine, parts, strict=True):
+        # Without shards: what the rank with the most samples needs. The others do the same number of forward passes,
+        # because some of these hold collectives (SyncBatchNorm, or a level-1 loop without no_sync).
+        count = (
+            _common_count(stop - start, sharing)
+            if sharing.shards is None
+            else sharing.micro_batches(high - low)
+        )
+        used = _pieces_used(high - low, count, sharing)
+        for number in range(count):
+            if number < used:
+                yield Piece(*_balanced(low, high, part=number, parts=used), part, number == count - 1)
+            else:
+                yield Piece(*placeholder, part, number == count - 1, counts=False)
 
 
-def _share(start: int, stop: int, *, part: int, parts: int, least: int) -> tuple[int, int]:
-    """A balanced contiguous piece of [start, stop), empty for the last parts when there are too few samples. The first
-    pieces get what does not divide evenly: rank 0, whose buffers DDP sends to all, is never without samples."""
-    used = _parts_used(stop - start, parts=parts, least=least)
-    size, extra = divmod(stop - start, used)
+def _pieces_used(size: int, count: int, sharing: Sharing) -> int:
+    if size == 0:
+        return 0
+    return max(sharing.micro_batches(size), _parts_used(size, parts=count, least=sharing.least))
+
+
+def _common_count(size: int, sharing: Sharing) -> int:
+    largest_share = -(-size // sharing.parts_used(size))
+    return sharing.micro_batches(largest_share)
+
+
+def _share(start: int, stop: int, *, part: int, sharing: Sharing) -> tuple[int, int]:
+    """One part of [start, stop); the last parts get nothing when there are too few samples."""
+    return _balanced(start, stop, part=part, parts=sharing.parts_used(stop - start))
+
+
+def _balanced(start: int, stop: int, *, part: int, parts: int) -> tuple[int, int]:
+    """A contiguous piece of [start, stop), empty for parts that there are not. The first pieces get what does not
+    divide evenly: rank 0, whose buffers are sent to all, is never without samples."""
+    if part >= parts:
+        return stop, stop
+    size, extra = divmod(stop - start, parts)
     low = start + part * size + min(part, extra)
-    return (low, low + size + (part < extra)) if part < used else (stop, stop)
+    return low, low + size + (part < extra)
 
 
 def _parts_used(size: int, *, parts: int, least: int) -> int:
     return min(parts, max(1, size // least))
-
-
-def _micro_batch_count(global_size: int, *, world_size: int, accumulate: int, least: int) -> int:
-    # What the rank with the most samples needs. The others do the same number of forward passes, because some
-    # of these hold collectives (SyncBatchNorm, or a level-1 loop without no_sync).
-    largest_share = -(-global_size // _parts_used(global_size, parts=world_size, least=least))
-    return _parts_used(largest_share, parts=accumulate, least=least)

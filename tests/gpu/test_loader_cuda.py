@@ -11,6 +11,7 @@ import torch
 from drumline.data.digits import digits
 from drumline.data.fetch import Fetch, Request
 from drumline.data.loader import Loader
+from drumline.data.plan import Sharing
 from drumline.data.stream import Stream
 
 pytestmark = [
@@ -30,7 +31,8 @@ class Noisy:
 
 def make(device: str, dataset: Any, *, workers: int = 0) -> Loader:
     where = torch.device(device)
-    return Loader(dataset, batch_size=64, rank=0, world_size=1, device=where, seed=1, workers=workers)
+    sharing = Sharing(batch_size=64, rank=0, world_size=1)
+    return Loader(dataset, sharing=sharing, device=where, seed=1, workers=workers)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -58,7 +58,7 @@ def count_reductions(accumulate: int) -> list[tuple[int, int]]:
         for step in job.loader.steps():
             before = reduced
             train_step(step)
-            counts.append((len(step.plan.micro_batches), reduced - before))
+            counts.append((len(step.plan.pieces), reduced - before))
         return counts
 
 

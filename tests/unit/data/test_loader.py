@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from drumline.data.draws import Draws
 from drumline.data.loader import Loader
-from drumline.data.plan import Cursor
+from drumline.data.plan import Cursor, Sharing
 from drumline.errors import DataError, UsageError
 
 CPU = torch.device("cpu")
@@ -60,17 +60,9 @@ class FailsAt(Noisy):
 
 
 def make(dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **more: Any) -> Loader:
-    return Loader(
-        dataset,
-        **{
-            "batch_size": batch_size,
-            "rank": rank,
-            "world_size": world_size,
-            "device": CPU,
-            "seed": 4,
-            **more,
-        },
-    )
+    cut = {name: more.pop(name) for name in ("accumulate", "micro_batch_size", "shards") if name in more}
+    sharing = Sharing(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
+    return Loader(dataset, sharing=sharing, **{"device": CPU, "seed": 4, **more})
 
 
 def epochs(loader: Loader, count: int) -> list[torch.Tensor]:
@@ -240,9 +232,29 @@ def test_a_batch_too_small_for_the_world_is_refused() -> None:
     assert "set the batch size to 4 or more, or start fewer ranks" in str(caught.value)
 
 
-def test_a_step_of_no_micro_batches_is_refused() -> None:
-    with pytest.raises(UsageError, match="a step cannot be cut into 0 micro-batches"):
-        make(Indices(10), accumulate=0)
+def test_a_batch_too_small_for_the_shards_is_refused() -> None:
+    with pytest.raises(UsageError, match="a global batch of 2 cannot be cut into 4 shards") as caught:
+        make(Indices(10), batch_size=2, shards=4)
+    assert "set the batch size to 4 or more, or choose fewer shards" in str(caught.value)
+
+
+def test_more_ranks_than_shards_are_refused() -> None:
+    with pytest.raises(UsageError, match="4 ranks cannot share 2 shards: some would have nothing") as caught:
+        make(Indices(10), world_size=4, shards=2)
+    assert "start at most 2 ranks, or begin a new run with --train.shards 4" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["accumulate", "micro_batch_size"])
+def test_a_step_of_no_micro_batches_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} cannot be 0"):
+        make(Indices(10), **{name: 0})
+
+
+def test_a_rank_without_shards_of_a_short_batch_moves_on_with_the_others() -> None:
+    loader = make(Indices(9), batch_size=6, rank=1, world_size=2, shards=3)
+    shares = [[piece.data[0].tolist() for piece in step.micro_batches] for step in loader.steps()]
+    assert [len(pieces) for pieces in shares] == [1, 0]  # three samples are one shard: each has two or more
+    assert loader.cursor == Cursor(1, 0)
 
 
 def test_an_empty_dataset_is_refused() -> None:

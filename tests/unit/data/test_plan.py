@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from drumline.data.plan import (
     Cursor,
+    Sharing,
     StepPlan,
     evaluation_batches,
     micro_batches_per_epoch,
@@ -20,25 +21,21 @@ WORLDS = st.integers(1, 9)
 PIECES = st.integers(1, 6)
 
 
-def epoch_of(
-    rank: int, *, length: int, batch_size: int, world_size: int, accumulate: int = 1
-) -> list[StepPlan]:
-    return list(
-        plan_epoch(
-            Cursor(2, 0),
-            length=length,
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            accumulate=accumulate,
-        )
-    )
+def epoch_of(rank: int, *, length: int, **settings: int) -> list[StepPlan]:
+    return list(plan_epoch(Cursor(2, 0), length=length, sharing=Sharing(rank=rank, **settings)))
 
 
 def counted(plan: StepPlan) -> list[int]:
     """The positions this rank's step counts, in order, placeholders left out."""
-    pairs = zip(plan.micro_batches, plan.sizes, strict=True)
-    return [position for (low, high), size in pairs if size for position in range(low, high)]
+    return [position for piece in plan.pieces if piece.counts for position in range(piece.low, piece.high)]
+
+
+def bounds(plan: StepPlan) -> list[tuple[int, int]]:
+    return [(piece.low, piece.high) for piece in plan.pieces]
+
+
+def sizes(plan: StepPlan) -> list[int]:
+    return [piece.size for piece in plan.pieces]
 
 
 @given(LENGTHS, SIZES, WORLDS, PIECES)
@@ -60,19 +57,20 @@ def test_every_sample_is_seen_exactly_once(
 def test_all_ranks_take_the_same_steps_and_as_many_micro_batches(
     length: int, batch_size: int, world_size: int, accumulate: int
 ) -> None:
-    sizes = {"length": length, "batch_size": batch_size}
-    alone = epoch_of(0, **sizes, world_size=1)
-    number = micro_batches_per_epoch(**sizes, world_size=world_size, accumulate=accumulate)
+    alone = epoch_of(0, length=length, batch_size=batch_size, world_size=1)
+    sharing = Sharing(rank=0, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
+    number = micro_batches_per_epoch(length=length, sharing=sharing)
     ranks = [
-        epoch_of(rank, **sizes, world_size=world_size, accumulate=accumulate) for rank in range(world_size)
+        epoch_of(rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
+        for rank in range(world_size)
     ]
     for plans in ranks:
-        assert sum(len(plan.micro_batches) for plan in plans) == number
+        assert sum(len(plan.pieces) for plan in plans) == number
         assert [(plan.start, plan.stop, plan.following) for plan in plans] == [
             (plan.start, plan.stop, plan.following) for plan in alone
         ]
     for step in zip(*ranks, strict=True):
-        assert len({len(plan.micro_batches) for plan in step}) == 1
+        assert len({len(plan.pieces) for plan in step}) == 1
         assert [position for plan in step for position in counted(plan)] == list(
             range(step[0].start, step[0].stop)
         )
@@ -93,12 +91,12 @@ def test_shares_are_balanced_and_add_up(
         taken = [share for share in shares if share]
         assert taken[0] - taken[-1] <= 1
         for plan in step:
-            assert plan.micro_batches
-            assert all(plan.start <= low < high <= plan.stop for low, high in plan.micro_batches)
-            assert sum(plan.sizes) == plan.local_size
-            assert plan.sizes.count(0) <= 1
-            assert plan.is_placeholder == (plan.sizes == (0,))
-        assert 0 not in step[0].sizes
+            assert plan.pieces
+            assert all(plan.start <= low < high <= plan.stop for low, high in bounds(plan))
+            assert sum(sizes(plan)) == plan.local_size
+            assert sizes(plan).count(0) <= 1
+            assert counted(plan) == list(range(*plan.share))
+        assert 0 not in sizes(step[0])
 
 
 @given(LENGTHS, SIZES, WORLDS, PIECES)
@@ -112,7 +110,7 @@ def test_no_rank_is_left_alone_with_one_sample(
         for plan in epoch_of(
             rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate
         ):
-            assert all(high - low >= 2 or plan.global_size == 1 for low, high in plan.micro_batches)
+            assert all(high - low >= 2 or plan.global_size == 1 for low, high in bounds(plan))
 
 
 @given(LENGTHS, SIZES, WORLDS, PIECES, st.data())
@@ -124,9 +122,8 @@ def test_a_resume_from_any_cursor_on_any_world_continues_the_same_sequence(
         return
     done = data.draw(st.integers(0, len(whole) - 1))
     cursor = Cursor(2, whole[done].start)
-    rest = plan_epoch(
-        cursor, length=length, batch_size=batch_size, rank=0, world_size=world_size, accumulate=accumulate
-    )
+    sharing = Sharing(rank=0, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
+    rest = plan_epoch(cursor, length=length, sharing=sharing)
     assert [(plan.start, plan.stop) for plan in rest] == [(plan.start, plan.stop) for plan in whole[done:]]
 
 
@@ -134,9 +131,9 @@ def test_a_resume_from_any_cursor_on_any_world_continues_the_same_sequence(
 def test_evaluation_sees_every_sample_exactly_once_in_the_same_batches(
     length: int, batch_size: int, world_size: int
 ) -> None:
-    sizes = {"length": length, "batch_size": batch_size}
-    alone = dict(evaluation_batches(**sizes, rank=0, world_size=1))
-    shared = [evaluation_batches(**sizes, rank=rank, world_size=world_size) for rank in range(world_size)]
+    data = {"length": length, "batch_size": batch_size}
+    alone = dict(evaluation_batches(**data, rank=0, world_size=1))
+    shared = [evaluation_batches(**data, rank=rank, world_size=world_size) for rank in range(world_size)]
     dealt = [batch for batches in shared for batch in batches]
     assert len(dealt) == len(alone)
     assert dict(dealt) == alone
@@ -145,24 +142,61 @@ def test_evaluation_sees_every_sample_exactly_once_in_the_same_batches(
 
 
 def test_a_step_in_the_middle() -> None:
-    plan = plan_step(Cursor(1, 20), length=100, batch_size=10, rank=1, world_size=3, accumulate=2)
+    sharing = Sharing(batch_size=10, rank=1, world_size=3, accumulate=2)
+    plan = plan_step(Cursor(1, 20), length=100, sharing=sharing)
     assert (plan.epoch, plan.start, plan.stop) == (1, 20, 30)
-    assert plan.micro_batches == ((24, 26), (26, 27))  # shares of 4, 3 and 3
-    assert (plan.local_size, plan.global_size) == (3, 10)
+    assert bounds(plan) == [(24, 26), (26, 27)]  # shares of 4, 3 and 3
+    assert (plan.share, plan.local_size, plan.global_size) == ((24, 27), 3, 10)
     assert plan.following == Cursor(1, 30)
 
 
 def test_the_last_step_may_be_empty_on_some_ranks() -> None:
-    plan = plan_step(Cursor(0, 98), length=100, batch_size=10, rank=2, world_size=3, accumulate=2)
-    assert plan.micro_batches == ((98, 99),)
-    assert plan.is_placeholder
+    sharing = Sharing(batch_size=10, rank=2, world_size=3, accumulate=2)
+    plan = plan_step(Cursor(0, 98), length=100, sharing=sharing)
+    assert bounds(plan) == [(98, 99)]
+    assert not plan.pieces[0].counts
     assert (plan.local_size, plan.global_size) == (0, 2)
     assert plan.following == Cursor(1, 0)
 
 
 def test_a_rank_with_too_few_samples_for_its_micro_batches_ends_with_a_placeholder() -> None:
     """Five samples on two ranks, three micro-batches: the second rank has two samples, and one placeholder."""
-    plan = plan_step(Cursor(0, 10), length=15, batch_size=8, rank=1, world_size=2, accumulate=3)
-    assert plan.micro_batches == ((13, 14), (14, 15), (10, 11))
-    assert plan.sizes == (1, 1, 0)
-    assert not plan.is_placeholder
+    sharing = Sharing(batch_size=8, rank=1, world_size=2, accumulate=3)
+    plan = plan_step(Cursor(0, 10), length=15, sharing=sharing)
+    assert bounds(plan) == [(13, 14), (14, 15), (10, 11)]
+    assert sizes(plan) == [1, 1, 0]
+
+
+@given(LENGTHS, SIZES, WORLDS, PIECES)
+def test_a_micro_batch_is_never_larger_than_asked(
+    length: int, batch_size: int, world_size: int, most: int
+) -> None:
+    ranks = [
+        epoch_of(rank, length=length, batch_size=batch_size, world_size=world_size, micro_batch_size=most)
+        for rank in range(world_size)
+    ]
+    for step in zip(*ranks, strict=True):
+        assert len({len(plan.pieces) for plan in step}) == 1
+        assert all(size <= most for plan in step for size in sizes(plan))
+        assert [position for plan in step for position in counted(plan)] == list(
+            range(step[0].start, step[0].stop)
+        )
+
+
+@given(LENGTHS, SIZES, st.integers(1, 9), WORLDS, PIECES, st.booleans())
+def test_shards_are_the_same_on_any_number_of_ranks(
+    length: int, batch_size: int, shards: int, world_size: int, cut: int, by_size: bool
+) -> None:
+    settings = {
+        "batch_size": batch_size,
+        "shards": shards,
+        ("micro_batch_size" if by_size else "accumulate"): cut,
+    }
+    alone = epoch_of(0, length=length, world_size=1, **settings)
+    ranks = [epoch_of(rank, length=length, world_size=world_size, **settings) for rank in range(world_size)]
+    for one, *step in zip(alone, *ranks, strict=True):
+        assert [piece for plan in step for piece in plan.pieces] == list(one.pieces)
+        assert counted(one) == list(range(one.start, one.stop))
+        assert {plan.num_parts for plan in step} == {one.num_parts}
+        assert [piece.part for piece in one.pieces if piece.ends_part] == list(range(one.num_parts))
+        assert all(counted(plan) == list(range(*plan.share)) for plan in step)
