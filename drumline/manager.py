@@ -26,6 +26,7 @@ from drumline.data.loader import Loader
 from drumline.data.plan import Sharing
 from drumline.distributed.agree import check_same_weights
 from drumline.distributed.collectives import all_sum
+from drumline.distributed.determinism import CUBLAS_WORKSPACE, use_deterministic_kernels
 from drumline.distributed.device import choose_backend, choose_device
 from drumline.distributed.failure import Failure, claim_failure, summary
 from drumline.distributed.group import join_group, leave_group
@@ -48,12 +49,17 @@ class DDPManager:
         start_timeout_s: float = 180.0,
         train_timeout_s: float = 600.0,
         seed: int = 0,
+        deterministic: bool = False,
+        threads: int | None = None,
     ) -> None:
+        """`deterministic`: only kernels that give the same bits each time. `threads`: of the CPU, for this rank."""
         self._wanted_device = device
         self._wanted_backend = backend
         self._start_timeout_s = start_timeout_s
         self._train_timeout_s = train_timeout_s
         self._seed = seed
+        self._deterministic = deterministic
+        self._threads = threads
         self._topology = Topology()
         self._device: torch.device | None = None
         self._store: dist.Store | None = None
@@ -66,6 +72,11 @@ class DDPManager:
             raise UsageError("DDPManager.setup() was called twice", next_step="call cleanup() in between")
         topology = topology_from(os.environ)
         self._topology = topology or Topology()
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        if self._deterministic:
+            os.environ.setdefault(*CUBLAS_WORKSPACE)
+            use_deterministic_kernels()
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
         if topology is not None:
             self._store = join_group(

@@ -54,6 +54,8 @@ def _make_manager(config: Config) -> DDPManager:
         start_timeout_s=config.dist.start_timeout_s,
         train_timeout_s=config.dist.train_timeout_s,
         seed=config.train.seed,
+        deterministic=config.train.deterministic or config.train.exact == "elastic",
+        threads=config.dist.threads or (1 if config.train.exact == "elastic" else None),
     )
 
 

@@ -42,6 +42,26 @@ RULES = (
         "a rank's batch cannot be cut into more micro-batches than it has samples",
     ),
     Rule(
+        ("train.accumulate", "train.micro_batch_size"),
+        lambda accumulate, size: accumulate > 1 and size is not None,
+        "train.accumulate says how many micro-batches there are, train.micro_batch_size how large: give one of them",
+    ),
+    Rule(
+        ("train.shards", "train.batch_size", "train.exact"),
+        lambda shards, batch, exact: exact == "elastic" and batch is not None and shards > batch,
+        "a batch cannot be cut into more shards than it has samples",
+    ),
+    Rule(
+        ("train.exact", "dist.sync_batchnorm"),
+        lambda exact, sync: exact == "elastic" and sync,
+        "in the elastic mode batch statistics belong to the shard, not to the ranks",
+    ),
+    Rule(
+        ("train.exact", "dist.broadcast_buffers"),
+        lambda exact, broadcast: exact == "elastic" and not broadcast,
+        "in the elastic mode every rank needs the same buffers",
+    ),
+    Rule(
         ("optim.scale_lr", "train.batch_size_per_rank"),
         lambda scale, per_rank: scale != "none" and per_rank is None,
         "the rate is scaled only where the batch grows with the world: optim.scale_lr needs "

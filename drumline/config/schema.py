@@ -130,9 +130,18 @@ class TrainConfig:
     batch_size: Count | None = None
     """Samples of one optimizer step over all ranks: the run is the same on any number of them."""
     batch_size_per_rank: Count | None = None
-    """Samples of one optimizer step on each rank, instead: the global batch grows with the world."""
+    """Samples of one optimizer step on each rank, instead: the global batch follows from the number of ranks that the
+    run begins with, and stays when it is resumed on another number."""
     accumulate: Count = 1
     """Micro-batches each rank cuts its share of a step into; gradients are synchronised once."""
+    micro_batch_size: Count | None = None
+    """Most samples that a rank holds at once, instead: as many micro-batches as that takes."""
+    exact: Literal["world", "elastic"] = "world"
+    """`world`: the same bits after a resume on the same number of ranks. `elastic`: on any number of them."""
+    shards: Count = 8
+    """elastic: pieces the global batch is cut into, whatever the number of ranks; fastest with one for each rank."""
+    deterministic: bool = False
+    """Only kernels that give the same bits each time (CUDA; on the CPU they do). `elastic` turns it on."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type of autocast arithmetic; fp16 brings loss scaling. Weights stay fp32."""
     eval_every_epochs: CountOrZero = 1
@@ -157,6 +166,9 @@ class DistConfig:
     """Batch statistics over all ranks (CUDA only: torch has no CPU version)."""
     find_unused_parameters: bool = False
     """For models that use some parameters only in some steps; costs time in every step."""
+    threads: Count | None = None
+    """CPU threads a rank computes with; by default torch's choice, and 1 in the elastic mode, whose bits must not
+    depend on how many ranks share a machine."""
     broadcast_buffers: bool = True
     """Send rank 0's buffers (BatchNorm statistics) to all ranks at each step."""
     bucket_cap_mb: Positive = 25.0

@@ -64,7 +64,7 @@ class Loader:
         fetch = Fetch(dataset, seed=seed, collate=collate)
         self.steps_per_epoch = -(-fetch.length // sharing.batch_size)
         self.num_samples = fetch.length
-        self._sharing = sharing
+        self.sharing = sharing
         self._device = device
         self._cursor = Cursor()
         self._stream = Stream(
@@ -94,13 +94,13 @@ class Loader:
 
     def __len__(self) -> int:
         """Micro-batches in one whole epoch; the same on every rank."""
-        return micro_batches_per_epoch(length=self.num_samples, sharing=self._sharing)
+        return micro_batches_per_epoch(length=self.num_samples, sharing=self.sharing)
 
     def __iter__(self) -> Iterator[Any]:
         """The batches from the cursor to the end of its epoch; iterate again for the next epoch."""
         for step in self.steps():
             for micro in step.micro_batches:
-                self.scale = self._sharing.world_size * micro.size / step.plan.global_size
+                self.scale = self.sharing.world_size * micro.size / step.plan.global_size
                 yield micro.data
 
     def steps(self) -> Iterator[Step]:
@@ -140,7 +140,7 @@ class Loader:
         return self._batches
 
     def _plans(self, cursor: Cursor) -> Iterator[StepPlan]:
-        return plan_epoch(cursor, length=self.num_samples, sharing=self._sharing)
+        return plan_epoch(cursor, length=self.num_samples, sharing=self.sharing)
 
 
 def _requests(

@@ -26,6 +26,7 @@ def wrap_model(
     model: nn.Module,
     *,
     device: torch.device,
+    reduces_gradients: bool = True,
     sync_batchnorm: bool = False,
     find_unused_parameters: bool = False,
     broadcast_buffers: bool = True,
@@ -33,9 +34,10 @@ def wrap_model(
     gradient_as_bucket_view: bool = True,
     static_graph: bool = False,
 ) -> nn.Module:
-    """Collective: move the model to its device and wrap it; without a group it is only moved."""
+    """Collective: move the model to its device and wrap it; without a group it is only moved, nor if someone else
+    takes care of the gradients (`reduces_gradients=False`)."""
     model = model.to(device)
-    if not dist.is_initialized():
+    if not dist.is_initialized() or not reduces_gradients:
         return model
     if sync_batchnorm:
         model = convert_batchnorm(model, device=device)

@@ -21,7 +21,7 @@ from drumline.errors import TrainingError
 def evaluate(job: Job, loader: EvaluationLoader) -> dict[str, float]:
     """Collective: the mean loss and metrics of the model, as it is now, over every sample of `loader`."""
     model, device = job.plain_model, job.ddp.device
-    broadcast_buffers(model)
+    broadcast_buffers(list(model.buffers()))
     # Each module gets its own mode back: a user may have put parts of the model into eval mode for good.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -17,13 +17,14 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from drumline.config.schema import Config, DistConfig, TrainConfig
+from drumline.config.schema import Config, TrainConfig
 from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.data.fingerprint import fingerprint
 from drumline.data.loader import Loader
 from drumline.data.plan import Cursor
 from drumline.distributed.agree import check_same
 from drumline.distributed.wrap import has_batchnorm, unwrap_model
+from drumline.engine.batch import Batch, choose_batch
 from drumline.engine.optimizer import make_optimizer
 from drumline.engine.precision import make_autocast, make_scaler
 from drumline.engine.schedule import scaled_rate
@@ -49,7 +50,7 @@ class Job:
     loader: Loader
     eval_loader: EvaluationLoader | None
     meter: Meter
-    batch_size: int
+    batch: Batch
     data_fingerprint: str
 
     @property
@@ -63,16 +64,17 @@ class Job:
             self.eval_loader.close()
 
 
-def build_job(config: Config, task: Task, ddp: DDPManager) -> Job:
-    """Collective: build model, data and optimizer, and make sure that every rank has the same."""
+def build_job(config: Config, task: Task, ddp: DDPManager, batch: Batch | None = None) -> Job:
+    """Collective: build model, data and optimizer, and make sure that every rank has the same. `batch`: that of the run
+    that is gone on with; else the settings say."""
+    batch = batch or choose_batch(config.train, world_size=ddp.world_size)
     train_data, eval_data = task.train_data(), task.eval_data()
     data_fingerprint = fingerprint(train_data)
     _check_ranks_agree(config, ddp, data_fingerprint, None if eval_data is None else fingerprint(eval_data))
-    batch_size = config.train.batch_size or (config.train.batch_size_per_rank or 1) * ddp.world_size
-    loader, eval_loader = _make_loaders(config, task, ddp, batch_size, train_data, eval_data)
-    model = _wrap(config.dist, task.model(), ddp)
-    _warn_of_a_lonely_sample(model, loader.num_samples, batch_size)
-    peak_lr = scaled_rate(config.optim.lr, rule=config.optim.scale_lr, world_size=ddp.world_size)
+    loader, eval_loader = _make_loaders(config, task, ddp, batch, train_data, eval_data)
+    model = _wrap(config, task.model(), ddp)
+    _warn_of_a_lonely_sample(model, loader.num_samples, batch.size)
+    peak_lr = scaled_rate(config.optim.lr, rule=config.optim.scale_lr, world_size=batch.num_shares)
     return Job(
         task=task,
         ddp=ddp,
@@ -84,25 +86,25 @@ def build_job(config: Config, task: Task, ddp: DDPManager) -> Job:
         loader=loader,
         eval_loader=eval_loader,
         meter=Meter(ddp.device),
-        batch_size=batch_size,
+        batch=batch,
         data_fingerprint=data_fingerprint,
     )
 
 
 def count_steps(job: Job, train: TrainConfig, *, step: int, cursor: Cursor) -> int:
-    """How many steps the run has in all, from where it stands. Epochs are passes over the data, so if the batch has
-    changed on the way (a batch per rank on another world), what is left of them is another number of steps."""
+    """How many steps the run has in all, from where it stands. Epochs are passes over the data, so if the user has
+    changed the batch on the way, what is left of them is another number of steps."""
     if train.steps is not None:
         return train.steps
     epochs_left = (train.epochs or 1) - cursor.epoch
     if epochs_left <= 0:
         return step
-    steps_left_in_epoch = -(-(job.loader.num_samples - cursor.position) // job.batch_size)
+    steps_left_in_epoch = -(-(job.loader.num_samples - cursor.position) // job.batch.size)
     return step + steps_left_in_epoch + (epochs_left - 1) * job.loader.steps_per_epoch
 
 
 def _make_loaders(
-    config: Config, task: Task, ddp: DDPManager, batch_size: int, train_data: Any, eval_data: Any
+    config: Config, task: Task, ddp: DDPManager, batch: Batch, train_data: Any, eval_data: Any
 ) -> tuple[Loader, EvaluationLoader | None]:
     data = config.data
     loading: dict[str, Any] = {
@@ -112,18 +114,27 @@ def _make_loaders(
         "prefetch_factor": data.prefetch_factor,
         "collate": task.collate,
     }
-    loader = ddp.loader(train_data, batch_size=batch_size, accumulate=config.train.accumulate, **loading)
+    loader = ddp.loader(
+        train_data,
+        batch_size=batch.size,
+        accumulate=batch.accumulate,
+        micro_batch_size=batch.micro_batch_size,
+        shards=config.train.shards if config.train.exact == "elastic" else None,
+        **loading,
+    )
     if eval_data is None:
         return loader, None
     return loader, ddp.loader(eval_data, batch_size=config.train.eval_batch_size, train=False, **loading)
 
 
-def _wrap(dist: DistConfig, model: nn.Module, ddp: DDPManager) -> nn.Module:
+def _wrap(config: Config, model: nn.Module, ddp: DDPManager) -> nn.Module:
+    dist = config.dist
     return ddp.wrap(
         model,
+        reduces_gradients=config.train.exact != "elastic",
         sync_batchnorm=dist.sync_batchnorm,
         find_unused_parameters=dist.find_unused_parameters,
-        broadcast_buffers=dist.broadcast_buffers,
+        broadcast_buffers=False,  # the step does it, at its end
         bucket_cap_mb=dist.bucket_cap_mb,
         gradient_as_bucket_view=dist.gradient_as_bucket_view,
         static_graph=dist.static_graph,

@@ -15,6 +15,7 @@ from typing import Any
 from drumline.config.schema import Config
 from drumline.data.loader import Step
 from drumline.distributed.collectives import all_sum
+from drumline.engine.elastic_step import ElasticStep
 from drumline.engine.evaluate import evaluate
 from drumline.engine.job import Job
 from drumline.engine.pace import Pace
@@ -23,6 +24,19 @@ from drumline.engine.schedule import rate_factor
 from drumline.engine.step import TrainStep
 from drumline.metrics.events import Reporter
 from drumline.metrics.meters import means
+
+
+def make_step(job: Job, config: Config) -> TrainStep:
+    """The kind of step that the settings ask for."""
+    if config.train.exact == "elastic":
+        return ElasticStep(
+            job,
+            seed=config.train.seed,
+            clip_norm=config.optim.clip_norm,
+            bucket_bytes=int(config.dist.bucket_cap_mb * 2**20),
+            find_unused=config.dist.find_unused_parameters,
+        )
+    return TrainStep(job, clip_norm=config.optim.clip_norm, sends_buffers=config.dist.broadcast_buffers)
 
 
 @dataclass
@@ -43,7 +57,7 @@ class Loop:
     def run(self) -> None:
         """Collective: train to the end."""
         job, progress = self.job, self.progress
-        train_step = TrainStep(job, clip_norm=self.config.optim.clip_norm)
+        train_step = make_step(job, self.config)
         if progress.step >= self.total_steps:
             self._evaluate()
         self.pace.start()

@@ -25,6 +25,7 @@ from drumline.distributed.collectives import (
 )
 from drumline.engine.job import Job
 from drumline.errors import CheckpointError
+from drumline.manager import DDPManager
 
 log = logging.getLogger("drumline")
 
@@ -57,7 +58,7 @@ def save(
 ) -> Saved | None:
     """Collective: write a checkpoint and let old ones go. Only rank 0 learns what was written."""
     started = time.perf_counter()
-    broadcast_buffers(job.plain_model)
+    broadcast_buffers(list(job.plain_model.buffers()))
     device = job.ddp.device
     rng = gather_tensors(capture_rng(device), device=device)
     if not job.ddp.is_main_process():
@@ -93,18 +94,33 @@ def _let_old_ones_go(job: Job, root: Path, keep: CheckpointConfig) -> None:
         log.warning(str(error))  # the new one is safe; that an old one stays is no reason to stop
 
 
-def find_newest(job: Job, root: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """Collective: the newest whole checkpoint, and the torn ones that are newer, each with what is wrong with it."""
+@dataclass(frozen=True)
+class Found:
+    """The newest whole checkpoint, and the torn ones that are newer, each with what is wrong with it."""
+
+    path: Path
+    facts: dict[str, Any]
+    torn: list[tuple[Path, str]]
+
+
+def find_newest(ddp: DDPManager, root: Path) -> Found | None:
+    """Collective: what the run goes on from. None: it begins."""
     answer: Any = None
-    if job.ddp.is_main_process():
-        found = store.newest_valid(root)
-        answer = [str(found.path or ""), [(str(path), reason) for path, reason in found.skipped]]
-    path, skipped = broadcast_json(answer, device=job.ddp.device)
-    return Path(path) if path else None, [(Path(torn), reason) for torn, reason in skipped]
+    if ddp.is_main_process():
+        path, skipped = store.newest_valid(root)
+        facts = None if path is None else store.read_document(path, "progress")["facts"]
+        answer = [str(path or ""), facts, [(str(torn), reason) for torn, reason in skipped]]
+    path, facts, torn = broadcast_json(answer, device=ddp.device)
+    if torn and not path:
+        raise CheckpointError(
+            f"none of the {len(torn)} checkpoints in {root} is whole; the newest: {torn[0][1]}",
+            next_step="bring one back from a backup, or start anew with --fresh, which keeps what is there",
+        )
+    return Found(Path(path), facts, [(Path(one), reason) for one, reason in torn]) if path else None
 
 
-def restore(job: Job, path: Path) -> tuple[Progress, dict[str, Any]]:
-    """Collective: put the job back to where a checkpoint was taken; returns how far that was, and its facts."""
+def restore(job: Job, path: Path) -> Progress:
+    """Collective: put the job back to where a checkpoint was taken; returns how far that was."""
     device = job.ddp.device
     read = store.read(path) if job.ddp.is_main_process() else None
     documents = broadcast_json(None if read is None else read.documents, device=device)
@@ -116,7 +132,7 @@ def restore(job: Job, path: Path) -> tuple[Progress, dict[str, Any]]:
     # A rank that the saved world did not have keeps the stream that it was just seeded with.
     if (generators := tensors["rng"].get(_rank_name(job.ddp.rank))) is not None:
         restore_rng(generators, device)
-    return Progress(saved["step"], Cursor(**saved["cursor"])), saved["facts"]
+    return Progress(saved["step"], Cursor(**saved["cursor"]))
 
 
 def _rank_name(rank: int) -> str:

@@ -5,6 +5,9 @@ micro-batches and ranks. DDP averages over ranks, so each sum is scaled by world
 before its backward pass; the plan knows that number on every rank, so it costs no communication. A loss with weights
 of its own (tokens) needs the sum of weights over all ranks: it travels while the last backward pass runs, and the
 gradients are corrected by one multiplication after.
+
+Buffers (BatchNorm's statistics) are what rank 0 makes of them: it sends them to all at the end of the step, so that
+between steps all replicas are the same.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.data.loader import Micro, Step
+from drumline.distributed.collectives import broadcast_buffers
 from drumline.engine.job import Job
 from drumline.errors import TrainingError, UsageError
 from drumline.tasks.base import Loss
@@ -25,7 +29,7 @@ from drumline.tasks.base import Loss
 class TrainStep:
     """Runs a job's steps; holds what would otherwise be made anew in every one."""
 
-    def __init__(self, job: Job, *, clip_norm: float | None = None) -> None:
+    def __init__(self, job: Job, *, clip_norm: float | None = None, sends_buffers: bool = True) -> None:
         self._task = job.task
         self._model = job.model
         self._optimizer = job.optimizer
@@ -37,6 +41,7 @@ class TrainStep:
         self._parameters = [parameter for parameter in job.model.parameters() if parameter.requires_grad]
         self._world_size = job.ddp.world_size
         self._no_sync = job.model.no_sync if isinstance(job.model, DistributedDataParallel) else nullcontext
+        self._buffers = list(job.plain_model.buffers()) if sends_buffers else []
         self._is_weighted: bool | None = None
         self.grad_norm: Tensor | None = None
         """Of the latest step, before clipping; on the device."""
@@ -54,8 +59,8 @@ class TrainStep:
             self._measure(loss, micro)
         if reduction is not None:
             reduction.wait()
-        correction = None if weight is None else step.plan.global_size / torch.where(weight > 0, weight, 1.0)
-        self._update(correction)
+        broadcast_buffers(self._buffers)
+        self._update(None if weight is None else correction_for(weight, step.plan.global_size))
 
     def _forward(self, micro: Micro) -> Loss:
         with self._autocast:
@@ -111,3 +116,8 @@ class TrainStep:
             self._scaler.step(self._optimizer)
             self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
+
+
+def correction_for(weight: Tensor, num_samples: int) -> Tensor:
+    """What turns a mean over samples into one over weights; a batch without any weight is left as it is: all zeros."""
+    return num_samples / torch.where(weight > 0, weight, 1.0)

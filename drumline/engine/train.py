@@ -16,16 +16,18 @@ import torch
 from drumline.checkpoint.retention import best
 from drumline.config.schema import Config
 from drumline.config.write import to_toml
+from drumline.data.plan import Cursor, plan_step
 from drumline.distributed.collectives import gather_json
+from drumline.distributed.determinism import machine_facts
 from drumline.distributed.failure import summary
+from drumline.engine.batch import choose_batch
 from drumline.engine.job import Job, build_job, count_steps, flat
 from drumline.engine.loop import Loop
 from drumline.engine.output import divert_output
 from drumline.engine.reporting import open_reporter
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
-from drumline.engine.saving import Progress, find_newest, restore
+from drumline.engine.saving import Found, Progress, find_newest, restore
 from drumline.engine.warm_up import warm_up
-from drumline.errors import CheckpointError
 from drumline.launch.commands import resume_command, two_node_command
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
@@ -41,6 +43,8 @@ FREE_TO_CHANGE = (
     "data.pin_memory",
     "data.persistent",
 )
+
+FINISHED = "this run has finished; raise train.epochs or train.steps to go on, or start anew with --fresh"
 
 
 @dataclass(frozen=True)
@@ -63,16 +67,22 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
         if moved_to is not None:
             reporter.report("note", message=f"the earlier run was moved to {moved_to}")
         stack.enter_context(_errors_as_events(reporter, progress))
-        job = build_job(request.config, task_class(request.config), ddp)
+        found = find_newest(ddp, folder.checkpoints)
+        batch = choose_batch(
+            request.config.train, world_size=ddp.world_size, saved=None if found is None else found.facts
+        )
+        job = build_job(request.config, task_class(request.config), ddp, batch)
         stack.callback(job.close)
-        resumed = _resume(job, folder, progress)
+        _resume(job, found, progress)
         _write_down(
             request, folder, ddp
         )  # not before: what a checkpoint was made with is still to be read there
         total_steps = count_steps(job, request.config.train, step=progress.step, cursor=progress.cursor)
         _report_start(reporter, request, job, total_steps)
-        if resumed is not None:
-            _report_resume(reporter, resumed, _facts(request, job), is_finished=progress.step >= total_steps)
+        if found is not None:
+            _report_resume(reporter, found, job, progress, _facts(request, job))
+            if progress.step >= total_steps:
+                reporter.report("note", message=FINISHED)
         warm_up(job, static_graph=request.config.dist.static_graph)
         loop = Loop(
             job=job,
@@ -144,9 +154,10 @@ def _report_start(reporter: Reporter, request: Request, job: Job, total_steps: i
         model_parameters=sum(parameter.numel() for parameter in job.model.parameters()),
         train_samples=job.loader.num_samples,
         eval_samples=job.eval_loader.num_samples if job.eval_loader else 0,
-        batch_size=job.batch_size,
-        batch_size_per_rank=job.batch_size / world_size,
-        accumulate=train.accumulate,
+        batch_size=job.batch.size,
+        batch_size_per_rank=job.batch.size / world_size,
+        accumulate=len(plan_step(Cursor(), length=job.batch.size, sharing=job.loader.sharing).pieces),
+        shards=train.shards if train.exact == "elastic" else None,
         precision=train.precision,
         lr=job.peak_lr,
         epochs=train.epochs or -(-total_steps // job.loader.steps_per_epoch),
@@ -178,49 +189,30 @@ def _facts(request: Request, job: Job) -> dict[str, Any]:
         "task": request.task,
         "config": flat(request.config),
         "world_size": job.ddp.world_size,
-        "batch_size": job.batch_size,
+        "batch_size": job.batch.size,
         "data": job.data_fingerprint,
+        "machine": machine_facts(job.ddp.device),
     }
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """A checkpoint that a run goes on from, and the newer ones that could not be used."""
-
-    path: Path
-    step: int
-    epoch: int
-    facts: dict[str, Any]
-    torn: list[tuple[Path, str]]
+def _resume(job: Job, found: Found | None, progress: Progress) -> None:
+    """Collective: go on from a checkpoint, if there is one."""
+    if found is not None:
+        saved = restore(job, found.path)
+        progress.step, progress.cursor = saved.step, saved.cursor
+        job.loader.cursor = saved.cursor
 
 
-def _resume(job: Job, folder: RunFolder, progress: Progress) -> Resumed | None:
-    """Collective: go on from the newest whole checkpoint, if there is one."""
-    path, torn = find_newest(job, folder.checkpoints)
-    if path is None and torn:
-        raise CheckpointError(
-            f"none of the {len(torn)} checkpoints in {folder.checkpoints} is whole; the newest: {torn[0][1]}",
-            next_step="bring one back from a backup, or start anew with --fresh, which keeps what is there",
-        )
-    if path is None:
-        return None
-    saved, facts = restore(job, path)
-    progress.step, progress.cursor = saved.step, saved.cursor
-    job.loader.cursor = saved.cursor
-    return Resumed(path, saved.step, saved.cursor.epoch + 1, facts, torn)
-
-
-def _report_resume(reporter: Reporter, resumed: Resumed, facts: dict[str, Any], *, is_finished: bool) -> None:
-    for path, reason in resumed.torn:
+def _report_resume(
+    reporter: Reporter, found: Found, job: Job, progress: Progress, facts: dict[str, Any]
+) -> None:
+    for path, reason in found.torn:
         reporter.report("warning", message=f"the checkpoint {path} is not whole and was skipped: {reason}")
-    reporter.report("resume", step=resumed.step, epoch=resumed.epoch, path=str(resumed.path))
-    for change in _changes(resumed.facts, facts):
+    reporter.report("resume", step=progress.step, epoch=progress.cursor.epoch + 1, path=str(found.path))
+    if job.batch.note is not None:
+        reporter.report("note", message=job.batch.note)
+    for change in _changes(found.facts, facts):
         reporter.report("warning", message=change)
-    if is_finished:
-        message = (
-            "this run has finished; raise train.epochs or train.steps to go on, or start anew with --fresh"
-        )
-        reporter.report("note", message=message)
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -235,8 +227,15 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         texts.append(f"the run was saved by the task {before['task']} and goes on with {now['task']}")
     if before["data"] != now["data"]:
         texts.append("the training data is not what it was when the run was saved")
-    if before["world_size"] != now["world_size"]:
+    if before["world_size"] != now["world_size"] and new["train.exact"] != "elastic":
         texts.append(
-            f"the run was saved on {before['world_size']} ranks and goes on with {now['world_size']}"
+            f"the run was saved on {before['world_size']} ranks and goes on with {now['world_size']}: the same "
+            "samples, but not the same bits (--train.exact elastic has both)"
         )
+    machine = before.get("machine", now["machine"])
+    texts += [
+        f"the run was saved with another {name} ({machine.get(name)}, now {value}): its bits may differ from here on"
+        for name, value in now["machine"].items()
+        if machine.get(name) != value
+    ]
     return texts

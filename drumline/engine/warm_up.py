@@ -8,6 +8,7 @@ pass the first step after a resume would run in the layout that an uninterrupted
 from __future__ import annotations
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from drumline.checkpoint.rng import capture_rng, restore_rng
 from drumline.engine.job import Job
@@ -19,7 +20,9 @@ FIRST_WORLD_WITH_AN_ORDER = 3
 def warm_up(job: Job, *, static_graph: bool) -> None:
     """Collective: a forward and a backward pass on the next batch, after which everything is put back as it was."""
     # With a static graph DDP learns the graph in its first backward pass, which must not be one under no_sync.
-    if job.ddp.world_size < FIRST_WORLD_WITH_AN_ORDER and not (static_graph and job.ddp.world_size > 1):
+    if not isinstance(job.model, DistributedDataParallel):
+        return
+    if job.ddp.world_size < FIRST_WORLD_WITH_AN_ORDER and not static_graph:
         return
     cursor, rng = job.loader.cursor, capture_rng(job.ddp.device)
     buffers = [(buffer, buffer.clone()) for buffer in job.plain_model.buffers()]

@@ -6,7 +6,7 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | kind         | fields                                                                                        |
 | ------------ | --------------------------------------------------------------------------------------------- |
 | `start`      | task, world_size, device, backend, model_parameters, train_samples, eval_samples, batch_size, |
-|              | batch_size_per_rank, accumulate, precision, lr, epochs, total_steps, run                      |
+|              | batch_size_per_rank, accumulate, shards if elastic, precision, lr, epochs, total_steps, run   |
 | `resume`     | epoch, path: the checkpoint that the run goes on from                                         |
 | `train`      | epoch, loss, lr, samples_per_s, seconds_left, grad_norm if clipped, and the task's metrics    |
 | `evaluation` | epoch, samples, seconds, and the metrics, `loss` among them                                   |

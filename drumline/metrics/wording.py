@@ -29,6 +29,8 @@ def opening(event: Event) -> Page:
     batch = f"{count(event['batch_size'])} a step: {ranks} x {_share(event['batch_size_per_rank'])}"
     if event["accumulate"] > 1:
         batch += f", in {event['accumulate']} micro-batches"
+    if event.get("shards"):
+        batch += f"; {event['shards']} shards, the same bits on any number of ranks"
     evaluation = f", {count(event['eval_samples'])} for evaluation" if event["eval_samples"] else ""
     steps = plural(event["total_steps"], "step")
     rows = [

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -140,14 +141,39 @@ def test_the_rate_follows_steps_not_micro_batches_or_ranks(tmp_path: Path) -> No
 def test_epochs_are_passes_over_the_data_on_another_world_too(
     tmp_path: Path, first_world: int, second_world: int
 ) -> None:
-    """A batch per rank is another global batch on another world; an epoch is still every sample once."""
-    one_epoch, two_epochs = (make_config(batch_size_per_rank=4, epochs=epochs) for epochs in (1, 2))
-    train_on(first_world, one_epoch, Classify, tmp_path)
-    progress = train_on(second_world, two_epochs, Classify, tmp_path)
-    steps = {1: 10, 2: 5}  # 37 samples in batches of 4 and of 8
-    assert progress.step == steps[first_world] + steps[second_world]
+    """Another batch per rank is another global batch; an epoch is still every sample once."""
+    train_on(first_world, make_config(batch_size_per_rank=4, epochs=1), Classify, tmp_path)
+    progress = train_on(second_world, make_config(batch_size_per_rank=5, epochs=2), Classify, tmp_path)
+    steps = {4: 10, 8: 5, 5: 8, 10: 4}  # of 37 samples, by the size of a batch
+    assert progress.step == steps[4 * first_world] + steps[5 * second_world]
     assert (progress.cursor.epoch, progress.cursor.position) == (2, 0)
     assert [event["epoch"] for event in events(tmp_path, "evaluation")] == [1, 2]
+
+
+@pytest.mark.parametrize(("first_world", "second_world"), [(4, 2), (2, 3)])
+def test_a_batch_per_rank_stays_the_batch_of_the_run_on_another_world(
+    tmp_path: Path, first_world: int, second_world: int
+) -> None:
+    """Resumed on another number of ranks: the same steps, rates and weights as if it had gone on as it began."""
+    optim = OptimConfig(lr=0.1, scale_lr="linear", weight_decay=0.0, schedule="cosine")
+    one_epoch, two_epochs = (
+        make_config(batch_size_per_rank=4, epochs=epochs, optim=optim) for epochs in (1, 2)
+    )
+    for world_size, run in ((first_world, tmp_path / "same"), (second_world, tmp_path / "other")):
+        train_on(first_world, one_epoch, Classify, run)
+        train_on(world_size, two_epochs, Classify, run)
+    for name, tensor in newest(tmp_path / "other").tensors["model"].items():
+        torch.testing.assert_close(
+            tensor, newest(tmp_path / "same").tensors["model"][name], rtol=1e-9, atol=1e-12
+        )
+    size = 4 * first_world
+    assert [event["message"] for event in events(tmp_path / "other", "note")] == [
+        f"the global batch stays {size}, as the run began (4 on each of {first_world} ranks): now "
+        f"{size / second_world:.4g} on each of {second_world}, at most 4 at once"
+    ]
+    start = list(events(tmp_path / "other", "start"))[-1]
+    assert (start["batch_size"], start["accumulate"]) == (size, -(-size // (4 * second_world)))
+    assert start["lr"] == pytest.approx(0.1 * first_world)
 
 
 class Frozen(Normalised):

@@ -119,6 +119,31 @@ BROKEN_RULES = [
         "train.batch_size_per_rank = none (train.batch_size is set)",
     ),
     (
+        ["--train.accumulate", "2", "--train.micro_batch_size", "4"],
+        "train.accumulate says how many micro-batches there are, train.micro_batch_size how large: give one of them: "
+        "train.accumulate = 2 (--train.accumulate), "
+        "train.micro_batch_size = 4 (--train.micro_batch_size)",
+    ),
+    (
+        ["--train.exact", "elastic", "--train.batch_size", "6"],
+        "a batch cannot be cut into more shards than it has samples: "
+        "train.shards = 8 (the default), "
+        "train.batch_size = 6 (--train.batch_size), "
+        "train.exact = 'elastic' (--train.exact)",
+    ),
+    (
+        ["--train.exact", "elastic", "--dist.sync_batchnorm"],
+        "in the elastic mode batch statistics belong to the shard, not to the ranks: "
+        "train.exact = 'elastic' (--train.exact), "
+        "dist.sync_batchnorm = true (--dist.sync_batchnorm)",
+    ),
+    (
+        ["--train.exact", "elastic", "--no-dist.broadcast_buffers"],
+        "in the elastic mode every rank needs the same buffers: "
+        "train.exact = 'elastic' (--train.exact), "
+        "dist.broadcast_buffers = false (--no-dist.broadcast_buffers)",
+    ),
+    (
         ["--optim.warmup_steps", "51", "--train.steps", "50"],
         "the warm-up is longer than the run: "
         "optim.warmup_steps = 51 (--optim.warmup_steps), "

@@ -1,0 +1,36 @@
+"""What else decides the bits of a result, besides the numbers that go in: the kernels, the threads, the machine."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+
+CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+"""What cuBLAS wants in the environment before it is first used, to give the same bits each time."""
+
+
+def use_deterministic_kernels() -> None:
+    """Let torch use only kernels that give the same bits each time, and refuse operations that have none."""
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = (
+        False  # it picks the fastest kernel by the clock, so not the same one each time
+    )
+    # A help for debugging that costs time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def machine_facts(device: torch.device) -> dict[str, Any]:
+    """What the last bit of a result depends on. The same run on another machine is the same run, but for rounding."""
+    if device.type == "cuda":
+        hardware: dict[str, Any] = {
+            "device": torch.cuda.get_device_name(device),
+            "CUDA": torch.version.cuda,
+        }
+    else:
+        hardware = {
+            "device": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+            "threads": torch.get_num_threads(),
+        }
+    return {"torch": torch.__version__, **hardware}

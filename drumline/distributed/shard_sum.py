@@ -1,0 +1,269 @@
+"""Sums gradients over shards in one fixed order, whichever rank computed which shard: the same bits on any world.
+
+A floating-point sum depends on the order of its terms. Here the order is a binary tree over the shards: neighbours are
+added, then pairs of neighbours, and so on. A rank adds what lies under one node of the tree by itself and sends the
+rest. Gradients travel as in an ordinary all-reduce: each rank gets one chunk of everybody's (all-to-all), adds it up in
+the order of the tree, and hands the result to all (all-gather). The first half overlaps with the last backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
+from typing import NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from drumline.errors import TrainingError
+
+Part = TypeVar("Part")
+# torch 2.13 gave this a new name, and warns about the old one, which is all that earlier versions know.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Node(NamedTuple):
+    """A node of the tree: the sum over shards [low, high)."""
+
+    low: int
+    high: int
+
+
+def are_siblings(left: Node, right: Node, num_shards: int) -> bool:
+    """Whether the tree adds these two neighbours next. A node covers a power of two of shards, except at the end."""
+    size = left.high - left.low
+    return (
+        size & (size - 1) == 0
+        and left.low % (2 * size) == 0
+        and right.high == min(left.low + 2 * size, num_shards)
+    )
+
+
+def fold(
+    sums: list[tuple[Node, Part]], new: tuple[Node, Part], num_shards: int, add: Callable[[Part, Part], None]
+) -> None:
+    """Append the next shard's part to a list of sums, and add up whatever now makes a whole node."""
+    sums.append(new)
+    while len(sums) > 1 and are_siblings(sums[-2][0], sums[-1][0], num_shards):
+        (right_node, right), (left_node, left) = sums.pop(), sums.pop()
+        add(left, right)
+        sums.append((Node(left_node.low, right_node.high), left))
+
+
+def nodes_of(shards: range, num_shards: int) -> list[Node]:
+    """What a rank with these neighbouring shards is left with when it has added up all it can."""
+    sums: list[tuple[Node, None]] = []
+    for shard in shards:
+        fold(sums, (Node(shard, shard + 1), None), num_shards, lambda left, right: None)
+    return [node for node, _ in sums]
+
+
+class _Flat:
+    """Memory for the gradients of a bucket, with room to divide evenly among ranks; and a view for each parameter."""
+
+    def __init__(self, parameters: list[nn.Parameter], world_size: int) -> None:
+        sizes = [parameter.numel() for parameter in parameters]
+        self.chunk = -(-sum(sizes) // world_size)
+        first = parameters[0]
+        self.data = torch.zeros(self.chunk * world_size, dtype=first.dtype, device=first.device)
+        pieces = torch.split(self.data[: sum(sizes)], sizes)
+        self.views = [
+            piece.view(parameter.shape) for piece, parameter in zip(pieces, parameters, strict=True)
+        ]
+
+
+class _Bucket:
+    """Some of the parameters, whose gradients travel together."""
+
+    def __init__(self, parameters: list[nn.Parameter], world_size: int) -> None:
+        self.parameters = parameters
+        self.missing = 0
+        """How many gradients are still to come in this backward pass."""
+        self._world_size = world_size
+        self._flats = [_Flat(parameters, world_size)]
+        self._spare = list(self._flats)
+        self._newest = self._flats[0]
+        self._sums: list[tuple[Node, _Flat]] = []
+        self._received = self._newest.data.new_empty(0)
+        self._pending: dist.Work | None = None
+
+    def open_shard(self) -> None:
+        """The next backward passes are of a new shard: their gradients go to memory of their own."""
+        if not self._spare:
+            self._flats.append(_Flat(self.parameters, self._world_size))
+            self._spare.append(self._flats[-1])
+        self._newest = self._spare.pop()
+        self._newest.data.zero_()
+        self._use(self._newest)
+
+    def close_shard(self, shard: int, num_shards: int) -> None:
+        """The shard's gradients are complete: add up what can be."""
+        fold(self._sums, (Node(shard, shard + 1), self._newest), num_shards, self._add)
+
+    def send(self, nodes: list[list[Node]], rank: int) -> None:
+        """Collective: start to send each rank its chunk of this rank's sums. `nodes`: what every rank has."""
+        chunk, counts = self._newest.chunk, [len(those) for those in nodes]
+        if self._received.numel() != sum(counts) * chunk:
+            self._received = self._newest.data.new_empty(sum(counts) * chunk)
+        self._pending = dist.all_to_all_single(
+            self._received,
+            self._outgoing(),
+            [count * chunk for count in counts],
+            [counts[rank] * chunk] * self._world_size,
+            async_op=True,
+        )
+
+    def add_up(self, nodes: list[list[Node]], num_shards: int) -> None:
+        """Collective: add up this rank's chunk in the order of the tree, and start to hand it to all."""
+        assert self._pending is not None
+        self._pending.wait()
+        rows = self._received.view(-1, self._newest.chunk).unbind()
+        sums: list[tuple[Node, Tensor]] = []
+        for node, row in zip((node for those in nodes for node in those), rows, strict=True):
+            fold(sums, (node, row), num_shards, _add_in_place)
+        ((_, total),) = sums
+        self._pending = _all_gather(self._newest.data, total, async_op=True)
+
+    def finish(self) -> None:
+        """The sum over all shards becomes each parameter's gradient."""
+        if self._pending is None:
+            ((_, self._newest),) = self._sums  # on one rank everything has been added up here
+        else:
+            self._pending.wait()
+            self._pending = None
+        self._sums.clear()
+        self._spare = list(self._flats)
+        self._use(self._newest)
+
+    def _outgoing(self) -> Tensor:
+        if len(self._sums) == 1:
+            return self._sums[0][1].data
+        mine = [flat.data.view(self._world_size, -1) for _, flat in self._sums]
+        return torch.stack(mine, dim=1).flatten() if mine else self._newest.data.new_empty(0)
+
+    def _use(self, flat: _Flat) -> None:
+        for parameter, view in zip(self.parameters, flat.views, strict=True):
+            parameter.grad = view
+
+    def _add(self, left: _Flat, right: _Flat) -> None:
+        left.data.add_(right.data)
+        self._spare.append(right)
+
+
+class ShardSum:
+    """The gradients of a model's parameters over all shards of a step.
+
+    For each of this rank's shards, in order: `open_shard`, backward passes, `close_shard`; then `finish`.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        rank: int,
+        world_size: int,
+        shards_by_rank: Callable[[int], list[range]],
+        bucket_bytes: int,
+        find_unused: bool = False,
+    ) -> None:
+        """`shards_by_rank` says which shards each rank has, of so many."""
+        self._nodes = cache(
+            lambda num_shards: [nodes_of(shards, num_shards) for shards in shards_by_rank(num_shards)]
+        )
+        self._rank = rank
+        self._world_size = world_size
+        self._names = list(parameters)
+        self._find_unused = find_unused
+        self._got_gradient = bytearray(len(parameters))
+        self._ever_got_gradient = bytearray(len(parameters))
+        self._parameters = list(parameters.values())
+        self._buckets = [_Bucket(group, world_size) for group in _grouped(self._parameters, bucket_bytes)]
+        self._num_sent = 0
+        self._sends_along: tuple[int, int] | None = None
+        bucket_of = {id(parameter): bucket for bucket in self._buckets for parameter in bucket.parameters}
+        for number, parameter in enumerate(self._parameters):
+            hook = partial(self._gradient_is_there, number, bucket_of[id(parameter)])
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def open_shard(self) -> None:
+        """The next backward passes are of another shard."""
+        for bucket in self._buckets:
+            bucket.open_shard()
+
+    def send_along(self, shard: int, num_shards: int) -> None:
+        """The next backward pass is this rank's last: send each bucket as soon as it is complete."""
+        if self._world_size > 1 and not self._find_unused:
+            self._sends_along = (shard, num_shards)
+            for bucket in self._buckets:
+                bucket.missing = len(bucket.parameters)
+
+    def close_shard(self, shard: int, num_shards: int) -> None:
+        """All backward passes of a shard are done."""
+        for bucket in self._buckets[self._num_sent :]:
+            bucket.close_shard(shard, num_shards)
+        for number, got_one in enumerate(self._got_gradient):
+            if got_one:
+                self._ever_got_gradient[number] = 1
+            elif not self._find_unused:
+                raise TrainingError(
+                    f"the parameter {self._names[number]} had no part in the loss of shard {shard}",
+                    next_step="use every parameter in every batch, freeze it (requires_grad=False), or set "
+                    "--dist.find_unused_parameters",
+                )
+            self._got_gradient[number] = 0
+
+    def finish(self, num_shards: int) -> None:
+        """Collective: from here on each parameter's gradient is the sum over all shards of all ranks."""
+        if self._world_size > 1:
+            nodes = self._nodes(num_shards)
+            for bucket in self._buckets[self._num_sent :]:
+                bucket.send(nodes, self._rank)
+            for bucket in self._buckets:
+                bucket.add_up(nodes, num_shards)
+        for bucket in self._buckets:
+            bucket.finish()
+        self._num_sent, self._sends_along = 0, None
+        if self._find_unused:
+            self._drop_unused()
+
+    def _gradient_is_there(self, number: int, bucket: _Bucket, parameter: Tensor) -> None:
+        self._got_gradient[number] = 1
+        if self._sends_along is None:
+            return
+        bucket.missing -= 1
+        shard, num_shards = self._sends_along
+        # In the order of the list, not in which they are complete: that may differ between ranks.
+        while self._num_sent < len(self._buckets) and self._buckets[self._num_sent].missing == 0:
+            ready = self._buckets[self._num_sent]
+            ready.close_shard(shard, num_shards)
+            ready.send(self._nodes(num_shards), self._rank)
+            self._num_sent += 1
+
+    def _drop_unused(self) -> None:
+        """A parameter that no shard used has no gradient, not one of zeros: the optimizer is to leave it alone."""
+        used = torch.frombuffer(self._ever_got_gradient, dtype=torch.uint8).to(self._parameters[0].device)
+        if self._world_size > 1:
+            dist.all_reduce(used, dist.ReduceOp.MAX)
+        for parameter, was_used in zip(self._parameters, used.tolist(), strict=True):
+            if not was_used:
+                parameter.grad = None
+        self._ever_got_gradient = bytearray(len(self._parameters))
+
+
+def _grouped(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+    """Buckets of one type each, the last parameters first: their gradients come first."""
+    groups: list[list[nn.Parameter]] = []
+    open_groups: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
+    for parameter in reversed(list(parameters)):
+        group, size = open_groups.get(parameter.dtype, ([], bucket_bytes))
+        if size >= bucket_bytes:
+            group, size = [], 0
+            groups.append(group)
+        group.append(parameter)
+        open_groups[parameter.dtype] = (group, size + parameter.numel() * parameter.element_size())
+    return groups
+
+
+def _add_in_place(left: Tensor, right: Tensor) -> None:
+    left.add_(right)

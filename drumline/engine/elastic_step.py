@@ -1,0 +1,147 @@
+"""The step of `--train.exact elastic`: the same bits on any number of ranks.
+
+The global batch is cut into a fixed number of shards, and everything that could depend on the number of ranks belongs
+to a shard instead: what goes through the model at once (and so BatchNorm's statistics), randomness inside the model,
+the gradient, the weight of the loss. A rank computes its shards one after another; their gradients are added in one
+fixed order (distributed/shard_sum.py). Buffers start from the same values in every shard; those of shard 0 are kept.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from drumline.data.loader import Micro, Step
+from drumline.data.plan import StepPlan, parts_of_rank
+from drumline.distributed.collectives import broadcast_buffers, broadcast_json
+from drumline.distributed.seeds import seed_shard
+from drumline.distributed.shard_sum import ShardSum
+from drumline.engine.job import Job
+from drumline.engine.step import TrainStep, correction_for
+from drumline.tasks.base import Loss
+
+
+class ElasticStep(TrainStep):
+    """Runs a job's steps shard by shard."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        seed: int,
+        clip_norm: float | None = None,
+        sends_buffers: bool = True,
+        bucket_bytes: int,
+        find_unused: bool = False,
+    ) -> None:
+        super().__init__(job, clip_norm=clip_norm, sends_buffers=sends_buffers)
+        rank, world_size = job.ddp.rank, job.ddp.world_size
+        self._seed = seed
+        self._rank = rank
+        self._device = job.ddp.device
+        self._is_first_step = True
+        self._shard_buffers = ShardBuffers(list(job.plain_model.buffers()))
+        self._gradients = ShardSum(
+            {name: tensor for name, tensor in job.plain_model.named_parameters() if tensor.requires_grad},
+            rank=rank,
+            world_size=world_size,
+            shards_by_rank=lambda num_shards: [
+                parts_of_rank(number, num_parts=num_shards, world_size=world_size)
+                for number in range(world_size)
+            ],
+            bucket_bytes=bucket_bytes,
+            find_unused=find_unused,
+        )
+
+    def __call__(self, step: Step) -> None:
+        """Collective: forward and backward of every shard, one synchronisation, one update."""
+        plan = step.plan
+        weights: Tensor | None = None
+        shard = None
+        self._shard_buffers.start(len(plan.pieces))
+        for micro in step.micro_batches:
+            if micro.part != shard:
+                shard = micro.part
+                self._open(plan, shard)
+            loss = self._forward(micro)
+            weights = self._add_shard_weight(weights, loss, micro, plan)
+            if micro.is_last:
+                self._gradients.send_along(shard, plan.num_parts)
+            self._backward(loss, 1 / plan.global_size)
+            if micro.ends_part:
+                self._gradients.close_shard(shard, plan.num_parts)
+            self._measure(loss, micro)
+        self._agree_on_the_loss()
+        self._gradients.finish(plan.num_parts)
+        self._shard_buffers.finish()
+        broadcast_buffers(self._buffers)
+        self._update(self._weight_correction(weights, plan))
+
+    def _open(self, plan: StepPlan, shard: int) -> None:
+        seed_shard(self._seed, epoch=plan.epoch, start=plan.start, shard=shard)
+        self._shard_buffers.open_shard()
+        self._gradients.open_shard()
+
+    def _add_shard_weight(
+        self, weights: Tensor | None, loss: Loss, micro: Micro, plan: StepPlan
+    ) -> Tensor | None:
+        own = self._add_weight(None, loss.weight, micro)
+        if own is None:
+            return None
+        table = (
+            torch.zeros(plan.num_parts, dtype=own.dtype, device=own.device) if weights is None else weights
+        )
+        table[micro.part] += own
+        return table
+
+    def _weight_correction(self, weights: Tensor | None, plan: StepPlan) -> Tensor | None:
+        """Collective if the loss has weights. Each rank fills in its own shards of the table, so the sum over ranks
+        adds nothing but zeros, and the sum over shards is done alike everywhere."""
+        if not self._is_weighted:
+            return None
+        if weights is None:
+            weights = torch.zeros(plan.num_parts, dtype=torch.float64, device=self._device)
+        if self._world_size > 1:
+            dist.all_reduce(weights)
+        return correction_for(weights.sum(), plan.global_size)
+
+    def _agree_on_the_loss(self) -> None:
+        """Collective, once: a rank without a shard has not seen whether the loss has weights, nor its metrics."""
+        if self._is_first_step:
+            seen = {"weighted": self._is_weighted, "metrics": list(self._meter.names)}
+            seen = broadcast_json(seen, device=self._device)
+            self._is_weighted = seen["weighted"]
+            self._meter.prepare(seen["metrics"])
+            self._is_first_step = False
+
+
+class ShardBuffers:
+    """A model's buffers, as every shard of a step finds them, and as the first one leaves them."""
+
+    def __init__(self, buffers: list[Tensor]) -> None:
+        self._buffers = buffers
+        self._before = [torch.empty_like(buffer) for buffer in buffers]
+        self._after_first = [torch.empty_like(buffer) for buffer in buffers]
+        self._num_opened = 0
+        self._has_several = False
+
+    def start(self, num_micro_batches: int) -> None:
+        """A step begins, of so many micro-batches."""
+        self._num_opened = 0
+        self._has_several = num_micro_batches > 1 and bool(self._buffers)
+        if self._has_several:
+            torch._foreach_copy_(self._before, self._buffers)
+
+    def open_shard(self) -> None:
+        """A shard begins: with the buffers of the step's beginning."""
+        if self._has_several and self._num_opened == 1:
+            torch._foreach_copy_(self._after_first, self._buffers)
+        if self._has_several and self._num_opened > 0:
+            torch._foreach_copy_(self._buffers, self._before)
+        self._num_opened += 1
+
+    def finish(self) -> None:
+        """All shards of this rank are done: what counts is what the first one made."""
+        if self._has_several and self._num_opened > 1:
+            torch._foreach_copy_(self._buffers, self._after_first)
