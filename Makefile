@@ -29,7 +29,10 @@ test: check ## everything that must pass before a change lands
 bench: .venv/ready ## the engine's step against a hand-written loop
 	$(BIN)/python benchmarks/step.py
 
+soak-exact: .venv/ready ## hundreds of random kills and resumes, compared bit for bit
+	$(BIN)/python -m tests.schedules --count 300
+
 clean: ## remove what the targets above made
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check test bench clean
+.PHONY: help setup demo check test bench soak-exact clean

@@ -102,6 +102,17 @@ class Normalised(Classify):
         return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).double()
 
 
+class Everything(Classify):
+    """BatchNorm, dropout and single precision: whatever could differ in the last bit."""
+
+    def model(self) -> nn.Module:
+        dropout = nn.Dropout(self.config.model.dropout)
+        return nn.Sequential(nn.Linear(6, 24), nn.BatchNorm1d(24), nn.ReLU(), dropout, nn.Linear(24, 2))
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        return super().loss(model, (batch[0].float(), batch[1]))
+
+
 def make_config(
     *,
     batch_size: int = 8,

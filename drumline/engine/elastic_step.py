@@ -72,8 +72,10 @@ class ElasticStep(TrainStep):
             if micro.ends_part:
                 self._gradients.close_shard(shard, plan.num_parts)
             self._measure(loss, micro)
-        self._agree_on_the_loss()
+        # From here on every rank calls the same collectives in the same order; gradients came first, since most ranks
+        # have been sending them all along.
         self._gradients.finish(plan.num_parts)
+        self._agree_on_the_loss()
         self._shard_buffers.finish()
         broadcast_buffers(self._buffers)
         self._update(self._weight_correction(weights, plan))

@@ -1,0 +1,95 @@
+"""Ends a rank with -9 at a chosen point of a run: in which step, at what, and on which rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drumline.checkpoint import disk, store
+from drumline.config.schema import Config
+from drumline.data import loader
+from drumline.engine import evaluate, loop, saving
+from drumline.engine.loop import Loop
+from drumline.engine.step import TrainStep
+from drumline.tasks.base import Task
+from tests.jobs import train_here
+
+IN_A_STEP = ("data", "forward", "backward", "optimizer", "stepped")
+AT_A_SAVE = ("gather", "write", "rename", "prune", "saved")
+AT_AN_EPOCH_END = ("evaluation",)
+PHASES = (*IN_A_STEP, *AT_A_SAVE, *AT_AN_EPOCH_END)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`after`: how many times that point is passed in the step before the one that is the last."""
+
+    phase: str
+    step: int
+    rank: int
+    after: int = 0
+
+
+def die_at(fault: Fault, config: Config, task: type[Task], run: Path) -> None:
+    """Train, and die there; every rank runs this, and one of them dies."""
+    if int(os.environ["RANK"]) == fault.rank:
+        _install(fault)
+    train_here(config, task, run)
+
+
+def _install(fault: Fault) -> None:
+    state = {"step": 0, "left": fault.after}
+    steps_done = fault.step - 1 if fault.phase in IN_A_STEP[:4] else fault.step
+
+    def die_if_due() -> None:
+        if state["step"] != steps_done:
+            return
+        if state["left"] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        state["left"] -= 1
+
+    def watch_steps(take_step: Callable[..., None]) -> Callable[..., None]:
+        def watched(self: Loop, *args: Any) -> None:
+            state["step"] = self.progress.step
+            take_step(self, *args)
+            state["step"] = self.progress.step
+            if fault.phase == "stepped":
+                die_if_due()
+
+        return watched
+
+    def before(function: Callable[..., Any]) -> Callable[..., Any]:
+        def dying(*args: Any, **options: Any) -> Any:
+            die_if_due()
+            return function(*args, **options)
+
+        return dying
+
+    def behind(function: Callable[..., Any]) -> Callable[..., Any]:
+        def dying(*args: Any, **options: Any) -> Any:
+            result = function(*args, **options)
+            die_if_due()
+            return result
+
+        return dying
+
+    Loop.take_step = watch_steps(Loop.take_step)  # type: ignore[method-assign]
+    places: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+        "data": (loader, "to_device", before),
+        "forward": (TrainStep, "_forward", behind),
+        "backward": (TrainStep, "_backward", behind),
+        "optimizer": (TrainStep, "_update", behind),
+        "gather": (saving, "gather_tensors", before),
+        "write": (disk, "write_file", behind),
+        "rename": (store, "_put_in_place", behind),
+        "prune": (saving, "prune", before),
+        "saved": (loop, "save", behind),
+        "evaluation": (evaluate, "_sum_batches", behind),
+    }
+    if fault.phase in places:
+        where, name, wrapped = places[fault.phase]
+        setattr(where, name, wrapped(getattr(where, name)))

@@ -1,0 +1,170 @@
+"""`--train.exact elastic`: the same bits on any number of ranks, and the right ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from drumline.config.schema import Config, DistConfig, OptimConfig
+from drumline.engine.job import build_job
+from drumline.engine.loop import make_step
+from drumline.manager import DDPManager
+from drumline.tasks.base import Loss, Task
+from tests.faults import Fault, die_at
+from tests.jobs import (
+    Classify,
+    Everything,
+    WeighTokens,
+    make_config,
+    newest,
+    train_here,
+    train_on,
+)
+from tests.multiproc.test_parity import OPTIM, full_batch_weights
+from tests.ranks import RanksFailed, run_ranks
+from tests.schedules import digest
+
+
+class TwoTypes(Classify):
+    """Half of the network in double precision: gradients of two types, in several small buckets."""
+
+    def model(self) -> nn.Module:
+        return Mixed()
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(6, 50).double()
+        self.narrow = nn.Linear(50, 2)
+        self.register_buffer("flags", torch.tensor([True, False]))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.narrow(self.wide(inputs).tanh().float())
+        return scores
+
+
+class Specialised(Classify):
+    """One of its layers is for some batches only, another for none."""
+
+    def model(self) -> nn.Module:
+        return nn.ModuleDict({name: nn.Linear(6, 2).double() for name in ("always", "seldom", "never")})
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        inputs, targets = batch
+        layers = model if isinstance(model, nn.ModuleDict) else model.module
+        assert isinstance(layers, nn.ModuleDict)
+        scores = layers["always"](inputs)
+        if inputs[0, 0] > 0.5:
+            scores = scores + layers["seldom"](inputs)
+        return Loss(nn.functional.cross_entropy(scores, targets, reduction="sum"))
+
+
+def elastic(*, shards: int = 4, dist: DistConfig | None = None, **settings: Any) -> Config:
+    config = make_config(exact="elastic", shards=shards, **settings)
+    return replace(config, dist=dist or DistConfig(bucket_cap_mb=0.0005))
+
+
+ADAM = OptimConfig(name="adamw", lr=0.01, weight_decay=0.1, schedule="cosine", warmup_steps=2, clip_norm=0.7)
+
+
+@pytest.mark.parametrize(
+    ("task", "settings"),
+    [
+        (Everything, {"batch_size": 32, "samples": 70, "accumulate": 2, "dropout": 0.3, "augment": True}),
+        (Everything, {"batch_size": 24, "samples": 70, "shards": 6, "micro_batch_size": 3, "dropout": 0.3}),
+        (WeighTokens, {"accumulate": 2}),
+        (TwoTypes, {"batch_size": 10, "shards": 5}),
+        (Specialised, {"dist": DistConfig(find_unused_parameters=True), "epochs": 1}),
+    ],
+)
+def test_any_number_of_ranks_trains_the_same_bits(
+    tmp_path: Path, task: type[Task], settings: dict[str, Any]
+) -> None:
+    config = elastic(optim=ADAM, **settings)
+    digests = {}
+    for world_size in (1, 2, 3, 4):
+        train_on(world_size, config, task, tmp_path / str(world_size))
+        digests[world_size] = digest(tmp_path / str(world_size))
+    assert len(set(digests.values())) == 1, digests
+
+
+@pytest.mark.parametrize("task", [Classify, WeighTokens])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_it_trains_like_one_process_on_the_full_batch(
+    tmp_path: Path, task: type[Task], world_size: int
+) -> None:
+    config = elastic(accumulate=2, optim=OPTIM)
+    train_on(world_size, config, task, tmp_path)
+    expected = full_batch_weights(config, task)
+    for name, tensor in newest(tmp_path).tensors["model"].items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_dropout_differs_between_shards_and_steps(tmp_path: Path) -> None:
+    """Each shard draws its own: not the same mask again and again."""
+    masks = run_ranks(2, masks_of_two_steps)
+    assert len({mask for of_rank in masks for mask in of_rank}) == 2 * 2 * 2
+
+
+def masks_of_two_steps() -> list[str]:
+    config = elastic(batch_size=8, samples=16)
+    masks = []
+
+    class Masked(Classify):
+        def loss(self, model: nn.Module, batch: Any) -> Loss:
+            masks.append(str(torch.rand(8).tolist()))
+            return super().loss(model, batch)
+
+    with DDPManager() as ddp:
+        job = build_job(config, Masked(config), ddp)
+        take_step = make_step(job, config)
+        for step in job.loader.steps():
+            take_step(step)
+    return masks
+
+
+def test_a_resume_just_before_a_batch_that_is_too_small_for_all_ranks(tmp_path: Path) -> None:
+    """The first step of this process is one in which the last rank has nothing: it still knows what to send."""
+    config = elastic(batch_size=32, samples=70, epochs=1, checkpoint=None)
+    config = replace(config, checkpoint=replace(config.checkpoint, every_steps=1))
+    with pytest.raises(RanksFailed):
+        run_ranks(4, die_at, Fault("saved", 2, 0), config, WeighedPoints, tmp_path / "killed")
+    assert train_on(4, config, WeighedPoints, tmp_path / "killed").step == 3
+    train_on(1, config, WeighedPoints, tmp_path / "whole")
+    assert digest(tmp_path / "killed") == digest(tmp_path / "whole")
+
+
+class WeighedPoints(Everything):
+    """With a weight, which a rank without samples has never seen."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        loss = super().loss(model, batch)
+        return Loss(loss.total, weight=batch[0][:, 0].abs().sum(), metrics=loss.metrics)
+
+
+def test_a_parameter_without_a_gradient_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(2, train_here, elastic(), Specialised, tmp_path)
+    assert any(
+        "the parameter never.weight had no part in the loss of shard" in text
+        or "the parameter seldom.weight had no part in the loss of shard" in text
+        for text in caught.value.errors.values()
+    )
+    assert any("--dist.find_unused_parameters" in text for text in caught.value.errors.values())
+
+
+def test_the_default_mode_on_many_worlds_is_the_same_run_up_to_rounding(tmp_path: Path) -> None:
+    """4 -> 2 -> 3 -> 1 -> 4: the same samples, and losses that agree to many digits with those of one process."""
+    legs = ((4, 1), (2, 2), (3, 3), (1, 4), (4, 5))
+    for world_size, epochs in legs:
+        train_on(world_size, make_config(epochs=epochs, optim=OPTIM), Classify, tmp_path / "legs")
+    train_on(1, make_config(epochs=5, optim=OPTIM), Classify, tmp_path / "whole")
+    for name, tensor in newest(tmp_path / "whole").tensors["model"].items():
+        other = newest(tmp_path / "legs").tensors["model"][name]
+        torch.testing.assert_close(other, tensor, rtol=1e-9, atol=1e-12)

@@ -1,0 +1,36 @@
+"""A slice of the soak: random schedules of kills and resumes end with the bits of a run that nobody interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults import PHASES
+from tests.schedules import References, make_schedule, run_schedule
+
+# As many as give every phase of a run its turn in both modes.
+SLICE = range(2 * len(PHASES))
+
+
+@pytest.fixture(scope="session")
+def references(tmp_path_factory: pytest.TempPathFactory) -> References:
+    return References(tmp_path_factory.mktemp("references"))
+
+
+@pytest.mark.parametrize("number", SLICE)
+def test_killed_and_resumed_it_trains_the_same_bits(
+    tmp_path: Path, number: int, references: References
+) -> None:
+    schedule = make_schedule(number)
+    assert run_schedule(schedule, tmp_path / "run") == references.digest_for(schedule), schedule
+
+
+def test_schedules_cover_what_can_happen() -> None:
+    schedules = [make_schedule(number) for number in range(300)]
+    assert {fault.phase for one in schedules for fault in one.faults} == set(PHASES)
+    assert {one.accumulate for one in schedules} == {1, 2, 3, 4}
+    assert {one.workers for one in schedules} == {0, 2}
+    for exact in ("elastic", "world"):
+        assert {world for one in schedules if one.exact == exact for world in one.worlds} == {1, 2, 3, 4}
+    assert all(len(set(one.worlds)) == 1 for one in schedules if one.exact == "world")

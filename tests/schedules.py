@@ -1,0 +1,174 @@
+"""Random schedules of kills and resumes, each compared bit for bit with a run that nobody interrupted.
+
+    python -m tests.schedules --count 300        (make soak-exact)
+
+A schedule is decided by its number alone. In the elastic mode the numbers of ranks differ from leg to leg and the
+uninterrupted run has one rank; in the default mode all have the same number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from drumline.config.schema import CheckpointConfig, Config, OptimConfig
+from tests.faults import AT_A_SAVE, AT_AN_EPOCH_END, IN_A_STEP, PHASES, Fault, die_at
+from tests.jobs import Everything, make_config, newest, train_on
+from tests.ranks import RanksFailed, run_ranks
+
+SAMPLES, BATCH, EPOCHS = 70, 32, 3
+STEPS_PER_EPOCH = 3  # of 32, 32 and 6 samples: of these 6 the last of four ranks gets none
+STEPS = EPOCHS * STEPS_PER_EPOCH
+SHARDS = 4
+FILES_OF_A_CHECKPOINT = 7
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Legs on so many ranks; each but the last is killed."""
+
+    number: int
+    exact: str
+    worlds: tuple[int, ...]
+    faults: tuple[Fault, ...]
+    accumulate: int
+    workers: int
+    every_steps: int
+
+    def config(self) -> Config:
+        return make_config(
+            batch_size=BATCH,
+            samples=SAMPLES,
+            epochs=EPOCHS,
+            accumulate=self.accumulate,
+            dropout=0.3,
+            augment=True,
+            workers=self.workers,
+            exact=self.exact,
+            shards=SHARDS,
+            optim=OptimConfig(name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=0.7),
+            checkpoint=CheckpointConfig(every_steps=self.every_steps),
+        )
+
+
+def make_schedule(number: int) -> Schedule:
+    """The schedule of that number."""
+    chance = random.Random(number)
+    exact = ("elastic", "world")[number % 2]
+    legs = chance.choice((2, 2, 3))
+    worlds = [chance.choice((1, 2, 3, 4)) for _ in range(legs)]
+    if exact == "world":
+        worlds = [worlds[0]] * legs
+    accumulate, every_steps = chance.choice((1, 2, 3, 4)), chance.choice((1, 2))
+    # Every phase gets its turn; the later legs of a schedule are killed later.
+    phases = [PHASES[(number // 2 + leg) % len(PHASES)] for leg in range(legs - 1)]
+    steps = sorted(chance.sample(range(1, STEPS), legs - 1))
+    faults = [
+        _fault(phase, step, world, accumulate, every_steps, chance)
+        for phase, step, world in zip(phases, steps, worlds, strict=False)
+    ]
+    workers = chance.choice((0, 0, 2))
+    return Schedule(number, exact, tuple(worlds), tuple(faults), accumulate, workers, every_steps)
+
+
+def _fault(
+    phase: str, step: int, world_size: int, accumulate: int, every_steps: int, chance: random.Random
+) -> Fault:
+    rank = chance.randrange(world_size)
+    if phase in AT_AN_EPOCH_END:
+        return Fault(phase, -(-step // STEPS_PER_EPOCH) * STEPS_PER_EPOCH, rank)
+    if phase in AT_A_SAVE:
+        step = -(-step // every_steps) * every_steps
+        of_any = phase in ("gather", "saved")
+        after = chance.randrange(FILES_OF_A_CHECKPOINT) if phase == "write" else 0
+        return Fault(phase, step, rank if of_any else 0, after)
+    in_micro_batches = phase in IN_A_STEP[:3]
+    if step % STEPS_PER_EPOCH == 0:  # the short batch: only rank 0 is sure to have some of it
+        return Fault(phase, step, 0)
+    return Fault(phase, step, rank, chance.randrange(accumulate) if in_micro_batches else 0)
+
+
+def run_schedule(schedule: Schedule, run: Path) -> str:
+    """All legs of a schedule; returns the digest of what it trained."""
+    config = schedule.config()
+    for world_size, fault in zip(schedule.worlds, schedule.faults, strict=False):
+        try:
+            run_ranks(world_size, die_at, fault, config, Everything, run)
+        except RanksFailed as failed:
+            if failed.errors.get(fault.rank) != "the process ended without a word":
+                raise
+        else:
+            raise AssertionError(f"nothing was killed by {fault}")
+    train_on(schedule.worlds[-1], config, Everything, run)
+    return digest(run)
+
+
+def digest(run: Path) -> str:
+    """SHA-256 of weights, optimizer and progress of a run's last checkpoint."""
+    found = newest(run)
+    whole = hashlib.sha256()
+    for file in ("model", "optimizer"):
+        for name, tensor in sorted(found.tensors[file].items()):
+            whole.update(f"{file} {name} {tensor.dtype} {list(tensor.shape)}".encode())
+            whole.update(tensor.contiguous().numpy().tobytes())
+    progress = {name: found.documents["progress"][name] for name in ("step", "cursor")}
+    whole.update(json.dumps([progress, found.documents["optimizer"]], sort_keys=True).encode())
+    return whole.hexdigest()
+
+
+class References:
+    """Digests of the runs that nobody interrupted, each made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._digests: dict[str, str] = {}
+
+    def digest_for(self, schedule: Schedule) -> str:
+        world_size = 1 if schedule.exact == "elastic" else schedule.worlds[0]
+        name = f"{schedule.exact}-{world_size}-{schedule.accumulate}"
+        if name not in self._digests:
+            whole = Schedule(0, schedule.exact, (world_size,), (), schedule.accumulate, 0, 0)
+            self._digests[name] = run_schedule(whole, self._folder / name)
+        return self._digests[name]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=300, help="how many schedules [300]")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first [0]")
+    options = parser.parse_args()
+    started, results = time.monotonic(), Counter[tuple[str, str]]()
+    kills = Counter[str]()
+    with tempfile.TemporaryDirectory(prefix="drumline-soak-") as folder:
+        references = References(Path(folder))
+        for number in range(options.first, options.first + options.count):
+            schedule = make_schedule(number)
+            same = run_schedule(schedule, Path(folder) / str(number)) == references.digest_for(schedule)
+            results[schedule.exact, "same" if same else "different"] += 1
+            kills.update(fault.phase for fault in schedule.faults)
+            if not same:
+                print(f"different: {schedule}", flush=True)
+            if sys.stdout.isatty() or number % 20 == 19:
+                print(f"{number + 1 - options.first} of {options.count}", flush=True)
+    minutes = (time.monotonic() - started) / 60
+    for exact in ("elastic", "world"):
+        print(
+            f"{exact:<8} {results[exact, 'same']:>4} schedules the same, {results[exact, 'different']} different"
+        )
+    print(f"kills    {', '.join(f'{phase} {kills[phase]}' for phase in PHASES)}")
+    print(f"time     {minutes:.0f} min")
+    return int(any(kind == "different" for _, kind in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
