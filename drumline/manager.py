@@ -65,6 +65,7 @@ class DDPManager:
         self._store: dist.Store | None = None
         self._wrapped: nn.Module | None = None
         self._smallest_batch: int | None = None
+        self._in_shards = False
 
     def setup(self) -> bool:
         """Collective: take this rank's device, meet the other ranks, seed. False: there are none, and that is fine."""
@@ -244,6 +245,7 @@ class DDPManager:
             micro_batch_size=micro_batch_size,
             shards=shards,
         )
+        self._in_shards = shards is not None
         self._smallest_batch = min(
             micro_batch_size or batch_size, batch_size // max(1, sharing.parts * accumulate)
         )
@@ -252,10 +254,12 @@ class DDPManager:
 
     def _warn_about_small_batches(self) -> None:
         """Once both the model and the batch are known, in whichever order they came."""
-        if self._wrapped is None or self._smallest_batch is None or self.world_size == 1 or self.rank != 0:
+        if self._wrapped is None or self._smallest_batch is None or self.rank != 0:
+            return
+        if self.world_size == 1 and not self._in_shards:
             return
         if warning := small_batch_warning(
-            unwrap_model(self._wrapped), batch_size_per_rank=self._smallest_batch
+            unwrap_model(self._wrapped), batch_size=self._smallest_batch, in_shards=self._in_shards
         ):
             log.warning(warning)
             self._smallest_batch = None

@@ -76,15 +76,16 @@ def has_batchnorm(model: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
-def small_batch_warning(model: nn.Module, *, batch_size_per_rank: int) -> str | None:
+def small_batch_warning(model: nn.Module, *, batch_size: int, in_shards: bool) -> str | None:
     """What to tell a user whose BatchNorm sees too few samples at once, if that is so."""
     layers = [name for name, module in model.named_modules() if _has_own_statistics(module)]
-    if not layers or batch_size_per_rank >= SMALL_BATCH:
+    if not layers or batch_size >= SMALL_BATCH:
         return None
+    advice = "fewer shards" if in_shards else "--dist.sync_batchnorm on GPUs"
     return (
-        f"BatchNorm ({layers[0]} and {len(layers) - 1} more) sees {batch_size_per_rank} samples at a time "
-        f"on each rank, fewer than {SMALL_BATCH}: its statistics will be noisy. "
-        "Use --dist.sync_batchnorm on GPUs, a larger batch, or fewer micro-batches"
+        f"BatchNorm ({layers[0]} and {len(layers) - 1} more) sees {batch_size} samples at a time "
+        f"{'in each shard' if in_shards else 'on each rank'}, fewer than {SMALL_BATCH}: its statistics will be noisy. "
+        f"Use {advice}, a larger batch, or fewer micro-batches"
     )
 
 

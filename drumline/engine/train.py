@@ -18,7 +18,7 @@ from drumline.config.schema import Config
 from drumline.config.write import to_toml
 from drumline.data.plan import Cursor, plan_step
 from drumline.distributed.collectives import gather_json
-from drumline.distributed.determinism import machine_facts
+from drumline.distributed.determinism import machine_facts, told_of_refused_kernels
 from drumline.distributed.failure import summary
 from drumline.engine.batch import choose_batch
 from drumline.engine.job import Job, build_job, count_steps, flat
@@ -93,7 +93,8 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
             facts=_facts(request, job),
             total_steps=total_steps,
         )
-        loop.run()
+        with told_of_refused_kernels():
+            loop.run()
         _report_end(reporter, request, loop)
 
 
