@@ -1,0 +1,108 @@
+"""The same bits on a GPU: `--train.deterministic` after a kill, `--train.exact elastic` on any number of ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drumline.config.schema import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    DistConfig,
+    LogConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+)
+from drumline.data.loader import Step
+from drumline.engine.loop import Loop
+from drumline.engine.saving import Progress
+from drumline.engine.step import TrainStep
+from drumline.engine.train import Request, train
+from drumline.manager import DDPManager
+from drumline.tasks.load import load_task
+from tests.jobs import assert_same_bits, newest
+from tests.ranks import RanksFailed, run_ranks
+from tests.schedules import digest
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+def make(
+    name: str, *, precision: str = "fp32", backend: str = "auto", steps: int = 9, **settings: Any
+) -> Config:
+    models = {
+        "digits": ModelConfig(name="mini_resnet", widths=(16, 32), dropout=0.2),
+        "text": ModelConfig(name="gpt", layers=2, width=64, heads=4, context=64, dropout=0.2),
+    }
+    return Config(
+        model=models[name],
+        data=DataConfig(name={"digits": "digits", "text": "tokens"}[name], augment=name == "digits"),
+        optim=OptimConfig(name="adamw", lr=1e-3, clip_norm=1.0, schedule="cosine"),
+        train=TrainConfig(steps=steps, batch_size=32, precision=precision, deterministic=True, **settings),
+        dist=DistConfig(backend=backend),
+        checkpoint=CheckpointConfig(every_steps=2, keep_last=10),
+        log=LogConfig(every_steps=4, display="none"),
+    )
+
+
+def train_one(name: str, config: Config, run: Path, *, die_in_step: int | None = None) -> str | None:
+    """Train as a rank whose GPU is number 0, as if every rank had a machine of its own."""
+    os.environ["LOCAL_RANK"] = "0"
+    os.environ["LOCAL_WORLD_SIZE"] = "1"
+    if die_in_step is not None:
+        take_step = Loop.take_step
+
+        def die(self: Loop, train_step: TrainStep, step: Step) -> None:
+            take_step(self, train_step, step)
+            if self.progress.step == die_in_step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        Loop.take_step = die  # type: ignore[method-assign]
+    task = load_task(name)
+    ddp = DDPManager(seed=0, backend=config.dist.backend, deterministic=config.train.deterministic)
+    ddp.setup()
+    try:
+        train(Request(name, config, run, False, (name,)), task, ddp, Progress())
+        return ddp.backend
+    finally:
+        ddp.cleanup()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", ["digits", "text"])
+def test_killed_and_resumed_is_bit_identical(tmp_path: Path, name: str, precision: str) -> None:
+    config = make(name, precision=precision, accumulate=2)
+    run_ranks(1, train_one, name, config, tmp_path / "whole")
+    with pytest.raises(RanksFailed, match="ended without a word"):
+        run_ranks(1, kill_one, name, config, tmp_path / "killed")
+    run_ranks(1, train_one, name, config, tmp_path / "killed")
+    assert_same_bits(newest(tmp_path / "whole"), newest(tmp_path / "killed"))
+
+
+def kill_one(name: str, config: Config, run: Path) -> None:
+    train_one(name, config, run, die_in_step=5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", ["digits", "text"])
+def test_elastic_is_bit_identical_on_one_two_and_three_ranks(
+    tmp_path: Path, name: str, precision: str
+) -> None:
+    """NCCL does not let ranks share a GPU, so several of them talk through gloo here."""
+    config = make(name, precision=precision, exact="elastic", shards=4, accumulate=2, backend="gloo", steps=5)
+    digests = {}
+    for world_size in (1, 2, 3):
+        run = tmp_path / str(world_size)
+        run_ranks(world_size, train_one, name, config, run)
+        digests[f"{world_size} over gloo"] = digest(run)
+    nccl = make(name, precision=precision, exact="elastic", shards=4, accumulate=2, backend="nccl", steps=5)
+    assert run_ranks(1, train_one, name, nccl, tmp_path / "nccl") == ["nccl"]
+    digests["1 over nccl"] = digest(tmp_path / "nccl")
+    assert len(set(digests.values())) == 1, digests
