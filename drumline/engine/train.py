@@ -24,6 +24,7 @@ from drumline.engine.output import divert_output
 from drumline.engine.reporting import open_reporter
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
 from drumline.engine.saving import Progress, find_newest, restore
+from drumline.engine.stream_check import check_streams
 from drumline.engine.warm_up import warm_up
 from drumline.errors import CheckpointError
 from drumline.launch.commands import resume_command, two_node_command
@@ -73,6 +74,8 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
         _report_start(reporter, request, job, total_steps)
         if resumed is not None:
             _report_resume(reporter, resumed, _facts(request, job), is_finished=progress.step >= total_steps)
+        if progress.step < total_steps:
+            check_streams(job)
         warm_up(job, static_graph=request.config.dist.static_graph)
         loop = Loop(
             job=job,
@@ -133,7 +136,7 @@ def _write_down(request: Request, folder: RunFolder, ddp: DDPManager) -> None:
 
 
 def _report_start(reporter: Reporter, request: Request, job: Job, total_steps: int) -> None:
-    train, world_size = request.config.train, job.ddp.world_size
+    train, world_size, per_epoch = request.config.train, job.ddp.world_size, job.loader.steps_per_epoch
     reporter.report(
         "start",
         task=request.task,
@@ -143,13 +146,13 @@ def _report_start(reporter: Reporter, request: Request, job: Job, total_steps: i
         backend=job.ddp.backend,
         model_parameters=sum(parameter.numel() for parameter in job.model.parameters()),
         train_samples=job.loader.num_samples,
-        eval_samples=job.eval_loader.num_samples if job.eval_loader else 0,
+        eval_samples=0 if job.eval_loader is None else job.eval_loader.num_samples,
         batch_size=job.batch_size,
         batch_size_per_rank=job.batch_size / world_size,
         accumulate=train.accumulate,
         precision=train.precision,
         lr=job.peak_lr,
-        epochs=train.epochs or -(-total_steps // job.loader.steps_per_epoch),
+        epochs=train.epochs or (per_epoch and -(-total_steps // per_epoch)),
         total_steps=total_steps,
     )
 
