@@ -48,7 +48,7 @@ class NoLengthError(UsageError, TypeError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"how long the stream {name} is is not known", next_step="count the batches while you take them"
+            f"the length of the stream {name} is not known", next_step="count the batches while you take them"
         )
 
 

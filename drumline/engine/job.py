@@ -102,7 +102,7 @@ def count_steps(job: Job, train: TrainConfig, *, step: int, cursor: Cursor) -> i
         return train.steps
     if isinstance(job.loader, StreamLoader):
         raise UsageError(
-            f"how long the stream {job.loader.name} is is not known, so epochs do not say how long to train",
+            f"the length of the stream {job.loader.name} is not known, so epochs do not say how long to train",
             next_step="give --train.steps",
         )
     epochs_left = (train.epochs or 1) - cursor.epoch

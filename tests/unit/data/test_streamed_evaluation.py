@@ -80,7 +80,7 @@ def test_how_many_there_are_is_known_when_all_are_read() -> None:
     loader = make(Numbers(11))
     assert loader.num_samples is None
     for ask in (lambda: loader.num_batches, lambda: len(loader)):
-        with pytest.raises(UsageError, match="how long the stream Numbers is is not known"):
+        with pytest.raises(UsageError, match="the length of the stream Numbers is not known"):
             ask()
     list(loader)
     assert (loader.num_samples, loader.num_batches) == (11, 3)

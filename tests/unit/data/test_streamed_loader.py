@@ -15,10 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
+from drumline.data.dealt import DealtReader
 from drumline.data.loaders import make_loader
+from drumline.data.own_stream import OwnPlace, OwnReader
 from drumline.data.plan import Cursor, Sharing
+from drumline.data.streamed import Ask, ReadStep
 from drumline.data.streamed_loader import StreamLoader
+from drumline.data.transfer import pin
 from drumline.errors import CheckpointError, DataError, UsageError
+from drumline.manager import DDPManager
 
 CPU = torch.device("cpu")
 # Python 3.12 warns about every fork of a process with threads; torch's worker processes are forked.
@@ -225,7 +230,7 @@ def test_a_step_that_is_given_up_half_way_is_handed_out_again_as_it_was(kind: ty
 def test_the_length_is_not_known() -> None:
     loader = make(Numbers(7))
     assert loader.num_samples is loader.steps_per_epoch is None
-    with pytest.raises(UsageError, match="how long the stream Numbers is is not known") as caught:
+    with pytest.raises(UsageError, match="the length of the stream Numbers is not known") as caught:
         len(loader)
     assert "count the batches" in str(caught.value)
     assert len(list(loader)) == 2  # `list` asks for the length first
@@ -318,6 +323,31 @@ def test_a_step_must_be_taken_whole() -> None:
 def test_sizes_are_checked_as_for_any_dataset() -> None:
     with pytest.raises(UsageError, match="a global batch of 2 cannot be shared by 4 ranks"):
         make(Numbers(10), batch_size=2, world_size=4)
+
+
+def test_an_answer_survives_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)  # pinning itself needs a GPU
+    sharing = Sharing(batch_size=6, rank=0, world_size=1)
+    for reader, opening in (
+        (DealtReader(Noisy(), sharing=sharing, seed=4), Cursor()),
+        (OwnReader(Counting(), sharing=sharing, seed=4), OwnPlace()),
+    ):
+        answer = reader[Ask(opening)]
+        assert isinstance(answer, ReadStep)
+        pinned = pin(answer)
+        assert (type(pinned), pinned.plan) == (ReadStep, answer.plan)
+        assert type(pinned.state) is type(answer.state)
+        assert_same(answer.batches, pinned.batches)
+
+
+def test_a_loop_of_the_users_own_gets_it_from_the_manager() -> None:
+    with DDPManager() as ddp:
+        loader = ddp.loader(Numbers(7), batch_size=4)
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6]]
+        assert [batch.tolist() for batch in ddp.loader(Numbers(3), batch_size=2, train=False)] == [
+            [0, 1],
+            [2],
+        ]
 
 
 # Streams that keep their own place
