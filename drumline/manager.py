@@ -21,8 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drumline.data.evaluation_loader import EvaluationLoader
-from drumline.data.loader import Loader
+from drumline.data.loaders import make_evaluation_loader, make_loader
 from drumline.data.plan import Sharing
 from drumline.distributed.agree import check_same_weights
 from drumline.distributed.collectives import all_sum
@@ -234,7 +233,7 @@ class DDPManager:
             "collate": collate,
         }
         if not train:
-            return EvaluationLoader(
+            return make_evaluation_loader(
                 dataset, batch_size=batch_size, rank=self.rank, world_size=self.world_size, **loading
             )
         sharing = Sharing(
@@ -250,7 +249,7 @@ class DDPManager:
             micro_batch_size or batch_size, batch_size // max(1, sharing.parts * accumulate)
         )
         self._warn_about_small_batches()
-        return Loader(dataset, sharing=sharing, seed=self._seed, **loading)
+        return make_loader(dataset, sharing=sharing, seed=self._seed, **loading)
 
     def _warn_about_small_batches(self) -> None:
         """Once both the model and the batch are known, in whichever order they came."""

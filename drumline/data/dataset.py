@@ -1,4 +1,5 @@
-"""What a dataset has to offer: whole batches (`BatchDataset`), or samples by index (any map-style dataset).
+"""What a dataset has to offer: whole batches (`BatchDataset`), samples by index (any map-style dataset), or samples
+one after another (a stream).
 
 The built-in datasets hand out whole batches, because a Python call for each sample is what limits a fast
 step.
@@ -10,7 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from drumline.data.draws import Draws
 from drumline.errors import DataError, UsageError
@@ -44,13 +45,40 @@ def checked_length(dataset: Any) -> int:
     if missing:
         raise UsageError(
             f"{name} cannot be used as a dataset: it has no {' and no '.join(missing)}",
-            next_step="give it __len__(self) and __getitem__(self, index), or __len__ and batch(self, indices, draws); "
-            "a stream without a length cannot be shared out so that each sample is seen exactly once",
+            next_step="give it __len__(self) and __getitem__(self, index), or __len__ and batch(self, indices, draws), "
+            "or for a stream __iter__(self)",
         )
     length = len(dataset)
     if length == 0:
         raise DataError(f"the dataset {name} is empty", next_step="check the path and the split it reads")
     return length
+
+
+def is_stream(dataset: object) -> bool:
+    """Whether its samples can only be read one after another."""
+    if isinstance(dataset, IterableDataset):
+        return True
+    return hasattr(type(dataset), "__iter__") and not (makes_batches(dataset) or _has_getitem(dataset))
+
+
+def is_resumable(stream: object) -> bool:
+    """Whether a stream keeps its own place, and can be put back there."""
+    return all(callable(getattr(stream, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def check_stream(stream: object) -> None:
+    """Refuse what looks like a stream of samples and is none."""
+    name = type(stream).__name__
+    if isinstance(stream, DataLoader):
+        raise UsageError(
+            f"{name} makes batches, but a stream of samples is needed",
+            next_step="give the dataset that it reads: batches and workers are made here",
+        )
+    if hasattr(type(stream), "__next__") and not is_resumable(stream):
+        raise UsageError(
+            f"the {name} can be read only once, but every epoch reads its stream from the beginning",
+            next_step="give an object whose __iter__ starts anew each time, such as a torch IterableDataset",
+        )
 
 
 def _has_getitem(dataset: object) -> bool:

@@ -44,10 +44,7 @@ class EvaluationLoader:
         prefetch_factor: int = 2,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise UsageError(
-                f"evaluation batches cannot have {batch_size} samples", next_step="set it to 1 or more"
-            )
+        check_batch_size(batch_size)
         # The seed matters only to a dataset whose samples are random even in evaluation: they are the same
         # each time.
         fetch = Fetch(dataset, seed=0, collate=collate)
@@ -85,3 +82,11 @@ class EvaluationLoader:
     def close(self) -> None:
         """End the worker processes."""
         self._stream.close()
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Refuse a batch of nothing."""
+    if batch_size < 1:
+        raise UsageError(
+            f"evaluation batches cannot have {batch_size} samples", next_step="set it to 1 or more"
+        )

@@ -50,14 +50,14 @@ class Fetch(Dataset[Any]):
         draws = Draws(self._seed, request.epoch, indices)
         if self._makes_batches:
             return self.dataset.batch(indices, draws if request.shuffled else None)
-        with _generators_put_back():
+        with generators_put_back():
             return self._collate(self._samples(draws))
 
     def _samples(self, draws: Draws) -> list[Any]:
         seeds = draws.bits(1, stream=_SAMPLE_SEEDS)[:, 0].tolist()
         samples = []
         for index, seed in zip(draws.indices.tolist(), seeds, strict=True):
-            _seed_generators(seed)
+            seed_generators(seed)
             try:
                 samples.append(self.dataset[index])
             except Exception as error:
@@ -66,7 +66,8 @@ class Fetch(Dataset[Any]):
         return samples
 
 
-def _seed_generators(seed: int) -> None:
+def seed_generators(seed: int) -> None:
+    """Seed the global generators of torch, numpy and `random` for what a dataset does next."""
     # Not torch.manual_seed: that would also reset the generators of the GPUs, which belong to the model.
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
@@ -74,7 +75,8 @@ def _seed_generators(seed: int) -> None:
 
 
 @contextmanager
-def _generators_put_back() -> Iterator[None]:
+def generators_put_back() -> Iterator[None]:
+    """Afterwards the global generators are as they were."""
     states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
     try:
         yield

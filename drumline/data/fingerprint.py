@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from drumline.data.dataset import is_resumable, is_stream
 from drumline.data.fetch import Fetch, Request
 
 _NUM_SAMPLES = 4
 
 
 def fingerprint(dataset: Any) -> str:
-    """The number of samples, and a hash of a few of them."""
+    """The number of samples, and a hash of a few of them. A stream is not read for this: only what it is."""
+    if is_stream(dataset):
+        return f"a {'resumable ' if is_resumable(dataset) else ''}stream, {type(dataset).__qualname__}"
     fetch = Fetch(dataset, seed=0, collate=_as_it_is)
     spread = np.linspace(0, fetch.length - 1, num=min(_NUM_SAMPLES, fetch.length)).astype(np.int64)
     digest = hashlib.blake2b(digest_size=8)
@@ -28,11 +31,12 @@ def fingerprint(dataset: Any) -> str:
 def _sample_hash(fetch: Fetch, index: int) -> bytes:
     """Of what is in the sample; or nothing, if it is not the same twice (a dataset with a generator of its
     own): ranks that have the same such dataset must not be told that it differs."""
-    first, second = (_hash(fetch[Request(0, index, index + 1, shuffled=False)]) for _ in range(2))
+    first, second = (content_hash(fetch[Request(0, index, index + 1, shuffled=False)]) for _ in range(2))
     return first if first == second else b""
 
 
-def _hash(sample: Any) -> bytes:
+def content_hash(sample: Any) -> bytes:
+    """The same for samples of the same content, in any process."""
     digest = hashlib.blake2b()
     for piece in _pieces(sample):
         digest.update(len(piece).to_bytes(8, "little") + piece)

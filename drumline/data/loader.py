@@ -60,7 +60,7 @@ class Loader:
         prefetch_factor: int = 2,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        _check_sizes(sharing)
+        check_sizes(sharing)
         fetch = Fetch(dataset, seed=seed, collate=collate)
         self.steps_per_epoch = -(-fetch.length // sharing.batch_size)
         self.num_samples = fetch.length
@@ -91,6 +91,12 @@ class Loader:
                 next_step="resume with the dataset that the run began with, or start a new run",
             )
         self._cursor = cursor
+
+    def state_dict(self) -> None:
+        """Nothing: the cursor says it all. Only a stream with a state of its own has more to save."""
+
+    def load_state_dict(self, state: None) -> None:
+        """Nothing to do: see `state_dict`."""
 
     def __len__(self) -> int:
         """Micro-batches in one whole epoch; the same on every rank."""
@@ -157,7 +163,8 @@ def _requests(
             return
 
 
-def _check_sizes(sharing: Sharing) -> None:
+def check_sizes(sharing: Sharing) -> None:
+    """Refuse a batch that cannot be cut up as it should."""
     size, world_size, shards = sharing.batch_size, sharing.world_size, sharing.shards
     if size < sharing.parts:
         what = f"shared by {world_size} ranks" if shards is None else f"cut into {shards} shards"

@@ -12,18 +12,23 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from drumline.data.fetch import Fetch, Request
 from drumline.data.transfer import pin
 from drumline.data.workers import end_workers, leave_signals_to_the_rank, told_of_dead_workers
 
 
 class Stream:
-    """Answers a sequence of requests, one batch for each; one sequence at a time."""
+    """Answers a sequence of requests, one batch for each; one sequence at a time. `fetch[request]` makes a batch."""
 
     def __init__(
-        self, fetch: Fetch, *, workers: int, pin_memory: bool, persistent_workers: bool, prefetch_factor: int
+        self,
+        fetch: Dataset[Any],
+        *,
+        workers: int,
+        pin_memory: bool,
+        persistent_workers: bool,
+        prefetch_factor: int,
     ) -> None:
         self.outlives_a_sequence = workers == 0 or persistent_workers
         self._fetch = fetch
@@ -35,7 +40,7 @@ class Stream:
         self._running: list[Any] = []
         weakref.finalize(self, end_workers, self._running, os.getpid())
 
-    def batches(self, requests: Iterable[Request]) -> Iterator[Any]:
+    def batches(self, requests: Iterable[Any]) -> Iterator[Any]:
         """The answer to each request. A sequence that was not finished is given up."""
         if self._workers == 0:
             return self._batches_made_here(requests)
@@ -52,7 +57,7 @@ class Stream:
         self._loader = None
         end_workers(self._running, os.getpid())
 
-    def _batches_made_here(self, requests: Iterable[Request]) -> Iterator[Any]:
+    def _batches_made_here(self, requests: Iterable[Any]) -> Iterator[Any]:
         for request in requests:
             batch = self._fetch[request]
             yield pin(batch) if self._pin_memory else batch
@@ -79,9 +84,9 @@ class Stream:
 class _Requests:
     """The sampler of the DataLoader; it is asked anew for each sequence, while the workers stay."""
 
-    pending: Iterable[Request] = ()
+    pending: Iterable[Any] = ()
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.pending)
 
 

@@ -18,6 +18,11 @@ def pin(batch: Any) -> Any:
     return _map_leaves(batch, lambda leaf: leaf.pin_memory(), method="pin_memory")
 
 
+def copied(batch: Any) -> Any:
+    """The batch in memory of its own."""
+    return _map_leaves(batch, lambda leaf: leaf.clone(), method="clone")
+
+
 def _map_leaves(batch: Any, move: Callable[[Any], Any], *, method: str) -> Any:
     # Objects of the user's own, or of a library, that can move themselves are asked to.
     if isinstance(batch, torch.Tensor) or hasattr(batch, method):

@@ -11,14 +11,14 @@ import math
 import torch
 from torch import Tensor
 
-from drumline.data.evaluation_loader import EvaluationLoader
+from drumline.data.loaders import AnyEvaluationLoader
 from drumline.distributed.collectives import all_sum, broadcast_buffers, broadcast_json
 from drumline.engine.job import Job
 from drumline.errors import TrainingError
 
 
 @torch.no_grad()
-def evaluate(job: Job, loader: EvaluationLoader) -> dict[str, float]:
+def evaluate(job: Job, loader: AnyEvaluationLoader) -> dict[str, float]:
     """Collective: the mean loss and metrics of the model, as it is now, over every sample of `loader`."""
     model, device = job.plain_model, job.ddp.device
     broadcast_buffers(list(model.buffers()))
@@ -31,8 +31,9 @@ def evaluate(job: Job, loader: EvaluationLoader) -> dict[str, float]:
         for module, was_training in modes:
             module.training = was_training
     # Rank 0 always has the first batch; a rank that has none learns the names from it.
-    names = broadcast_json(names, device=device)
-    table = torch.zeros(loader.num_batches, 1 + len(names), dtype=torch.float64, device=device)
+    names, num_batches = broadcast_json([names, loader.num_batches], device=device)
+    _check_count(loader.num_batches, num_batches, rank=job.ddp.rank)
+    table = torch.zeros(num_batches, 1 + len(names), dtype=torch.float64, device=device)
     for number, row in sums.items():
         table[number] = row
     weight, *totals = (math.fsum(column) for column in all_sum(table).cpu().T.tolist())
@@ -41,7 +42,16 @@ def evaluate(job: Job, loader: EvaluationLoader) -> dict[str, float]:
     return job.task.report({name: total / weight for name, total in zip(names, totals, strict=True)})
 
 
-def _sum_batches(job: Job, loader: EvaluationLoader) -> tuple[list[str], dict[int, Tensor]]:
+def _check_count(mine: int, expected: int, *, rank: int) -> None:
+    """Only a stream can differ: of anything else the ranks have compared the length before the first step."""
+    if mine != expected:
+        raise TrainingError(
+            f"rank {rank} has read a stream of {mine} evaluation batches, rank 0 one of {expected}",
+            next_step="give every rank the whole stream for evaluation, in the same order: it is shared out by batches",
+        )
+
+
+def _sum_batches(job: Job, loader: AnyEvaluationLoader) -> tuple[list[str], dict[int, Tensor]]:
     """The names of what is measured, and by batch number a row: weight, loss, metrics."""
     names: list[str] = []
     sums = {}

@@ -18,16 +18,17 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from drumline.config.schema import Config, TrainConfig
-from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.data.fingerprint import fingerprint
-from drumline.data.loader import Loader
+from drumline.data.loaders import AnyEvaluationLoader, AnyLoader
 from drumline.data.plan import Cursor
+from drumline.data.streamed_loader import StreamLoader
 from drumline.distributed.agree import check_same
 from drumline.distributed.wrap import has_batchnorm, unwrap_model
 from drumline.engine.batch import Batch, choose_batch
 from drumline.engine.optimizer import make_optimizer
 from drumline.engine.precision import make_autocast, make_scaler
 from drumline.engine.schedule import scaled_rate
+from drumline.errors import UsageError
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter
 from drumline.tasks.base import Task
@@ -47,8 +48,8 @@ class Job:
     peak_lr: float
     scaler: GradScaler | None
     autocast: AbstractContextManager[object]
-    loader: Loader
-    eval_loader: EvaluationLoader | None
+    loader: AnyLoader
+    eval_loader: AnyEvaluationLoader | None
     meter: Meter
     batch: Batch
     data_fingerprint: str
@@ -74,6 +75,11 @@ def build_job(config: Config, task: Task, ddp: DDPManager, batch: Batch | None =
     loader, eval_loader = _make_loaders(config, task, ddp, batch, train_data, eval_data)
     model = _wrap(config, task.model(), ddp)
     _warn_of_a_lonely_sample(model, loader.num_samples, batch.size)
+    if loader.state_dict() is not None and not config.checkpoint.every_steps and ddp.is_main_process():
+        log.warning(
+            "training data with a state_dict has no epochs, so nothing is saved before the end: set "
+            "--checkpoint.every_steps"
+        )
     peak_lr = scaled_rate(config.optim.lr, rule=config.optim.scale_lr, world_size=batch.num_shares)
     return Job(
         task=task,
@@ -96,6 +102,11 @@ def count_steps(job: Job, train: TrainConfig, *, step: int, cursor: Cursor) -> i
     changed the batch on the way, what is left of them is another number of steps."""
     if train.steps is not None:
         return train.steps
+    if isinstance(job.loader, StreamLoader):
+        raise UsageError(
+            f"the length of the stream {job.loader.name} is not known, so epochs do not say how long to train",
+            next_step="give --train.steps",
+        )
     epochs_left = (train.epochs or 1) - cursor.epoch
     if epochs_left <= 0:
         return step
@@ -105,7 +116,7 @@ def count_steps(job: Job, train: TrainConfig, *, step: int, cursor: Cursor) -> i
 
 def _make_loaders(
     config: Config, task: Task, ddp: DDPManager, batch: Batch, train_data: Any, eval_data: Any
-) -> tuple[Loader, EvaluationLoader | None]:
+) -> tuple[AnyLoader, AnyEvaluationLoader | None]:
     data = config.data
     loading: dict[str, Any] = {
         "workers": data.workers,
@@ -141,8 +152,8 @@ def _wrap(config: Config, model: nn.Module, ddp: DDPManager) -> nn.Module:
     )
 
 
-def _warn_of_a_lonely_sample(model: nn.Module, num_samples: int, batch_size: int) -> None:
-    if num_samples % batch_size == 1 and has_batchnorm(model):
+def _warn_of_a_lonely_sample(model: nn.Module, num_samples: int | None, batch_size: int) -> None:
+    if num_samples is not None and num_samples % batch_size == 1 and has_batchnorm(model):
         log.warning(
             f"the last batch of every epoch has a single sample ({num_samples} samples in batches of {batch_size}), of "
             "which BatchNorm has no statistics and which some of its layers refuse: choose another batch size"

@@ -23,6 +23,7 @@ from drumline.distributed.collectives import (
     broadcast_tensors,
     gather_tensors,
 )
+from drumline.engine.data_state import gather_data_state, restore_data_state, tensor_files
 from drumline.engine.job import Job
 from drumline.errors import CheckpointError
 from drumline.manager import DDPManager
@@ -61,6 +62,7 @@ def save(
     broadcast_buffers(list(job.plain_model.buffers()))
     device = job.ddp.device
     rng = gather_tensors(capture_rng(device), device=device)
+    data = gather_data_state(job)
     if not job.ddp.is_main_process():
         return None
     snapshot = state.capture(
@@ -72,8 +74,9 @@ def save(
         tensors={
             **snapshot.tensors,
             "rng": {_rank_name(rank): generators for rank, generators in enumerate(rng)},
+            **data.tensors,
         },
-        documents=snapshot.documents,
+        documents={**snapshot.documents, **data.documents},
         metrics=metrics,
     )
     _let_old_ones_go(job, root, keep)
@@ -126,8 +129,9 @@ def restore(job: Job, path: Path) -> Progress:
     documents = broadcast_json(None if read is None else read.documents, device=device)
     tensors = {
         name: broadcast_tensors(None if read is None else read.tensors[name], device=device)
-        for name in ("model", "optimizer", "rng")
+        for name in ("model", "optimizer", "rng", *tensor_files(documents))
     }
+    restore_data_state(job, store.Snapshot(tensors, documents))
     saved = state.restore(store.Snapshot(tensors, documents), job.model, job.optimizer, scaler=job.scaler)
     # A rank that the saved world did not have keeps the stream that it was just seeded with.
     if (generators := tensors["rng"].get(_rank_name(job.ddp.rank))) is not None:

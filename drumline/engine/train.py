@@ -27,6 +27,7 @@ from drumline.engine.output import divert_output
 from drumline.engine.reporting import open_reporter
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
 from drumline.engine.saving import Found, Progress, find_newest, restore
+from drumline.engine.stream_check import check_streams
 from drumline.engine.warm_up import warm_up
 from drumline.launch.commands import resume_command, two_node_command
 from drumline.manager import DDPManager
@@ -83,6 +84,8 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
             _report_resume(reporter, found, job, progress, _facts(request, job))
             if progress.step >= total_steps:
                 reporter.report("note", message=FINISHED)
+        if progress.step < total_steps:
+            check_streams(job)
         warm_up(job, static_graph=request.config.dist.static_graph)
         loop = Loop(
             job=job,
@@ -144,7 +147,7 @@ def _write_down(request: Request, folder: RunFolder, ddp: DDPManager) -> None:
 
 
 def _report_start(reporter: Reporter, request: Request, job: Job, total_steps: int) -> None:
-    train, world_size = request.config.train, job.ddp.world_size
+    train, world_size, per_epoch = request.config.train, job.ddp.world_size, job.loader.steps_per_epoch
     reporter.report(
         "start",
         task=request.task,
@@ -154,14 +157,14 @@ def _report_start(reporter: Reporter, request: Request, job: Job, total_steps: i
         backend=job.ddp.backend,
         model_parameters=sum(parameter.numel() for parameter in job.model.parameters()),
         train_samples=job.loader.num_samples,
-        eval_samples=job.eval_loader.num_samples if job.eval_loader else 0,
+        eval_samples=0 if job.eval_loader is None else job.eval_loader.num_samples,
         batch_size=job.batch.size,
         batch_size_per_rank=job.batch.size / world_size,
         accumulate=len(plan_step(Cursor(), length=job.batch.size, sharing=job.loader.sharing).pieces),
         shards=train.shards if train.exact == "elastic" else None,
         precision=train.precision,
         lr=job.peak_lr,
-        epochs=train.epochs or -(-total_steps // job.loader.steps_per_epoch),
+        epochs=train.epochs or (per_epoch and -(-total_steps // per_epoch)),
         total_steps=total_steps,
     )
 

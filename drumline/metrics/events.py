@@ -16,6 +16,7 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `error`      | message                                                                                       |
 | `end`        | epoch, seconds, samples_per_s, run, resume_command, two_node_command, best_step, metrics      |
 
+The numbers of samples and epochs are null where a stream leaves them unknown.
 `epoch` counts from 1: in `train` it is the epoch in work, in `evaluation` the one that was just finished.
 """
 

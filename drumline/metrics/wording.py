@@ -31,11 +31,10 @@ def opening(event: Event) -> Page:
         batch += f", in {event['accumulate']} micro-batches"
     if event.get("shards"):
         batch += f"; {event['shards']} shards, the same bits on any number of ranks"
-    evaluation = f", {count(event['eval_samples'])} for evaluation" if event["eval_samples"] else ""
     steps = plural(event["total_steps"], "step")
     rows = [
         ("model", f"{count(event['model_parameters'])} parameters, {event['precision']}"),
-        ("data", f"{count(event['train_samples'])} samples for training{evaluation}"),
+        ("data", _data(event["train_samples"], event["eval_samples"])),
         ("batch", batch),
         ("rate", f"{learning_rate(event['lr'])} at its peak"),
         ("length", f"{plural(event['epochs'], 'epoch')}, {steps}" if event["epochs"] else steps),
@@ -102,6 +101,14 @@ def number(value: float) -> str:
 def learning_rate(value: float) -> str:
     """Three digits: `0.1`, `0.0983`, `1.5e-05`."""
     return f"{value:.3g}"
+
+
+def _data(train_samples: int | None, eval_samples: int | None) -> str:
+    """`1,437 samples for training, 360 for evaluation`; of a stream nobody knows how many they are."""
+    training = "a stream" if train_samples is None else f"{count(train_samples)} samples"
+    if eval_samples == 0:
+        return f"{training} for training"
+    return f"{training} for training, {'a stream' if eval_samples is None else count(eval_samples)} for evaluation"
 
 
 def _share(samples: float) -> str:

@@ -66,7 +66,8 @@ class Task:
     def train_data(self) -> Any:
         """The training samples, all of them: the engine shares them out, each exactly once an epoch.
 
-        Any dataset with `__len__` and `__getitem__`, or a `drumline.BatchDataset`, which makes whole batches.
+        Any dataset with `__len__` and `__getitem__`, a `drumline.BatchDataset`, which makes whole batches, or a stream:
+        anything with `__iter__`, such as a torch IterableDataset.
         """
         self._must_define("train_data", "return a dataset with __len__ and __getitem__")
 

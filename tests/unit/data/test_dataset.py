@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from drumline.data.dataset import BatchDataset, checked_length, makes_batches
+from drumline.data.dataset import BatchDataset, checked_length, is_resumable, is_stream, makes_batches
 from drumline.data.draws import Draws
 from drumline.errors import DataError, UsageError
 
@@ -32,6 +32,14 @@ class Endless(IterableDataset[int]):
         yield 1
 
 
+class Resumable(Endless):
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
 class Unfinished(Dataset[int]):
     def __len__(self) -> int:
         return 3
@@ -49,12 +57,25 @@ def test_an_attribute_named_batch_does_not_make_a_batch_dataset() -> None:
     assert checked_length(WithABatchSize([1, 2])) == 2
 
 
-def test_a_stream_is_refused_with_what_is_needed() -> None:
+def test_what_is_no_dataset_at_all_is_refused_with_what_is_needed() -> None:
     with pytest.raises(
-        UsageError, match="Endless cannot be used as a dataset: it has no __len__ and no __getitem__"
+        UsageError, match="object cannot be used as a dataset: it has no __len__ and no __getitem__"
     ) as caught:
-        checked_length(Endless())
+        checked_length(object())
     assert "give it __len__(self) and __getitem__(self, index)" in str(caught.value)
+    assert "or for a stream __iter__(self)" in str(caught.value)
+
+
+def test_a_stream_is_what_can_only_be_iterated() -> None:
+    assert is_stream(Endless())
+    assert is_stream({1, 2})
+    for dataset in (Batches(), [1, 2], TensorDataset(torch.zeros(2)), Unfinished(), object()):
+        assert not is_stream(dataset)
+
+
+def test_a_stream_is_resumable_if_its_place_can_be_saved_and_restored() -> None:
+    assert is_resumable(Resumable())
+    assert not is_resumable(Endless())
 
 
 def test_the_getitem_that_torch_brings_does_not_count() -> None:

@@ -99,3 +99,16 @@ def test_a_dataset_that_makes_batches_is_asked_without_chance() -> None:
 def test_an_empty_dataset_is_refused() -> None:
     with pytest.raises(DataError, match="is empty"):
         fingerprint([])
+
+
+def test_a_stream_is_named_and_not_read() -> None:
+    class Unread:
+        def __iter__(self) -> Any:
+            raise AssertionError("it was read")
+
+    class Resumable(Unread):
+        state_dict = load_state_dict = print
+
+    assert fingerprint(Unread()).startswith("a stream, ")
+    assert fingerprint(Unread()).endswith("Unread")
+    assert fingerprint(Resumable()).startswith("a resumable stream, ")

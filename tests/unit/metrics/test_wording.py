@@ -97,3 +97,26 @@ def test_a_long_command_is_cut_before_options_and_can_be_pasted() -> None:
 
 def test_a_short_command_stays_one_line_and_lines_stay_lines() -> None:
     assert wording.wrap_command("a --b c\nd", width=80, indent=" ") == [" a --b c", " d"]
+
+
+@pytest.mark.parametrize(
+    ("train_samples", "eval_samples", "words"),
+    [
+        (1437, 360, "1,437 samples for training, 360 for evaluation"),
+        (1437, 0, "1,437 samples for training"),
+        (None, 0, "a stream for training"),
+        (None, None, "a stream for training, a stream for evaluation"),
+        (1437, None, "1,437 samples for training, a stream for evaluation"),
+    ],
+)
+def test_a_stream_has_no_number_of_samples(
+    train_samples: int | None, eval_samples: int | None, words: str
+) -> None:
+    event = {
+        "task": "digits", "world_size": 1, "device": "cpu", "backend": None, "model_parameters": 9, "batch_size": 8,
+        "train_samples": train_samples, "eval_samples": eval_samples, "batch_size_per_rank": 8.0, "accumulate": 1,
+        "precision": "fp32", "lr": 0.1, "epochs": None, "total_steps": 20, "run": "runs/a",
+    }  # fmt: skip
+    rows = dict(wording.opening(event).rows)
+    assert rows["data"] == words
+    assert rows["length"] == "20 steps"

@@ -1,0 +1,206 @@
+"""Training batches of a stream on the device; for the engine and for a user's own loop the same as a `Loader`.
+
+Two kinds: a plain iterable is dealt to the ranks (`dealt`), one with a state of its own is each rank's own
+(`own_stream`). How long either is is not known: steps come until the stream ends, and the next epoch begins with it
+anew. One that is each rank's own has no epochs at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from drumline.data.dataset import check_stream, is_resumable
+from drumline.data.dealt import DealtReader
+from drumline.data.loader import Micro, Step, check_sizes
+from drumline.data.own_stream import OwnPlace, OwnReader
+from drumline.data.plan import Cursor, Sharing
+from drumline.data.streamed import NoLengthError, ReadStep, asks_from, read_by
+from drumline.data.transfer import copied, to_device
+from drumline.errors import CheckpointError, DataError, UsageError
+
+
+class StreamLoader:
+    """This rank's training batches of a stream."""
+
+    scale: float = 1.0
+    """For the batch just handed out: a mean loss times this, averaged over ranks by DDP, is the exact global
+    mean."""
+    num_samples: None = None
+    """Not known."""
+    steps_per_epoch: None = None
+    """Not known."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        sharing: Sharing,
+        device: torch.device,
+        seed: int,
+        workers: int = 0,
+        pin_memory: bool = True,
+        persistent_workers: bool = True,
+        prefetch_factor: int = 2,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        check_sizes(sharing)
+        check_stream(dataset)
+        self.name = type(dataset).__name__
+        self._place = OwnPlace() if is_resumable(dataset) else None
+        if self._place is not None and sharing.shards is not None:
+            raise _not_elastic(self.name)
+        self.sharing = sharing
+        self._device = device
+        self._cursor = Cursor()
+        reader = DealtReader if self._place is None else OwnReader
+        # The worker stays from epoch to epoch in any case: the stream does not end there.
+        self._stream = read_by(
+            reader(dataset, sharing=sharing, seed=seed, collate=collate),
+            workers=workers,
+            warns=sharing.rank == 0,
+            pin_memory=pin_memory and device.type == "cuda",
+            prefetch_factor=prefetch_factor,
+        )
+        self._answers: Iterator[Any] = iter(())
+        self._answers_at: Cursor | None = None  # the step that the next of these answers belongs to
+        self._current: ReadStep | None = None  # read, and kept until it is taken whole
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the stream is each rank's own and keeps its own place."""
+        return self._place is not None
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next global batch starts. A plain stream goes there by reading all that comes before."""
+        return self._cursor
+
+    @cursor.setter
+    def cursor(self, cursor: Cursor) -> None:
+        if cursor == self._cursor:
+            return
+        if self._place is not None:
+            raise CheckpointError(
+                f"the run stands at sample {cursor.position}, but it has saved no state of the stream {self.name}",
+                next_step="resume with the dataset that the run began with, or start a new run",
+            )
+        if cursor.epoch < 0 or cursor.position < 0:
+            raise DataError(
+                f"a stream has no sample {cursor.position} of epoch {cursor.epoch}", next_step="count from 0"
+            )
+        self._go_to(cursor)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """This rank's place in a stream of its own, after the last whole step; None: the cursor says it all."""
+        if self._place is None:
+            return None
+        return {"world_size": self.sharing.world_size, "rank": self.sharing.rank, **self._place._asdict()}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go to where `state_dict` was taken, on the same rank of as many."""
+        if self._place is None or state is None:
+            return
+        places = dict(state)
+        saved, now = places.pop("world_size"), self.sharing.world_size
+        if saved != now:
+            raise _another_world(self.name, saved=saved, now=now)
+        if places.pop("rank") != self.sharing.rank:
+            raise CheckpointError(
+                f"rank {self.sharing.rank} was given the state of the stream {self.name} on rank {state['rank']}",
+                next_step="give every rank the state that it saved",
+            )
+        self._place = OwnPlace(**places)
+        self._go_to(Cursor(0, self._place.position))
+
+    def __len__(self) -> int:
+        raise NoLengthError(self.name)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches from the cursor to the end of its epoch; iterate again for the next epoch."""
+        for step in self.steps():
+            for micro in step.micro_batches:
+                self.scale = self.sharing.world_size * micro.size / step.plan.global_size
+                yield micro.data
+
+    def steps(self) -> Iterator[Step]:
+        """The steps from the cursor to the end of its epoch."""
+        epoch = self._cursor.epoch
+        while self._cursor.epoch == epoch:
+            read = self._read()
+            yield Step(read.plan, self._micro_batches(read))
+            if self._cursor != read.plan.following:
+                raise UsageError(
+                    "the next step was asked for before all micro-batches of the last one were taken",
+                    next_step="take every item of step.micro_batches before the next step",
+                )
+
+    def peek(self) -> str:
+        """A digest of the first sample that this loader has read or will read; nothing is taken."""
+        return self._read().digest
+
+    def close(self) -> None:
+        """End the worker process."""
+        self._go_to(self._cursor)
+        self._stream.close()
+
+    def _go_to(self, cursor: Cursor) -> None:
+        self._cursor, self._current = cursor, None
+        self._answers, self._answers_at = iter(()), None
+
+    def _read(self) -> ReadStep:
+        """The step at the cursor. One that was given up half-way is not read again: that may take long."""
+        if self._current is None:
+            self._current = self._next_answer()
+        return self._current
+
+    def _next_answer(self) -> ReadStep:
+        if self._answers_at != self._cursor:
+            self._answers = self._stream.batches(
+                asks_from(self._cursor if self._place is None else self._place)
+            )
+        self._answers_at = None  # until there is an answer: after an error the stream is opened anew
+        answer = next(self._answers)
+        if isinstance(answer, DataError):
+            raise answer
+        read: ReadStep = answer
+        self._answers_at = read.plan.following
+        return read
+
+    def _micro_batches(self, read: ReadStep) -> Iterator[Micro]:
+        pieces = read.plan.pieces
+        for number, (piece, batch) in enumerate(zip(pieces, read.batches, strict=True), 1):
+            data = self._handed_out(batch)
+            if number == len(pieces):
+                # Moved before the batch is handed out: a checkpoint after the optimizer step holds the right place.
+                self._move_past(read)
+            yield Micro(data, piece.size, number == len(pieces), piece.part, piece.ends_part)
+        if not pieces:  # a rank may have none of a short batch's shards
+            self._move_past(read)
+
+    def _handed_out(self, batch: Any) -> Any:
+        # Where nothing is copied to the device, what is kept must not be changed by a loss that works in place.
+        return copied(batch) if self._device.type == "cpu" else to_device(batch, self._device)
+
+    def _move_past(self, read: ReadStep) -> None:
+        self._cursor, self._current = read.plan.following, None
+        self._place = read.state
+
+
+def _not_elastic(name: str) -> UsageError:
+    return UsageError(
+        f"the stream {name} decides by rank what it yields, so its samples cannot be cut into shards that are the same "
+        "on any number of ranks",
+        next_step="train without --train.exact elastic, or give a map-style dataset or an iterable without state_dict",
+    )
+
+
+def _another_world(name: str, *, saved: int, now: int) -> CheckpointError:
+    return CheckpointError(
+        f"the state of the stream {name} was saved on {saved} ranks, now there are {now}: each rank's state is its own "
+        "and cannot be shared out anew",
+        next_step=f"resume on {saved} ranks, or begin a new run with a map-style dataset or an iterable without "
+        "state_dict, which can be shared on any number of ranks",
+    )

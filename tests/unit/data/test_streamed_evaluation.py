@@ -1,0 +1,96 @@
+"""Evaluation on a stream: every sample once over all ranks, in the same batches on any world, the same each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumline.data.loaders import make_evaluation_loader
+from drumline.data.streamed_evaluation import StreamEvaluationLoader
+from drumline.errors import DataError, UsageError
+
+# Python 3.12 warns about every fork of a process with threads; torch's worker processes are forked.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+
+class Numbers:
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(self.length))
+
+
+class Noisy:
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.rand(3) for _ in range(11))
+
+
+def make(
+    dataset: Any, *, batch_size: int = 4, rank: int = 0, world_size: int = 1, **more: Any
+) -> StreamEvaluationLoader:
+    loader = make_evaluation_loader(
+        dataset, batch_size=batch_size, rank=rank, world_size=world_size, device=torch.device("cpu"), **more
+    )
+    assert isinstance(loader, StreamEvaluationLoader)
+    return loader
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 5))
+def test_every_sample_comes_once_and_batches_are_the_same_on_any_world(
+    length: int, batch_size: int, world_size: int
+) -> None:
+    found: dict[int, list[int]] = {}
+    for rank in range(world_size):
+        loader = make(Numbers(length), batch_size=batch_size, rank=rank, world_size=world_size)
+        for number, size, data in loader.numbered():
+            assert number not in found
+            assert number % world_size == rank
+            assert len(data) == size
+            found[number] = data.tolist()
+        assert loader.num_batches == -(-length // batch_size)
+        assert loader.num_samples == length
+    expected = [list(range(low, min(low + batch_size, length))) for low in range(0, length, batch_size)]
+    assert [found[number] for number in range(len(found))] == expected
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_every_pass_is_the_same_with_and_without_a_worker(persistent: bool) -> None:
+    expected = list(make(Noisy()))
+    assert len(expected) == 3
+    with closing(make(Noisy(), workers=2, persistent_workers=persistent)) as loader:
+        for _ in range(2):
+            for one, other in zip(expected, loader, strict=True):
+                assert torch.equal(one, other)
+
+
+def test_a_pass_that_is_left_early_starts_over() -> None:
+    with closing(make(Numbers(11), workers=1)) as loader:
+        next(iter(loader))
+        assert torch.cat(list(loader)).tolist() == list(range(11))
+
+
+def test_how_many_there_are_is_known_when_all_are_read() -> None:
+    loader = make(Numbers(11))
+    assert loader.num_samples is None
+    for ask in (lambda: loader.num_batches, lambda: len(loader)):
+        with pytest.raises(UsageError, match="the length of the stream Numbers is not known"):
+            ask()
+    list(loader)
+    assert (loader.num_samples, loader.num_batches) == (11, 3)
+
+
+def test_an_empty_stream_is_refused() -> None:
+    with pytest.raises(DataError, match="the stream Numbers is empty"):
+        list(make(Numbers(0)))
+
+
+def test_a_batch_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="evaluation batches cannot have 0 samples"):
+        make(Numbers(3), batch_size=0)
