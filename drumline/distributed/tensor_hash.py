@@ -1,8 +1,8 @@
 """A fast hash of tensors, computed where they are, without waiting for the device: are two copies the same bits?
 
 A tensor's bytes are read as 32-bit words in rows of 4096. Level 1: the words of a row are multiplied by a fixed table
-of mixed odd 64-bit numbers and added up. Level 2: each row's sum is mixed with its number by a bijection of 64 bits, and
-these are added up. All sums are of integers and wrap around, so neither the order in which a device adds nor the number
+of mixed odd 64-bit numbers and added up. Level 2: each row's sum is mixed with its number by a bijection of 64 bits,
+and these are added up. All sums are of integers and wrap around, so neither the order of adding nor the number
 of threads changes them: a CPU and a GPU get the same number.
 
 A flipped bit is always found. It changes one word by plus or minus 2**k with k < 32, and so its row's sum by 2**k times

@@ -14,7 +14,7 @@ from typing import Any
 
 from drumline.config.schema import Config
 from drumline.data.loader import Step
-from drumline.distributed.collectives import all_sum
+from drumline.distributed.collectives import all_sum, broadcast_buffers
 from drumline.engine.evaluate import evaluate
 from drumline.engine.job import Job
 from drumline.engine.pace import Pace
@@ -23,6 +23,7 @@ from drumline.engine.schedule import rate_factor
 from drumline.engine.step import TrainStep
 from drumline.metrics.events import Reporter
 from drumline.metrics.meters import means
+from drumline.watch.sentinel import Sentinel
 
 
 @dataclass
@@ -40,12 +41,23 @@ class Loop:
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the latest evaluation."""
 
+    def __post_init__(self) -> None:
+        self._sentinel = Sentinel(
+            self.job.model,
+            self.job.optimizer,
+            host=self.job.ddp.host,
+            device=self.job.ddp.device,
+            on_difference=self.config.watch.on_difference,
+            include_buffers=self.config.dist.broadcast_buffers,
+        )
+
     def run(self) -> None:
         """Collective: train to the end."""
         job, progress = self.job, self.progress
         train_step = TrainStep(job, clip_norm=self.config.optim.clip_norm)
         if progress.step >= self.total_steps:
             self._evaluate()
+        self._compare_replicas()
         self.pace.start()
         while progress.step < self.total_steps:
             for step in job.loader.steps():
@@ -59,6 +71,8 @@ class Loop:
         """Collective: one optimizer step, and the note that it was taken. This is all that every step pays for."""
         self._set_rate()
         train_step(step)
+        if self.config.dist.broadcast_buffers:
+            broadcast_buffers(self.job.plain_model)
         self.progress.step += 1
         self.progress.cursor = step.plan.following
         self.pace.count(step.plan.global_size)
@@ -110,12 +124,19 @@ class Loop:
         saves = self._is_due(self.progress.step, config.checkpoint.every_steps) or (
             epoch_ended and self._is_due(cursor.epoch, config.checkpoint.every_epochs)
         )
+        if not saves and self._is_due(self.progress.step, config.watch.replicas_every):
+            self._compare_replicas()
         if evaluates or saves:
             self.pace.stop()
             fresh_metrics = self._evaluate() if evaluates else {}
             if saves:
                 self._save(fresh_metrics)
             self.pace.start()
+
+    def _compare_replicas(self) -> None:
+        """Collective."""
+        if self.config.watch.replicas_every > 0:
+            self._sentinel.check(self.progress.step)
 
     def _evaluate(self) -> dict[str, float]:
         """Collective."""
@@ -134,7 +155,8 @@ class Loop:
         return self.metrics
 
     def _save(self, metrics: Mapping[str, float]) -> None:
-        """Collective."""
+        """Collective. What differs between ranks is not saved: a checkpoint is always one that all ranks held."""
+        self._compare_replicas()
         saved = save(
             self.job,
             self.progress,
