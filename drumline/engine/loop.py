@@ -124,17 +124,20 @@ class Loop:
         saves = self._is_due(self.progress.step, config.checkpoint.every_steps) or (
             epoch_ended and self._is_due(cursor.epoch, config.checkpoint.every_epochs)
         )
-        if not saves and self._is_due(self.progress.step, config.watch.replicas_every):
+        # Before evaluation, which sends rank 0's buffers to all, and with them what may be wrong in them.
+        if saves or self._is_due(self.progress.step, config.watch.replicas_every):
             self._compare_replicas()
         if evaluates or saves:
             self.pace.stop()
             fresh_metrics = self._evaluate() if evaluates else {}
             if saves:
+                if evaluates:
+                    self._compare_replicas()  # that took a while
                 self._save(fresh_metrics)
             self.pace.start()
 
     def _compare_replicas(self) -> None:
-        """Collective."""
+        """Collective. When it is time, and before each save: a checkpoint is one that all ranks held."""
         if self.config.watch.replicas_every > 0:
             self._sentinel.check(self.progress.step)
 
@@ -155,8 +158,7 @@ class Loop:
         return self.metrics
 
     def _save(self, metrics: Mapping[str, float]) -> None:
-        """Collective. What differs between ranks is not saved: a checkpoint is always one that all ranks held."""
-        self._compare_replicas()
+        """Collective."""
         saved = save(
             self.job,
             self.progress,
