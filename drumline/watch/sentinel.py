@@ -74,17 +74,19 @@ class Sentinel:
 
     def _act(self, difference: Difference, tensors: dict[str, Tensor], step: int) -> None:
         """Collective."""
-        sentence = difference.sentence(step, self.last_agreed)
+        sentence, place = difference.sentence(step, self.last_agreed), difference.place(step)
         if not difference.same_kinds:
             raise TrainingError(
                 f"{sentence}; what differs has another type or shape, or is missing on some ranks",
                 next_step="look for code that does something else on some ranks: the model, or what is frozen in it",
+                place=place,
             )
         if self._on_difference == "stop":
             raise TrainingError(
                 sentence,
                 next_step="run the same command again: it goes on from the newest checkpoint, which was compared "
                 f"before it was saved; test the memory of {difference.suspect_hosts()}",
+                place=place,
             )
         for name in difference.tensors:
             _send(tensors[name], difference.source, self._device)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drumline.errors import Place
+
 MAX_NAMED = 8
 
 
@@ -57,6 +59,12 @@ class Difference:
             f"the replicas differ at step {step}: {who} differ in {what}, and no majority tells which is right; "
             f"{since}"
         )
+
+    def place(self, step: int) -> Place:
+        """Where it went wrong, as far as that is known; not where it was noticed, which is everywhere."""
+        if not self.has_majority:
+            return Place(step=step)
+        return Place(host=self.hosts[self.suspects[0]], rank=self.suspects[0], step=step)
 
     def suspect_hosts(self) -> str:
         return _listed(sorted({self.hosts[rank] for rank in self.suspects}))

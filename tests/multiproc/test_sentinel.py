@@ -83,7 +83,8 @@ def test_a_flipped_bit_is_found_and_named(world_size: int) -> None:
             assert said[name] == [
                 "all agree",
                 f"the replicas differ at step {10 * number + 5}: rank {rank} (node-{rank}) differs from the other "
-                f"{rank} ranks in {name}; all agreed at step {10 * number}\n  next: run the same command again: it "
+                f"{rank} ranks in {name}; all agreed at step {10 * number} "
+                f"[rank {rank} on node-{rank}, step {10 * number + 5}]\n  next: run the same command again: it "
                 "goes on from the newest checkpoint, which was compared before it was saved; test the memory of "
                 f"node-{rank}",
                 "all agree",
@@ -95,7 +96,8 @@ def test_two_ranks_cannot_tell_which_is_right() -> None:
         for number, name in enumerate(WHERE):
             assert said[name][1] == (
                 f"the replicas differ at step {10 * number + 5}: rank 0 (node-0) and rank 1 (node-1) differ in {name}, "
-                f"and no majority tells which is right; all agreed at step {10 * number}\n  next: run the same command "
+                f"and no majority tells which is right; all agreed at step {10 * number} "
+                f"[step {10 * number + 5}]\n  next: run the same command "
                 "again: it goes on from the newest checkpoint, which was compared before it was saved; test the "
                 "memory of node-0, node-1"
             )
