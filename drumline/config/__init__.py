@@ -14,6 +14,7 @@ from drumline.config.schema import (
     ModelConfig,
     OptimConfig,
     TrainConfig,
+    WatchConfig,
 )
 from drumline.config.write import to_toml
 
@@ -31,6 +32,7 @@ __all__ = [
     "OptimConfig",
     "Preset",
     "TrainConfig",
+    "WatchConfig",
     "check_layers",
     "read_flags",
     "read_layers",

@@ -194,6 +194,17 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WatchConfig:
+    """What is looked after while it runs."""
+
+    replicas_every: CountOrZero = 100
+    """Compare the replicas' weights, buffers and optimizer state across ranks after this many steps, and before
+    each save; 0 turns it off."""
+    on_difference: Literal["stop", "broadcast"] = "stop"
+    """When replicas differ: stop the run, or give all ranks the majority's tensors and warn."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LogConfig:
     """What is written down, and shown."""
 
@@ -215,4 +226,5 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     dist: DistConfig = field(default_factory=DistConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
     log: LogConfig = field(default_factory=LogConfig)

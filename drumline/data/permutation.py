@@ -49,6 +49,18 @@ def permute(positions: NDArray[np.int64], *, length: int, seed: int, epoch: int)
     return indices
 
 
+def invert(indices: NDArray[np.int64], *, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """At which positions of the epoch's order these samples stand: the inverse of `permute`."""
+    if indices.size == 0:
+        return indices.copy()
+    grid = _grid(length, seed, epoch)
+    positions = _unshuffle(indices, grid)
+    while positions.max() >= length:
+        outside = positions >= length
+        positions[outside] = _unshuffle(positions[outside], grid)
+    return positions
+
+
 def _shuffle(cells: NDArray[np.int64], grid: _Grid) -> NDArray[np.int64]:
     row, column = np.divmod(cells, grid.columns)
     for row_shift, column_shift in zip(grid.row_shifts, grid.column_shifts, strict=True):
@@ -56,6 +68,19 @@ def _shuffle(cells: NDArray[np.int64], grid: _Grid) -> NDArray[np.int64]:
         row %= grid.rows
         column += column_shift[row]
         column %= grid.columns
+    row *= grid.columns
+    row += column
+    return row
+
+
+def _unshuffle(cells: NDArray[np.int64], grid: _Grid) -> NDArray[np.int64]:
+    """The rounds of `_shuffle` backwards, each undone by taking away what it added."""
+    row, column = np.divmod(cells, grid.columns)
+    for row_shift, column_shift in zip(grid.row_shifts[::-1], grid.column_shifts[::-1], strict=True):
+        column -= column_shift[row]
+        column %= grid.columns
+        row -= row_shift[column]
+        row %= grid.rows
     row *= grid.columns
     row += column
     return row

@@ -11,9 +11,10 @@ from typing import Any
 
 import blake3
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from drumline.distributed.collectives import gather_json, gather_tensors
+from drumline.distributed.tensor_hash import hash_tensors
 from drumline.errors import PreflightError
 
 
@@ -38,7 +39,7 @@ def check_same_weights(model: nn.Module, *, host: str, device: torch.device) -> 
         next_step=next_step,
     )
     hosts = gather_json(host, device=device)
-    digests = gather_tensors(torch.tensor([_digest(tensor) for tensor in tensors.values()]), device=device)
+    digests = gather_tensors(hash_tensors(list(tensors.values()), device), device=device)
     for position, name in enumerate(tensors):
         found = [f"{int(one[position]) & 0xFFFFFFFF:08x}" for one in digests]
         if any(value != found[0] for value in found):
@@ -46,12 +47,6 @@ def check_same_weights(model: nn.Module, *, host: str, device: torch.device) -> 
                 f"ranks start from different weights; first difference in {name}: {_by_rank(found, hosts)}",
                 next_step=next_step,
             )
-
-
-def _digest(tensor: Tensor) -> int:
-    """64 bits of a checksum of a tensor's bytes."""
-    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return int.from_bytes(blake3.blake3(data.data).digest(8), "little", signed=True)
 
 
 def _by_rank(values: Sequence[Any], hosts: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from drumline.engine.schedule import rate_factor
 from drumline.engine.step import TrainStep
 from drumline.metrics.events import Reporter
 from drumline.metrics.meters import means
+from drumline.watch.sentinel import Sentinel
 
 
 def make_step(job: Job, config: Config) -> TrainStep:
@@ -54,12 +55,23 @@ class Loop:
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the latest evaluation."""
 
+    def __post_init__(self) -> None:
+        self._sentinel = Sentinel(
+            self.job.model,
+            self.job.optimizer,
+            host=self.job.ddp.host,
+            device=self.job.ddp.device,
+            on_difference=self.config.watch.on_difference,
+            include_buffers=self.config.dist.broadcast_buffers,
+        )
+
     def run(self) -> None:
         """Collective: train to the end."""
         job, progress = self.job, self.progress
         train_step = make_step(job, self.config)
         if progress.step >= self.total_steps:
             self._evaluate()
+        self._compare_replicas()
         self.pace.start()
         while progress.step < self.total_steps:
             for step in job.loader.steps():
@@ -124,12 +136,22 @@ class Loop:
         saves = self._is_due(self.progress.step, config.checkpoint.every_steps) or (
             epoch_ended and self._is_due(cursor.epoch, config.checkpoint.every_epochs)
         )
+        # Before evaluation, which sends rank 0's buffers to all, and with them what may be wrong in them.
+        if saves or self._is_due(self.progress.step, config.watch.replicas_every):
+            self._compare_replicas()
         if evaluates or saves:
             self.pace.stop()
             fresh_metrics = self._evaluate() if evaluates else {}
             if saves:
+                if evaluates:
+                    self._compare_replicas()  # that took a while
                 self._save(fresh_metrics)
             self.pace.start()
+
+    def _compare_replicas(self) -> None:
+        """Collective. When it is time, and before each save: a checkpoint is one that all ranks held."""
+        if self.config.watch.replicas_every > 0:
+            self._sentinel.check(self.progress.step)
 
     def _evaluate(self) -> dict[str, float]:
         """Collective."""

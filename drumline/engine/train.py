@@ -38,6 +38,7 @@ from drumline.tasks.base import Task
 FREE_TO_CHANGE = (
     "log.",
     "checkpoint.",
+    "watch.",
     "dist.",
     "data.dir",
     "data.workers",

@@ -17,7 +17,7 @@ FLOORS = (
     {"errors"},
     {"user_code", "config"},
     {"launch", "distributed"},
-    {"data", "models", "checkpoint", "metrics"},
+    {"data", "models", "checkpoint", "metrics", "watch"},
     {"tasks"},
     {"manager"},
     {"engine"},

@@ -19,7 +19,7 @@ def test_the_table_holds_every_field_of_the_schema_in_its_order() -> None:
 
 
 def test_the_sections_are_those_the_issue_names() -> None:
-    assert list(SECTIONS) == ["model", "data", "optim", "train", "dist", "checkpoint", "log"]
+    assert list(SECTIONS) == ["model", "data", "optim", "train", "dist", "checkpoint", "watch", "log"]
 
 
 def test_the_defaults_are_those_of_an_empty_config() -> None:

@@ -47,7 +47,7 @@ def test_names_of_other_tools_point_at_settings_that_exist() -> None:
         (
             "zzz",
             "unknown setting; settings are named SECTION.NAME, with a section of "
-            "model, data, optim, train, dist, checkpoint, log",
+            "model, data, optim, train, dist, checkpoint, watch, log",
         ),
     ],
 )
@@ -58,5 +58,5 @@ def test_the_sentence_about_an_unknown_setting(path: str, sentence: str) -> None
 def test_the_sentence_about_an_unknown_section() -> None:
     assert unknown_section("optm") == "unknown section; did you mean 'optim'?"
     assert unknown_section("zzz") == (
-        "unknown section; the sections are model, data, optim, train, dist, checkpoint, log"
+        "unknown section; the sections are model, data, optim, train, dist, checkpoint, watch, log"
     )

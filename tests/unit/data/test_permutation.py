@@ -4,22 +4,70 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from drumline.data.permutation import permute
+from drumline.data.permutation import _ROUND_PAIRS, _grid, invert, permute
 
 
 def order(length: int, *, seed: int = 0, epoch: int = 0) -> list[int]:
     return permute(np.arange(length), length=length, seed=seed, epoch=epoch).tolist()
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 5, 7, 8, 13, 16, 64, 97, 128, 1009, 4096, 4097, 50_000])
-def test_every_index_comes_exactly_once(length: int) -> None:
-    assert sorted(order(length, seed=3, epoch=5)) == list(range(length))
+@pytest.mark.parametrize("block", range(8))
+def test_every_index_comes_exactly_once_for_every_length_up_to_10_000(block: int) -> None:
+    for length in range(block, 10_001, 8):
+        indices = permute(np.arange(length), length=length, seed=3, epoch=length)
+        assert (np.bincount(indices, minlength=length) == 1).all(), length
+
+
+def some_lengths() -> list[int]:
+    """Of every magnitude up to 2**40, by chance but always the same ones, and where grids are full or nearly so."""
+    chance = np.random.default_rng(11)
+    random = [int(2.0**exponent) for exponent in chance.uniform(1, 40, size=25)]
+    return [*random, 1, 2, 2**31 - 1, 2**32, 99_999**2, 99_999**2 + 1, 2**40 - 1, 2**40]
+
+
+@pytest.mark.parametrize("length", some_lengths())
+def test_it_is_a_bijection_of_any_length_up_to_2_to_the_40(length: int) -> None:
+    """What has an inverse on both sides is a bijection; a sample of both is looked at."""
+    where = {"length": length, "seed": 5, "epoch": 9}
+    sample = np.unique(np.append(np.random.default_rng(length).integers(0, length, 500), [0, length - 1]))
+    for one, other in ((permute, invert), (invert, permute)):
+        found = one(sample, **where)
+        assert found.min() >= 0
+        assert found.max() < length
+        assert len(np.unique(found)) == len(sample)
+        assert other(found, **where).tolist() == sample.tolist()
+    _grid.cache_clear()  # that of 2**40 takes 100 megabytes
+
+
+@given(length=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 10**6))
+def test_the_inverse_tells_where_each_sample_stands(length: int, seed: int, epoch: int) -> None:
+    where = {"length": length, "seed": seed, "epoch": epoch}
+    everything = np.arange(length)
+    assert invert(permute(everything, **where), **where).tolist() == everything.tolist()
+    assert permute(invert(everything, **where), **where).tolist() == everything.tolist()
+
+
+def test_nothing_has_no_position() -> None:
+    assert invert(np.arange(0), length=0, seed=0, epoch=0).tolist() == []
+
+
+def test_10_billion_samples_need_ten_megabytes() -> None:
+    length = 10**10
+    positions = np.arange(length - 1000, length)
+    indices = permute(positions, length=length, seed=0, epoch=0)
+    assert len(set(indices.tolist())) == 1000
+    assert indices.max() < length
+    grid = _grid(length, 0, 0)
+    assert grid.row_shifts.shape == grid.column_shifts.shape == (_ROUND_PAIRS, 100_000)
+    assert grid.row_shifts.nbytes + grid.column_shifts.nbytes < 10_000_000
 
 
 @given(length=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 10**6))
@@ -75,3 +123,78 @@ def test_batches_of_a_sorted_dataset_are_mixed() -> None:
     assert 0.9 < counts.var() / (50 * 0.1 * 0.9) < 1.1
     neighbours = np.array(order(50_000))
     assert abs(np.corrcoef(neighbours[1:], neighbours[:-1])[0, 1]) < 0.03
+
+
+BINS = 64
+LARGE = 10**9 + 7
+
+
+def assert_unrelated(left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
+    """Chi-square of two numbers in [0, BINS) each: no pair is more or less frequent than chance makes it."""
+    seen = np.bincount(left * BINS + right, minlength=BINS * BINS).reshape(BINS, BINS)
+    expected = seen.sum(1, keepdims=True) * seen.sum(0, keepdims=True) / seen.sum()
+    assert expected.min() > 50
+    chi_square = ((seen - expected) ** 2 / expected).sum()
+    freedom = (BINS - 1) ** 2
+    assert abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
+
+
+def block(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """In which of equal parts of the dataset they lie."""
+    return numbers * BINS // LARGE
+
+
+def low_bits(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    return numbers % BINS
+
+
+def column(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where in a row of the grid."""
+    columns = _grid(LARGE, 0, 0).columns
+    return numbers % columns * BINS // columns
+
+
+VIEWS = [block, low_bits, column]
+View = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+
+def large_order(positions: NDArray[np.int64], *, epoch: int = 0) -> NDArray[np.int64]:
+    return permute(positions, length=LARGE, seed=0, epoch=epoch)
+
+
+@pytest.fixture(scope="module")
+def positions() -> NDArray[np.int64]:
+    return np.random.default_rng(2).integers(0, LARGE - 10**5, size=400_000)
+
+
+@pytest.mark.parametrize("of_position", VIEWS)
+@pytest.mark.parametrize("of_index", VIEWS)
+def test_a_position_tells_nothing_of_its_sample(
+    positions: NDArray[np.int64], of_position: View, of_index: View
+) -> None:
+    assert_unrelated(of_position(positions), of_index(large_order(positions)))
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3, 64, _grid(LARGE, 0, 0).columns, _grid(LARGE, 0, 0).columns + 1])
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_sample_tells_nothing_of_the_one_after_it(
+    positions: NDArray[np.int64], lag: int, view: View
+) -> None:
+    """Nor of the next but one, nor of the one below it in the grid."""
+    assert_unrelated(view(large_order(positions)), view(large_order(positions + lag)))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_an_epoch_tells_nothing_of_the_next(positions: NDArray[np.int64], view: View) -> None:
+    assert_unrelated(view(large_order(positions)), view(large_order(positions, epoch=1)))
+
+
+def test_each_epoch_has_another_order() -> None:
+    orders = np.stack([order(1000, epoch=epoch) for epoch in range(60)])
+    for one, other in itertools.combinations(orders, 2):
+        assert (one == other).sum() < 12
+
+
+def test_the_test_of_mixing_finds_what_is_not_mixed(positions: NDArray[np.int64]) -> None:
+    with pytest.raises(AssertionError):
+        assert_unrelated(block(positions), block((positions * 3 + 1) % LARGE))

@@ -1,0 +1,126 @@
+"""A fast hash of tensors, computed where they are, without waiting for the device: are two copies the same bits?
+
+A tensor's bytes are read as 32-bit words in rows of 4096. Level 1: the words of a row are multiplied by a fixed table
+of mixed odd 64-bit numbers and added up. Level 2: each row's sum is mixed with its number by a bijection of 64 bits,
+and these are added up. All sums are of integers and wrap around, so neither the order of adding nor the number
+of threads changes them: a CPU and a GPU get the same number.
+
+A flipped bit is always found. It changes one word by plus or minus 2**k with k < 32, and so its row's sum by 2**k times
+an odd number, which is not 0 modulo 2**64; the bijection then gives that row, and no other, another number. Damage in
+several words of one row goes unseen by chance only: once in 2**32 for two sign bits, more seldom for all others, since
+the table's 64 bits leave at least 32 above any bit of a word. Words are therefore not wider: two flips of bit 63 in
+64-bit words would always cancel. This is no defence against somebody who builds two tensors with one hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+import blake3
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+COLUMNS = 4096
+WORD_BYTES = 4
+ROW_BYTES = COLUMNS * WORD_BYTES
+# What is worked on at once. Products, and on a CPU their words too, are 64 bits wide: 32 MiB each.
+CHUNK_BYTES = 1024 * ROW_BYTES
+
+
+@torch.no_grad()
+def hash_tensors(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """One int64 for each tensor, on `device`: of its bits, in the order of its indices, its type and its shape."""
+    hashes: list[Tensor | None] = [None] * len(tensors)
+    # By device, so that the few that are elsewhere (an optimizer's counters, on the CPU) come in one copy.
+    for source in {tensor.device for tensor in tensors}:
+        chosen = [number for number, tensor in enumerate(tensors) if tensor.device == source]
+        found = _hash_on_device([tensors[number] for number in chosen], source)
+        # A copy to the CPU must be waited for: its numbers would be read before they are there.
+        found = found.to(device, non_blocking=device.type != "cpu")
+        for number, one in zip(chosen, found.unbind(), strict=True):
+            hashes[number] = one
+    return torch.stack([one for one in hashes if one is not None]) if hashes else _empty(device)
+
+
+@torch.no_grad()
+def fold(values: Tensor) -> Tensor:
+    """One int64 of many: each is mixed with its place, then added. One changed value is always found, since the
+    mixing is a bijection."""
+    return _mix(values ^ _mix(torch.arange(len(values), device=values.device))).sum()
+
+
+def text_hash(text: str) -> int:
+    """A signed 64-bit number of a text, the same on every machine."""
+    return int.from_bytes(blake3.blake3(text.encode()).digest(8), "little", signed=True)
+
+
+def _hash_on_device(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Level 1 tensor by tensor, level 2 for the rows of all of them at once: most tensors have few rows."""
+    sums = [_row_sums(tensor) for tensor in tensors]
+    lengths = [len(one) for one in sums]
+    *starts, total = accumulate(lengths, initial=0)
+    hashes = _on(device, [text_hash(f"{tensor.dtype} {list(tensor.shape)}") for tensor in tensors])
+    owners = torch.repeat_interleave(_on(device, lengths), output_size=total)
+    places = torch.arange(total, device=device) - _on(device, starts)[owners]
+    return hashes.index_add_(0, owners, _mix(torch.cat(sums) ^ _mix(places)))
+
+
+def _on(device: torch.device, numbers: list[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
+
+
+def _row_sums(tensor: Tensor) -> Tensor:
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    raw = plain.contiguous().reshape(-1).view(torch.uint8)
+    multipliers = _multipliers(raw.device)
+    sums = [(words * multipliers[: words.shape[1]]).sum(dim=1) for words in _rows(raw)]
+    if len(sums) == 1:
+        return sums[0]
+    return torch.cat(sums) if sums else _empty(raw.device)
+
+
+def _rows(raw: Tensor) -> Iterator[Tensor]:
+    """The 32-bit words of some bytes, a limited number of rows at a time; the last row may be shorter."""
+    rest = raw.numel() % ROW_BYTES
+    whole = raw.numel() - rest
+    for low in range(0, whole, CHUNK_BYTES):
+        yield _words(raw[low : min(low + CHUNK_BYTES, whole)]).view(-1, COLUMNS)
+    if rest:
+        # Zeros add nothing to a sum, and the shape, which is in the hash, tells them from zeros of the tensor.
+        missing = -rest % WORD_BYTES
+        yield _words(functional.pad(raw[whole:], (0, missing)) if missing else raw[whole:]).view(1, -1)
+
+
+def _words(raw: Tensor) -> Tensor:
+    if raw.storage_offset() % WORD_BYTES:
+        raw = raw.clone()  # a view into the middle of a word: a chunk is copied, not the tensor
+    return raw.view(torch.int32)
+
+
+def _empty(device: torch.device) -> Tensor:
+    return torch.empty(0, dtype=torch.int64, device=device)
+
+
+@lru_cache(maxsize=16)
+def _multipliers(device: torch.device) -> Tensor:
+    return _mix(torch.arange(COLUMNS, device=device)) | 1
+
+
+def _mix(numbers: Tensor) -> Tensor:
+    """A bijection of 64 bits after which every bit depends on every other (the finish of SplitMix64)."""
+    mixed = numbers + _signed(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ _shift(mixed, 30)) * _signed(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ _shift(mixed, 27)) * _signed(0x94D049BB133111EB)
+    return mixed ^ _shift(mixed, 31)
+
+
+def _shift(numbers: Tensor, bits: int) -> Tensor:
+    """To the right, with zeros from the left: torch's own shift repeats the sign."""
+    return (numbers >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
