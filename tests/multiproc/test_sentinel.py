@@ -46,7 +46,7 @@ class Replica:
             self.optimizer.zero_grad()
             self.model(torch.randn(4, 6)).square().sum().backward()
             self.optimizer.step()
-            broadcast_buffers(self.model)
+            broadcast_buffers(list(self.model.buffers()))
 
     def tensors(self) -> dict[str, Tensor]:
         return replica_tensors(self.model, self.optimizer, include_buffers=True)
