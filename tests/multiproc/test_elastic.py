@@ -28,6 +28,7 @@ from tests.jobs import (
 from tests.multiproc.test_parity import OPTIM, full_batch_weights
 from tests.ranks import RanksFailed, run_ranks
 from tests.schedules import digest
+from tests.stream_jobs import ClassifyStream
 
 
 class TwoTypes(Classify):
@@ -80,6 +81,7 @@ ADAM = OptimConfig(name="adamw", lr=0.01, weight_decay=0.1, schedule="cosine", w
         (Everything, {"batch_size": 24, "samples": 70, "shards": 6, "micro_batch_size": 3, "dropout": 0.3}),
         (WeighTokens, {"accumulate": 2}),
         (TwoTypes, {"batch_size": 10, "shards": 5}),
+        (ClassifyStream, {"steps": 12, "accumulate": 2, "dropout": 0.3, "augment": True}),
         (Specialised, {"dist": DistConfig(find_unused_parameters=True), "epochs": 1}),
     ],
 )
