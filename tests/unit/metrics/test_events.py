@@ -28,6 +28,7 @@ def test_events_are_stamped_and_keep_the_last_known_step() -> None:
     reporter.report("warning", message="careful")
 
     assert [event["step"] for event in seen] == [0, 7, 7]
+    assert [event["number"] for event in seen] == [0, 1, 2]
     assert {(event["rank"], event["host"]) for event in seen} == {(3, "node-b")}
     assert seen[1]["kind"] == "train"
     assert seen[1]["loss"] == 0.5
