@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drumline.checkpoint import state, store
+from drumline.checkpoint import look, state, store
 from drumline.checkpoint.retention import prune
 from drumline.checkpoint.rng import capture_rng, restore_rng
 from drumline.config.schema import CheckpointConfig
@@ -97,7 +97,7 @@ def find_newest(job: Job, root: Path) -> tuple[Path | None, list[tuple[Path, str
     """Collective: the newest whole checkpoint, and the torn ones that are newer, each with what is wrong with it."""
     answer: Any = None
     if job.ddp.is_main_process():
-        found = store.newest_valid(root)
+        found = look.newest_valid(root)
         answer = [str(found.path or ""), [(str(path), reason) for path, reason in found.skipped]]
     path, skipped = broadcast_json(answer, device=job.ddp.device)
     return Path(path) if path else None, [(Path(torn), reason) for torn, reason in skipped]
