@@ -37,6 +37,8 @@ Kind = Literal["start", "resume", "train", "evaluation", "checkpoint", "note", "
 Event = Mapping[str, Any]
 Sink = Callable[[Event], None]
 
+STAMP = frozenset({"time", "number", "kind", "rank", "host", "step"})
+"""What every event has; the rest goes by kind."""
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -60,9 +62,15 @@ class Reporter:
         """Tell all sinks what happened. Without a `step`, it happened at the step that was last reported."""
         with self._lock:
             self._step = fields.pop("step", self._step)
-            stamp = {"time": time.time(), "number": self._number, "kind": kind}
+            number = {"number": self._number}
             self._number += 1
-            event = {**stamp, "rank": self._rank, "host": self._host, "step": self._step, **fields}
+            stamp = {"time": time.time(), **number, "kind": kind, "rank": self._rank, "host": self._host}
+            event = {
+                **stamp,
+                "step": self._step,
+                **fields,
+                **number,
+            }  # a metric of that name does not hide a gap
             for index, sink in enumerate(self._sinks):
                 self._hand_over(event, index, sink)
 
