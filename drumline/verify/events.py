@@ -27,7 +27,7 @@ class Attempt:
     def next_number(self) -> int | None:
         """None: it does not number its events."""
         number = self.events[-1][1].get("number") if self.events else None
-        return number + 1 if isinstance(number, int) else None
+        return number + 1 if type(number) is int else None
 
     def last_of(self, kind: str) -> dict[str, Any] | None:
         return next((event for _, event in reversed(self.events) if event.get("kind") == kind), None)
@@ -90,6 +90,7 @@ def _take(events: RankEvents, line: Line, torn: Line | None, part: Part) -> None
     record = line.record or {}
     events.num_events += 1
     number = record.get("number")
+    number = number if type(number) is int else None
     if number is None:
         events.num_unnumbered += 1
     current = events.attempts[-1] if events.attempts else None

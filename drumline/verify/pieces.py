@@ -67,6 +67,14 @@ def pieces_of(stretches: list[Stretch]) -> Iterator[Piece]:
                 yield piece
 
 
+def empty_steps(stretches: list[Stretch]) -> Iterator[tuple[int, int]]:
+    """Steps in which no rank had a sample, with their lines: no run takes such a step, and no piece tells of it."""
+    for stretch in stretches:
+        for first, runs in _blocks(stretch):
+            if not any(run.positions() for run in runs):
+                yield stretch.line, first
+
+
 def _blocks(stretch: Stretch) -> Iterator[tuple[int, list[Run]]]:
     """Steps during which every rank is in one run: the first of them, and the ranks' runs cut to their number."""
     left = [list(runs) for runs in stretch.ranks]

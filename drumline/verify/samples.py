@@ -10,7 +10,7 @@ from drumline.verify.checkpoints import Position
 from drumline.verify.coverage import check_epoch, describe_samples
 from drumline.verify.findings import Part, plural, span
 from drumline.verify.history import FILE, History, read_history
-from drumline.verify.pieces import Piece, pieces_of
+from drumline.verify.pieces import Piece, empty_steps, pieces_of
 
 
 def check_samples(path: Path, part: Part, checkpoints: list[Position]) -> History | None:
@@ -24,6 +24,8 @@ def check_samples(path: Path, part: Part, checkpoints: list[Position]) -> Histor
         part.problem(FILE, f"cannot be read: {error.strerror}")
         part.summary = "cannot be read"
         return None
+    for line, step in empty_steps(history.stretches):
+        part.problem(f"{FILE}, line {line}", f"step {step:,} had no samples")
     epochs: dict[int, list[Piece]] = defaultdict(list)
     pieces = list(pieces_of(history.stretches))
     for piece in pieces:

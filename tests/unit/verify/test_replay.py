@@ -220,6 +220,13 @@ def test_a_batch_of_another_size_is_named(tmp_path: Path) -> None:
     assert "ledger.jsonl, line 2: step 1 had a global batch of 8, not of 9" in job.texts(tmp_path)
 
 
+def test_a_step_without_samples_is_named(tmp_path: Path) -> None:
+    job = Job(4, 4)
+    job.attempt(1, 2)
+    job.lines[1]["ranks"][0][0][2] = 0
+    assert "ledger.jsonl, line 2: step 1 had no samples" in job.texts(tmp_path)
+
+
 def test_a_position_that_no_dataset_has_is_named(tmp_path: Path) -> None:
     job = two_epochs()
     for line in job.lines:
