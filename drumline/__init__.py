@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from drumline.checkpoint import load_checkpoint
+    from drumline.checkpoint.load import load_checkpoint
     from drumline.config.schema import Config
     from drumline.data.dataset import BatchDataset
     from drumline.data.draws import Draws
@@ -26,7 +26,7 @@ _HOMES = {
     "DrumlineError": "drumline.errors:DrumlineError",
     "Loss": "drumline.tasks.base:Loss",
     "Task": "drumline.tasks.base:Task",
-    "load_checkpoint": "drumline.checkpoint:load_checkpoint",
+    "load_checkpoint": "drumline.checkpoint.load:load_checkpoint",
     "register_model": "drumline.models.registry:register",
 }
 __all__ = [

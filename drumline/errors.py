@@ -18,6 +18,8 @@ class ExitCode(IntEnum):
 
     SUCCESS = 0
     TRAINING_FAILED = 1
+    SOMETHING_WRONG = 1
+    """The same number, of a verb that looks for what is wrong."""
     USAGE = 2
     PREFLIGHT_FAILED = 3
     HANG = 70

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from drumline.checkpoint import store
+from drumline.checkpoint import look, store
 from drumline.config.schema import CheckpointConfig, Config, DataConfig, LogConfig, OptimConfig, TrainConfig
 from drumline.engine.saving import Progress
 from drumline.engine.train import Request, train
@@ -161,7 +161,7 @@ def train_on(world_size: int, config: Config, task: type[Task], run: Path) -> Pr
 
 def newest(run: Path) -> store.Snapshot:
     """What the newest checkpoint of a run holds."""
-    path = store.newest_valid(run / "checkpoints").path
+    path = look.newest_valid(run / "checkpoints").path
     assert path is not None, f"{run} has no checkpoint: {sorted(run.iterdir())}"
     return store.read(path)
 

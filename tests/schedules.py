@@ -20,6 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drumline.config.schema import CheckpointConfig, Config, OptimConfig
+from drumline.verify.findings import Part
+from drumline.verify.history import read_history
+from drumline.verify.pieces import pieces_of
+from drumline.verify.run import verify_run
 from tests.faults import AT_A_SAVE, AT_AN_EPOCH_END, IN_A_STEP, PHASES, Fault, die_at
 from tests.jobs import Everything, make_config, newest, train_on
 from tests.ranks import RanksFailed, run_ranks
@@ -112,9 +116,9 @@ def run_schedule(schedule: Schedule, run: Path) -> str:
 
 
 def digest(run: Path) -> str:
-    """SHA-256 of weights, optimizer and progress of a run's last checkpoint."""
+    """SHA-256 of weights, optimizer and progress of a run's last checkpoint, and of its ledger; the run is verified."""
     found = newest(run)
-    whole = hashlib.sha256()
+    whole = hashlib.sha256(covered(run).encode())
     for file in ("model", "optimizer"):
         for name, tensor in sorted(found.tensors[file].items()):
             whole.update(f"{file} {name} {tensor.dtype} {list(tensor.shape)}".encode())
@@ -122,6 +126,19 @@ def digest(run: Path) -> str:
     progress = {name: found.documents["progress"][name] for name in ("step", "cursor")}
     whole.update(json.dumps([progress, found.documents["optimizer"]], sort_keys=True).encode())
     return whole.hexdigest()
+
+
+def covered(run: Path) -> str:
+    """What a run trained on, by the ledger: which positions of which epoch in which steps, whoever had them."""
+    verdict = verify_run(run, progress=lambda line: None)
+    assert not verdict.problems, verdict.problems
+    history = read_history(run / "ledger.jsonl", Part("samples"))
+    steps = [
+        (piece.epoch, piece.low + number * piece.stride, piece.stride)
+        for piece in pieces_of(history.stretches)
+        for number in range(piece.last - piece.first + 1)
+    ]
+    return json.dumps(steps)
 
 
 class References:

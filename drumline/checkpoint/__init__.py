@@ -1,7 +1,4 @@
-"""Room 7 of the house: what is saved (`state`, `rng`), how it survives (`store`) and which ones stay (`retention`)."""
+"""Room 7 of the house: what is saved (`state`, `rng`), how it survives (`store`, `look`), what stays (`retention`).
 
-from __future__ import annotations
-
-from drumline.checkpoint.load import load_checkpoint
-
-__all__ = ["load_checkpoint"]
+Nothing is imported here, so that what only looks at checkpoints (`drumline verify`) does without torch.
+"""

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from drumline.checkpoint import manifest, store
+from drumline.checkpoint import look, manifest, store
 from drumline.checkpoint.state import restore
 from drumline.errors import CheckpointError
 
@@ -30,11 +30,11 @@ def _find(path: Path) -> Path:
             f"there is no folder {path} (looked in {Path.cwd()})",
             next_step="give a run folder, or one of the folders in its checkpoints/",
         )
-    if (path / manifest.FILE_NAME).exists() or store.is_step_folder(path):
-        store.verify(path)
+    if (path / manifest.FILE_NAME).exists() or look.is_step_folder(path):
+        look.verify(path)
         return path
     inner = path / "checkpoints"
-    found = store.newest_valid(inner if inner.is_dir() else path)
+    found = look.newest_valid(inner if inner.is_dir() else path)
     if found.path is None:
         torn = "".join(f"\n  - {skipped.path.name} is torn: {skipped.reason}" for skipped in found.skipped)
         raise CheckpointError(

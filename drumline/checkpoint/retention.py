@@ -6,19 +6,19 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from drumline.checkpoint import store
+from drumline.checkpoint import look, store
 from drumline.checkpoint.manifest import Manifest, TornCheckpointError
 
 
 def prune(root: Path, *, keep_last: int, keep_best: int, metric: str, higher_is_better: bool) -> list[Path]:
     """Remove all but the newest `keep_last` and the best `keep_best`; the newest valid one always stays."""
     # Every byte of the newest is read once more: an older one goes only when this one is known to be good.
-    newest = store.newest_valid(root).path
+    newest = look.newest_valid(root).path
     if newest is None:
         return []
     # A torn one that is newer than any valid one is left for the user to see: its step will be written again.
-    newest_step = store.glance(newest).step
-    folders = [root / store.folder_name(step) for step in store.list_steps(root) if step <= newest_step]
+    newest_step = look.glance(newest).step
+    folders = [root / look.folder_name(step) for step in look.list_steps(root) if step <= newest_step]
     whole = _whole(folders)
     last = sorted(whole, key=lambda path: -whole[path].step)[:keep_last]
     keep = {newest, *last, *_best(whole, metric, higher_is_better)[:keep_best]}
@@ -30,7 +30,7 @@ def prune(root: Path, *, keep_last: int, keep_best: int, metric: str, higher_is_
 
 def best(root: Path, *, metric: str, higher_is_better: bool) -> int | None:
     """The step of the best checkpoint that is there, if any was evaluated."""
-    whole = _whole([root / store.folder_name(step) for step in store.list_steps(root)])
+    whole = _whole([root / look.folder_name(step) for step in look.list_steps(root)])
     ranked = _best(whole, metric, higher_is_better)
     return whole[ranked[0]].step if ranked else None
 
@@ -40,7 +40,7 @@ def _whole(folders: list[Path]) -> dict[Path, Manifest]:
     whole = {}
     for path in folders:
         try:
-            whole[path] = store.glance(path)
+            whole[path] = look.glance(path)
         except TornCheckpointError:
             continue
     return whole

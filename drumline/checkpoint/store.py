@@ -12,40 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from drumline.checkpoint import disk, manifest, tensor_file
-from drumline.checkpoint.manifest import FileRecord, Manifest, TornCheckpointError
+from drumline.checkpoint import disk, look, manifest, tensor_file
+from drumline.checkpoint.manifest import FileRecord, Manifest
 from drumline.errors import CheckpointError
 
-Result = TypeVar("Result")
-
-_STEP_NAME = re.compile(r"step-(\d{8,})")
-_HIDDEN_NAME = re.compile(r"\.(step-\d{8,})\.(partial|replaced|removed)")
 _TENSORS = ".safetensors"
-_DOCUMENT = ".json"
-
-
-class Skipped(NamedTuple):
-    """A checkpoint that cannot be used, and why."""
-
-    path: Path
-    reason: str
-
-
-class Found(NamedTuple):
-    """The newest checkpoint that is whole, and the newer ones that are not."""
-
-    path: Path | None
-    skipped: list[Skipped]
 
 
 @dataclass(frozen=True)
@@ -65,9 +45,9 @@ def write(
     metrics: Mapping[str, float],
 ) -> Path:
     """Save a checkpoint. When this returns it is whole and on the device; until then earlier ones stand."""
-    final = root / folder_name(step)
+    final = root / look.folder_name(step)
     contents = {f"{name}{_TENSORS}": tensor_file.stream(group) for name, group in tensors.items()}
-    texts = {f"{name}{_DOCUMENT}": _to_json(document) for name, document in documents.items()}
+    texts = {f"{name}{look.DOCUMENT}": _to_json(document) for name, document in documents.items()}
     needed = sum(map(tensor_file.file_size, tensors.values())) + sum(map(len, texts.values()))
     if manifest.FILE_NAME in texts:
         raise ValueError(f"the name {manifest.FILE_NAME} is taken")
@@ -86,57 +66,6 @@ def write(
     return final
 
 
-def verify(path: Path) -> Manifest:
-    """Read a whole checkpoint and compare every byte with its manifest."""
-    found = glance(path)
-    for name, record in found.files.items():
-        if _attempt(path, name, disk.checksum_of) != record.blake3:
-            raise TornCheckpointError(path, f"{name}: its checksum differs from the manifest's")
-    return found
-
-
-def glance(path: Path) -> Manifest:
-    """The quick look: the manifest is whole, and the files are there in their right sizes."""
-    found = manifest.read(path)
-    named = _STEP_NAME.fullmatch(path.name)
-    if named and int(named[1]) != found.step:
-        raise TornCheckpointError(path, f"{manifest.FILE_NAME} is that of step {found.step}")
-    for name, record in found.files.items():
-        size = _attempt(path, name, lambda file: file.stat().st_size)
-        if size != record.size:
-            raise TornCheckpointError(path, f"{name} has {size} of {record.size} bytes")
-    return found
-
-
-def newest_valid(root: Path) -> Found:
-    """The newest checkpoint that is whole, every byte read. Changes nothing, so any process may ask."""
-    skipped: list[Skipped] = []
-    for path in _candidates(root):
-        try:
-            verify(path)
-        except TornCheckpointError as error:
-            skipped.append(Skipped(path, error.reason))
-        else:
-            return Found(path, skipped)
-    return Found(None, skipped)
-
-
-def list_steps(root: Path) -> list[int]:
-    """The steps of which there is a checkpoint folder, torn or not, in order."""
-    names = (_STEP_NAME.fullmatch(path.name) for path in _folders(root))
-    return sorted(int(name[1]) for name in names if name)
-
-
-def folder_name(step: int) -> str:
-    """The name of a step's folder."""
-    return f"step-{step:08d}"
-
-
-def is_step_folder(path: Path) -> bool:
-    """Whether a path has the name of a step's folder."""
-    return _STEP_NAME.fullmatch(path.name) is not None
-
-
 def read(path: Path, *, device: str | torch.device = "cpu") -> Snapshot:
     """All that a checkpoint holds; verify it first."""
     names = manifest.read(path).files
@@ -147,9 +76,9 @@ def read(path: Path, *, device: str | torch.device = "cpu") -> Snapshot:
             if name.endswith(_TENSORS)
         },
         documents={
-            name.removesuffix(_DOCUMENT): read_document(path, name.removesuffix(_DOCUMENT))
+            name.removesuffix(look.DOCUMENT): look.read_document(path, name.removesuffix(look.DOCUMENT))
             for name in names
-            if name.endswith(_DOCUMENT)
+            if name.endswith(look.DOCUMENT)
         },
     )
 
@@ -157,11 +86,6 @@ def read(path: Path, *, device: str | torch.device = "cpu") -> Snapshot:
 def read_tensors(path: Path, name: str, *, device: str | torch.device = "cpu") -> dict[str, Tensor]:
     """The tensors of one file. On the CPU they are mapped from it: copy what is to be kept."""
     return tensor_file.read(path / f"{name}{_TENSORS}", device=device)
-
-
-def read_document(path: Path, name: str) -> Any:
-    """One document."""
-    return json.loads(_attempt(path, f"{name}{_DOCUMENT}", Path.read_bytes))
 
 
 def remove(path: Path) -> None:
@@ -208,8 +132,8 @@ def _put_in_place(partial: Path, final: Path) -> None:
 
 def _tidy(root: Path) -> None:
     """Clear away what a killed process left."""
-    for path in _folders(root):
-        if not (name := _HIDDEN_NAME.fullmatch(path.name)):
+    for path in look.folders(root):
+        if not (name := look.HIDDEN_NAME.fullmatch(path.name)):
             continue
         if name[2] == "replaced" and not (root / name[1]).exists():
             path.rename(root / name[1])
@@ -229,7 +153,7 @@ def _not_saved(error: OSError, final: Path, needed: int) -> CheckpointError:
     root = final.parent
     reason, next_step = disk.explain(error, folder=root, needed=needed)
     try:
-        good = newest_valid(root).path
+        good = look.newest_valid(root).path
         stands = (
             f"the last good checkpoint, {good}, is untouched" if good else "there is no earlier checkpoint"
         )
@@ -241,39 +165,8 @@ def _not_saved(error: OSError, final: Path, needed: int) -> CheckpointError:
     )
 
 
-def _candidates(root: Path) -> list[Path]:
-    found = []
-    for path in _folders(root):
-        if named := _STEP_NAME.fullmatch(path.name):
-            found.append((int(named[1]), True, path))
-        elif (hidden := _HIDDEN_NAME.fullmatch(path.name)) and hidden[2] == "replaced":
-            found.append((int(hidden[1].removeprefix("step-")), False, path))
-    return [path for *_, path in sorted(found, reverse=True)]
-
-
-def _folders(root: Path) -> list[Path]:
-    try:
-        return [path for path in root.iterdir() if path.is_dir()]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        reason, next_step = disk.explain(error, folder=root)
-        raise CheckpointError(
-            f"the checkpoints in {root} cannot be listed: {reason}", next_step=next_step
-        ) from error
-
-
 def _hidden(final: Path, kind: str) -> Path:
     return final.parent / f".{final.name}.{kind}"
-
-
-def _attempt(folder: Path, name: str, operation: Callable[[Path], Result]) -> Result:
-    try:
-        return operation(folder / name)
-    except FileNotFoundError as error:
-        raise TornCheckpointError(folder, f"{name} is missing") from error
-    except OSError as error:
-        raise TornCheckpointError(folder, f"{name} cannot be read: {error.strerror}") from error
 
 
 def _to_json(document: Any) -> bytes:

@@ -10,6 +10,7 @@ from drumline.errors import DrumlineError, ExitCode, did_you_mean
 
 VERBS = {
     "train": "train a task: alone, on several ranks of this machine, or as a rank of a larger job",
+    "verify": "check run folders: checkpoints, each sample exactly once an epoch, events",
 }
 HELP = """\
 usage: drumline VERB ...
@@ -21,8 +22,8 @@ Takes a PyTorch training job from one process to many nodes, and keeps every ran
   drumline VERB --help   what a verb does, with all its flags
   drumline --version     the version
 
-exit codes: 0 success, 1 training failed, 2 wrong usage or configuration, 3 stopped before the first step,
-            130 interrupted
+exit codes: 0 success, 1 training failed (verify: something is wrong), 2 wrong usage or configuration,
+            3 stopped before the first step, 130 interrupted
 """
 
 

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from drumline.config.schema import Config
+from drumline.data.ledger import Ledger
 from drumline.data.loader import Step
 from drumline.distributed.collectives import all_sum
 from drumline.engine.elastic_step import ElasticStep
 from drumline.engine.evaluate import evaluate
 from drumline.engine.job import Job
+from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.pace import Pace
 from drumline.engine.saving import Progress, save
 from drumline.engine.schedule import rate_factor
@@ -51,6 +53,8 @@ class Loop:
     checkpoints: Path
     facts: dict[str, Any]
     total_steps: int
+    ledger_file: LedgerFile | None = None
+    ledger: Ledger = field(default_factory=Ledger)
     pace: Pace = field(default_factory=Pace)
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the latest evaluation."""
@@ -87,6 +91,7 @@ class Loop:
         train_step(step)
         self.progress.step += 1
         self.progress.cursor = step.plan.following
+        self.ledger.add(step.plan)
         self.pace.count(step.plan.global_size)
 
     def _set_rate(self) -> None:
@@ -171,6 +176,10 @@ class Loop:
 
     def _save(self, metrics: Mapping[str, float]) -> None:
         """Collective."""
+        if (
+            self.ledger_file is not None
+        ):  # before the save: a checkpoint never knows of steps that the ledger lacks
+            self.ledger_file.hand_in(self.ledger, step=self.progress.step, device=self.job.ddp.device)
         saved = save(
             self.job,
             self.progress,

@@ -1,6 +1,6 @@
 """The folder that a run leaves behind, and how it is opened: new, again, or afresh.
 
-config.toml  environment.json  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
+config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ class RunFolder:
         return self.path / "environment.json"
 
     @property
+    def ledger(self) -> Path:
+        """Which samples were trained on, when and where."""
+        return self.path / "ledger.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -45,14 +50,18 @@ class RunFolder:
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
+    @property
+    def events(self) -> Path:
+        return self.path / "events"
+
     def event_file(self, rank: int) -> Path:
-        return self.path / "events" / f"rank-{rank:05d}.jsonl"
+        return self.events / f"rank-{rank:05d}.jsonl"
 
     def log_file(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:05d}.log"
 
     def make(self) -> None:
-        for folder in (self.path / "events", self.logs, self.checkpoints):
+        for folder in (self.events, self.logs, self.checkpoints):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -100,6 +109,20 @@ def locked(folder: RunFolder) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
         yield
+
+
+def job_at_work(folder: RunFolder) -> str | None:
+    """Who is training in this folder now, as `locked` wrote it down; None: nobody."""
+    try:
+        with (folder.path / ".lock").open("r") as file:
+            try:
+                # Shared, and for an instant: of several who only look, none is in another's way.
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError as error:
+                return file.read().strip() if error.errno in (errno.EACCES, errno.EAGAIN) else None
+    except OSError:
+        return None
+    return None
 
 
 def write_whole(path: Path, text: str) -> None:

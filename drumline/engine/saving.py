@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drumline.checkpoint import state, store
+from drumline.checkpoint import look, state, store
 from drumline.checkpoint.retention import prune
 from drumline.checkpoint.rng import capture_rng, restore_rng
 from drumline.config.schema import CheckpointConfig
@@ -110,8 +110,8 @@ def find_newest(ddp: DDPManager, root: Path) -> Found | None:
     """Collective: what the run goes on from. None: it begins."""
     answer: Any = None
     if ddp.is_main_process():
-        path, skipped = store.newest_valid(root)
-        facts = None if path is None else store.read_document(path, "progress")["facts"]
+        path, skipped = look.newest_valid(root)
+        facts = None if path is None else look.read_document(path, "progress")["facts"]
         answer = [str(path or ""), facts, [(str(torn), reason) for torn, reason in skipped]]
     path, facts, torn = broadcast_json(answer, device=ddp.device)
     if torn and not path:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from drumline.checkpoint.retention import best
-from drumline.config.schema import Config
+from drumline.config.schema import Config, TrainConfig
 from drumline.config.write import to_toml
 from drumline.data.plan import Cursor, plan_step
 from drumline.distributed.collectives import gather_json
@@ -22,6 +22,7 @@ from drumline.distributed.determinism import machine_facts, told_of_refused_kern
 from drumline.distributed.failure import summary
 from drumline.engine.batch import choose_batch
 from drumline.engine.job import Job, build_job, count_steps, flat
+from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.loop import Loop
 from drumline.engine.output import divert_output
 from drumline.engine.reporting import open_reporter
@@ -79,6 +80,8 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
         _write_down(
             request, folder, ddp
         )  # not before: what a checkpoint was made with is still to be read there
+        ledger_file = _open_ledger(folder, job, request.config.train, progress)
+        stack.callback(ledger_file.close)
         total_steps = count_steps(job, request.config.train, step=progress.step, cursor=progress.cursor)
         _report_start(reporter, request, job, total_steps)
         if found is not None:
@@ -96,6 +99,7 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
             checkpoints=folder.checkpoints,
             facts=_facts(request, job),
             total_steps=total_steps,
+            ledger_file=ledger_file,
         )
         with told_of_refused_kernels():
             loop.run()
@@ -145,6 +149,20 @@ def _write_down(request: Request, folder: RunFolder, ddp: DDPManager) -> None:
             "ranks": ranks,
         }
         write_whole(folder.environment_file, json.dumps(environment, indent=1) + "\n")
+
+
+def _open_ledger(folder: RunFolder, job: Job, train: TrainConfig, progress: Progress) -> LedgerFile:
+    ledger_file = LedgerFile(folder.ledger if job.ddp.is_main_process() else None)
+    ledger_file.start(
+        step=progress.step,
+        cursor=progress.cursor,
+        world_size=job.ddp.world_size,
+        batch_size=job.batch.size,
+        samples=job.loader.num_samples,
+        seed=train.seed,
+        shards=train.shards if train.exact == "elastic" else None,
+    )
+    return ledger_file
 
 
 def _report_start(reporter: Reporter, request: Request, job: Job, total_steps: int) -> None:

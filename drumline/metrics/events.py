@@ -1,7 +1,8 @@
 """Events: what happened in a run, as flat records that the log files, the display and TensorBoard all read.
 
 The engine reports to one `Reporter` per rank, which stamps the event and hands it to its sinks. Every event has
-`time` (Unix seconds), `kind`, `rank`, `host` and `step` (the optimizer steps done so far); the rest goes by kind:
+`time` (Unix seconds), `number` (from 0 in each process, so that a lost one shows), `kind`, `rank`, `host` and `step`
+(the optimizer steps done so far); the rest goes by kind:
 
 | kind         | fields                                                                                        |
 | ------------ | --------------------------------------------------------------------------------------------- |
@@ -31,10 +32,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from drumline.metrics.json_lines import JsonLines, read_lines
+
 Kind = Literal["start", "resume", "train", "evaluation", "checkpoint", "note", "warning", "error", "end"]
 Event = Mapping[str, Any]
 Sink = Callable[[Event], None]
 
+STAMP = frozenset({"time", "number", "kind", "rank", "host", "step"})
+"""What every event has; the rest goes by kind."""
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -51,14 +56,22 @@ class Reporter:
         self._rank = rank
         self._host = host
         self._step = 0
+        self._number = 0
         self._lock = threading.RLock()
 
     def report(self, kind: Kind, **fields: Any) -> None:
         """Tell all sinks what happened. Without a `step`, it happened at the step that was last reported."""
         with self._lock:
             self._step = fields.pop("step", self._step)
-            stamp = {"time": time.time(), "kind": kind, "rank": self._rank, "host": self._host}
-            event = {**stamp, "step": self._step, **fields}
+            number = {"number": self._number}
+            self._number += 1
+            stamp = {"time": time.time(), **number, "kind": kind, "rank": self._rank, "host": self._host}
+            event = {
+                **stamp,
+                "step": self._step,
+                **fields,
+                **number,
+            }  # a metric of that name does not hide a gap
             for index, sink in enumerate(self._sinks):
                 self._hand_over(event, index, sink)
 
@@ -87,50 +100,21 @@ class Reporter:
         self.close()
 
 
-class EventLog:
+class EventLog(JsonLines):
     """A sink that appends each event to a file as one line of JSON, handed to the system at once.
 
     There is no fsync: what a killed process wrote survives it, and a step never waits for the disk.
     """
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
-        self._line_is_whole = _ends_whole(path)
-
     def __call__(self, event: Event) -> None:
-        line = json.dumps(_as_json(event)).encode() + b"\n"
-        rest = line if self._line_is_whole else b"\n" + line
-        # A write that fails half-way leaves a torn line; the next event then starts on a line of its own.
-        self._line_is_whole = False
-        while rest:
-            rest = rest[self._file.write(rest) :]
-        self._line_is_whole = True
-
-    def close(self) -> None:
-        """Close the file; events after this are errors."""
-        self._file.close()
+        self.append(json.dumps(_as_json(event)))
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events of a log in order, less the lines that a kill in the middle of a write has torn."""
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
-                yield {name: _from_json(value) for name, value in event.items()}
-
-
-def _ends_whole(path: Path) -> bool:
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        if size == 0:
-            return True
-        file.seek(-1, 2)
-        return file.read() == b"\n"
+    for line in read_lines(path):
+        if line.record is not None:
+            yield {name: _from_json(value) for name, value in line.record.items()}
 
 
 def _as_json(value: Any) -> Any:

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drumline.errors import MissingExtraError
-from drumline.metrics.events import Event
+from drumline.metrics.events import STAMP, Event
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-_NOT_A_CURVE = {"time", "kind", "rank", "host", "step"}
 
 
 class TensorBoard:
@@ -38,7 +36,7 @@ class TensorBoard:
             # Not before the first number: only then is it known whether the run was resumed.
             self._writer = self._writer_class(str(self._folder), purge_step=self._purge_step)
         for name, value in event.items():
-            if name not in _NOT_A_CURVE and isinstance(value, int | float):
+            if name not in STAMP and isinstance(value, int | float):
                 self._writer.add_scalar(
                     f"{event['kind']}/{name}", value, global_step=event["step"], walltime=event["time"]
                 )

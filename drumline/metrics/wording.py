@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from drumline.metrics.events import Event
+from drumline.metrics.events import STAMP, Event
 
 # Everything in a train or evaluation event that is not a metric of the task.
-_BOOKKEEPING = {"time", "kind", "rank", "host", "step", "epoch"} | {
-    "lr", "samples_per_s", "seconds_left", "grad_norm", "samples", "seconds"
+_BOOKKEEPING = STAMP | {
+    "epoch", "lr", "samples_per_s", "seconds_left", "grad_norm", "samples", "seconds"
 }  # fmt: skip
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from drumline.checkpoint import load_checkpoint, store
+from drumline.checkpoint import store
+from drumline.checkpoint.load import load_checkpoint
 from drumline.checkpoint.rng import RNG_BYTES, capture_rng, restore_rng
 from drumline.checkpoint.state import capture, restore
 

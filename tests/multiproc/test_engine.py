@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils.data import Dataset
 
-from drumline.checkpoint import store
+from drumline.checkpoint import look, store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.engine.job import build_job
 from drumline.engine.step import TrainStep
@@ -97,7 +97,7 @@ def test_every_precision_resumes_bit_for_bit_with_its_scale(tmp_path: Path, prec
     train_on(2, config, SinglePrecision, tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
     for later in (12, 15, 16):
-        store.remove(tmp_path / "again" / "checkpoints" / store.folder_name(later))
+        store.remove(tmp_path / "again" / "checkpoints" / look.folder_name(later))
     train_on(2, config, SinglePrecision, tmp_path / "again")
     assert events(tmp_path / "again", "resume")[0]["step"] == 9
     whole = newest(tmp_path / "whole")

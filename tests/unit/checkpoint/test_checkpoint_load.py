@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from drumline.checkpoint import load_checkpoint, store
+from drumline.checkpoint import store
+from drumline.checkpoint.load import load_checkpoint
 from drumline.checkpoint.manifest import TornCheckpointError
 from drumline.checkpoint.state import capture
 from drumline.errors import CheckpointError

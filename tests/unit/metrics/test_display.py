@@ -33,7 +33,7 @@ END = {
 
 
 def event(kind: str, **fields: Any) -> dict[str, Any]:
-    return {"time": 1000.0, "kind": kind, "rank": 0, "host": "a", "step": 0, **fields}
+    return {"time": 1000.0, "number": 3, "kind": kind, "rank": 0, "host": "a", "step": 0, **fields}
 
 
 def train(step: int, *, time: float = 1000.0, **fields: Any) -> dict[str, Any]:

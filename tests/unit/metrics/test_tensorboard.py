@@ -15,7 +15,7 @@ from drumline.metrics.tensorboard import TensorBoard
 
 
 def event(kind: str, step: int, **fields: Any) -> dict[str, Any]:
-    return {"time": 1000.0 + step, "kind": kind, "rank": 0, "host": "a", "step": step, **fields}
+    return {"time": 1000.0 + step, "number": 3, "kind": kind, "rank": 0, "host": "a", "step": step, **fields}
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -1,0 +1,86 @@
+"""What the sample ledger costs: `ledger.add` against a whole training step, in one run.
+
+    python benchmarks/ledger.py
+
+The steps are those of `benchmarks/step.py` (MiniResNet, batch 32, one rank). Blocks of steps alternate with blocks of
+`ledger.add`. Printed are the medians over blocks and their ratio; the goal is below 0.5 %. Besides: what handing in and
+writing down costs each save, on the disk of the folder for temporary files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from step import WORK, engine_steps, time_block
+
+from drumline.data.ledger import Ledger
+from drumline.data.plan import Cursor, Sharing, plan_epoch
+from drumline.engine.ledger_file import LedgerFile
+from drumline.manager import DDPManager
+
+NAME = "MiniResNet 16-32-64, batch 32"
+GOAL = 0.005
+ADDS_PER_BLOCK = 10_000
+
+
+def time_adds(ledger: Ledger) -> float:
+    """Seconds for one `add`, epochs and their short last batches included."""
+    sharing = Sharing(batch_size=32, rank=0, world_size=1)
+    plans = [
+        plan
+        for epoch in range(ADDS_PER_BLOCK // 500)
+        for plan in plan_epoch(Cursor(epoch), length=32 * 500 - 3, sharing=sharing)
+    ]
+    started = time.perf_counter()
+    for plan in plans:
+        ledger.add(plan)
+    seconds = (time.perf_counter() - started) / len(plans)
+    ledger.take()
+    return seconds
+
+
+def time_hand_in(ddp: DDPManager, rounds: int) -> float:
+    """Seconds to write down one stretch of steps, and to wait until it is on the device."""
+    plan = next(plan_epoch(Cursor(), length=64, sharing=Sharing(batch_size=32, rank=0, world_size=1)))
+    times = []
+    with tempfile.TemporaryDirectory() as folder:
+        file, ledger = LedgerFile(Path(folder) / "ledger.jsonl"), Ledger()
+        for step in range(1, rounds + 2):  # the first one makes the file
+            ledger.add(plan)
+            started = time.perf_counter()
+            file.hand_in(ledger, step=step, device=ddp.device)
+            times.append(time.perf_counter() - started)
+        file.close()
+    return statistics.median(times[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=10, help="pairs of blocks [10]")
+    rounds = parser.parse_args().rounds
+    with DDPManager(device="cpu", seed=0) as ddp:
+        steps = engine_steps(ddp, WORK[NAME])
+        time_block(steps.__next__)  # warm-up
+        ledger = Ledger()
+        times = [(time_block(steps.__next__), time_adds(ledger)) for _ in range(rounds)]
+        save = time_hand_in(ddp, rounds)
+    step, add = (statistics.median(column) for column in zip(*times, strict=True))
+    print(
+        f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, {rounds} rounds"
+    )
+    print(f"{NAME}: step {step * 1e3:.2f} ms, ledger.add {add * 1e6:.2f} us, {add / step:.5%} of a step")
+    print(f"each save: {save * 1e3:.2f} ms")
+    print(f"the goal, below {GOAL:.1%}, is {'met' if add / step < GOAL else 'MISSED'}")
+
+
+if __name__ == "__main__":
+    main()

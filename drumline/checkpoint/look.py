@@ -1,0 +1,125 @@
+"""Which checkpoints there are and which of them are whole: looks only, changes nothing, so any process may ask.
+
+No torch here: `drumline verify` checks a run folder without it. What a checkpoint is, and what its hidden neighbours
+are, is told in `store`, which writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from drumline.checkpoint import disk, manifest
+from drumline.checkpoint.manifest import Manifest, TornCheckpointError
+from drumline.errors import CheckpointError
+
+Result = TypeVar("Result")
+
+STEP_NAME = re.compile(r"step-(\d{8,})")
+HIDDEN_NAME = re.compile(r"\.(step-\d{8,})\.(partial|replaced|removed)")
+DOCUMENT = ".json"
+
+
+class Skipped(NamedTuple):
+    """A checkpoint that cannot be used, and why."""
+
+    path: Path
+    reason: str
+
+
+class Found(NamedTuple):
+    """The newest checkpoint that is whole, and the newer ones that are not."""
+
+    path: Path | None
+    skipped: list[Skipped]
+
+
+def verify(path: Path) -> Manifest:
+    """Read a whole checkpoint and compare every byte with its manifest."""
+    found = glance(path)
+    for name, record in found.files.items():
+        if _attempt(path, name, disk.checksum_of) != record.blake3:
+            raise TornCheckpointError(path, f"{name}: its checksum differs from the manifest's")
+    return found
+
+
+def glance(path: Path) -> Manifest:
+    """The quick look: the manifest is whole, and the files are there in their right sizes."""
+    found = manifest.read(path)
+    named = STEP_NAME.fullmatch(path.name)
+    if named and int(named[1]) != found.step:
+        raise TornCheckpointError(path, f"{manifest.FILE_NAME} is that of step {found.step}")
+    for name, record in found.files.items():
+        size = _attempt(path, name, lambda file: file.stat().st_size)
+        if size != record.size:
+            raise TornCheckpointError(path, f"{name} has {size} of {record.size} bytes")
+    return found
+
+
+def newest_valid(root: Path) -> Found:
+    """The newest checkpoint that is whole, every byte read."""
+    skipped: list[Skipped] = []
+    for path in _candidates(root):
+        try:
+            verify(path)
+        except TornCheckpointError as error:
+            skipped.append(Skipped(path, error.reason))
+        else:
+            return Found(path, skipped)
+    return Found(None, skipped)
+
+
+def list_steps(root: Path) -> list[int]:
+    """The steps of which there is a checkpoint folder, torn or not, in order."""
+    names = (STEP_NAME.fullmatch(path.name) for path in folders(root))
+    return sorted(int(name[1]) for name in names if name)
+
+
+def folder_name(step: int) -> str:
+    """The name of a step's folder."""
+    return f"step-{step:08d}"
+
+
+def is_step_folder(path: Path) -> bool:
+    """Whether a path has the name of a step's folder."""
+    return STEP_NAME.fullmatch(path.name) is not None
+
+
+def read_document(path: Path, name: str) -> Any:
+    """One document."""
+    return json.loads(_attempt(path, f"{name}{DOCUMENT}", Path.read_bytes))
+
+
+def folders(root: Path) -> list[Path]:
+    """The folders in a folder of checkpoints, hidden ones too; none if it is not there."""
+    try:
+        return [path for path in root.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        reason, next_step = disk.explain(error, folder=root)
+        raise CheckpointError(
+            f"the checkpoints in {root} cannot be listed: {reason}", next_step=next_step
+        ) from error
+
+
+def _candidates(root: Path) -> list[Path]:
+    found = []
+    for path in folders(root):
+        if named := STEP_NAME.fullmatch(path.name):
+            found.append((int(named[1]), True, path))
+        elif (hidden := HIDDEN_NAME.fullmatch(path.name)) and hidden[2] == "replaced":
+            found.append((int(hidden[1].removeprefix("step-")), False, path))
+    return [path for *_, path in sorted(found, reverse=True)]
+
+
+def _attempt(folder: Path, name: str, operation: Callable[[Path], Result]) -> Result:
+    try:
+        return operation(folder / name)
+    except FileNotFoundError as error:
+        raise TornCheckpointError(folder, f"{name} is missing") from error
+    except OSError as error:
+        raise TornCheckpointError(folder, f"{name} cannot be read: {error.strerror}") from error

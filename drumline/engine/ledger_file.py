@@ -1,0 +1,95 @@
+"""The sample ledger on file: `ledger.jsonl` in the run folder, written by rank 0 at each start and before each save.
+
+    {"kind":"start","step":0,"epoch":0,"position":0,"world_size":2,"batch_size":64,"samples":1437,"seed":0,...}
+    {"kind":"steps","first":1,"last":23,"ranks":[[[0,0,32,64,22],[0,1408,1423,29,1]],[[0,32,64,64,22],...]]}
+
+A start says which step it went on from, so steps after that which stand above it were taken again: they are void. The
+steps are on the device before the checkpoint that they led to is. A save costs about 45 bytes and, for each rank,
+about 25 for each run: two runs where an epoch ended in between, else one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drumline.checkpoint.disk import flush_folder
+from drumline.data.ledger import Ledger, num_steps, to_json
+from drumline.data.plan import Cursor
+from drumline.distributed.collectives import gather_json
+from drumline.metrics.json_lines import JsonLines
+
+log = logging.getLogger("drumline")
+
+
+class LedgerFile:
+    """Where the ledgers of all ranks end up. Only rank 0 has a path; the others hand in to it."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lines: JsonLines | None = None
+        self._waiting: list[str] = []
+
+    def start(
+        self,
+        *,
+        step: int,
+        cursor: Cursor,
+        world_size: int,
+        batch_size: int,
+        samples: int | None,
+        seed: int,
+        shards: int | None,
+    ) -> None:
+        """Note that the job starts, from this step on. `samples`: None where a stream's length is not known."""
+        record = {
+            "kind": "start",
+            "step": step,
+            "epoch": cursor.epoch,
+            "position": cursor.position,
+            "world_size": world_size,
+            "batch_size": batch_size,
+            "samples": samples,
+            "seed": seed,
+            "shards": shards,
+            "time": round(time.time(), 3),
+        }
+        self._write(record)
+
+    def hand_in(self, ledger: Ledger, *, step: int, device: torch.device) -> None:
+        """Collective: write down what all ranks have covered up to this step, and wait until it is on the device."""
+        runs = ledger.take()
+        ranks = gather_json(to_json(runs), device=device)
+        if runs:
+            self._write({"kind": "steps", "first": step - num_steps(runs) + 1, "last": step, "ranks": ranks})
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._lines is not None:
+            self._lines.close()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        """A ledger that cannot be written ends no run, as it is no part of what is computed: the line waits for the
+        next save. (A disk that is full for it is full for the checkpoint, which does end the run.)"""
+        if self._path is None:
+            return
+        self._waiting.append(json.dumps(record, separators=(",", ":")))
+        try:
+            lines = self._open(self._path)
+            while self._waiting:
+                lines.append(self._waiting[0])
+                del self._waiting[0]
+            lines.flush()
+        except OSError as error:
+            log.warning(f"the sample ledger {self._path} could not be written: {error.strerror}")
+
+    def _open(self, path: Path) -> JsonLines:
+        if self._lines is None:
+            self._lines = JsonLines(path)
+            flush_folder(path.parent)
+        return self._lines

@@ -1,0 +1,47 @@
+"""What a check found: a line on what was looked at, the problems, and what is worth a note."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to tell, and where it is."""
+
+    part: str
+    where: str
+    """A path inside the run folder, with a line where there is one."""
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+@dataclass
+class Part:
+    """One part of a run folder, checked."""
+
+    name: str
+    summary: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
+    problems: list[Finding] = field(default_factory=list)
+    """What is wrong: each makes the run one that is not whole."""
+    notes: list[Finding] = field(default_factory=list)
+    """What is as it may be, but good to know."""
+
+    def problem(self, where: str, what: str) -> None:
+        self.problems.append(Finding(self.name, where, what))
+
+    def note(self, where: str, what: str) -> None:
+        self.notes.append(Finding(self.name, where, what))
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def span(first: int, last: int, noun: str) -> str:
+    """`step 7`, `steps 7 to 9`."""
+    return f"{noun} {first:,}" if first == last else f"{noun}s {first:,} to {last:,}"

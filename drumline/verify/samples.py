@@ -1,0 +1,102 @@
+"""The sample ledger, replayed: every sample exactly once an epoch, over all restarts and world sizes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+from drumline.verify.checkpoints import Position
+from drumline.verify.coverage import check_epoch, describe_samples
+from drumline.verify.findings import Part, plural, span
+from drumline.verify.history import FILE, History, read_history
+from drumline.verify.pieces import Piece, empty_steps, pieces_of
+
+
+def check_samples(path: Path, part: Part, checkpoints: list[Position]) -> History | None:
+    """Replay a ledger and compare it with what the checkpoints say; None when there is none to read."""
+    try:
+        history = read_history(path, part)
+    except FileNotFoundError:
+        part.summary = "not recorded"
+        return None
+    except OSError as error:
+        part.problem(FILE, f"cannot be read: {error.strerror}")
+        part.summary = "cannot be read"
+        return None
+    for line, step in empty_steps(history.stretches):
+        part.problem(f"{FILE}, line {line}", f"step {step:,} had no samples")
+    epochs: dict[int, list[Piece]] = defaultdict(list)
+    pieces = list(pieces_of(history.stretches))
+    for piece in pieces:
+        epochs[piece.epoch].append(piece)
+    for epoch in sorted(epochs):
+        # An older version may have left no record of the first part.
+        begin = history.starts[0].position if epoch == history.starts[0].epoch else 0
+        check_epoch(epoch, epochs[epoch], part, begin=begin, is_last=epoch == max(epochs))
+    for left, right in pairwise([history.starts[0].epoch - 1, *sorted(epochs)] if epochs else []):
+        if right > left + 1:
+            part.problem(FILE, f"{span(left + 2, right, 'epoch')} never came")
+    _check_checkpoints(pieces, history, part, checkpoints)
+    _sum_up(pieces, history, part)
+    return history
+
+
+def _check_checkpoints(
+    pieces: list[Piece], history: History, part: Part, checkpoints: list[Position]
+) -> None:
+    for saved in checkpoints:
+        if saved.step > history.last_step:
+            part.problem(
+                FILE, f"ends at step {history.last_step:,}, but there is a checkpoint of step {saved.step:,}"
+            )
+            continue
+        covering = [piece for piece in pieces if piece.first <= saved.step <= piece.last]
+        if not covering:
+            continue
+        ends = {
+            (piece.epoch, piece.low + (saved.step - piece.first + 1) * piece.stride) for piece in covering
+        }
+        epoch, end = max(ends)
+        samples = covering[-1].start.samples
+        allowed = [(epoch, end)] if samples is None or end < samples else []
+        if samples is None or end >= samples:
+            allowed.append((epoch + 1, 0))
+        if (saved.epoch, saved.position) not in allowed:
+            (epoch, end), *_ = allowed
+            stands = f"stands at position {saved.position:,} of epoch {saved.epoch + 1}"
+            part.problem(
+                FILE,
+                f"the checkpoint of step {saved.step:,} {stands}, but the ledger at {end:,} of {epoch + 1}",
+            )
+
+
+def _sum_up(pieces: list[Piece], history: History, part: Part) -> None:
+    for before, now in pairwise(history.starts):
+        if before.samples != now.samples:
+            sizes = f"{describe_samples(before)} before step {now.step + 1:,}, {describe_samples(now)} after"
+            part.note(f"{FILE}, line {now.line}", f"the dataset changed: {sizes}")
+    worlds = list(dict.fromkeys(start.world_size for start in history.starts))
+    part.counts = {
+        "steps": history.last_step,
+        "positions": sum(piece.high - piece.low for piece in pieces),
+        "starts": len(history.starts),
+        "steps_taken_again": history.num_void,
+    }
+    if not pieces:
+        part.summary = "no step is recorded yet"
+        return
+    last = max(pieces, key=lambda piece: (piece.epoch, piece.high))
+    is_ended = last.high == last.start.samples
+    finished = last.epoch + is_ended - history.starts[0].epoch
+    so_far = "" if is_ended else f", {last.high:,} of epoch {last.epoch + 1} so far"
+    length = (
+        "a stream whose length is not known" if last.start.samples is None else describe_samples(last.start)
+    )
+    again = f", {plural(history.num_void, 'step')} taken again" if history.num_void else ""
+    once = "" if part.problems else ", each exactly once"
+    ranks = " and ".join(map(str, worlds))
+    part.summary = (
+        f"{plural(finished, 'epoch')} of {length}{so_far}{once}; {plural(history.last_step, 'step')} in "
+        f"{plural(len(history.starts), 'start')} on {ranks} rank{'' if worlds == [1] else 's'}{again}"
+    )

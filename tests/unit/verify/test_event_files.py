@@ -1,0 +1,127 @@
+"""A lost event is found, and what a kill leaves is not mistaken for one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.verify.events import check_events
+from drumline.verify.findings import Part
+
+
+def event(number: int | None, kind: str = "train", step: int = 0, **fields: Any) -> str:
+    numbered = {} if number is None else {"number": number}
+    return json.dumps({**numbered, "kind": kind, "step": step, **fields})
+
+
+def attempt(*, start: int = 0, steps: int = 4, world_size: int = 1, ends: bool = False) -> list[str]:
+    """A start, a resume unless at step 0, some steps, and the end."""
+    lines = [event(0, "start", 0, world_size=world_size)]
+    if start:
+        lines.append(event(1, "resume", start))
+    lines += [event(len(lines) + number, "train", start + number + 1) for number in range(steps)]
+    return [*lines, event(len(lines), "end", start + steps)] if ends else lines
+
+
+def check(folder: Path, *ranks: list[str], **options: Any) -> Part:
+    for rank, lines in enumerate(ranks):
+        (folder / f"rank-{rank:05d}.jsonl").write_text("\n".join(lines) + "\n")
+    part = Part("events")
+    check_events(folder, part, **{"recorded": set(), "hosts": {}, **options})
+    return part
+
+
+def problems(part: Part) -> list[str]:
+    return [str(problem).partition("/")[2] for problem in part.problems]
+
+
+def test_attempts_of_any_number_of_ranks_are_whole(tmp_path: Path) -> None:
+    first = attempt(world_size=2)
+    part = check(tmp_path, [*first, *attempt(start=4, ends=True)], first)
+    assert problems(part) == []
+    assert part.summary == "17 events of 2 ranks in 2 attempts, none missing"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: lines.pop(3), "line 4: 1 event missing above it: its number is 4, not 3"),
+        (lambda lines: lines.pop(0), "line 1: the first 1 event are missing above it"),
+        (lambda lines: lines.insert(3, lines[2]), "line 4: the event 2 is there twice"),
+        (lambda lines: lines.__setitem__(2, lines[2][:20]), "line 3: unreadable; an event is lost"),
+        (lambda lines: lines.__setitem__(2, "[1, 2]"), "line 3: unreadable; an event is lost"),
+        (lambda lines: lines.__setitem__(-1, "{"), "line 12: unreadable; an event is lost"),
+        (lambda lines: lines.__setitem__(slice(2, 4), ["{", "{"]), "line 3: unreadable; an event is lost"),
+        (lambda lines: lines.pop(5), "line 6: the first 1 event of an attempt are missing above it"),
+        (
+            lambda lines: lines.__delitem__(slice(0, 5)),
+            "line 2: resumes at step 4, but nothing above goes beyond 0",
+        ),
+    ],
+)
+def test_what_is_lost_is_named(tmp_path: Path, change: Any, message: str) -> None:
+    lines = [*attempt(), *attempt(start=4, ends=True)]
+    change(lines)
+    assert f"rank-00000.jsonl, {message}" in problems(check(tmp_path, lines))
+
+
+def test_a_torn_line_at_the_end_of_an_attempt_is_a_note(tmp_path: Path) -> None:
+    (tmp_path / "rank-00000.jsonl").write_text(
+        "\n".join([*attempt(), '{"number": 5, "ki', *attempt(start=4), '{"number": 6, "k'])
+    )
+    part = check(tmp_path)
+    assert problems(part) == []
+    assert [note.what for note in part.notes] == [
+        "torn by a kill, at the end of an attempt",
+        "torn by a kill, or being written",
+    ]
+
+
+def test_files_of_an_older_version_are_accepted_with_a_note(tmp_path: Path) -> None:
+    lines = [
+        event(None, "start", world_size=1),
+        event(None, step=3),
+        '{"ki',
+        event(None, "start"),
+        event(None),
+    ]
+    part = check(tmp_path, [*lines, *attempt(start=3)])
+    assert problems(part) == []
+    assert part.counts["attempts"] == 3
+    assert "of an older version" in part.notes[-1].what
+    damaged = [lines[0], '{"ki', lines[1]]
+    assert problems(check(tmp_path, damaged)) == ["rank-00000.jsonl, line 2: unreadable; an event is lost"]
+
+
+def test_a_resume_that_only_the_ledger_knows_of_is_fine(tmp_path: Path) -> None:
+    lines = [*attempt(steps=3), *attempt(start=4)]
+    assert problems(check(tmp_path, lines, recorded={4})) == []
+    assert problems(check(tmp_path, lines)) == [
+        "rank-00000.jsonl, line 6: resumes at step 4, but nothing above goes beyond 3"
+    ]
+
+
+def test_a_rank_without_a_file_is_named(tmp_path: Path) -> None:
+    lines = attempt(world_size=2)
+    assert problems(check(tmp_path, lines)) == ["rank-00001.jsonl: is missing: the run had 2 ranks"]
+    assert problems(check(tmp_path, lines, hosts={0: "a", 1: "a"})) != []
+    elsewhere = check(tmp_path, lines, hosts={0: "a", 1: "b"})
+    assert problems(elsewhere) == []
+    assert "rank 1 ran on b, which may keep it" in elsewhere.notes[0].what
+
+
+def test_a_rank_whose_last_events_are_gone_is_named(tmp_path: Path) -> None:
+    lines = attempt(world_size=2, ends=True)
+    assert problems(check(tmp_path, lines, lines[:-2])) == [
+        "rank-00001.jsonl, line 4: the events stop at step 3, but rank 0 reported the end, step 4"
+    ]
+    assert problems(check(tmp_path, lines[:-1], lines[:-1])) == [], "killed before the end"
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rank-00001.jsonl").mkdir()
+    part = check(tmp_path, attempt(world_size=2))
+    assert problems(part) == ["rank-00001.jsonl: cannot be read: Is a directory"]
