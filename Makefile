@@ -29,10 +29,15 @@ test: check ## everything that must pass before a change lands
 bench: .venv/ready ## the engine's step against a hand-written loop
 	$(BIN)/python benchmarks/step.py
 
+bench-exact: .venv/ready ## what exactness costs: the elastic step, the sample ledger, comparing replicas
+	$(BIN)/python benchmarks/elastic.py
+	$(BIN)/python benchmarks/ledger.py
+	$(BIN)/python benchmarks/sentinel.py
+
 soak-exact: .venv/ready ## hundreds of random kills and resumes, compared bit for bit
 	$(BIN)/python -m tests.schedules --count 300
 
 clean: ## remove what the targets above made
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check test bench soak-exact clean
+.PHONY: help setup demo check test bench bench-exact soak-exact clean

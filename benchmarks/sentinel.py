@@ -1,6 +1,6 @@
 """What the replica sentinel costs: a comparison of all ranks' tensors against a training step of the same model.
 
-    python benchmarks/sentinel.py --size 1,10        (millions of parameters)
+    make bench-exact        (or: python benchmarks/sentinel.py --size 1,10: millions of parameters)
 
 A GPT of that size takes steps with AdamW under DDP; comparisons of its parameters and optimizer state come in between.
 Printed are medians: of a step, of a comparison, and what one comparison in 100 steps (the default) adds to a step.
@@ -12,12 +12,11 @@ import argparse
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 import torch
+from side_by_side import start_ranks
 from torch.nn import functional
 
 from drumline.manager import DDPManager
@@ -90,24 +89,7 @@ def main() -> None:
         flush=True,
     )
     for size in options.size.split(","):
-        start_ranks(options.ranks, size, options.rounds)
-
-
-def start_ranks(num_ranks: int, size: str, rounds: int) -> None:
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(num_ranks),
-    ]
-    threads = str(max(1, (os.cpu_count() or 1) // num_ranks))
-    subprocess.run(
-        [*torchrun, __file__, "--size", size, "--rounds", str(rounds)],
-        env={**os.environ, "OMP_NUM_THREADS": threads},
-        check=True,
-    )
+        start_ranks(options.ranks, "--size", size, "--rounds", str(options.rounds))
 
 
 if __name__ == "__main__":

@@ -107,17 +107,26 @@ def compare(
     print(f"{'work':<36} {'ranks':>5} {names} {'ratio':>7}   middle half of pairs", flush=True)
     for num_ranks in options.ranks.split(","):
         for name in [options.work] if options.work else WORK:
-            _start_ranks(int(num_ranks), name, options.rounds)
+            start_ranks(int(num_ranks), "--work", name, "--rounds", str(options.rounds))
 
 
-def _start_ranks(num_ranks: int, name: str, rounds: int) -> None:
+def start_ranks(num_ranks: int, *arguments: str) -> None:
+    """Run this script on so many ranks, which share the cores."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     threads = str(max(1, (os.cpu_count() or 1) // num_ranks))
     subprocess.run(
-        [sys.executable, *torchrun, sys.argv[0], "--work", name, "--rounds", str(rounds)],
+        [sys.executable, *torchrun, sys.argv[0], *arguments],
         env={**os.environ, "OMP_NUM_THREADS": threads},
         check=True,
     )
+
+
+def time_block(loop: Iterator[None]) -> float:
+    """Seconds a step, over a few of them."""
+    started = time.perf_counter()
+    for _ in range(STEPS_PER_BLOCK):
+        next(loop)
+    return (time.perf_counter() - started) / STEPS_PER_BLOCK
 
 
 def _measure_on_this_rank(name: str, rounds: int, ways: tuple[Steps, Steps]) -> None:
@@ -139,16 +148,9 @@ def _measure_on_this_rank(name: str, rounds: int, ways: tuple[Steps, Steps]) -> 
 def _measure(loops: list[Iterator[None]], rounds: int) -> tuple[list[float], list[float]]:
     """Seconds a step, in blocks that alternate."""
     for loop in loops * 2:
-        _time_block(loop)  # warm-up
+        time_block(loop)  # warm-up
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds):
         for which in (turn % 2, 1 - turn % 2):
-            times[which].append(_time_block(loops[which]))
+            times[which].append(time_block(loops[which]))
     return times
-
-
-def _time_block(loop: Iterator[None]) -> float:
-    started = time.perf_counter()
-    for _ in range(STEPS_PER_BLOCK):
-        next(loop)
-    return (time.perf_counter() - started) / STEPS_PER_BLOCK
