@@ -126,6 +126,8 @@ def time_block(loop: Iterator[None]) -> float:
     started = time.perf_counter()
     for _ in range(STEPS_PER_BLOCK):
         next(loop)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     return (time.perf_counter() - started) / STEPS_PER_BLOCK
 
 

@@ -21,7 +21,8 @@ from drumline.config.schema import (
     TrainConfig,
 )
 from drumline.data.loader import Step
-from drumline.engine.loop import Loop
+from drumline.engine.job import build_job
+from drumline.engine.loop import Loop, make_step
 from drumline.engine.saving import Progress
 from drumline.engine.step import TrainStep
 from drumline.engine.train import Request, train
@@ -88,6 +89,33 @@ def test_killed_and_resumed_is_bit_identical(tmp_path: Path, name: str, precisio
 
 def kill_one(name: str, config: Config, run: Path) -> None:
     train_one(name, config, run, die_in_step=5)
+
+
+def elastic_steps_without_waiting(name: str, precision: str) -> int:
+    """Takes steps while torch raises at any synchronisation with the device; the first may wait, to set things up."""
+    config = make(name, precision=precision, exact="elastic", shards=4, steps=100)
+    with DDPManager(deterministic=True) as ddp:
+        job = build_job(config, load_task(name)(config), ddp)
+        take_step = make_step(job, config)
+        steps = job.loader.steps()
+        for _ in range(2):
+            take_step(next(steps))
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for count, step in enumerate(steps, 1):
+                take_step(step)
+                if count == 8:
+                    return count
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    raise AssertionError("too few steps")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["digits", "text"])
+def test_an_elastic_step_does_not_wait_for_the_device(name: str, precision: str) -> None:
+    assert run_ranks(1, elastic_steps_without_waiting, name, precision) == [8]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
