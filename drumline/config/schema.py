@@ -133,6 +133,8 @@ class TrainConfig:
     """Samples of one optimizer step on each rank, instead: the global batch grows with the world."""
     accumulate: Count = 1
     """Micro-batches each rank cuts its share of a step into; gradients are synchronised once."""
+    exact: Literal["world", "elastic"] = "world"
+    """`world`: the same bits after a resume on the same number of ranks. `elastic`: on any number of them."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type of autocast arithmetic; fp16 brings loss scaling. Weights stay fp32."""
     eval_every_epochs: CountOrZero = 1
@@ -191,6 +193,8 @@ class LogConfig:
     """`auto`: a live display on a terminal, plain lines elsewhere."""
     tensorboard: bool = False
     """Write TensorBoard files to RUN/tensorboard (needs the `tensorboard` extra)."""
+    trace: bool = False
+    """Write hashes of every sample and tensor at every step to RUN/trace: to compare two runs bit by bit; slow."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,9 @@ class RunFolder:
     def log_file(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:05d}.log"
 
+    def trace_file(self, rank: int) -> Path:
+        return self.path / "trace" / f"rank-{rank:05d}.jsonl"
+
     def make(self) -> None:
         for folder in (self.path / "events", self.logs, self.checkpoints):
             try:

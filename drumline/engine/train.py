@@ -24,6 +24,7 @@ from drumline.engine.output import divert_output
 from drumline.engine.reporting import open_reporter
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
 from drumline.engine.saving import Progress, find_newest, restore
+from drumline.engine.trace import Trace
 from drumline.engine.warm_up import warm_up
 from drumline.errors import CheckpointError
 from drumline.launch.commands import resume_command, two_node_command
@@ -82,9 +83,20 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
             checkpoints=folder.checkpoints,
             facts=_facts(request, job),
             total_steps=total_steps,
+            trace=_open_trace(request, folder, job, progress, stack),
         )
         loop.run()
         _report_end(reporter, request, loop)
+
+
+def _open_trace(
+    request: Request, folder: RunFolder, job: Job, progress: Progress, stack: ExitStack
+) -> Trace | None:
+    if not request.config.log.trace:
+        return None
+    trace = Trace(folder.trace_file(job.ddp.rank), job, progress, seed=request.config.train.seed)
+    stack.callback(trace.close)
+    return trace
 
 
 @contextmanager
