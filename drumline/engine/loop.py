@@ -130,9 +130,11 @@ class Loop:
         if (loader := self.job.eval_loader) is None:
             return {}
         if self.trace is not None:
-            self.trace.evaluation()
+            self.trace.begin_evaluation()
         started = time.perf_counter()
         self.metrics = evaluate(self.job, loader)
+        if self.trace is not None:
+            self.trace.end_evaluation()
         self.reporter.report(
             "evaluation",
             step=self.progress.step,

@@ -4,7 +4,7 @@ One file a rank, RUN/trace/rank-NNNNN.jsonl, one line for each thing that happen
 
 - `start`: an attempt begins: world_size, pid, the step it goes on from, and the tensors as they then are;
 - `step`: a step was taken: its epoch, the micro-batches of this rank, and the tensors after it;
-- `evaluation`: one begins.
+- `evaluation`, `evaluated`: one begins, and ends.
 
 Tensors (rank 0 writes them) have the names that they have in a checkpoint; `unsaved` are those that no checkpoint
 holds. Without `log.trace` nothing of this is there: the loop takes another kind of step.
@@ -50,9 +50,11 @@ class Trace:
         """An attempt begins, from where progress stands."""
         self._write("start", world_size=self._job.ddp.world_size, pid=os.getpid(), **self._tensors())
 
-    def evaluation(self) -> None:
-        """An evaluation begins."""
+    def begin_evaluation(self) -> None:
         self._write("evaluation")
+
+    def end_evaluation(self) -> None:
+        self._write("evaluated")
 
     def follow(self, step: Step) -> Step:
         """The same step; its micro-batches are looked at when they are taken."""

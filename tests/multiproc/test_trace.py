@@ -59,7 +59,8 @@ def test_two_ranks_write_every_sample_once_and_rank_0_the_tensors(tmp_path: Path
     assert "tensors" not in steps[1][0]
     (start,) = lines(tmp_path, 1, "start")
     assert (start["world_size"], start["step"]) == (2, 0)
-    assert [line["step"] for line in lines(tmp_path, 0, "evaluation")] == [5]
+    for kind in ("evaluation", "evaluated"):
+        assert [line["step"] for line in lines(tmp_path, 0, kind)] == [5]
 
 
 def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ FLOORS = (
     {"tasks"},
     {"manager"},
     {"engine"},
+    {"prove"},
     {"cli"},
     {"__main__"},
 )
@@ -124,7 +125,15 @@ def test_the_public_names_are_these() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["drumline", "drumline.cli", "drumline.cli.train", "drumline.config", "drumline.user_code"]
+    "module",
+    [
+        "drumline",
+        "drumline.cli",
+        "drumline.cli.train",
+        "drumline.cli.prove_resume",
+        "drumline.config",
+        "drumline.user_code",
+    ],
 )
 def test_what_starts_a_command_does_not_load_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'rich')))"
