@@ -93,7 +93,9 @@ def _settle(flags: Flags) -> tuple[Wishes, list[str]]:
         moment=None if (moment := flags.own.get("kill-in")) == "any" else moment,
         rank=flags.own.get("kill-rank"),
     )
-    problems += [*wrong_wishes(wishes), *wrong_settings(layers, wishes)]
+    if not any(problem.startswith(("--world", "--steps")) for problem in problems):
+        problems += wrong_wishes(wishes)
+    problems += wrong_settings(layers, wishes)
     if problems or task is None:
         raise ConfigError(problems, next_step="`drumline prove-resume --help` says what it takes")
     arguments = train_arguments(task, layers, wishes, config_file=file)

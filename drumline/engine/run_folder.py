@@ -1,6 +1,7 @@
 """The folder that a run leaves behind, and how it is opened: new, again, or afresh.
 
 config.toml  environment.json  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
+trace/rank-NNNNN.jsonl (with log.trace)
 """
 
 from __future__ import annotations

@@ -54,13 +54,12 @@ def _samples(wanted: TracedStep, found: TracedStep, *, is_whole: bool) -> Iterat
     for position in positions:
         one, other = wanted.samples.get(position), found.samples.get(position)
         where = f"position {position} of epoch {wanted.epoch + 1}"
-        if one is None or other is None:
-            what = (
-                f"has no sample at {where}, where there is one"
-                if other is None
-                else f"has a sample at {where}"
-            )
-            yield Difference("order", step, f"step {step} {what} in the run without kills", where)
+        if one is None:
+            sentence = f"step {step} has a sample at {where}, unlike the run without kills"
+            yield Difference("order", step, sentence, where)
+        elif other is None:
+            sentence = f"step {step} has no sample at {where}, where there is one in the run without kills"
+            yield Difference("order", step, sentence, where)
         elif one[0] != other[0]:
             sentence = f"step {step} took sample {other[0]} at {where}, not sample {one[0]}"
             yield Difference("order", step, sentence, f"sample {other[0]}")

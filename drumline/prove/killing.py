@@ -119,9 +119,7 @@ class Watch:
 
     def still_lasts(self, kill: Kill) -> bool:
         """Whether that moment has not ended."""
-        return self.has_come(kill) and (
-            kill.moment != "evaluation" or self._latest["evaluated"] < self._latest["evaluation"]
-        )
+        return self.has_come(kill) and (kill.moment != "evaluation" or self._latest["evaluated"] < kill.step)
 
     def last_interval_s(self) -> float:
         """Between the last two lines: about one step."""
@@ -149,10 +147,10 @@ def _pid_of(rank: int, leg: Leg) -> int:
     return pid
 
 
-def describe(kill: Kill) -> str:
-    """`killed with -9 during the save of step 6 (rank 1)`."""
+def describe(kill: Kill, last_step: int) -> str:
+    """`killed with -9 during the save of step 6 (rank 1)`; `last_step`: the last one that rank 0 had taken."""
     where = {
-        "step": f"after step {kill.step}",
+        "step": f"after step {last_step}",
         "save": f"during the save of step {kill.step}",
         "evaluation": f"during the evaluation after step {kill.step}",
     }[kill.moment]

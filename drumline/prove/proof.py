@@ -106,7 +106,7 @@ class Proof:
                 self._say(f"leg {number}: the job was further than the kill; once more, with an earlier one")
                 return None
             where = f" from step {trace.from_step}" if number > 1 else ""
-            end = describe(kill) if kill is not None and in_time else "to the end"
+            end = "to the end" if kill is None or not in_time else describe(kill, max(trace.steps))
             self._say(f"leg {number}: {_ranks(world)}{where}, {end}")
             if differs:
                 break

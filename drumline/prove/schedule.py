@@ -76,12 +76,13 @@ def worlds_of(given: Sequence[int]) -> tuple[int, ...]:
 def wrong_wishes(wishes: Wishes) -> Iterator[str]:
     """A sentence for each wish that cannot be met."""
     kills, steps = wishes.num_kills, wishes.steps
-    at = wishes.at
-    if at is not None and len(at) != kills:
+    at = wishes.at or ()
+    listed = ",".join(map(str, at))
+    if at and len(at) != kills:
         legs = ",".join(map(str, wishes.worlds))
-        yield f"--kill-at: {len(at)} step{'s' if len(at) > 1 else ''} for {kills} kills (--world {legs})"
-    elif at is not None and (list(at) != sorted(set(at)) or at[-1] >= steps):
-        yield f"--kill-at: {','.join(map(str, at))} must rise and stay below --steps {steps}"
+        yield f"--kill-at: {_count(len(at), 'step')} for {_count(kills, 'kill')} (--world {legs})"
+    elif list(at) != sorted(set(at)) or max(at, default=0) >= steps:
+        yield f"--kill-at: {listed} must {'rise and stay' if kills > 1 else 'be'} below --steps {steps}"
     smallest = min(wishes.worlds[:-1])
     if wishes.rank not in (None, ALL_RANKS) and not _is_rank(wishes.rank, smallest):
         yield (
@@ -154,3 +155,7 @@ def _ranks(wishes: Wishes, world: int, drawn: int) -> tuple[int, ...]:
 
 def _is_rank(text: str | None, world: int) -> bool:
     return text is not None and text.isdecimal() and int(text) < world
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
