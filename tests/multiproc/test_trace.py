@@ -63,6 +63,11 @@ def test_two_ranks_write_every_sample_once_and_rank_0_the_tensors(tmp_path: Path
         assert [line["step"] for line in lines(tmp_path, 0, kind)] == [5]
 
 
+def test_a_placeholder_is_no_sample(tmp_path: Path) -> None:
+    train_on(2, traced(epochs=1, samples=9), Classify, tmp_path)
+    assert [len(lines(tmp_path, rank, "step")[-1]["batches"]) for rank in (0, 1)] == [1, 0]
+
+
 def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
     keep = CheckpointConfig(every_steps=3, keep_last=9)
     train_here(traced(steps=3, checkpoint=keep), Classify, tmp_path)
