@@ -86,9 +86,11 @@ class Trace:
             "rest": rest,
         }
 
-    def _indices(self, piece: Piece, epoch: int) -> list[int]:
+    def _indices(self, piece: Piece, epoch: int) -> list[int] | None:
+        length = getattr(self._job.loader, "num_samples", None)
+        if length is None:  # a stream: the position says which sample it is
+            return None
         positions = np.arange(piece.low, piece.high, dtype=np.int64)
-        length = self._job.loader.num_samples
         indices: list[int] = permute(positions, length=length, seed=self._seed, epoch=epoch).tolist()
         return indices
 

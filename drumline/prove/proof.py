@@ -103,7 +103,7 @@ class Proof:
             legs.append(trace)
             differs = first_difference(reference, trace) is not None
             if not differs and (not in_time or trace.from_step >= self._wishes.steps):
-                self._say(f"leg {number}: the job was further than the kill; once more, with an earlier one")
+                self._say(f"leg {number}: the kill came too late; once more, with an earlier one")
                 return None
             where = f" from step {trace.from_step}" if number > 1 else ""
             end = "to the end" if kill is None or not in_time else describe(kill, max(trace.steps))

@@ -100,7 +100,7 @@ def test_proved(prove: Any) -> None:
 def test_a_kill_that_came_too_late_is_done_again_earlier(prove: Any) -> None:
     stage = Stage(late=1)
     assert prove(stage, at=(3,))[0].startswith("proved: ")
-    assert "leg 1: the job was further than the kill; once more, with an earlier one" in stage.said
+    assert "leg 1: the kill came too late; once more, with an earlier one" in stage.said
     assert stage.said[-2] == "leg 1: 1 rank, killed with -9 after step 2 (rank 0)"
 
 
@@ -124,7 +124,7 @@ def test_a_leg_with_nothing_left_to_do_proves_nothing(prove: Any, monkeypatch: p
     monkeypatch.setattr(stage, "run_and_kill", kill_at_the_end)
     with pytest.raises(RunFailedError, match="before it could be killed"):
         prove(stage)
-    assert "leg 2: the job was further than the kill; once more, with an earlier one" in stage.said
+    assert "leg 2: the kill came too late; once more, with an earlier one" in stage.said
 
 
 def test_a_difference_before_the_kill_needs_no_other_leg(prove: Any) -> None:
