@@ -11,6 +11,7 @@ from drumline.errors import DrumlineError, ExitCode, did_you_mean
 VERBS = {
     "train": "train a task: alone, on several ranks of this machine, or as a rank of a larger job",
     "verify": "check run folders: checkpoints, each sample exactly once an epoch, events",
+    "prove-resume": "kill a job with -9, resume it, and compare every bit with a run that was not killed",
 }
 HELP = """\
 usage: drumline VERB ...
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        verbs = "\n".join(f"  {name:<8} {summary}" for name, summary in VERBS.items())
+        verbs = "\n".join(f"  {name:<13} {summary}" for name, summary in VERBS.items())
         print(HELP.format(verbs=verbs), end="")
         return ExitCode.SUCCESS if arguments else ExitCode.USAGE
     verb, *rest = arguments
@@ -56,5 +57,5 @@ def _dispatch(arguments: list[str]) -> int:
     if verb not in VERBS:
         print(f"drumline: error: there is no verb {verb!r}; {did_you_mean(verb, VERBS)}", file=sys.stderr)
         return ExitCode.USAGE
-    run: int = importlib.import_module(f"drumline.cli.{verb}").run(rest)
+    run: int = importlib.import_module(f"drumline.cli.{verb.replace('-', '_')}").run(rest)
     return run

@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
             next_step="leave --procs out, or run drumline train without a launcher",
         )
     try:
-        layers = _settle_before_torch(task, flags)
+        layers = settle_before_torch(task, flags)
     except ConfigError:
         let_first_rank_speak(topology)
         raise
@@ -63,7 +63,8 @@ def run(argv: Sequence[str]) -> int:
     return run_rank(task, layers, folder=folder, fresh=bool(flags.own.get("fresh")), argv=argv)
 
 
-def _settle_before_torch(task: str | None, flags: Flags) -> Layers:
+def settle_before_torch(task: str | None, flags: Flags) -> Layers:
+    """What the user gave, checked as far as it can be without the user's own code; every mistake is said at once."""
     file = flags.own.get("config")
     layers = read_layers(flags, config_file=Path(file) if file else None, environment=os.environ)
     if task is None:

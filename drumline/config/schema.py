@@ -214,6 +214,8 @@ class LogConfig:
     """`auto`: a live display on a terminal, plain lines elsewhere."""
     tensorboard: bool = False
     """Write TensorBoard files to RUN/tensorboard (needs the `tensorboard` extra)."""
+    trace: bool = False
+    """Write hashes of every sample and tensor at every step to RUN/trace: to compare two runs bit by bit; slow."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from drumline.engine.pace import Pace
 from drumline.engine.saving import Progress, save
 from drumline.engine.schedule import rate_factor
 from drumline.engine.step import TrainStep
+from drumline.engine.trace import Trace, TracedStep
 from drumline.metrics.events import Reporter
 from drumline.metrics.meters import means
 from drumline.watch.sentinel import Sentinel
@@ -55,6 +56,7 @@ class Loop:
     total_steps: int
     ledger_file: LedgerFile | None = None
     ledger: Ledger = field(default_factory=Ledger)
+    trace: Trace | None = None
     pace: Pace = field(default_factory=Pace)
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the latest evaluation."""
@@ -72,7 +74,7 @@ class Loop:
     def run(self) -> None:
         """Collective: train to the end."""
         job, progress = self.job, self.progress
-        train_step = make_step(job, self.config)
+        train_step = self._traced(make_step(job, self.config))
         if progress.step >= self.total_steps:
             self._evaluate()
         self._compare_replicas()
@@ -85,7 +87,7 @@ class Loop:
                     break
         self.pace.stop()
 
-    def take_step(self, train_step: TrainStep, step: Step) -> None:
+    def take_step(self, train_step: TrainStep | TracedStep, step: Step) -> None:
         """Collective: one optimizer step, and the note that it was taken. This is all that every step pays for."""
         self._set_rate()
         train_step(step)
@@ -93,6 +95,12 @@ class Loop:
         self.progress.cursor = step.plan.following
         self.ledger.add(step.plan)
         self.pace.count(step.plan.global_size)
+
+    def _traced(self, train_step: TrainStep) -> TrainStep | TracedStep:
+        if self.trace is None:
+            return train_step
+        self.trace.start()
+        return TracedStep(train_step, self.trace)
 
     def _set_rate(self) -> None:
         optim = self.config.optim
@@ -111,7 +119,7 @@ class Loop:
     def _is_due(self, count: int, every: int) -> bool:
         return self.progress.step >= self.total_steps or (every > 0 and count % every == 0)
 
-    def _log(self, train_step: TrainStep) -> None:
+    def _log(self, train_step: TrainStep | TracedStep) -> None:
         """Collective. The only place where the loop waits for the device."""
         meter = self.job.meter
         numbers = self.job.task.report(means(all_sum(meter.take()).tolist(), meter.names))
@@ -132,7 +140,7 @@ class Loop:
                 "warning", step=step, message=f"the loss is {numbers['loss']} at step {step}"
             )
 
-    def _between_steps(self, train_step: TrainStep) -> None:
+    def _between_steps(self, train_step: TrainStep | TracedStep) -> None:
         cursor, config = self.progress.cursor, self.config
         if self._is_due(self.progress.step, config.log.every_steps):
             self._log(train_step)
@@ -162,8 +170,12 @@ class Loop:
         """Collective."""
         if (loader := self.job.eval_loader) is None:
             return {}
+        if self.trace is not None:
+            self.trace.begin_evaluation()
         started = time.perf_counter()
         self.metrics = evaluate(self.job, loader)
+        if self.trace is not None:
+            self.trace.end_evaluation()
         self.reporter.report(
             "evaluation",
             step=self.progress.step,

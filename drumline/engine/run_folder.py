@@ -1,6 +1,7 @@
 """The folder that a run leaves behind, and how it is opened: new, again, or afresh.
 
 config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
+trace/rank-NNNNN.jsonl (with log.trace)
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ class RunFolder:
 
     def log_file(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:05d}.log"
+
+    def trace_file(self, rank: int) -> Path:
+        return self.path / "trace" / f"rank-{rank:05d}.jsonl"
 
     def make(self) -> None:
         for folder in (self.events, self.logs, self.checkpoints):

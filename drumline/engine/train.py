@@ -29,6 +29,7 @@ from drumline.engine.reporting import open_reporter
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
 from drumline.engine.saving import Found, Progress, find_newest, restore
 from drumline.engine.stream_check import check_streams
+from drumline.engine.trace import Trace
 from drumline.engine.warm_up import warm_up
 from drumline.launch.commands import resume_command, two_node_command
 from drumline.manager import DDPManager
@@ -100,10 +101,21 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
             facts=_facts(request, job),
             total_steps=total_steps,
             ledger_file=ledger_file,
+            trace=_open_trace(request, folder, job, progress, stack),
         )
         with told_of_refused_kernels():
             loop.run()
         _report_end(reporter, request, loop)
+
+
+def _open_trace(
+    request: Request, folder: RunFolder, job: Job, progress: Progress, stack: ExitStack
+) -> Trace | None:
+    if not request.config.log.trace:
+        return None
+    trace = Trace(folder.trace_file(job.ddp.rank), job, progress, seed=request.config.train.seed)
+    stack.callback(trace.close)
+    return trace
 
 
 @contextmanager

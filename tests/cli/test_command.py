@@ -62,7 +62,7 @@ def test_help_teaches_and_needs_no_torch(tmp_path: Path) -> None:
     environment = torch_blocked(tmp_path)
     top = drumline("--help", cwd=tmp_path, **environment)
     assert top.returncode == 0
-    assert "train    train a task" in top.stdout
+    assert "train         train a task" in top.stdout
     train = drumline("train", "--help", cwd=tmp_path, **environment)
     assert train.returncode == 0
     missing = [path for path in FIELDS if f"--{path}" not in train.stdout]

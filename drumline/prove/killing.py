@@ -1,0 +1,158 @@
+"""One leg of a run: it is started, watched through its trace, and ended with -9 at the moment that was drawn."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drumline.engine.run_folder import RunFolder
+from drumline.errors import DrumlineError, ExitCode
+from drumline.prove.processes import Family
+from drumline.prove.schedule import Kill
+
+POLL_S = 0.0005
+MOST_WAIT_S = 1.0
+END_S = 60.0
+LAST_LINES = 12
+
+
+class RunFailedError(DrumlineError):
+    """A run that was to be compared failed by itself."""
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A run, or a part of one, to be started."""
+
+    name: str
+    arguments: tuple[str, ...]
+    """Of `drumline train`."""
+    folder: Path
+    log: Path
+    world_size: int
+
+    @property
+    def command(self) -> list[str]:
+        ranks = ["--run", str(self.folder), "--procs", str(self.world_size)]
+        return [sys.executable, "-m", "drumline", "train", *self.arguments, *ranks]
+
+
+def run_to_the_end(leg: Leg) -> bool:
+    """Run a leg that nobody interrupts; always True."""
+    with Family(leg.command, log=leg.log) as family:
+        code = family.wait()
+        if code:
+            raise failed(leg, code)
+    return True
+
+
+def run_and_kill(leg: Leg, kill: Kill) -> bool:
+    """Run a leg and kill it; False: the moment had passed, or the run had ended."""
+    with Family(leg.command, log=leg.log) as family:
+        in_time = _await(kill, leg, family)
+        if family.exit_code:
+            raise failed(leg, family.exit_code)
+        family.kill([_pid_of(rank, leg) for rank in kill.ranks] if family.exit_code is None else [])
+        code = family.wait(END_S)
+        if code is None:
+            raise RunFailedError(
+                f"{leg.name} did not end within {END_S:.0f} s after rank {kill.ranks[0]} was killed",
+                next_step=f"see {leg.log} and {RunFolder(leg.folder).logs}",
+            )
+        return in_time and code != 0
+
+
+def failed(leg: Leg, code: int) -> RunFailedError:
+    """What to say of a leg that ended with an error of its own."""
+    lines = leg.log.read_text(errors="replace").rstrip().splitlines()[-LAST_LINES:]
+    error = RunFailedError(
+        "\n".join(
+            [f"{leg.name} failed by itself with exit code {code}:", *(f"  | {line}" for line in lines)]
+        ),
+        next_step=f"make the job run without kills first; all it printed is in {leg.log}",
+    )
+    error.exit_code = ExitCode(code) if code in list(ExitCode) else ExitCode.TRAINING_FAILED
+    return error
+
+
+class Tail:
+    """The lines of a file that grows, each handed out once, when it is whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """What has come since the last time."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+class Watch:
+    """Where a leg stands, by what rank 0 writes."""
+
+    def __init__(self, leg: Leg) -> None:
+        self._tail = Tail(RunFolder(leg.folder).trace_file(0))
+        self._checkpoints = RunFolder(leg.folder).checkpoints
+        self._latest = {"start": 0, "step": 0, "evaluation": 0, "evaluated": 0}
+        self._seen_at = [time.monotonic()] * 2
+
+    def has_come(self, kill: Kill) -> bool:
+        """Whether the moment of a kill has begun."""
+        for line in self._tail.new():
+            self._latest[line["kind"]] = line["step"]
+            self._seen_at = [self._seen_at[-1], time.monotonic()]
+        if kill.moment == "save":
+            return self._partial(kill).exists()
+        return self._latest[kill.moment] >= kill.step
+
+    def still_lasts(self, kill: Kill) -> bool:
+        """Whether that moment has not ended."""
+        return self.has_come(kill) and (kill.moment != "evaluation" or self._latest["evaluated"] < kill.step)
+
+    def last_interval_s(self) -> float:
+        """Between the last two lines: about one step."""
+        return min(self._seen_at[1] - self._seen_at[0], MOST_WAIT_S)
+
+    def _partial(self, kill: Kill) -> Path:
+        return self._checkpoints / f".step-{kill.step:08d}.partial"
+
+
+def _await(kill: Kill, leg: Leg, family: Family) -> bool:
+    """Wait for the moment; False: it never came, or was over before the process could be killed."""
+    watch = Watch(leg)
+    while family.exit_code is None:
+        if watch.has_come(kill):
+            usual_s = watch.last_interval_s() if kill.usual_s is None else kill.usual_s
+            time.sleep(kill.wait * usual_s)
+            return watch.still_lasts(kill)
+        time.sleep(POLL_S)
+    return False
+
+
+def _pid_of(rank: int, leg: Leg) -> int:
+    start = Tail(RunFolder(leg.folder).trace_file(rank)).new()[0]
+    pid: int = start["pid"]
+    return pid
+
+
+def describe(kill: Kill, last_step: int) -> str:
+    """`killed with -9 during the save of step 6 (rank 1)`; `last_step`: the last one that rank 0 had taken."""
+    where = {
+        "step": f"after step {last_step}",
+        "save": f"during the save of step {kill.step}",
+        "evaluation": f"during the evaluation after step {kill.step}",
+    }[kill.moment]
+    who = ", ".join(map(str, kill.ranks))
+    return f"killed with -9 {where} (rank{'s' if len(kill.ranks) > 1 else ''} {who})"

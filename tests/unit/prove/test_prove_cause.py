@@ -1,0 +1,61 @@
+"""Which cause is told for which difference."""
+
+from __future__ import annotations
+
+import pytest
+
+from drumline.prove.cause import lost_in_the_kill, not_repeatable
+from drumline.prove.compare import Difference, Kind
+
+
+def found(kind: Kind, *, step: int = 5, unsaved: tuple[str, ...] = ()) -> Difference:
+    return Difference(kind, step, "it differs", "the thing", unsaved)
+
+
+@pytest.mark.parametrize(
+    ("difference", "what", "next_step"),
+    [
+        (
+            found("sample"),
+            "unseeded randomness in the dataset: the thing is not the same twice",
+            "seeded anew",
+        ),
+        (found("batch"), "unseeded randomness in the dataset: the thing", "global generators"),
+        (found("order"), "the dataset is not the same twice", "len(dataset)"),
+        (found("tensor", step=0), "unseeded randomness in model(): the thing starts from other", "torch's"),
+        (found("tensor"), "a non-deterministic kernel, or randomness in the model", "--train.deterministic"),
+        (found("file"), "a non-deterministic kernel", "--train.deterministic"),
+    ],
+)
+def test_not_the_same_twice(difference: Difference, what: str, next_step: str) -> None:
+    cause = not_repeatable(difference)
+    assert cause.what.startswith(what)
+    assert next_step in cause.next_step
+
+
+@pytest.mark.parametrize(
+    ("difference", "worlds", "what", "next_step"),
+    [
+        (found("sample"), (2, 2), "state outside the checkpoint, in the dataset", "index"),
+        (found("sample"), (2, 3), "state outside the checkpoint, in the dataset", "index"),
+        (found("order"), (2, 2), "the dataset has changed between the legs", "len(dataset)"),
+        (found("tensor"), (2, 2), "state outside the checkpoint, in the model, the task", "register_buffer"),
+        (found("file"), (2, 2), "state outside the checkpoint, in the model, the task", "register_buffer"),
+        (
+            found("tensor", unsaved=("mask",)),
+            (2, 2),
+            "state outside the checkpoint: the buffer mask has persistent=False",
+            "without persistent=False",
+        ),
+        (
+            found("tensor"),
+            (4, 2),
+            "arithmetic that depends on the number of ranks (4 and 2)",
+            "--world 4 first",
+        ),
+    ],
+)
+def test_lost_in_the_kill(difference: Difference, worlds: tuple[int, int], what: str, next_step: str) -> None:
+    cause = lost_in_the_kill(difference, worlds=worlds)
+    assert cause.what.startswith(what)
+    assert next_step in cause.next_step

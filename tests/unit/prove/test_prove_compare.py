@@ -1,0 +1,161 @@
+"""Two traces: the first difference is found, named, and told from all that may differ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.errors import TrainingError
+from drumline.prove.compare import Difference, first_difference
+from drumline.prove.traces import Traced, read_trace
+
+BATCH = 4
+
+
+def start(step: int = 0, world: int = 1, **tensors: str) -> dict[str, Any]:
+    return {
+        "kind": "start",
+        "step": step,
+        "world_size": world,
+        "pid": 1,
+        "tensors": {"w": f"w{step}", "w/exp_avg": f"m{step}"} | tensors,
+        "unsaved": {"mask": "same"},
+    }
+
+
+def step(number: int, low: int = 0, high: int = BATCH, **changes: Any) -> dict[str, Any]:
+    base = (number - 1) * BATCH
+    batch = {
+        "low": base + low,
+        "high": base + high,
+        "indices": [100 + base + place for place in range(low, high)],
+        "samples": [f"s{base + place}" for place in range(low, high)],
+        "rest": "none",
+    }
+    line = {"kind": "step", "step": number, "epoch": 0, "batches": [batch]}
+    if low == 0:
+        line |= {"tensors": {"w": f"w{number}", "w/exp_avg": f"m{number}"}, "unsaved": {"mask": "same"}}
+    for name, value in changes.items():
+        (batch if name in batch else line)[name] = value
+    return line
+
+
+def trace(folder: Path, *ranks: list[dict[str, Any]]) -> Traced:
+    folder.mkdir(parents=True)
+    for rank, lines in enumerate(ranks):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / f"rank-{rank:05d}.jsonl").write_text(text)
+    return read_trace(folder)
+
+
+@pytest.fixture(name="reference")
+def make_reference(tmp_path: Path) -> Traced:
+    return trace(tmp_path / "reference", [start(), step(1), step(2), step(3)])
+
+
+def difference(reference: Traced, folder: Path, *ranks: list[dict[str, Any]]) -> Difference | None:
+    return first_difference(reference, trace(folder, *ranks))
+
+
+def test_what_a_trace_holds(reference: Traced) -> None:
+    assert (reference.world_size, reference.from_step) == (1, 0)
+    assert (reference.num_samples, reference.num_tensors) == (12, 2)
+    assert reference.is_whole(3)
+    assert not reference.is_whole(4)
+
+
+def test_the_same_run_on_any_number_of_ranks(tmp_path: Path, reference: Traced) -> None:
+    assert difference(reference, tmp_path / "1", [start(), step(1), step(2)]) is None
+    halves = [
+        [start(world=2), step(1, 0, 2), step(2, 0, 2)],
+        [start(world=2), step(1, 2, 4), step(2, 2, 4)],
+    ]
+    assert difference(reference, tmp_path / "2", *halves) is None
+    assert difference(reference, tmp_path / "3", [start(2), step(3)]) is None
+
+
+def test_the_last_step_of_a_killed_leg_may_lack_a_rank(tmp_path: Path, reference: Traced) -> None:
+    half = [start(world=2), step(1, 0, 2), step(2, 0, 2)]
+    assert difference(reference, tmp_path / "1", half, [start(world=2), step(1, 2, 4)]) is None
+    whole = difference(reference, tmp_path / "2", half, [start(world=2), step(1, 2, 4), step(2, 3, 4)])
+    assert whole is not None
+    assert (
+        whole.sentence
+        == "step 2 has no sample at position 6 of epoch 1, where there is one in the run without kills"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "at", "sentence"),
+    [
+        (
+            [start(), step(1), step(2, samples=["s4", "x", "s6", "x"], tensors={})],
+            "sample",
+            2,
+            "sample 105 (position 5 of epoch 1) has other bits at step 2",
+        ),
+        (
+            [start(), step(1, indices=[100, 101, 7, 103])],
+            "order",
+            1,
+            "step 1 took sample 7 at position 2 of epoch 1, not sample 102",
+        ),
+        ([start(2), step(3, epoch=1)], "order", 3, "step 3 is one of epoch 2, not of epoch 1"),
+        (
+            [start(), step(1), step(2, high=5)],
+            "order",
+            2,
+            "step 2 has a sample at position 8 of epoch 1, unlike the run without kills",
+        ),
+        (
+            [start(), step(1, rest="other")],
+            "batch",
+            1,
+            "the micro-batch of positions 0 to 3 has other bits at step 1, in what belongs to no single sample",
+        ),
+        (
+            [start(), step(1), step(2, tensors={"w": "w2", "w/exp_avg": "x"})],
+            "tensor",
+            2,
+            "w/exp_avg differs after step 2",
+        ),
+        (
+            [start(), step(1), step(2, tensors={"w": "x"})],
+            "tensor",
+            2,
+            "w differs after step 2, and 1 other tensor with it",
+        ),
+        ([start(w="x"), step(1)], "tensor", 0, "w differs before the first step"),
+        ([start(2, w="x")], "tensor", 2, "w differs as restored from the checkpoint of step 2"),
+        (
+            [start(), step(1, unsaved={"mask": "x"})],
+            "tensor",
+            1,
+            "mask differs after step 1",
+        ),
+    ],
+)
+def test_the_first_difference_is_named(
+    tmp_path: Path, reference: Traced, lines: list[dict[str, Any]], kind: str, at: int, sentence: str
+) -> None:
+    found = difference(reference, tmp_path / "other", lines)
+    assert found is not None
+    assert (found.kind, found.step, found.sentence) == (kind, at, sentence)
+    assert found.unsaved == (("mask",) if "mask" in sentence else ())
+
+
+def test_a_stream_has_positions_instead_of_indices(tmp_path: Path) -> None:
+    one = trace(tmp_path / "one", [start(), step(1, indices=None)])
+    found = difference(
+        one, tmp_path / "two", [start(), step(1, indices=None, samples=["s0", "x", "s2", "s3"])]
+    )
+    assert found is not None
+    assert found.sentence == "the sample at position 1 of epoch 1 has other bits at step 1"
+
+
+def test_a_run_without_a_trace_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"there is no trace in .*: the run wrote none"):
+        read_trace(tmp_path)
