@@ -21,7 +21,6 @@ from itertools import accumulate
 import blake3
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 COLUMNS = 4096
 WORD_BYTES = 4
@@ -58,50 +57,66 @@ def text_hash(text: str) -> int:
 
 
 def _hash_on_device(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Level 1 tensor by tensor, level 2 for the rows of all of them at once: most tensors have few rows."""
-    sums = [_row_sums(tensor) for tensor in tensors]
-    lengths = [len(one) for one in sums]
+    """Level 1 for many tensors at once, level 2 for the rows of all of them: most tensors are small, and a GPU takes
+    as long to be asked for a small thing as for a large one."""
+    raws = [_raw(tensor) for tensor in tensors]
+    multipliers = _multipliers(device)
+    sums = [(words * multipliers).sum(dim=1) for words in _blocks(raws)]
+    lengths = [-(-raw.numel() // ROW_BYTES) for raw in raws]
     *starts, total = accumulate(lengths, initial=0)
     hashes = _on(device, [text_hash(f"{tensor.dtype} {list(tensor.shape)}") for tensor in tensors])
     owners = torch.repeat_interleave(_on(device, lengths), output_size=total)
     places = torch.arange(total, device=device) - _on(device, starts)[owners]
-    return hashes.index_add_(0, owners, _mix(torch.cat(sums) ^ _mix(places)))
+    rows = torch.cat(sums) if sums else _empty(device)
+    return hashes.index_add_(0, owners, _mix(rows ^ _mix(places)))
 
 
 def _on(device: torch.device, numbers: list[int]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
 
 
-def _row_sums(tensor: Tensor) -> Tensor:
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    raw = plain.contiguous().reshape(-1).view(torch.uint8)
-    multipliers = _multipliers(raw.device)
-    sums = [(words * multipliers[: words.shape[1]]).sum(dim=1) for words in _rows(raw)]
-    if len(sums) == 1:
-        return sums[0]
-    return torch.cat(sums) if sums else _empty(raw.device)
+def _raw(tensor: Tensor) -> Tensor:
+    """A tensor's bytes."""
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    return plain.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _rows(raw: Tensor) -> Iterator[Tensor]:
-    """The 32-bit words of some bytes, a limited number of rows at a time; the last row may be shorter."""
-    rest = raw.numel() % ROW_BYTES
-    whole = raw.numel() - rest
-    for low in range(0, whole, CHUNK_BYTES):
-        yield _words(raw[low : min(low + CHUNK_BYTES, whole)]).view(-1, COLUMNS)
-    if rest:
-        # Zeros add nothing to a sum, and the shape, which is in the hash, tells them from zeros of the tensor.
-        missing = -rest % WORD_BYTES
-        yield _words(functional.pad(raw[whole:], (0, missing)) if missing else raw[whole:]).view(1, -1)
+def _blocks(raws: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The rows of all tensors one after another, a limited number at a time, as 32-bit words. Each tensor begins a new
+    row; what is missing in its last one is zeros, which add nothing to a sum, and the shape, which is in the hash,
+    tells them from zeros of the tensor."""
+    waiting: list[Tensor] = []
+    size = 0
+    for raw in raws:
+        whole = raw.numel() // CHUNK_BYTES * CHUNK_BYTES
+        if waiting and (whole or size + raw.numel() > CHUNK_BYTES):
+            yield _words(torch.cat(waiting))
+            waiting, size = [], 0
+        for low in range(0, whole, CHUNK_BYTES):
+            yield _words(raw[low : low + CHUNK_BYTES])
+        if rest := raw.numel() - whole:
+            missing = -rest % ROW_BYTES
+            waiting += [raw[whole:], _zeros(raw.device)[:missing]]
+            size += rest + missing
+    if waiting:
+        yield _words(torch.cat(waiting))
 
 
 def _words(raw: Tensor) -> Tensor:
     if raw.storage_offset() % WORD_BYTES:
         raw = raw.clone()  # a view into the middle of a word: a chunk is copied, not the tensor
-    return raw.view(torch.int32)
+    return raw.view(torch.int32).view(-1, COLUMNS)
 
 
 def _empty(device: torch.device) -> Tensor:
     return torch.empty(0, dtype=torch.int64, device=device)
+
+
+@lru_cache(maxsize=16)
+def _zeros(device: torch.device) -> Tensor:
+    return torch.zeros(ROW_BYTES, dtype=torch.uint8, device=device)
 
 
 @lru_cache(maxsize=16)

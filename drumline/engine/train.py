@@ -267,6 +267,7 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
             f"the run was saved on {before['world_size']} ranks and goes on with {now['world_size']}: the same "
             "samples, but not the same bits (--train.exact elastic has both)"
         )
+        return texts
     machine = before.get("machine", now["machine"])
     texts += [
         f"the run was saved with another {name} ({machine.get(name)}, now {value}): its bits may differ from here on"

@@ -104,6 +104,18 @@ def test_a_built_in_task_on_two_ranks_is_proved(folder: Path) -> None:
     assert not list((folder / "tmp").glob("drumline-prove-*"))
 
 
+def test_another_number_of_ranks_is_proved_in_the_elastic_mode(folder: Path) -> None:
+    model = ("--model.widths", "8", "--model.dropout", "0.2", "--data.augment", "--train.shards", "4")
+    result = drumline(
+        *("prove-resume", "digits", "--world", "3,1,2", "--seed", "4", "--steps", "12", *model),
+        cwd=folder,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = result.stdout.splitlines()
+    assert "the legs have different numbers of ranks (3, 1, 2): --train.exact elastic is on" in lines
+    assert lines[-1] == "proved: 12 steps, 768 samples, 31 tensors: the same bits after 2 kills"
+
+
 @pytest.mark.parametrize(
     ("task", "difference", "cause"),
     [
