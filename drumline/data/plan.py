@@ -99,6 +99,11 @@ class StepPlan:
     def local_size(self) -> int:
         return self.share[1] - self.share[0]
 
+    @property
+    def has_several_parts(self) -> bool:
+        """Whether this rank has more than one shard."""
+        return bool(self.pieces) and self.pieces[0].part != self.pieces[-1].part
+
 
 def plan_step(cursor: Cursor, *, length: int, sharing: Sharing) -> StepPlan:
     """The step that starts at the cursor, which must stand inside the epoch (`position < length`)."""

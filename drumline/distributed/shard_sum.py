@@ -202,16 +202,16 @@ class ShardSum:
         """All backward passes of a shard are done."""
         for bucket in self._buckets[self._num_sent :]:
             bucket.close_shard(shard, num_shards)
-        for number, got_one in enumerate(self._got_gradient):
-            if got_one:
-                self._ever_got_gradient[number] = 1
-            elif not self._find_unused:
-                raise TrainingError(
-                    f"the parameter {self._names[number]} had no part in the loss of shard {shard}",
-                    next_step="use every parameter in every batch, freeze it (requires_grad=False), or set "
-                    "--dist.find_unused_parameters",
-                )
-            self._got_gradient[number] = 0
+        if self._find_unused:
+            pairs = zip(self._ever_got_gradient, self._got_gradient, strict=True)
+            self._ever_got_gradient = bytearray(ever | now for ever, now in pairs)
+        elif (number := self._got_gradient.find(0)) >= 0:
+            raise TrainingError(
+                f"the parameter {self._names[number]} had no part in the loss of shard {shard}",
+                next_step="use every parameter in every batch, freeze it (requires_grad=False), or set "
+                "--dist.find_unused_parameters",
+            )
+        self._got_gradient = bytearray(len(self._parameters))
 
     def finish(self, num_shards: int) -> None:
         """Collective: from here on each parameter's gradient is the sum over all shards of all ranks."""

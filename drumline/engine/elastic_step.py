@@ -38,7 +38,6 @@ class ElasticStep(TrainStep):
         super().__init__(job, clip_norm=clip_norm, sends_buffers=sends_buffers)
         rank, world_size = job.ddp.rank, job.ddp.world_size
         self._seed = seed
-        self._rank = rank
         self._device = job.ddp.device
         self._is_first_step = True
         self._shard_buffers = ShardBuffers(list(job.plain_model.buffers()))
@@ -59,7 +58,7 @@ class ElasticStep(TrainStep):
         plan = step.plan
         weights: Tensor | None = None
         shard = None
-        self._shard_buffers.start(len(plan.pieces))
+        self._shard_buffers.start(has_several=plan.has_several_parts)
         for micro in step.micro_batches:
             if micro.part != shard:
                 shard = micro.part
@@ -128,10 +127,10 @@ class ShardBuffers:
         self._num_opened = 0
         self._has_several = False
 
-    def start(self, num_micro_batches: int) -> None:
-        """A step begins, of so many micro-batches."""
+    def start(self, *, has_several: bool) -> None:
+        """A step begins, of one shard or several on this rank."""
         self._num_opened = 0
-        self._has_several = num_micro_batches > 1 and bool(self._buffers)
+        self._has_several = has_several and bool(self._buffers)
         if self._has_several:
             torch._foreach_copy_(self._before, self._buffers)
 

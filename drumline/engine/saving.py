@@ -18,6 +18,7 @@ from drumline.checkpoint.rng import capture_rng, restore_rng
 from drumline.config.schema import CheckpointConfig
 from drumline.data.plan import Cursor
 from drumline.distributed.collectives import (
+    all_sum,
     broadcast_buffers,
     broadcast_json,
     broadcast_tensors,
@@ -63,10 +64,14 @@ def save(
     device = job.ddp.device
     rng = gather_tensors(capture_rng(device), device=device)
     data = gather_data_state(job)
+    measured = {"names": job.meter.names, "sums": all_sum(job.meter.peek()).tolist()}
     if not job.ddp.is_main_process():
         return None
     snapshot = state.capture(
-        job.model, job.optimizer, scaler=job.scaler, progress={**asdict(progress), "facts": dict(facts)}
+        job.model,
+        job.optimizer,
+        scaler=job.scaler,
+        progress={**asdict(progress), "measured": measured, "facts": dict(facts)},
     )
     path = store.write(
         root,
@@ -136,6 +141,8 @@ def restore(job: Job, path: Path) -> Progress:
     # A rank that the saved world did not have keeps the stream that it was just seeded with.
     if (generators := tensors["rng"].get(_rank_name(job.ddp.rank))) is not None:
         restore_rng(generators, device)
+    if job.ddp.is_main_process():
+        job.meter.put(**saved["measured"])
     return Progress(saved["step"], Cursor(**saved["cursor"]))
 
 

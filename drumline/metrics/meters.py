@@ -62,6 +62,17 @@ class Meter:
         self._host_weight = 0.0
         return sums
 
+    def peek(self) -> Tensor:
+        """The same sums, which stay: what a checkpoint keeps of them."""
+        sums = self._sums.clone()
+        sums[1] += self._host_weight
+        return sums
+
+    def put(self, sums: Sequence[float], names: Sequence[str]) -> None:
+        """Go on from sums that were kept, on one of the ranks: the next log line then covers what they cover too."""
+        self.prepare(names)
+        self._sums.copy_(torch.tensor(sums, dtype=self._dtype))
+
     def _lay_out(self, names: Sequence[str]) -> None:
         self._sums = torch.zeros(2 + len(names), dtype=self._dtype, device=self._device)
         # Views made once: adding to one of them is a single operation on the device.

@@ -158,3 +158,24 @@ def test_fresh_moves_the_earlier_run_aside(tmp_path: Path) -> None:
     assert not [
         event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == "resume"
     ]
+
+
+@pytest.mark.parametrize("worlds", [(1, 1), (2, 3)])
+def test_the_logged_losses_are_those_of_the_whole_run(tmp_path: Path, worlds: tuple[int, int]) -> None:
+    """Also in the line after the resume, which covers a step from before it."""
+    config = make_config(checkpoint=EVERY_STEP)
+    train_on(worlds[0], config, Classify, tmp_path / "whole")
+    interrupted_at(5, worlds[0], config, Classify, tmp_path / "killed")
+    train_on(worlds[1], config, Classify, tmp_path / "killed")
+    whole, killed = (
+        {
+            event["step"]: (event["loss"], event["accuracy"])
+            for event in read_events(tmp_path / run / "events" / "rank-00000.jsonl")
+            if event["kind"] == "train"
+        }
+        for run in ("whole", "killed")
+    )
+    assert list(whole) == [2, 4, 6, 8, 10]
+    assert killed.keys() == whole.keys()
+    for step, numbers in whole.items():
+        assert killed[step] == pytest.approx(numbers, rel=1e-9)
