@@ -13,8 +13,9 @@ from torch.utils.data import Dataset
 
 from drumline.checkpoint import look, store
 from drumline.config.schema import CheckpointConfig, Config, DataConfig, LogConfig, OptimConfig, TrainConfig
+from drumline.engine.request import Request
 from drumline.engine.saving import Progress
-from drumline.engine.train import Request, train
+from drumline.engine.train import train
 from drumline.manager import DDPManager
 from drumline.tasks.base import Loss, Task
 from tests.ranks import run_ranks

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from drumline.config import PRESETS, Config, Layers, resolve
 from drumline.engine.output import describe_failure, screen
+from drumline.engine.request import Request
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.saving import Progress
-from drumline.engine.train import Request, train
+from drumline.engine.train import train
 from drumline.errors import DrumlineError, ExitCode, Place
 from drumline.launch.local import INTERRUPTED
 from drumline.launch.topology import let_first_rank_speak, topology_from

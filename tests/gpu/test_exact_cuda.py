@@ -23,9 +23,10 @@ from drumline.config.schema import (
 from drumline.data.loader import Step
 from drumline.engine.job import build_job
 from drumline.engine.loop import Loop, make_step
+from drumline.engine.request import Request
 from drumline.engine.saving import Progress
 from drumline.engine.step import TrainStep
-from drumline.engine.train import Request, train
+from drumline.engine.train import train
 from drumline.manager import DDPManager
 from drumline.tasks.load import load_task
 from tests.jobs import assert_same_bits, newest

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from drumline.config.schema import Config
+from drumline.engine.request import Request
 from drumline.engine.saving import Progress
-from drumline.engine.train import Request, train
+from drumline.engine.train import train
 from drumline.errors import TrainingError
 from drumline.manager import DDPManager
 from drumline.metrics.events import read_events

@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline.config.schema import Config, OptimConfig
 from drumline.data.permutation import permute
 from drumline.distributed.seeds import seed_shared
+from drumline.engine.request import Request
 from drumline.engine.saving import Progress
-from drumline.engine.train import Request, train
+from drumline.engine.train import train
 from drumline.manager import DDPManager
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Task

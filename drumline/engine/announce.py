@@ -1,0 +1,72 @@
+"""The events at either end of a run: what it is, where it goes on from, what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from drumline.checkpoint.retention import best
+from drumline.data.plan import Cursor, plan_step
+from drumline.engine.batch import Batch
+from drumline.engine.facts import changes
+from drumline.engine.job import Job
+from drumline.engine.loop import Loop
+from drumline.engine.request import Request
+from drumline.engine.saving import Found, Progress
+from drumline.launch.commands import resume_command, two_node_command
+from drumline.metrics.events import Reporter
+
+FINISHED = "this run has finished; raise train.epochs or train.steps to go on, or start anew with --fresh"
+
+
+def report_start(reporter: Reporter, request: Request, job: Job, total_steps: int) -> None:
+    train, world_size, per_epoch = request.config.train, job.ddp.world_size, job.loader.steps_per_epoch
+    reporter.report(
+        "start",
+        task=request.task,
+        run=str(request.run),
+        world_size=world_size,
+        device=str(job.ddp.device.type),
+        backend=job.ddp.backend,
+        model_parameters=sum(parameter.numel() for parameter in job.model.parameters()),
+        train_samples=job.loader.num_samples,
+        eval_samples=0 if job.eval_loader is None else job.eval_loader.num_samples,
+        batch_size=job.batch.size,
+        batch_size_per_rank=job.batch.size / world_size,
+        accumulate=len(plan_step(Cursor(), length=job.batch.size, sharing=job.loader.sharing).pieces),
+        shards=train.shards if train.exact == "elastic" else None,
+        precision=train.precision,
+        lr=job.peak_lr,
+        epochs=train.epochs or (per_epoch and -(-total_steps // per_epoch)),
+        total_steps=total_steps,
+    )
+
+
+def report_resume(
+    reporter: Reporter, found: Found, batch: Batch, progress: Progress, facts: Mapping[str, Any]
+) -> None:
+    for path, reason in found.torn:
+        reporter.report("warning", message=f"the checkpoint {path} is not whole and was skipped: {reason}")
+    reporter.report("resume", step=progress.step, epoch=progress.cursor.epoch + 1, path=str(found.path))
+    if batch.note is not None:
+        reporter.report("note", message=batch.note)
+    for change in changes(found.facts, facts):
+        reporter.report("warning", message=change)
+
+
+def report_end(reporter: Reporter, request: Request, loop: Loop) -> None:
+    job = loop.job
+    reporter.report(
+        "end",
+        step=loop.progress.step,
+        epoch=loop.epoch(),
+        seconds=loop.pace.seconds_since_start(),
+        samples_per_s=loop.pace.samples_per_s,
+        metrics=loop.metrics,
+        best_step=best(
+            loop.checkpoints, metric=job.task.best_metric, higher_is_better=job.task.higher_is_better
+        ),
+        run=str(request.run),
+        resume_command=resume_command(request.command),
+        two_node_command=two_node_command(request.command, procs=job.ddp.local_world_size),
+    )
