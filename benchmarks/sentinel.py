@@ -19,7 +19,7 @@ import torch
 from side_by_side import start_ranks
 from torch.nn import functional
 
-from drumline.distributed.tensor_hash import fold, hash_tensors
+from drumline.distributed.tensor_hash import combine, hash_tensors
 from drumline.manager import DDPManager
 from drumline.models import GPT
 from drumline.watch.replica import replica_tensors
@@ -57,7 +57,7 @@ def run_rank(size: float, rounds: int) -> None:
                 sentinel.check(0)
             else:  # nobody to compare with: what a rank does by itself is most of it
                 tensors = replica_tensors(model, optimizer, include_buffers=True)
-                fold(hash_tensors(list(tensors.values()), ddp.device)).item()
+                combine(hash_tensors(list(tensors.values()), ddp.device), list(tensors)).item()
 
         steps, checks = [], []
         for _ in range(rounds + 2):

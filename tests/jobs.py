@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from torch.utils.data import Dataset
 
 from drumline.checkpoint import look, store
 from drumline.config.schema import CheckpointConfig, Config, DataConfig, LogConfig, OptimConfig, TrainConfig
+from drumline.engine.job import make_manager
 from drumline.engine.request import Request
 from drumline.engine.saving import Progress
 from drumline.engine.train import train
-from drumline.manager import DDPManager
 from drumline.tasks.base import Loss, Task
 from tests.ranks import run_ranks
 
@@ -114,6 +115,21 @@ class Everything(Classify):
         return super().loss(model, (batch[0].float(), batch[1]))
 
 
+class Strided(Classify):
+    """Parameters that do not lie in memory in the order of their indices."""
+
+    def model(self) -> nn.Module:
+        model = nn.Sequential(
+            nn.Unflatten(1, (6, 1, 1)),
+            nn.Conv2d(6, 8, 3, padding=1),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(8, 2),
+        ).double()
+        model[4].weight = nn.Parameter(model[4].weight.detach().t().contiguous().t())
+        return model.to(memory_format=torch.channels_last)
+
+
 def make_config(
     *,
     batch_size: int = 8,
@@ -145,7 +161,7 @@ def train_here(
 ) -> Progress:
     """Train as the rank that the environment says this process is, or alone."""
     progress = Progress()
-    ddp = DDPManager(seed=config.train.seed, start_timeout_s=60, train_timeout_s=30)
+    ddp = make_manager(replace(config, dist=replace(config.dist, start_timeout_s=60, train_timeout_s=30)))
     ddp.setup()
     try:
         train(Request(name, config, run, fresh, (name,)), task, ddp, progress)

@@ -163,7 +163,8 @@ def _keep_as_saved(
     tensors: Mapping[str, Tensor],
     document: Mapping[str, Any],
 ) -> None:
-    """Undo what torch's loading changes: state cast to its parameter's type, though it had another, and text."""
+    """Undo what torch's loading changes: state cast to its parameter's type, though it had another, and text. And lay
+    state out in memory as its parameter is: fused optimizers go by memory, not by index."""
     for name, entry in document["state"].items():
         state, own_type = optimizer.state[parameters[name]], document["parameters"][name]["type"]
         for key, saved in decode(entry, tensors.__getitem__).items():
@@ -172,3 +173,11 @@ def _keep_as_saved(
                 state[key] = saved
             elif isinstance(saved, Tensor) and isinstance(loaded, Tensor) and str(saved.dtype) != own_type:
                 state[key] = loaded if key == "step" else saved.to(loaded.device, copy=True)
+            if isinstance(state[key], Tensor):
+                state[key] = _laid_out_like(parameters[name], state[key])
+
+
+def _laid_out_like(parameter: Tensor, state: Tensor) -> Tensor:
+    if state.shape != parameter.shape or state.stride() == parameter.stride():
+        return state
+    return torch.empty_like(parameter, dtype=state.dtype, device=state.device).copy_(state)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drumline.config import PRESETS, Config, Layers, resolve
+from drumline.engine.job import make_manager
 from drumline.engine.output import describe_failure, screen
 from drumline.engine.request import Request
 from drumline.engine.run_folder import RunFolder
@@ -28,7 +29,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     ddp, progress = DDPManager(), Progress()
     try:
         task_class, config = _load(task, layers)
-        ddp = _make_manager(config)
+        ddp = make_manager(config)
         ddp.setup()
         train(Request(task, config, folder, fresh, tuple(argv)), task_class, ddp, progress)
     except KeyboardInterrupt:
@@ -46,18 +47,6 @@ def _load(task: str, layers: Layers) -> tuple[type[Task], Config]:
     task_class = load_task(task)
     defaults = PRESETS[task].defaults if task in PRESETS else task_class.defaults
     return task_class, resolve(layers, defaults, task=task_class.__name__)
-
-
-def _make_manager(config: Config) -> DDPManager:
-    return DDPManager(
-        device=config.dist.device,
-        backend=config.dist.backend,
-        start_timeout_s=config.dist.start_timeout_s,
-        train_timeout_s=config.dist.train_timeout_s,
-        seed=config.train.seed,
-        deterministic=config.train.deterministic or config.train.exact == "elastic",
-        threads=config.dist.threads or (1 if config.train.exact == "elastic" else None),
-    )
 
 
 def _tell(error: BaseException, ddp: DDPManager, progress: Progress) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from drumline.data.fetch import Fetch, Request
 from drumline.data.plan import evaluation_batches
-from drumline.data.stream import Stream
+from drumline.data.serving import BatchServer
 from drumline.data.transfer import to_device
 from drumline.errors import UsageError
 
@@ -29,6 +29,9 @@ class EvaluationBatch(NamedTuple):
 
 class EvaluationLoader:
     """This rank's evaluation batches; a rank may have fewer than others, or none."""
+
+    digest = ""
+    """Ranks have compared samples before the first step."""
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class EvaluationLoader:
             length=fetch.length, batch_size=batch_size, rank=rank, world_size=world_size
         )
         self._device = device
-        self._stream = Stream(
+        self._server = BatchServer(
             fetch,
             workers=workers,
             pin_memory=pin_memory and device.type == "cuda",
@@ -75,13 +78,13 @@ class EvaluationLoader:
 
     def numbered(self) -> Iterator[EvaluationBatch]:
         """The same, with the number of each batch and its size."""
-        batches = self._stream.batches(Request(0, low, high, shuffled=False) for _, (low, high) in self._plan)
+        batches = self._server.batches(Request(0, low, high, shuffled=False) for _, (low, high) in self._plan)
         for (number, (low, high)), data in zip(self._plan, batches, strict=True):
             yield EvaluationBatch(number, high - low, to_device(data, self._device))
 
     def close(self) -> None:
         """End the worker processes."""
-        self._stream.close()
+        self._server.close()
 
 
 def check_batch_size(batch_size: int) -> None:

@@ -8,44 +8,20 @@ having to remember `set_epoch`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from drumline.data.fetch import Fetch, Request
 from drumline.data.plan import Cursor, Sharing, StepPlan, micro_batches_per_epoch, plan_epoch
-from drumline.data.stream import Stream
+from drumline.data.serving import BatchServer
+from drumline.data.steps import Micro, Step, StepLoader, not_taken_whole
 from drumline.data.transfer import to_device
 from drumline.errors import DataError, UsageError
 
 
-class Micro(NamedTuple):
-    """One micro-batch on the device."""
-
-    data: Any
-    size: int
-    """How many samples count; 0: a placeholder, to be run with weight 0 so that collectives still match."""
-    is_last: bool
-    """Whether the step ends with it: gradients are synchronised here."""
-    part: int
-    """Which share or shard of the global batch it belongs to."""
-    ends_part: bool
-    """Whether it is the last one of that."""
-
-
-class Step(NamedTuple):
-    """One optimizer step: what it covers, and its micro-batches, to be taken before the next step is."""
-
-    plan: StepPlan
-    micro_batches: Iterator[Micro]
-
-
-class Loader:
+class Loader(StepLoader):
     """This rank's training batches."""
-
-    scale: float = 1.0
-    """For the batch just handed out: a mean loss times this, averaged over ranks by DDP, is the exact global
-    mean."""
 
     def __init__(
         self,
@@ -65,9 +41,10 @@ class Loader:
         self.steps_per_epoch = -(-fetch.length // sharing.batch_size)
         self.num_samples = fetch.length
         self.sharing = sharing
+        self._fetch = fetch
         self._device = device
         self._cursor = Cursor()
-        self._stream = Stream(
+        self._server = BatchServer(
             fetch,
             workers=workers,
             pin_memory=pin_memory and device.type == "cuda",
@@ -100,29 +77,26 @@ class Loader:
 
     def __len__(self) -> int:
         """Micro-batches in one whole epoch; the same on every rank."""
+        self._refuse_shards()
         return micro_batches_per_epoch(length=self.num_samples, sharing=self.sharing)
-
-    def __iter__(self) -> Iterator[Any]:
-        """The batches from the cursor to the end of its epoch; iterate again for the next epoch."""
-        for step in self.steps():
-            for micro in step.micro_batches:
-                self.scale = self.sharing.world_size * micro.size / step.plan.global_size
-                yield micro.data
 
     def steps(self) -> Iterator[Step]:
         """The steps from the cursor to the end of its epoch."""
         for plan in self._plans(self._cursor):
             yield Step(plan, self._micro_batches(plan))
             if self._cursor != plan.following:
-                raise UsageError(
-                    "the next step was asked for before all micro-batches of the last one were taken",
-                    next_step="take every item of step.micro_batches before the next step",
-                )
+                raise not_taken_whole()
+
+    def preview(self) -> Any:
+        """The next micro-batch, which stays the next."""
+        piece = next(self._plans(self._cursor)).pieces[0]
+        request = Request(self._cursor.epoch, piece.low, piece.high, shuffled=True)
+        return to_device(self._fetch[request], self._device)
 
     def close(self) -> None:
         """End the worker processes."""
         self._batches, self._batches_at = iter(()), None
-        self._stream.close()
+        self._server.close()
 
     def _micro_batches(self, plan: StepPlan) -> Iterator[Micro]:
         batches = self._batches_from(Cursor(plan.epoch, plan.start))
@@ -140,9 +114,9 @@ class Loader:
             self._cursor = self._batches_at = plan.following
 
     def _batches_from(self, cursor: Cursor) -> Iterator[Any]:
-        endless = self._stream.outlives_a_sequence
+        endless = self._server.outlives_a_sequence
         if self._batches_at != cursor or (cursor.position == 0 and not endless):
-            self._batches = self._stream.batches(_requests(self._plans, cursor, endless=endless))
+            self._batches = self._server.batches(_requests(self._plans, cursor, endless=endless))
         return self._batches
 
     def _plans(self, cursor: Cursor) -> Iterator[StepPlan]:
@@ -154,13 +128,15 @@ def _requests(
 ) -> Iterator[Request]:
     """What is asked of the stream. Workers that stay go on into the next epoch by themselves, so that its first
     batches are ready when it begins."""
-    while True:
+    has_any = True
+    while has_any:
+        # A rank may have no shard of a whole epoch, and then has none of any: there is nothing to ask for.
+        has_any = endless and cursor.position > 0
         for plan in plans_from(cursor):
             for piece in plan.pieces:
+                has_any = endless
                 yield Request(plan.epoch, piece.low, piece.high, shuffled=True)
             cursor = plan.following
-        if not endless:
-            return
 
 
 def check_sizes(sharing: Sharing) -> None:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from drumline.data.fetch import seed_generators
 from drumline.data.mixing import key
 from drumline.data.plan import StepPlan
-from drumline.data.stream import Stream
+from drumline.data.serving import BatchServer
 from drumline.errors import UsageError
 
 log = logging.getLogger("drumline")
@@ -93,11 +93,11 @@ def asks_from(opening: Any) -> Iterator[Ask]:
 
 def read_by(
     reader: Dataset[Any], *, workers: int, warns: bool, persistent_workers: bool = True, **loading: Any
-) -> Stream:
+) -> BatchServer:
     """A reader's answers, read ahead by one worker process if there are to be any."""
     if workers > 1 and warns:
         log.warning(
             f"{workers} workers were asked for, but one is used: more would share the stream among them, and the order "
             "of its samples would depend on their number"
         )
-    return Stream(reader, workers=min(workers, 1), persistent_workers=persistent_workers, **loading)
+    return BatchServer(reader, workers=min(workers, 1), persistent_workers=persistent_workers, **loading)

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, default_collate
 from drumline.data.dataset import check_stream
 from drumline.data.evaluation_loader import EvaluationBatch, check_batch_size
 from drumline.data.fetch import generators_put_back
+from drumline.data.fingerprint import content_hash
 from drumline.data.streamed import END, Ask, NoLengthError, Pass, asks_from, read_by, tell_epoch
 from drumline.data.transfer import to_device
 from drumline.errors import DataError
@@ -26,6 +27,8 @@ class _ReadAll(NamedTuple):
     """A reader's last answer."""
 
     num_samples: int
+    first: str
+    """A digest of the first sample."""
 
 
 class EvaluationReader(Dataset[Any]):
@@ -46,6 +49,7 @@ class EvaluationReader(Dataset[Any]):
         self._world_size = world_size
         self._collate = collate or default_collate
         self._pass: Pass
+        self._first = ""
 
     def __getitem__(self, ask: Ask) -> EvaluationBatch | _ReadAll:
         with generators_put_back():
@@ -60,10 +64,12 @@ class EvaluationReader(Dataset[Any]):
             number = self._pass.position // self._batch_size
             if (sample := self._pass.take()) is END:
                 break
+            if self._pass.position == 1:
+                self._first = content_hash(sample).hex()
             if number % self._world_size == self._rank:
                 samples.append(sample)
         if not samples:
-            return _ReadAll(self._pass.position)
+            return _ReadAll(self._pass.position, self._first)
         number = (self._pass.position - 1) // self._batch_size
         return EvaluationBatch(number, len(samples), self._collate(samples))
 
@@ -73,6 +79,8 @@ class StreamEvaluationLoader:
 
     num_samples: int | None = None
     """Over all ranks; None: no pass is through yet."""
+    digest: str = ""
+    """Of the first sample of the latest pass."""
 
     def __init__(
         self,
@@ -94,7 +102,7 @@ class StreamEvaluationLoader:
         self._batch_size = batch_size
         self._device = device
         self._stays = persistent_workers
-        self._stream = read_by(
+        self._server = read_by(
             EvaluationReader(
                 dataset, batch_size=batch_size, rank=rank, world_size=world_size, collate=collate
             ),
@@ -122,19 +130,20 @@ class StreamEvaluationLoader:
 
     def numbered(self) -> Iterator[EvaluationBatch]:
         """The same, with the number of each batch and its size."""
-        for answer in self._stream.batches(asks_from(True)):
+        for answer in self._server.batches(asks_from(True)):
             if isinstance(answer, _ReadAll):
+                self.digest = answer.first
                 self._note(answer.num_samples)
                 return
             yield answer._replace(data=to_device(answer.data, self._device))
 
     def close(self) -> None:
         """End the worker process."""
-        self._stream.close()
+        self._server.close()
 
     def _note(self, num_samples: int) -> None:
         if not self._stays:
-            self._stream.close()
+            self._server.close()
         if num_samples == 0:
             raise DataError(
                 f"the stream {self._name} is empty", next_step="check the path and the split it reads"

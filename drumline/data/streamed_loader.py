@@ -14,20 +14,18 @@ import torch
 
 from drumline.data.dataset import check_stream, is_resumable
 from drumline.data.dealt import DealtReader
-from drumline.data.loader import Micro, Step, check_sizes
+from drumline.data.loader import check_sizes
 from drumline.data.own_stream import OwnPlace, OwnReader
 from drumline.data.plan import Cursor, Sharing
+from drumline.data.steps import Micro, Step, StepLoader, not_taken_whole
 from drumline.data.streamed import NoLengthError, ReadStep, asks_from, read_by
 from drumline.data.transfer import copied, to_device
 from drumline.errors import CheckpointError, DataError, UsageError
 
 
-class StreamLoader:
+class StreamLoader(StepLoader):
     """This rank's training batches of a stream."""
 
-    scale: float = 1.0
-    """For the batch just handed out: a mean loss times this, averaged over ranks by DDP, is the exact global
-    mean."""
     num_samples: None = None
     """Not known."""
     steps_per_epoch: None = None
@@ -57,7 +55,7 @@ class StreamLoader:
         self._cursor = Cursor()
         reader = DealtReader if self._place is None else OwnReader
         # The worker stays from epoch to epoch in any case: the stream does not end there.
-        self._stream = read_by(
+        self._server = read_by(
             reader(dataset, sharing=sharing, seed=seed, collate=collate),
             workers=workers,
             warns=sharing.rank == 0,
@@ -118,13 +116,6 @@ class StreamLoader:
     def __len__(self) -> int:
         raise NoLengthError(self.name)
 
-    def __iter__(self) -> Iterator[Any]:
-        """The batches from the cursor to the end of its epoch; iterate again for the next epoch."""
-        for step in self.steps():
-            for micro in step.micro_batches:
-                self.scale = self.sharing.world_size * micro.size / step.plan.global_size
-                yield micro.data
-
     def steps(self) -> Iterator[Step]:
         """The steps from the cursor to the end of its epoch."""
         epoch = self._cursor.epoch
@@ -132,10 +123,11 @@ class StreamLoader:
             read = self._read()
             yield Step(read.plan, self._micro_batches(read))
             if self._cursor != read.plan.following:
-                raise UsageError(
-                    "the next step was asked for before all micro-batches of the last one were taken",
-                    next_step="take every item of step.micro_batches before the next step",
-                )
+                raise not_taken_whole()
+
+    def preview(self) -> Any:
+        """The next micro-batch, which stays the next."""
+        return self._handed_out(self._read().batches[0])
 
     def peek(self) -> str:
         """A digest of the first sample that this loader has read or will read; nothing is taken."""
@@ -144,7 +136,7 @@ class StreamLoader:
     def close(self) -> None:
         """End the worker process."""
         self._go_to(self._cursor)
-        self._stream.close()
+        self._server.close()
 
     def _go_to(self, cursor: Cursor) -> None:
         self._cursor, self._current = cursor, None
@@ -158,7 +150,7 @@ class StreamLoader:
 
     def _next_answer(self) -> ReadStep:
         if self._answers_at != self._cursor:
-            self._answers = self._stream.batches(
+            self._answers = self._server.batches(
                 asks_from(self._cursor if self._place is None else self._place)
             )
         self._answers_at = None  # until there is an answer: after an error the stream is opened anew

@@ -41,10 +41,11 @@ def check_same_weights(model: nn.Module, *, host: str, device: torch.device) -> 
     hosts = gather_json(host, device=device)
     digests = gather_tensors(hash_tensors(list(tensors.values()), device), device=device)
     for position, name in enumerate(tensors):
-        found = [f"{int(one[position]) & 0xFFFFFFFF:08x}" for one in digests]
+        found = [int(one[position]) for one in digests]
         if any(value != found[0] for value in found):
+            shown = [f"{value & (2**64 - 1):016x}" for value in found]
             raise PreflightError(
-                f"ranks start from different weights; first difference in {name}: {_by_rank(found, hosts)}",
+                f"ranks start from different weights; first difference in {name}: {_by_rank(shown, hosts)}",
                 next_step=next_step,
             )
 

@@ -6,8 +6,7 @@ Every function here is collective: all ranks call it, in the same order. With no
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -73,30 +72,11 @@ def broadcast_tensors(tensors: Mapping[str, Tensor] | None, *, device: torch.dev
             buffer = tensors[name].to(device).contiguous()
         else:
             buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-        dist.broadcast(buffer.reshape(-1).view(torch.uint8), 0)  # as bytes, for the same reason
+        dist.broadcast(
+            buffer.reshape(-1).view(torch.uint8), 0
+        )  # as bytes: not every backend knows every type
         received[name] = buffer.cpu()
     return received
-
-
-def broadcast_buffers(buffers: Sequence[Tensor]) -> None:
-    """Collective: rank 0's buffers (BatchNorm's statistics), on every rank; one message for each type of them."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return
-    by_type: dict[torch.dtype, list[Tensor]] = defaultdict(list)
-    for buffer in buffers:
-        by_type[buffer.dtype].append(buffer)
-    for same_type in by_type.values():
-        message = torch.cat([buffer.detach().reshape(-1) for buffer in same_type])
-        dist.broadcast(message.view(torch.uint8), 0)  # as bytes: not every backend knows every type
-        if dist.get_rank() != 0:
-            sizes = [buffer.numel() for buffer in same_type]
-            pieces = torch.split(message, sizes)
-            _copy_all(same_type, [piece.view_as(to) for piece, to in zip(pieces, same_type, strict=True)])
-
-
-@torch.no_grad()
-def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    torch._foreach_copy_(targets, sources)
 
 
 def _encode(value: Any) -> Tensor:

@@ -18,9 +18,8 @@ CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 def use_deterministic_kernels() -> None:
     """Let torch use only kernels that give the same bits each time, and refuse operations that have none."""
     torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = (
-        False  # it picks the fastest kernel by the clock, so not the same one each time
-    )
+    # The search for the fastest kernel goes by the clock, so it does not find the same one each time.
+    torch.backends.cudnn.benchmark = False
     # A help for debugging that costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

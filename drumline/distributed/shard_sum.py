@@ -69,8 +69,15 @@ class _Flat:
         self.data = torch.zeros(self.chunk * world_size, dtype=first.dtype, device=first.device)
         pieces = torch.split(self.data[: sum(sizes)], sizes)
         self.views = [
-            piece.view(parameter.shape) for piece, parameter in zip(pieces, parameters, strict=True)
+            _laid_out_like(parameter, piece) for piece, parameter in zip(pieces, parameters, strict=True)
         ]
+
+
+def _laid_out_like(parameter: Tensor, memory: Tensor) -> Tensor:
+    """A view of so much memory in the order of a parameter's own (channels_last, say): fused optimizers go by memory,
+    not by index."""
+    strides = torch.empty_like(parameter, device="meta").stride()
+    return memory.as_strided(parameter.shape, strides)
 
 
 class _Bucket:
@@ -173,12 +180,14 @@ class ShardSum:
         )
         self._rank = rank
         self._world_size = world_size
+        parameters = {name: one for name, one in parameters.items() if one.numel()}
         self._names = list(parameters)
         self._find_unused = find_unused
         self._got_gradient = bytearray(len(parameters))
         self._ever_got_gradient = bytearray(len(parameters))
         self._parameters = list(parameters.values())
         self._buckets = [_Bucket(group, world_size) for group in _grouped(self._parameters, bucket_bytes)]
+        self._arrived = bytearray(len(parameters))
         self._num_sent = 0
         self._sends_along: tuple[int, int] | None = None
         bucket_of = {id(parameter): bucket for bucket in self._buckets for parameter in bucket.parameters}
@@ -195,6 +204,7 @@ class ShardSum:
         """The next backward pass is this rank's last: send each bucket as soon as it is complete."""
         if self._world_size > 1 and not self._find_unused:
             self._sends_along = (shard, num_shards)
+            self._arrived = bytearray(len(self._parameters))
             for bucket in self._buckets:
                 bucket.missing = len(bucket.parameters)
 
@@ -231,6 +241,12 @@ class ShardSum:
         self._got_gradient[number] = 1
         if self._sends_along is None:
             return
+        if self._arrived[number]:
+            raise TrainingError(
+                f"the parameter {self._names[number]} got its gradient twice in one backward pass",
+                next_step="use torch.utils.checkpoint with use_reentrant=False",
+            )
+        self._arrived[number] = 1
         bucket.missing -= 1
         shard, num_shards = self._sends_along
         # In the order of the list, not in which they are complete: that may differ between ranks.

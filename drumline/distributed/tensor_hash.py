@@ -45,10 +45,10 @@ def hash_tensors(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def fold(values: Tensor) -> Tensor:
-    """One int64 of many: each is mixed with its place, then added. One changed value is always found, since the
-    mixing is a bijection."""
-    return _mix(values ^ _mix(torch.arange(len(values), device=values.device))).sum()
+def combine(hashes: Tensor, names: Sequence[str]) -> Tensor:
+    """One int64 of many, in whatever order they come: each is mixed with its name, then added. One changed hash is
+    always found, since the mixing is a bijection."""
+    return _mix(hashes ^ _mix(_on(hashes.device, [text_hash(name) for name in names]))).sum()
 
 
 def text_hash(text: str) -> int:

@@ -34,8 +34,8 @@ def wrap_model(
     gradient_as_bucket_view: bool = True,
     static_graph: bool = False,
 ) -> nn.Module:
-    """Collective: move the model to its device and wrap it; without a group it is only moved, nor if someone else
-    takes care of the gradients (`reduces_gradients=False`)."""
+    """Collective: move the model to its device and wrap it. It is only moved where there is no group, or where someone
+    else takes care of the gradients (`reduces_gradients=False`)."""
     model = model.to(device)
     if not dist.is_initialized() or not reduces_gradients:
         return model

@@ -32,13 +32,16 @@ def choose_batch(train: TrainConfig, *, world_size: int, saved: Mapping[str, Any
     size = asked if saved is None else _size_at_the_start(saved, per_rank, asked)
     if size == asked:
         return Batch(size, train.accumulate, train.micro_batch_size, world_size)
+    ranks = size // per_rank
+    note = (
+        f"the global batch stays {size}, as the run began ({per_rank} on each of {ranks} ranks): now "
+        f"{size / world_size:.4g} on each of {world_size}"
+    )
+    if train.exact == "elastic":  # micro-batches belong to the shards, which stay as they are
+        return Batch(size, train.accumulate, train.micro_batch_size, ranks, note)
     # A rank is to hold no more at once than it did when the run began.
     most = train.micro_batch_size or -(-per_rank // train.accumulate)
-    note = (
-        f"the global batch stays {size}, as the run began ({per_rank} on each of {size // per_rank} ranks): now "
-        f"{size / world_size:.4g} on each of {world_size}, at most {most} at once"
-    )
-    return Batch(size, 1, most, size // per_rank, note)
+    return Batch(size, 1, most, ranks, f"{note}, at most {most} at once")
 
 
 def _size_at_the_start(saved: Mapping[str, Any], per_rank: int, asked: int) -> int:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from drumline.data.loader import Micro, Step
 from drumline.data.plan import StepPlan, parts_of_rank
-from drumline.distributed.collectives import broadcast_buffers, broadcast_json
+from drumline.data.steps import Micro, Step
+from drumline.distributed.buffers import LiveBuffers
+from drumline.distributed.collectives import broadcast_json
 from drumline.distributed.seeds import seed_shard
 from drumline.distributed.shard_sum import ShardSum
 from drumline.engine.job import Job
 from drumline.engine.step import TrainStep, correction_for
+from drumline.errors import UsageError
 from drumline.tasks.base import Loss
 
 
@@ -31,16 +33,15 @@ class ElasticStep(TrainStep):
         *,
         seed: int,
         clip_norm: float | None = None,
-        sends_buffers: bool = True,
         bucket_bytes: int,
         find_unused: bool = False,
     ) -> None:
-        super().__init__(job, clip_norm=clip_norm, sends_buffers=sends_buffers)
+        _refuse_collectives(job.plain_model)
+        super().__init__(job, clip_norm=clip_norm)
         rank, world_size = job.ddp.rank, job.ddp.world_size
         self._seed = seed
-        self._device = job.ddp.device
         self._is_first_step = True
-        self._shard_buffers = ShardBuffers(list(job.plain_model.buffers()))
+        self._shard_buffers = ShardBuffers(self._buffers)
         self._gradients = ShardSum(
             {name: tensor for name, tensor in job.plain_model.named_parameters() if tensor.requires_grad},
             rank=rank,
@@ -76,7 +77,7 @@ class ElasticStep(TrainStep):
         self._gradients.finish(plan.num_parts)
         self._agree_on_the_loss()
         self._shard_buffers.finish()
-        broadcast_buffers(self._buffers)
+        self._buffers.broadcast()
         self._update(self._weight_correction(weights, plan))
 
     def _open(self, plan: StepPlan, shard: int) -> None:
@@ -120,10 +121,10 @@ class ElasticStep(TrainStep):
 class ShardBuffers:
     """A model's buffers, as every shard of a step finds them, and as the first one leaves them."""
 
-    def __init__(self, buffers: list[Tensor]) -> None:
+    def __init__(self, buffers: LiveBuffers) -> None:
         self._buffers = buffers
-        self._before = [torch.empty_like(buffer) for buffer in buffers]
-        self._after_first = [torch.empty_like(buffer) for buffer in buffers]
+        self._before: list[Tensor] | None = None
+        self._after_first: list[Tensor] | None = None
         self._num_opened = 0
         self._has_several = False
 
@@ -132,17 +133,27 @@ class ShardBuffers:
         self._num_opened = 0
         self._has_several = has_several and bool(self._buffers)
         if self._has_several:
-            torch._foreach_copy_(self._before, self._buffers)
+            self._before = self._buffers.keep(self._before)
 
     def open_shard(self) -> None:
         """A shard begins: with the buffers of the step's beginning."""
         if self._has_several and self._num_opened == 1:
-            torch._foreach_copy_(self._after_first, self._buffers)
-        if self._has_several and self._num_opened > 0:
-            torch._foreach_copy_(self._buffers, self._before)
+            self._after_first = self._buffers.keep(self._after_first)
+        if self._before is not None and self._has_several and self._num_opened > 0:
+            self._buffers.put_back(self._before)
         self._num_opened += 1
 
     def finish(self) -> None:
         """All shards of this rank are done: what counts is what the first one made."""
-        if self._has_several and self._num_opened > 1:
-            torch._foreach_copy_(self._buffers, self._after_first)
+        if self._after_first is not None and self._has_several and self._num_opened > 1:
+            self._buffers.put_back(self._after_first)
+
+
+def _refuse_collectives(model: nn.Module) -> None:
+    """Ranks may have different numbers of shards, so a collective in the forward pass would wait for ever."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise UsageError(
+                f"the model's {name} is a SyncBatchNorm, but in the elastic mode batch statistics belong to the shard",
+                next_step="use nn.BatchNorm in its place, or train without --train.exact elastic",
+            )

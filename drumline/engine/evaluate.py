@@ -7,12 +7,14 @@ with exact rounding, so neither who computed a batch nor in which order matters.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from drumline.data.loaders import AnyEvaluationLoader
-from drumline.distributed.collectives import all_sum, broadcast_buffers, broadcast_json
+from drumline.distributed.buffers import LiveBuffers
+from drumline.distributed.collectives import all_sum, broadcast_json
 from drumline.engine.job import Job
 from drumline.errors import TrainingError
 
@@ -21,7 +23,7 @@ from drumline.errors import TrainingError
 def evaluate(job: Job, loader: AnyEvaluationLoader) -> dict[str, float]:
     """Collective: the mean loss and metrics of the model, as it is now, over every sample of `loader`."""
     model, device = job.plain_model, job.ddp.device
-    broadcast_buffers(list(model.buffers()))
+    LiveBuffers(model).broadcast()
     # Each module gets its own mode back: a user may have put parts of the model into eval mode for good.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -31,8 +33,10 @@ def evaluate(job: Job, loader: AnyEvaluationLoader) -> dict[str, float]:
         for module, was_training in modes:
             module.training = was_training
     # Rank 0 always has the first batch; a rank that has none learns the names from it.
-    names, num_batches = broadcast_json([names, loader.num_batches], device=device)
-    _check_count(loader.num_batches, num_batches, rank=job.ddp.rank)
+    mine = [loader.num_batches, loader.digest]
+    names, expected = broadcast_json([names, mine], device=device)
+    _check_stream(mine, expected, rank=job.ddp.rank)
+    num_batches = expected[0]
     table = torch.zeros(num_batches, 1 + len(names), dtype=torch.float64, device=device)
     for number, row in sums.items():
         table[number] = row
@@ -42,11 +46,16 @@ def evaluate(job: Job, loader: AnyEvaluationLoader) -> dict[str, float]:
     return job.task.report({name: total / weight for name, total in zip(names, totals, strict=True)})
 
 
-def _check_count(mine: int, expected: int, *, rank: int) -> None:
-    """Only a stream can differ: of anything else the ranks have compared the length before the first step."""
+def _check_stream(mine: list[Any], expected: list[Any], *, rank: int) -> None:
+    """Only a stream can differ: of anything else the ranks have compared samples before the first step."""
     if mine != expected:
+        what = (
+            f"of {mine[0]} evaluation batches, rank 0 one of {expected[0]}"
+            if mine[0] != expected[0]
+            else "for evaluation that begins with another sample than that of rank 0"
+        )
         raise TrainingError(
-            f"rank {rank} has read a stream of {mine} evaluation batches, rank 0 one of {expected}",
+            f"rank {rank} has read a stream {what}",
             next_step="give every rank the whole stream for evaluation, in the same order: it is shared out by batches",
         )
 

@@ -14,11 +14,15 @@ FREE_TO_CHANGE = (
     "log.",
     "checkpoint.",
     "watch.",
-    "dist.",
+    "dist.device",  # the machine's facts tell
+    "dist.threads",
+    "dist.start_timeout_s",
+    "dist.train_timeout_s",
     "data.dir",
     "data.workers",
     "data.pin_memory",
     "data.persistent",
+    "data.prefetch",
 )
 
 

@@ -23,6 +23,7 @@ from drumline.data.loaders import AnyEvaluationLoader, AnyLoader
 from drumline.data.plan import Cursor
 from drumline.data.streamed_loader import StreamLoader
 from drumline.distributed.agree import check_same
+from drumline.distributed.determinism import machine_facts
 from drumline.distributed.wrap import has_batchnorm, unwrap_model
 from drumline.engine.batch import Batch, choose_batch
 from drumline.engine.optimizer import make_optimizer
@@ -63,6 +64,20 @@ class Job:
         self.loader.close()
         if self.eval_loader is not None:
             self.eval_loader.close()
+
+
+def make_manager(config: Config) -> DDPManager:
+    """The rank's place in the group, as the settings want it."""
+    is_elastic = config.train.exact == "elastic"
+    return DDPManager(
+        device=config.dist.device,
+        backend=config.dist.backend,
+        start_timeout_s=config.dist.start_timeout_s,
+        train_timeout_s=config.dist.train_timeout_s,
+        seed=config.train.seed,
+        deterministic=config.train.deterministic or is_elastic,
+        threads=config.dist.threads or (1 if is_elastic else None),
+    )
 
 
 def build_job(config: Config, task: Task, ddp: DDPManager, batch: Batch | None = None) -> Job:
@@ -176,6 +191,11 @@ def _check_ranks_agree(config: Config, ddp: DDPManager, train_data: str, eval_da
             **{f"the setting {name}": value for name, value in flat(config).items() if name != "data.dir"},
             "the training data": train_data,
             "the evaluation data": eval_data,
+            **(
+                {f"the {name}": value for name, value in machine_facts(ddp.device).items()}
+                if config.train.exact == "elastic"
+                else {}
+            ),
         },
         host=ddp.host,
         device=ddp.device,

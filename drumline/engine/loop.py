@@ -14,7 +14,7 @@ from typing import Any
 
 from drumline.config.schema import Config
 from drumline.data.ledger import Ledger
-from drumline.data.loader import Step
+from drumline.data.steps import Step
 from drumline.distributed.collectives import all_sum
 from drumline.engine.elastic_step import ElasticStep
 from drumline.engine.evaluate import evaluate

@@ -17,9 +17,9 @@ from drumline.checkpoint.retention import prune
 from drumline.checkpoint.rng import capture_rng, restore_rng
 from drumline.config.schema import CheckpointConfig
 from drumline.data.plan import Cursor
+from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import (
     all_sum,
-    broadcast_buffers,
     broadcast_json,
     broadcast_tensors,
     gather_tensors,
@@ -60,7 +60,7 @@ def save(
 ) -> Saved | None:
     """Collective: write a checkpoint and let old ones go. Only rank 0 learns what was written."""
     started = time.perf_counter()
-    broadcast_buffers(list(job.plain_model.buffers()))
+    LiveBuffers(job.plain_model).broadcast()
     device = job.ddp.device
     rng = gather_tensors(capture_rng(device), device=device)
     data = gather_data_state(job)
@@ -141,7 +141,7 @@ def restore(job: Job, path: Path) -> Progress:
     # A rank that the saved world did not have keeps the stream that it was just seeded with.
     if (generators := tensors["rng"].get(_rank_name(job.ddp.rank))) is not None:
         restore_rng(generators, device)
-    if job.ddp.is_main_process():
+    if job.ddp.is_main_process() and "measured" in saved:
         job.meter.put(**saved["measured"])
     return Progress(saved["step"], Cursor(**saved["cursor"]))
 

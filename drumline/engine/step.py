@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drumline.data.loader import Micro, Step
-from drumline.distributed.collectives import broadcast_buffers
+from drumline.data.steps import Micro, Step
+from drumline.distributed.buffers import LiveBuffers
 from drumline.engine.job import Job
 from drumline.errors import TrainingError, UsageError
 from drumline.tasks.base import Loss
@@ -41,7 +41,8 @@ class TrainStep:
         self._parameters = [parameter for parameter in job.model.parameters() if parameter.requires_grad]
         self._world_size = job.ddp.world_size
         self._no_sync = job.model.no_sync if isinstance(job.model, DistributedDataParallel) else nullcontext
-        self._buffers = list(job.plain_model.buffers()) if sends_buffers else []
+        self._buffers = LiveBuffers(job.plain_model)
+        self._sends_buffers = sends_buffers
         self._is_weighted: bool | None = None
         self.grad_norm: Tensor | None = None
         """Of the latest step, before clipping; on the device."""
@@ -59,7 +60,8 @@ class TrainStep:
             self._measure(loss, micro)
         if reduction is not None:
             reduction.wait()
-        broadcast_buffers(self._buffers)
+        if self._sends_buffers:
+            self._buffers.broadcast()
         self._update(None if weight is None else correction_for(weight, step.plan.global_size))
 
     def _forward(self, micro: Micro) -> Loss:

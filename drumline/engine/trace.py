@@ -21,9 +21,9 @@ import numpy as np
 from torch import Tensor
 
 from drumline.checkpoint.state import capture
-from drumline.data.loader import Micro, Step
 from drumline.data.permutation import permute
 from drumline.data.plan import Piece, StepPlan
+from drumline.data.steps import Micro, Step
 from drumline.engine.fingerprints import hash_json, hash_samples, hash_tensor
 from drumline.engine.job import Job
 from drumline.engine.saving import Progress

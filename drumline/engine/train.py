@@ -65,7 +65,6 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
                 reporter.report("note", message=FINISHED)
         if progress.step < total_steps:
             check_streams(job)
-        warm_up(job, static_graph=request.config.dist.static_graph)
         loop = Loop(
             job=job,
             config=request.config,
@@ -78,6 +77,7 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
             trace=_open_trace(request, folder, job, progress, stack),
         )
         with told_of_refused_kernels():
+            warm_up(job, static_graph=request.config.dist.static_graph)
             loop.run()
         report_end(reporter, request, loop)
 

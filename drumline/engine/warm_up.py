@@ -7,10 +7,10 @@ pass the first step after a resume would run in the layout that an uninterrupted
 
 from __future__ import annotations
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.checkpoint.rng import capture_rng, restore_rng
+from drumline.distributed.buffers import LiveBuffers
 from drumline.engine.job import Job
 
 # The sum of two numbers does not depend on their order.
@@ -24,15 +24,13 @@ def warm_up(job: Job, *, static_graph: bool) -> None:
         return
     if job.ddp.world_size < FIRST_WORLD_WITH_AN_ORDER and not static_graph:
         return
-    cursor, rng = job.loader.cursor, capture_rng(job.ddp.device)
-    buffers = [(buffer, buffer.clone()) for buffer in job.plain_model.buffers()]
-    micro = next(next(job.loader.steps()).micro_batches)
-    with job.autocast:
-        loss = job.task.loss(job.model, micro.data)
-    (loss.total * 0.0).backward()  # type: ignore[no-untyped-call]
-    job.optimizer.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
-    job.loader.cursor = cursor
+    rng, buffers = capture_rng(job.ddp.device), LiveBuffers(job.plain_model)
+    before = buffers.keep()
+    # With a static graph the layout is settled by the second pass only.
+    for _ in range(2 if static_graph else 1):
+        with job.autocast:
+            loss = job.task.loss(job.model, job.loader.preview())
+        (loss.total * 0.0).backward()  # type: ignore[no-untyped-call]
+        job.optimizer.zero_grad(set_to_none=True)
+    buffers.put_back(before)
     restore_rng(rng, job.ddp.device)

@@ -23,6 +23,7 @@ class Meter:
         self._device = device
         self._names: tuple[str, ...] | None = None
         self._host_weight = 0.0
+        self._kept: tuple[tuple[str, ...], Sequence[float]] = ((), [0.0, 0.0])
         self._lay_out(())
 
     @property
@@ -36,6 +37,9 @@ class Meter:
         if self._names is None:
             self._names = given
             self._lay_out(given)
+            names, sums = self._kept
+            if names == given:
+                self._sums.copy_(torch.tensor(sums, dtype=self._dtype))
         elif self._names != given:
             raise TrainingError(
                 f"the loss came with the metrics {list(given)}, and before with {list(self._names)}",
@@ -69,9 +73,9 @@ class Meter:
         return sums
 
     def put(self, sums: Sequence[float], names: Sequence[str]) -> None:
-        """Go on from sums that were kept, on one of the ranks: the next log line then covers what they cover too."""
-        self.prepare(names)
-        self._sums.copy_(torch.tensor(sums, dtype=self._dtype))
+        """Go on from sums that were kept, on one of the ranks: the next log line then covers what they cover too.
+        Unless the metrics turn out to be others."""
+        self._kept = (tuple(names), sums)
 
     def _lay_out(self, names: Sequence[str]) -> None:
         self._sums = torch.zeros(2 + len(names), dtype=self._dtype, device=self._device)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drumline.distributed.collectives import gather_json
-from drumline.distributed.tensor_hash import fold, hash_tensors, text_hash
+from drumline.distributed.tensor_hash import combine, hash_tensors
 from drumline.errors import TrainingError
 from drumline.watch.replica import replica_tensors
 from drumline.watch.verdict import Difference, find_difference
@@ -58,7 +58,7 @@ class Sentinel:
 
     def _all_agree(self, tensors: dict[str, Tensor], hashes: Tensor) -> bool:
         """Collective. Of one size whatever a rank holds, so that ranks with other tensors are found, not waited for."""
-        mine = fold(hashes) + text_hash("\n".join(tensors))
+        mine = combine(hashes, list(tensors))
         both = torch.stack([mine, ~mine])  # the largest ~h belongs to the smallest h
         dist.all_reduce(both, op=dist.ReduceOp.MAX)
         largest, not_smallest = both.tolist()
@@ -85,7 +85,8 @@ class Sentinel:
             raise TrainingError(
                 sentence,
                 next_step="run the same command again: it goes on from the newest checkpoint, which was compared "
-                f"before it was saved; test the memory of {difference.suspect_hosts()}",
+                f"before it was saved; test the memory of {difference.suspect_hosts()}; if it comes again at the same "
+                "place, look for code that does something else on some ranks",
                 place=place,
             )
         for name in difference.tensors:

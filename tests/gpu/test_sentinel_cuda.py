@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drumline.distributed.tensor_hash import CHUNK_BYTES, COLUMNS, fold, hash_tensors
+from drumline.distributed.tensor_hash import CHUNK_BYTES, COLUMNS, combine, hash_tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -75,6 +75,7 @@ def test_hashing_does_not_wait_for_the_device() -> None:
     # Odd bytes, other strides, nothing, and counters on the CPU, as optimizers have them.
     tensors = [*on_gpu, made((5,), torch.bool).to(GPU), on_gpu[0].mT, torch.zeros(0, device=GPU)]
     tensors += [torch.tensor(3.0), torch.tensor(4.0)]
+    names = [str(number) for number in range(len(tensors))]
     expected = hash_tensors([tensor.cpu() for tensor in tensors], CPU)
     hash_tensors(tensors, GPU)  # the first call makes the table
     torch.cuda.synchronize()
@@ -83,8 +84,8 @@ def test_hashing_does_not_wait_for_the_device() -> None:
         torch.cuda.set_sync_debug_mode("error")
     try:
         hashes = hash_tensors(tensors, GPU)
-        folded = fold(hashes)
+        combined = combine(hashes, names)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert hashes.tolist() == expected.tolist()
-    assert folded.item() == fold(expected).item()
+    assert combined.item() == combine(expected, names).item()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from drumline.config.schema import Config, DistConfig, OptimConfig
+from drumline.engine import job
 from drumline.engine.job import build_job
 from drumline.engine.loop import make_step
 from drumline.manager import DDPManager
@@ -19,6 +23,7 @@ from tests.faults import Fault, die_at
 from tests.jobs import (
     Classify,
     Everything,
+    Strided,
     WeighTokens,
     make_config,
     newest,
@@ -71,6 +76,51 @@ def elastic(*, shards: int = 4, dist: DistConfig | None = None, **settings: Any)
     return replace(config, dist=dist or DistConfig(bucket_cap_mb=0.0005))
 
 
+class Reassigning(Classify):
+    """A buffer that is not changed in place, but replaced in every forward pass."""
+
+    def model(self) -> nn.Module:
+        return Averaging()
+
+
+class Averaging(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 2).double()
+        self.register_buffer("mean", torch.zeros(6, dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * inputs.detach().mean(0)
+        scores: Tensor = self.linear(inputs - self.mean)
+        return scores
+
+
+class Reentrant(Classify):
+    """A layer that is used twice, each time recomputed in a backward pass within the backward pass."""
+
+    def model(self) -> nn.Module:
+        return Recomputed()
+
+
+class Recomputed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.shared, self.last = (nn.Linear(6, 6).double() for _ in range(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        for _ in range(2):
+            hidden = checkpoint(self.shared, hidden, use_reentrant=True)
+        scores: Tensor = self.last(hidden)
+        return scores
+
+
+class Synchronised(Classify):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.SyncBatchNorm(8), nn.Linear(8, 2)).double()
+
+
 ADAM = OptimConfig(name="adamw", lr=0.01, weight_decay=0.1, schedule="cosine", warmup_steps=2, clip_norm=0.7)
 
 
@@ -81,6 +131,8 @@ ADAM = OptimConfig(name="adamw", lr=0.01, weight_decay=0.1, schedule="cosine", w
         (Everything, {"batch_size": 24, "samples": 70, "shards": 6, "micro_batch_size": 3, "dropout": 0.3}),
         (WeighTokens, {"accumulate": 2}),
         (TwoTypes, {"batch_size": 10, "shards": 5}),
+        (Reassigning, {"accumulate": 2}),
+        (Everything, {"samples": 3, "batch_size": 8, "workers": 1, "epochs": 3}),
         (ClassifyStream, {"steps": 12, "accumulate": 2, "dropout": 0.3, "augment": True}),
         (Specialised, {"dist": DistConfig(find_unused_parameters=True), "epochs": 1}),
     ],
@@ -96,7 +148,7 @@ def test_any_number_of_ranks_trains_the_same_bits(
     assert len(set(digests.values())) == 1, digests
 
 
-@pytest.mark.parametrize("task", [Classify, WeighTokens])
+@pytest.mark.parametrize("task", [Classify, WeighTokens, Strided])
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_it_trains_like_one_process_on_the_full_batch(
     tmp_path: Path, task: type[Task], world_size: int
@@ -124,9 +176,9 @@ def masks_of_two_steps() -> list[str]:
             return super().loss(model, batch)
 
     with DDPManager() as ddp:
-        job = build_job(config, Masked(config), ddp)
-        take_step = make_step(job, config)
-        for step in job.loader.steps():
+        masked = build_job(config, Masked(config), ddp)
+        take_step = make_step(masked, config)
+        for step in masked.loader.steps():
             take_step(step)
     return masks
 
@@ -170,3 +222,42 @@ def test_the_default_mode_on_many_worlds_is_the_same_run_up_to_rounding(tmp_path
     for name, tensor in newest(tmp_path / "whole").tensors["model"].items():
         other = newest(tmp_path / "legs").tensors["model"][name]
         torch.testing.assert_close(other, tensor, rtol=1e-9, atol=1e-12)
+
+
+def test_a_gradient_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    """Half of it would already be under way."""
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(2, train_here, elastic(), Reentrant, tmp_path)
+    text = "\n".join(caught.value.errors.values())
+    assert "the parameter shared.bias got its gradient twice in one backward pass" in text
+    assert "use torch.utils.checkpoint with use_reentrant=False" in text
+
+
+def test_synchronised_batch_statistics_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        RanksFailed, match=r"the model's 1 is a SyncBatchNorm, but in the elastic mode"
+    ) as caught:
+        run_ranks(1, train_here, elastic(), Synchronised, tmp_path)
+    assert "use nn.BatchNorm in its place" in str(caught.value)
+
+
+def test_a_batch_per_rank_keeps_its_bits_on_another_world(tmp_path: Path) -> None:
+    def config(epochs: int) -> Config:
+        return elastic(batch_size_per_rank=8, accumulate=2, samples=70, epochs=epochs, shards=8, optim=OPTIM)
+
+    for world_size, run in ((4, tmp_path / "same"), (2, tmp_path / "other")):
+        train_on(4, config(1), Everything, run)
+        train_on(world_size, config(2), Everything, run)
+    assert digest(tmp_path / "same") == digest(tmp_path / "other")
+
+
+def test_ranks_on_unlike_machines_are_told_so(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(2, train_on_another_machine, elastic(), tmp_path)
+    for text in caught.value.errors.values():
+        assert re.search(r"ranks differ in the device: rank 0 \(.*\): kind 0; rank 1 \(.*\): kind 1", text)
+
+
+def train_on_another_machine(config: Config, run: Path) -> None:
+    job.machine_facts = lambda device: {"device": f"kind {os.environ['RANK']}"}
+    train_here(config, Everything, run)

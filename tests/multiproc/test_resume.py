@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor, nn
 
 from drumline.checkpoint import look
-from drumline.config.schema import CheckpointConfig, Config, OptimConfig
+from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.engine import saving
 from drumline.errors import CheckpointError
 from drumline.metrics.events import read_events
-from drumline.tasks.base import Task
-from tests.jobs import Classify, Normalised, assert_same_bits, make_config, newest, train_here, train_on
+from drumline.tasks.base import Loss, Task
+from tests.jobs import (
+    Classify,
+    Normalised,
+    Strided,
+    assert_same_bits,
+    make_config,
+    newest,
+    train_here,
+    train_on,
+)
 from tests.ranks import RanksFailed, run_ranks
 
 EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_best=0)
@@ -71,6 +82,47 @@ def test_killed_and_resumed_is_bit_identical(
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
     events = read_events(tmp_path / "killed" / "events" / "rank-00000.jsonl")
     assert [event["step"] for event in events if event["kind"] == "resume"] == [step]
+
+
+def test_a_static_graph_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """There DDP settles its buckets in the second backward pass only."""
+    config = replace(hard_config(), dist=DistConfig(static_graph=True, bucket_cap_mb=0.0002))
+    train_on(3, config, Classify, tmp_path / "whole")
+    interrupted_at(4, 3, config, Classify, tmp_path / "killed")
+    train_on(3, config, Classify, tmp_path / "killed")
+    assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("optim", [ADAM, OptimConfig(lr=0.1, momentum=0.9)])
+def test_parameters_in_any_order_of_memory_resume_bit_for_bit(tmp_path: Path, optim: OptimConfig) -> None:
+    config = replace(hard_config(), optim=optim)
+    train_on(2, config, Strided, tmp_path / "whole")
+    interrupted_at(4, 2, config, Strided, tmp_path / "killed")
+    train_on(2, config, Strided, tmp_path / "killed")
+    assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
+
+
+def test_a_metric_that_was_not_there_before_is_no_hindrance(tmp_path: Path) -> None:
+    train_here(make_config(checkpoint=EVERY_STEP, steps=3), Classify, tmp_path)
+    assert train_here(make_config(checkpoint=EVERY_STEP, steps=6), MeasuresMore, tmp_path).step == 6
+
+
+class MeasuresMore(Classify):
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        loss = super().loss(model, batch)
+        return Loss(loss.total, metrics={**loss.metrics, "more": loss.total.detach()})
+
+
+def test_another_layout_of_buckets_is_told(tmp_path: Path) -> None:
+    config = make_config(epochs=1)
+    train_here(config, Classify, tmp_path)
+    train_here(replace(config, dist=DistConfig(bucket_cap_mb=1.0)), Classify, tmp_path)
+    warnings = [
+        event["message"]
+        for event in read_events(tmp_path / "events" / "rank-00000.jsonl")
+        if event["kind"] == "warning"
+    ]
+    assert warnings == ["resumed with another dist.bucket_cap_mb: 25.0 before, 1.0 now"]
 
 
 def test_another_world_size_continues_the_run(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from drumline.distributed import tensor_hash
-from drumline.distributed.tensor_hash import CHUNK_BYTES, COLUMNS, ROW_BYTES, fold, hash_tensors, text_hash
+from drumline.distributed.tensor_hash import CHUNK_BYTES, COLUMNS, ROW_BYTES, combine, hash_tensors, text_hash
 
 CPU = torch.device("cpu")
 DTYPES = [
@@ -124,7 +124,9 @@ def test_swapped_tensors_are_found() -> None:
     left, right = torch.randn(9), torch.randn(9)
     one, other = hash_tensors([left, right], CPU), hash_tensors([right, left], CPU)
     assert one.tolist() == other.tolist()[::-1]
-    assert int(fold(one)) != int(fold(other))
+    names = ["left", "right"]
+    assert int(combine(one, names)) != int(combine(other, names))
+    assert int(combine(one, names)) == int(combine(other, names[::-1]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -170,12 +172,12 @@ def test_parameters_that_learn_can_be_hashed() -> None:
     assert one_hash(parameter) == one_hash(torch.ones(3))
 
 
-def test_one_changed_number_changes_the_fold() -> None:
-    values = torch.zeros(6, dtype=torch.int64)
-    found = {int(fold(values))}
+def test_one_changed_hash_changes_the_whole() -> None:
+    values, names = torch.zeros(6, dtype=torch.int64), list("abcdef")
+    found = {int(combine(values, names))}
     for place in range(6):
         for bit in range(63):
             values[place] = 1 << bit
-            found.add(int(fold(values)))
+            found.add(int(combine(values, names)))
         values[place] = 0
     assert len(found) == 1 + 6 * 63

@@ -18,7 +18,7 @@ from drumline.data.transfer import pin
 from drumline.data.workers import end_workers, leave_signals_to_the_rank, told_of_dead_workers
 
 
-class Stream:
+class BatchServer:
     """Answers a sequence of requests, one batch for each; one sequence at a time. `fetch[request]` makes a batch."""
 
     def __init__(

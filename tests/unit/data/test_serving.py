@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import _utils
 
 from drumline.data.fetch import Fetch, Request
-from drumline.data.stream import Stream
+from drumline.data.serving import BatchServer
 from drumline.errors import TrainingError
 
 pytestmark = [
@@ -50,8 +50,8 @@ class KilledAtTheThird(list[int]):
         return index
 
 
-def make(dataset: Any = range(12), *, workers: int = 1, persistent: bool = True) -> Stream:
-    return Stream(
+def make(dataset: Any = range(12), *, workers: int = 1, persistent: bool = True) -> BatchServer:
+    return BatchServer(
         Fetch(dataset, seed=0),
         workers=workers,
         pin_memory=False,
