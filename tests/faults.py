@@ -11,14 +11,15 @@ from typing import Any
 
 from drumline.checkpoint import disk, store
 from drumline.config.schema import Config
-from drumline.data import loader
+from drumline.data import loader, streamed_loader
+from drumline.distributed.buffers import LiveBuffers
 from drumline.engine import evaluate, loop, saving
 from drumline.engine.loop import Loop
 from drumline.engine.step import TrainStep
 from drumline.tasks.base import Task
 from tests.jobs import train_here
 
-IN_A_STEP = ("data", "forward", "backward", "optimizer", "stepped")
+IN_A_STEP = ("data", "forward", "backward", "exchange", "optimizer", "stepped")
 AT_A_SAVE = ("gather", "write", "rename", "prune", "saved")
 AT_AN_EPOCH_END = ("evaluation",)
 PHASES = (*IN_A_STEP, *AT_A_SAVE, *AT_AN_EPOCH_END)
@@ -43,7 +44,7 @@ def die_at(fault: Fault, config: Config, task: type[Task], run: Path) -> None:
 
 def _install(fault: Fault) -> None:
     state = {"step": 0, "left": fault.after}
-    steps_done = fault.step - 1 if fault.phase in IN_A_STEP[:4] else fault.step
+    steps_done = fault.step - 1 if fault.phase in IN_A_STEP and fault.phase != "stepped" else fault.step
 
     def die_if_due() -> None:
         if state["step"] != steps_done:
@@ -82,6 +83,11 @@ def _install(fault: Fault) -> None:
         "data": (loader, "to_device", before),
         "forward": (TrainStep, "_forward", behind),
         "backward": (TrainStep, "_backward", behind),
+        "exchange": (
+            LiveBuffers,
+            "broadcast",
+            before,
+        ),  # gradients are there, and nothing has been made of them
         "optimizer": (TrainStep, "_update", behind),
         "gather": (saving, "gather_tensors", before),
         "write": (disk, "write_file", behind),
@@ -93,3 +99,5 @@ def _install(fault: Fault) -> None:
     if fault.phase in places:
         where, name, wrapped = places[fault.phase]
         setattr(where, name, wrapped(getattr(where, name)))
+    if fault.phase == "data":
+        streamed_loader.copied = before(streamed_loader.copied)

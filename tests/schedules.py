@@ -18,24 +18,57 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 
-from drumline.config.schema import CheckpointConfig, Config, OptimConfig
+import torch
+
+from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
+from drumline.tasks.base import Task
 from drumline.verify.findings import Part
 from drumline.verify.history import read_history
 from drumline.verify.pieces import pieces_of
 from drumline.verify.run import verify_run
-from tests.faults import AT_A_SAVE, AT_AN_EPOCH_END, IN_A_STEP, PHASES, Fault, die_at
+from tests.faults import AT_A_SAVE, AT_AN_EPOCH_END, PHASES, Fault, die_at
 from tests.jobs import Everything, make_config, newest, train_on
 from tests.ranks import RanksFailed, run_ranks
+from tests.stream_jobs import EverythingStream
 
-SAMPLES, BATCH, EPOCHS = 70, 32, 3
-STEPS_PER_EPOCH = 3  # of 32, 32 and 6 samples: of these 6 the last of four ranks gets none
+SAMPLES, BATCH, EPOCHS = 102, 48, 3
+STEPS_PER_EPOCH = 3  # of 48, 48 and 6 samples: of these 6 the last of four ranks gets none
 STEPS = EPOCHS * STEPS_PER_EPOCH
-SHARDS = 4
 FILES_OF_A_CHECKPOINT = 7
+CUTS = ({"accumulate": 1}, {"accumulate": 2}, {"accumulate": 3}, {"accumulate": 4}, {"micro_batch_size": 3})
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is trained, and how; the reference has the same."""
+
+    exact: str
+    task: type[Task]
+    cut: int
+    shards: int
+    static_graph: bool
+
+    def config(self, *, workers: int, every_steps: int) -> Config:
+        length = {"steps": STEPS} if self.task is EverythingStream else {"epochs": EPOCHS}
+        config = make_config(
+            batch_size=BATCH,
+            samples=SAMPLES,
+            dropout=0.3,
+            augment=True,
+            workers=workers,
+            exact=self.exact,
+            shards=self.shards,
+            optim=OptimConfig(name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=0.7),
+            checkpoint=CheckpointConfig(every_steps=every_steps),
+            **length,
+            **CUTS[self.cut],
+        )
+        # Buckets small enough that there are several.
+        return replace(config, dist=DistConfig(static_graph=self.static_graph, bucket_cap_mb=0.0005))
 
 
 @dataclass(frozen=True)
@@ -43,51 +76,41 @@ class Schedule:
     """Legs on so many ranks; each but the last is killed."""
 
     number: int
-    exact: str
+    setup: Setup
     worlds: tuple[int, ...]
     faults: tuple[Fault, ...]
-    accumulate: int
     workers: int
     every_steps: int
-
-    def config(self) -> Config:
-        return make_config(
-            batch_size=BATCH,
-            samples=SAMPLES,
-            epochs=EPOCHS,
-            accumulate=self.accumulate,
-            dropout=0.3,
-            augment=True,
-            workers=self.workers,
-            exact=self.exact,
-            shards=SHARDS,
-            optim=OptimConfig(name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=0.7),
-            checkpoint=CheckpointConfig(every_steps=self.every_steps),
-        )
 
 
 def make_schedule(number: int) -> Schedule:
     """The schedule of that number."""
     chance = random.Random(number)
     exact = ("elastic", "world")[number % 2]
+    setup = Setup(
+        exact=exact,
+        task=chance.choice((Everything, Everything, EverythingStream)),
+        cut=chance.randrange(len(CUTS)),
+        shards=chance.choice((4, 6)) if exact == "elastic" else 4,
+        static_graph=exact == "world" and chance.random() < 0.25,
+    )
     legs = chance.choice((2, 2, 3))
     worlds = [chance.choice((1, 2, 3, 4)) for _ in range(legs)]
     if exact == "world":
         worlds = [worlds[0]] * legs
-    accumulate, every_steps = chance.choice((1, 2, 3, 4)), chance.choice((1, 2))
+    every_steps = chance.choice((1, 2))
     # Every phase gets its turn; the later legs of a schedule are killed later.
     phases = [PHASES[(number // 2 + leg) % len(PHASES)] for leg in range(legs - 1)]
     steps = sorted(chance.sample(range(1, STEPS), legs - 1))
     faults = [
-        _fault(phase, step, world, accumulate, every_steps, chance)
+        _fault(phase, step, world, setup, every_steps, chance)
         for phase, step, world in zip(phases, steps, worlds, strict=False)
     ]
-    workers = chance.choice((0, 0, 2))
-    return Schedule(number, exact, tuple(worlds), tuple(faults), accumulate, workers, every_steps)
+    return Schedule(number, setup, tuple(worlds), tuple(faults), chance.choice((0, 0, 2)), every_steps)
 
 
 def _fault(
-    phase: str, step: int, world_size: int, accumulate: int, every_steps: int, chance: random.Random
+    phase: str, step: int, world_size: int, setup: Setup, every_steps: int, chance: random.Random
 ) -> Fault:
     rank = chance.randrange(world_size)
     if phase in AT_AN_EPOCH_END:
@@ -97,37 +120,41 @@ def _fault(
         of_any = phase in ("gather", "saved")
         after = chance.randrange(FILES_OF_A_CHECKPOINT) if phase == "write" else 0
         return Fault(phase, step, rank if of_any else 0, after)
-    in_micro_batches = phase in IN_A_STEP[:3]
+    in_micro_batches = phase in ("data", "forward", "backward")
     if step % STEPS_PER_EPOCH == 0:  # the short batch: only rank 0 is sure to have some of it
         return Fault(phase, step, 0)
-    return Fault(phase, step, rank, chance.randrange(accumulate) if in_micro_batches else 0)
+    pieces = CUTS[setup.cut].get("accumulate", 1)
+    return Fault(phase, step, rank, chance.randrange(pieces) if in_micro_batches else 0)
 
 
 def run_schedule(schedule: Schedule, run: Path) -> str:
     """All legs of a schedule; returns the digest of what it trained."""
-    config = schedule.config()
+    setup = schedule.setup
+    config = setup.config(workers=schedule.workers, every_steps=schedule.every_steps)
     for world_size, fault in zip(schedule.worlds, schedule.faults, strict=False):
         try:
-            run_ranks(world_size, die_at, fault, config, Everything, run)
+            run_ranks(world_size, die_at, fault, config, setup.task, run)
         except RanksFailed as failed:
             if failed.errors.get(fault.rank) != "the process ended without a word":
                 raise
         else:
             raise AssertionError(f"nothing was killed by {fault}")
-    train_on(schedule.worlds[-1], config, Everything, run)
-    return digest(run)
+    train_on(schedule.worlds[-1], config, setup.task, run)
+    return digest(run, with_rng=setup.exact == "world")
 
 
-def digest(run: Path) -> str:
-    """SHA-256 of weights, optimizer and progress of a run's last checkpoint, and of its ledger; the run is verified."""
+def digest(run: Path, *, with_rng: bool = False) -> str:
+    """SHA-256 of weights, optimizer, scaler and progress of a run's last checkpoint, and of its ledger; the run is
+    verified. The random state of ranks has a meaning on the same number of them only."""
     found = newest(run)
     whole = hashlib.sha256(covered(run).encode())
-    for file in ("model", "optimizer"):
+    for file in ("model", "optimizer", *(["rng"] if with_rng else [])):
         for name, tensor in sorted(found.tensors[file].items()):
             whole.update(f"{file} {name} {tensor.dtype} {list(tensor.shape)}".encode())
-            whole.update(tensor.contiguous().numpy().tobytes())
+            whole.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     progress = {name: found.documents["progress"][name] for name in ("step", "cursor")}
-    whole.update(json.dumps([progress, found.documents["optimizer"]], sort_keys=True).encode())
+    documents = [progress, found.documents["optimizer"], found.documents.get("scaler")]
+    whole.update(json.dumps(documents, sort_keys=True).encode())
     return whole.hexdigest()
 
 
@@ -149,17 +176,18 @@ class References:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._digests: dict[str, str] = {}
+        self._digests: dict[tuple[Setup, int], str] = {}
         self._lock = Lock()
 
     def digest_for(self, schedule: Schedule) -> str:
-        world_size = 1 if schedule.exact == "elastic" else schedule.worlds[0]
-        name = f"{schedule.exact}-{world_size}-{schedule.accumulate}"
+        setup = schedule.setup
+        world_size = 1 if setup.exact == "elastic" else schedule.worlds[0]
         with self._lock:
-            if name not in self._digests:
-                whole = Schedule(0, schedule.exact, (world_size,), (), schedule.accumulate, 0, 0)
-                self._digests[name] = run_schedule(whole, self._folder / name)
-            return self._digests[name]
+            if (setup, world_size) not in self._digests:
+                whole = Schedule(0, setup, (world_size,), (), 0, 0)
+                run = self._folder / f"reference-{len(self._digests)}"
+                self._digests[setup, world_size] = run_schedule(whole, run)
+            return self._digests[setup, world_size]
 
 
 def main() -> int:
@@ -185,7 +213,7 @@ def main() -> int:
             return same
 
         for schedule, same in zip(schedules, pool.map(is_same, schedules), strict=True):
-            results[schedule.exact, same] += 1
+            results[schedule.setup.exact, same] += 1
             if not same:
                 print(f"different: {schedule}", flush=True)
             if results.total() % 20 == 0:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from tests.jobs import Classify, Points
+from tests.jobs import Classify, Everything, Points
 
 Sample = tuple[Tensor, Tensor]
 
@@ -63,6 +63,13 @@ class ClassifyStream(Classify):
 
     def eval_data(self) -> Any:
         return Plain(29, jitter=0.0)
+
+
+class EverythingStream(Everything):
+    """The hard network on a plain stream."""
+
+    def train_data(self) -> Any:
+        return Plain(self.config.data.samples, jitter=0.1)
 
 
 class ClassifyOwn(Classify):

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults import PHASES
-from tests.schedules import References, make_schedule, run_schedule
+from tests.jobs import Everything
+from tests.schedules import CUTS, References, make_schedule, run_schedule
+from tests.stream_jobs import EverythingStream
 
 # As many as give every phase of a run its turn in both modes.
 SLICE = range(2 * len(PHASES))
@@ -29,8 +31,10 @@ def test_killed_and_resumed_it_trains_the_same_bits(
 def test_schedules_cover_what_can_happen() -> None:
     schedules = [make_schedule(number) for number in range(300)]
     assert {fault.phase for one in schedules for fault in one.faults} == set(PHASES)
-    assert {one.accumulate for one in schedules} == {1, 2, 3, 4}
     assert {one.workers for one in schedules} == {0, 2}
     for exact in ("elastic", "world"):
-        assert {world for one in schedules if one.exact == exact for world in one.worlds} == {1, 2, 3, 4}
-    assert all(len(set(one.worlds)) == 1 for one in schedules if one.exact == "world")
+        of_kind = [one for one in schedules if one.setup.exact == exact]
+        assert {world for one in of_kind for world in one.worlds} == {1, 2, 3, 4}
+        assert {one.setup.cut for one in of_kind} == set(range(len(CUTS)))
+        assert {one.setup.task for one in of_kind} == {Everything, EverythingStream}
+    assert all(len(set(one.worlds)) == 1 for one in schedules if one.setup.exact == "world")
