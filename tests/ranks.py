@@ -5,8 +5,10 @@ A rank forked from that server starts in milliseconds; a rank that imports torch
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import random
 import socket
 import time
 import traceback
@@ -28,9 +30,12 @@ class RanksFailed(AssertionError):
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that nobody listens on, below those that the system hands out: it may not give this one away meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:

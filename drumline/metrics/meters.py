@@ -23,7 +23,7 @@ class Meter:
         self._device = device
         self._names: tuple[str, ...] | None = None
         self._host_weight = 0.0
-        self._kept: tuple[tuple[str, ...], Sequence[float]] = ((), [0.0, 0.0])
+        self._kept: tuple[tuple[str, ...], Sequence[float]] | None = None
         self._lay_out(())
 
     @property
@@ -37,9 +37,8 @@ class Meter:
         if self._names is None:
             self._names = given
             self._lay_out(given)
-            names, sums = self._kept
-            if names == given:
-                self._sums.copy_(torch.tensor(sums, dtype=self._dtype))
+            if self._kept is not None and self._kept[0] == given:
+                self._sums.copy_(torch.tensor(self._kept[1], dtype=self._dtype))
         elif self._names != given:
             raise TrainingError(
                 f"the loss came with the metrics {list(given)}, and before with {list(self._names)}",
