@@ -115,8 +115,8 @@ class TrainingError(DrumlineError):
     """The run failed in the middle of its work."""
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
+def did_you_mean(word: str, choices: Iterable[str], *, known_as: str = "known") -> str:
     """The end of an error sentence about an unknown name: the nearest known one, else all of them."""
     known = sorted(choices)
     nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"
+    return f"did you mean {nearest[0]!r}?" if nearest else f"{known_as}: {', '.join(known)}"

@@ -18,10 +18,10 @@ usage: drumline verify RUN [RUN ...] [--json]
 
 Checks run folders, and changes nothing in them:
 
-  checkpoints  every byte of each against the checksums of its manifest
+  checkpoints  every byte of each against the checksums of its manifest; the one saved last is there
   samples      the ledger: each sample exactly once an epoch, over all restarts and numbers of ranks,
                and where the checkpoints stand
-  events       every rank's file: no event missing, no line unreadable, each start goes on from a step that was reached
+  events       every rank's file: no event missing, no line damaged, each start goes on from a step that was reached
   settings     config.toml and environment.json can be read
 
 A line for each part, then a line for each thing that is wrong, with the file and line, or the epoch, position and

@@ -10,12 +10,15 @@ import errno
 import fcntl
 import os
 import socket
+import struct
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
+from typing import TextIO
 
 from drumline.errors import TrainingError, UsageError
 
@@ -94,7 +97,7 @@ def set_aside(folder: RunFolder) -> Path | None:
 @contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
     """Keep a second job out of this folder. The lock goes with the process, however that ends."""
-    with (folder.path / ".lock").open("a+") as file:
+    with _open_lock(folder) as file:
         try:
             # Not flock: that one is inherited by DataLoader workers, and would outlive the rank by theirs.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,18 +118,33 @@ def locked(folder: RunFolder) -> Iterator[None]:
         yield
 
 
+def _open_lock(folder: RunFolder) -> TextIO:
+    try:
+        return (folder.path / ".lock").open("a+")
+    except OSError as error:
+        raise UsageError(
+            f"the run folder {folder.path} cannot be written to: {error.strerror}",
+            next_step="make it writable, or choose another with --run DIR",
+        ) from error
+
+
 def job_at_work(folder: RunFolder) -> str | None:
-    """Who is training in this folder now, as `locked` wrote it down; None: nobody."""
+    """Who is training in this folder now, as `locked` wrote it down; None: nobody. Asks only: no lock is taken, which
+    a job that starts at this moment would find in its way."""
     try:
         with (folder.path / ".lock").open("r") as file:
-            try:
-                # Shared, and for an instant: of several who only look, none is in another's way.
-                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError as error:
-                return file.read().strip() if error.errno in (errno.EACCES, errno.EAGAIN) else None
+            return file.read().strip() if _is_locked(file.fileno()) else None
     except OSError:
         return None
-    return None
+
+
+def _is_locked(descriptor: int) -> bool:
+    # struct flock as the system has it: type, whence, start, length, process; on macOS the type comes late.
+    layout, place = ("qqihh", 3) if sys.platform == "darwin" else ("hhqqi0q", 0)
+    asked = [0] * 5
+    asked[place] = fcntl.F_RDLCK
+    answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(layout, *asked))
+    return bool(struct.unpack(layout, answer)[place] != fcntl.F_UNLCK)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -40,6 +40,8 @@ Sink = Callable[[Event], None]
 
 STAMP = frozenset({"time", "number", "kind", "rank", "host", "step"})
 """What every event has; the rest goes by kind."""
+TAKEN = STAMP | {"epoch", "lr", "samples_per_s", "seconds_left", "samples", "seconds"}
+"""What the engine says of its own in a `train` or `evaluation` event: no metric can have such a name."""
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -63,15 +65,9 @@ class Reporter:
         """Tell all sinks what happened. Without a `step`, it happened at the step that was last reported."""
         with self._lock:
             self._step = fields.pop("step", self._step)
-            number = {"number": self._number}
+            stamp = {"time": time.time(), "number": self._number, "kind": kind, "rank": self._rank}
             self._number += 1
-            stamp = {"time": time.time(), **number, "kind": kind, "rank": self._rank, "host": self._host}
-            event = {
-                **stamp,
-                "step": self._step,
-                **fields,
-                **number,
-            }  # a metric of that name does not hide a gap
+            event = {**stamp, "host": self._host, "step": self._step, **fields}
             for index, sink in enumerate(self._sinks):
                 self._hand_over(event, index, sink)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from drumline.errors import TrainingError
+from drumline.metrics.events import TAKEN
 
 
 class Meter:
@@ -35,6 +36,7 @@ class Meter:
         """Say which metrics there are, before the first `add` or instead of it (a rank without samples)."""
         given = tuple(sorted(names))
         if self._names is None:
+            _check_not_taken(given)
             self._names = given
             self._lay_out(given)
             if self._kept is not None and self._kept[0] == given:
@@ -81,6 +83,14 @@ class Meter:
         # Views made once: adding to one of them is a single operation on the device.
         self._loss, self._weight, *metrics = self._sums.unbind()
         self._metrics = dict(zip(names, metrics, strict=True))
+
+
+def _check_not_taken(names: Sequence[str]) -> None:
+    if taken := [name for name in names if name in TAKEN]:
+        raise TrainingError(
+            f"the loss came with a metric named {taken[0]!r}, which is what every event calls something of its own",
+            next_step=f"rename the metric; names that are taken: {', '.join(sorted(TAKEN))}",
+        )
 
 
 def means(sums: Sequence[float], names: Iterable[str]) -> dict[str, float]:

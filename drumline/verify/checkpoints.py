@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from drumline.checkpoint import look
 from drumline.checkpoint.disk import readable_size
-from drumline.checkpoint.manifest import Manifest, TornCheckpointError
+from drumline.checkpoint.manifest import FILE_NAME, Manifest, TornCheckpointError
 from drumline.errors import CheckpointError
 from drumline.verify.findings import Part
 
@@ -40,6 +40,7 @@ def check_checkpoints(root: Path, part: Part, progress: Progress) -> list[Positi
         progress(f"checkpoint {number} of {len(steps)}: {path.name}{_size(path)}")
         if (found := _check(path, part)) is not None:
             whole[path] = found
+            _note_others(path, found, part)
     for name in hidden:
         part.note(f"{root.name}/{name}", "left by a save that did not finish; the next save clears it away")
     num_bytes = sum(record.size for found in whole.values() for record in found.files.values())
@@ -61,12 +62,25 @@ def _check(path: Path, part: Part) -> Manifest | None:
     return None
 
 
+def _note_others(path: Path, found: Manifest, part: Part) -> None:
+    try:
+        others = sorted({file.name for file in path.iterdir()} - found.files.keys() - {FILE_NAME})
+    except OSError:
+        return
+    if others:
+        part.note(
+            f"{path.parent.name}/{path.name}", f"holds what its manifest does not name: {', '.join(others)}"
+        )
+
+
 def _position(path: Path, part: Part) -> Position | None:
     where = f"{path.parent.name}/{path.name}/progress.json"
     try:
         progress: Any = look.read_document(path, "progress")
         cursor = progress["cursor"]
         found = Position(progress["step"], cursor["epoch"], cursor["position"])
+        if not all(type(value) is int for value in astuple(found)):
+            raise ValueError("not a position")
     except (TornCheckpointError, ValueError, KeyError, TypeError):
         if path.is_dir():
             part.problem(where, "does not say where the run stood")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,6 +20,26 @@ class Fault(NamedTuple):
     low: int
     high: int
     how: str
+
+
+def with_counts_settled(pieces: list[Piece], part: Part) -> list[Piece]:
+    """Where all finished epochs of a start end elsewhere than its number of samples says, that is told once, and the
+    rest is checked against where they do end."""
+    ends: dict[Start, dict[int, int]] = {}
+    for piece in pieces:
+        of_start = ends.setdefault(piece.start, {})
+        of_start[piece.epoch] = max(piece.high, of_start.get(piece.epoch, 0))
+    settled = {}
+    for start, reached in ends.items():
+        epochs = sorted(reached)[:-1]  # the last may go on elsewhere
+        end = reached[epochs[0]] if epochs else start.samples
+        if start.samples is None or len(epochs) < 2 or {reached[epoch] for epoch in epochs} != {end}:
+            continue
+        if end != start.samples:
+            every = f"each of {span(epochs[0] + 1, epochs[-1] + 1, 'epoch')} ended after {plural(end or 0, 'sample')}"
+            part.problem(f"{FILE}, line {start.line}", f"{describe_samples(start)}, but {every}")
+            settled[start] = replace(start, samples=end)
+    return [replace(piece, start=settled.get(piece.start, piece.start)) for piece in pieces]
 
 
 def check_epoch(epoch: int, pieces: list[Piece], part: Part, *, begin: int, is_last: bool) -> None:
@@ -72,8 +93,8 @@ def _overlaps(pieces: list[Piece], start: int) -> Iterator[Fault]:
     reached: Piece | None = None
     for piece in pieces:
         if piece.low < start and reached is None:
-            yield Fault(piece.low, min(start, piece.high), f"in {piece.who(piece.low, min(start, piece.high))}, "
-                        "and before the ledger begins")  # fmt: skip
+            high = min(start, piece.high)
+            yield Fault(piece.low, high, f"in {piece.who(piece.low, high)}, and before the ledger begins")
         if reached is not None and piece.low < reached.high:
             low, high = piece.low, min(piece.high, reached.high)
             yield Fault(low, high, f"in {reached.who(low, high)}, and in {piece.who(low, high)}")
@@ -88,8 +109,8 @@ def _tell(epoch: int, how_often: str, faults: list[Fault], start: Start, part: P
         part.problem(FILE, f"epoch {epoch + 1}: {positions}{named} {how_often}: {fault.how}")
     if rest := faults[NAMED_FAULTS:]:
         count = sum(fault.high - fault.low for fault in rest)
-        part.problem(FILE, f"epoch {epoch + 1}: {plural(count, 'more position')} {how_often}, "
-                     f"the last at {rest[-1].high - 1:,}: {rest[-1].how}")  # fmt: skip
+        more = f"{plural(count, 'more position')} {how_often}"
+        part.problem(FILE, f"epoch {epoch + 1}: {more}, the last at {rest[-1].high - 1:,}: {rest[-1].how}")
 
 
 def _named_samples(epoch: int, fault: Fault, start: Start) -> str:
@@ -116,8 +137,8 @@ def _check_steps(epoch: int, pieces: list[Piece], part: Part) -> None:
             return
     for before, piece in pairwise(pieces):
         if piece.low != before.high:
-            part.problem(_at(piece), f"step {piece.first:,} began at position {piece.low:,} of epoch {epoch + 1}, "
-                         f"but step {before.last:,} ended at {before.high:,}")  # fmt: skip
+            began = f"step {piece.first:,} began at position {piece.low:,} of epoch {epoch + 1}"
+            part.problem(_at(piece), f"{began}, but step {before.last:,} ended at {before.high:,}")
             return
     for piece in pieces:
         is_short_end = (
@@ -125,8 +146,8 @@ def _check_steps(epoch: int, pieces: list[Piece], part: Part) -> None:
         )
         ends = piece.start.samples is None or piece.high == piece.start.samples
         if piece.stride != piece.start.batch_size and not (is_short_end and ends):
-            part.problem(_at(piece), f"step {piece.first:,} had a global batch of {piece.stride:,}, "
-                         f"not of {piece.start.batch_size:,}")  # fmt: skip
+            what = f"step {piece.first:,} had a global batch of {piece.stride:,}"
+            part.problem(_at(piece), f"{what}, not of {piece.start.batch_size:,}")
 
 
 def describe_samples(start: Start) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -40,6 +41,12 @@ class Part:
 def plural(count: int, noun: str) -> str:
     """`1 step`, `2 steps`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(items: Iterable[object]) -> str:
+    """`2`, `2 and 1`, `2, 1 and 3`."""
+    *others, last = map(str, items)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def span(first: int, last: int, noun: str) -> str:

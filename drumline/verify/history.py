@@ -1,13 +1,13 @@
 """The ledger's file, read: starts of the job and stretches of steps, and which of these count.
 
 After a kill a run goes back to its last checkpoint. What stood above that start and came later is void: those steps
-were taken again, and are recorded again below.
+are taken again, and recorded again below.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,13 @@ class History:
 
     starts: list[Start]
     stretches: list[Stretch]
-    num_void: int = 0
-    """Steps that were taken again."""
+    saves: list[list[int]] = field(default_factory=list)
+    """For each start the steps at which it was about to save, void or not."""
+
+    @property
+    def saved_steps(self) -> set[int]:
+        """Steps that a checkpoint may have been taken at."""
+        return {step for saves in self.saves for step in saves} | {start.step for start in self.starts}
 
     @property
     def last_step(self) -> int:
@@ -90,8 +95,8 @@ def _entry(line: Line, history: History) -> Start | Stretch | None:
         return None
     kind = record.get("kind")
     if kind == "start":
-        return Start(line.number, *_numbers(record, "step", "epoch", "position", "world_size", "batch_size"),
-                     *_samples(record), *_numbers(record, "seed", least=None))  # fmt: skip
+        counts = _numbers(record, "step", "epoch", "position", "world_size", "batch_size")
+        return Start(line.number, *counts, *_samples(record), *_numbers(record, "seed", least=None))
     if kind != "steps":
         raise ValueError(f"a line of the kind {kind!r}, which this version of Drumline does not know")
     if not history.starts:
@@ -133,18 +138,17 @@ def _take_start(history: History, start: Start, part: Part) -> None:
             f"{FILE}, line {start.line}", f"begins after step {start.step}; what came before is not recorded"
         )
     elif start.step > known:
-        part.problem(f"{FILE}, line {start.line}", f"the run went on from step {start.step:,}; not recorded: "
-                     f"{span(known + 1, start.step, 'step')}")  # fmt: skip
+        lost = span(known + 1, start.step, "step")
+        part.problem(
+            f"{FILE}, line {start.line}", f"the run went on from step {start.step:,}; not recorded: {lost}"
+        )
     history.starts.append(start)
-    kept: list[Stretch] = []
-    for stretch in history.stretches:
-        if stretch.last <= start.step:
-            kept.append(stretch)
-            continue
-        history.num_void += stretch.last - max(start.step, stretch.first - 1)
-        if stretch.first <= start.step:
-            kept.append(stretch.cut(start.step))
-    history.stretches = kept
+    history.saves.append([])
+    history.stretches = [
+        stretch if stretch.last <= start.step else stretch.cut(start.step)
+        for stretch in history.stretches
+        if stretch.first <= start.step
+    ]
 
 
 def _take_stretch(history: History, stretch: Stretch, part: Part) -> None:
@@ -156,6 +160,7 @@ def _take_stretch(history: History, stretch: Stretch, part: Part) -> None:
     elif stretch.first < expected:
         part.problem(where, f"recorded twice: {span(stretch.first, min(expected - 1, stretch.last), 'step')}")
     history.stretches.append(stretch)
+    history.saves[-1].append(stretch.last)
 
 
 def _first_steps(runs: tuple[Run, ...], count: int) -> Iterator[Run]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from drumline.engine.run_folder import RunFolder, job_at_work
 from drumline.errors import UsageError, did_you_mean
 from drumline.verify.checkpoints import Progress, check_checkpoints
 from drumline.verify.events import check_events
 from drumline.verify.findings import Finding, Part
-from drumline.verify.history import FILE, History
 from drumline.verify.samples import check_samples
+from drumline.verify.saves import check_newest_save, check_saves_are_reported, tell_no_ledger
+from drumline.verify.settings import check_settings, tell_missing
 
 
 @dataclass(frozen=True)
@@ -42,14 +40,20 @@ def verify_run(run: Path, progress: Progress) -> Verdict:
     """Check everything in a run folder; changes nothing."""
     folder = RunFolder(run)
     holder = job_at_work(folder)
+    is_at_work = holder is not None
     checkpoints, samples, events, settings = map(Part, ("checkpoints", "samples", "events", "settings"))
-    # In this order: the ledger is ahead of the checkpoints, also where a job goes on writing.
+    # In this order, also where a job goes on writing: the ledger is ahead of the checkpoints, the events are of both.
     saved = check_checkpoints(folder.checkpoints, checkpoints, progress)
     history = check_samples(folder.ledger, samples, saved)
-    hosts = _check_settings(folder, settings)
-    is_numbered = check_events(folder.events, events, recorded=_recorded(history), hosts=hosts)
+    hosts, missing = check_settings(folder, settings)
+    reported = check_events(folder.events, events, history=history, hosts=hosts, is_at_work=is_at_work)
+    check_newest_save(folder.checkpoints, checkpoints, reported, is_at_work=is_at_work)
+    check_saves_are_reported(saved, events, reported)
     if history is None and not samples.problems:
-        _tell_no_ledger(samples, is_expected=is_numbered and bool(saved))
+        is_expected = reported.is_numbered and (bool(saved) or reported.has_saved)
+        tell_no_ledger(samples, is_expected=is_expected)
+    has_begun = reported.has_started or bool(saved) or history is not None
+    tell_missing(missing, settings, has_begun=has_begun, is_at_work=is_at_work)
     last = max((position.step for position in saved), default=None)
     return Verdict(run, [checkpoints, samples, events, settings], holder, last)
 
@@ -58,65 +62,27 @@ def find_run(run: Path) -> Path:
     """The folder, once it is known to be a run's; the error says which ones there are."""
     if _is_run(run):
         return run
+    around = next((parent for parent in islice(run.absolute().parents, 2) if _is_run(parent)), None)
+    if run.is_file():
+        next_step = f"give {around}" if around is not None else "give the folder of --run"
+        raise UsageError(f"{run} is a file, not a run folder", next_step=next_step)
     if run.is_dir():
         inside = sorted(path.name for path in run.iterdir() if _is_run(path))
-        next_step = (
-            f"give one of the runs in it: {', '.join(inside)}" if inside else "give the folder of --run"
-        )
         raise UsageError(
-            f"{run} is not a run folder: it has no config.toml, events or checkpoints", next_step=next_step
+            f"{run} is not a run folder: it has no config.toml, events or checkpoints",
+            next_step=_instead(inside, around),
         )
     beside = [path.name for path in run.parent.iterdir() if _is_run(path)] if run.parent.is_dir() else []
-    hint = f"; {did_you_mean(run.name, beside)}" if beside else ""
+    hint = f"; {did_you_mean(run.name, beside, known_as='known runs here')}" if beside else ""
     raise UsageError(f"there is no run folder {run}{hint}", next_step="give the folder that `--run` named")
+
+
+def _instead(inside: list[str], around: Path | None) -> str:
+    if inside:
+        return f"give one of the runs in it: {', '.join(inside)}"
+    return "give the folder of --run" if around is None else f"give the run folder that it is in: {around}"
 
 
 def _is_run(path: Path) -> bool:
     folder = RunFolder(path)
     return folder.config_file.is_file() or folder.events.is_dir() or folder.checkpoints.is_dir()
-
-
-def _recorded(history: History | None) -> set[int]:
-    """Steps that a checkpoint may have been taken at."""
-    if history is None:
-        return set()
-    return {stretch.last for stretch in history.stretches} | {start.step for start in history.starts}
-
-
-def _tell_no_ledger(part: Part, *, is_expected: bool) -> None:
-    if is_expected:
-        part.problem(FILE, "is missing, though the run has taken steps")
-    else:
-        part.note(FILE, "is not there: no step was saved, or an older version trained")
-
-
-def _check_settings(folder: RunFolder, part: Part) -> dict[int, str]:
-    """Both files can be read; returns the host of each rank of the latest start."""
-    settings = _load(folder.config_file, tomllib.loads, part)
-    environment = _load(folder.environment_file, json.loads, part)
-    part.counts = {"readable": (settings is not None) + (environment is not None)}
-    part.summary = (
-        "config.toml and environment.json can be read" if not part.problems else "cannot all be read"
-    )
-    try:
-        return {int(entry["rank"]): str(entry["host"]) for entry in (environment or {})["ranks"]}
-    except (KeyError, TypeError, ValueError):
-        if environment is not None:
-            part.problem(folder.environment_file.name, "does not say which ranks ran where")
-        return {}
-
-
-def _load(path: Path, parse: Callable[[str], Any], part: Part) -> dict[str, Any] | None:
-    try:
-        content = parse(path.read_text())
-    except FileNotFoundError:
-        part.problem(path.name, "is missing")
-    except OSError as error:
-        part.problem(path.name, f"cannot be read: {error.strerror}")
-    except ValueError as error:
-        part.problem(path.name, f"is damaged: {error}")
-    else:
-        if isinstance(content, dict):
-            return content
-        part.problem(path.name, "is damaged: it holds no settings")
-    return None

@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from drumline.verify.checkpoints import Position
-from drumline.verify.coverage import check_epoch, describe_samples
-from drumline.verify.findings import Part, plural, span
+from drumline.verify.coverage import check_epoch, describe_samples, with_counts_settled
+from drumline.verify.findings import Part, listed, plural, span
 from drumline.verify.history import FILE, History, read_history
 from drumline.verify.pieces import Piece, empty_steps, pieces_of
 
@@ -27,7 +27,7 @@ def check_samples(path: Path, part: Part, checkpoints: list[Position]) -> Histor
     for line, step in empty_steps(history.stretches):
         part.problem(f"{FILE}, line {line}", f"step {step:,} had no samples")
     epochs: dict[int, list[Piece]] = defaultdict(list)
-    pieces = list(pieces_of(history.stretches))
+    pieces = with_counts_settled(list(pieces_of(history.stretches)), part)
     for piece in pieces:
         epochs[piece.epoch].append(piece)
     for epoch in sorted(epochs):
@@ -45,12 +45,8 @@ def check_samples(path: Path, part: Part, checkpoints: list[Position]) -> Histor
 def _check_checkpoints(
     pieces: list[Piece], history: History, part: Part, checkpoints: list[Position]
 ) -> None:
+    _check_goes_as_far(history, part, [saved.step for saved in checkpoints])
     for saved in checkpoints:
-        if saved.step > history.last_step:
-            part.problem(
-                FILE, f"ends at step {history.last_step:,}, but there is a checkpoint of step {saved.step:,}"
-            )
-            continue
         covering = [piece for piece in pieces if piece.first <= saved.step <= piece.last]
         if not covering:
             continue
@@ -71,6 +67,16 @@ def _check_checkpoints(
             )
 
 
+def _check_goes_as_far(history: History, part: Part, saved: list[int]) -> None:
+    beyond = [step for step in saved if step > history.last_step]
+    if not beyond:
+        return
+    ends = f"ends at step {history.last_step:,}" if history.starts else "has no start of a job"
+    which = span(beyond[0], beyond[-1], "step")
+    have = f"is a checkpoint of {which}" if len(beyond) == 1 else f"are {len(beyond)} checkpoints of {which}"
+    part.problem(FILE, f"{ends}, but there {have}")
+
+
 def _sum_up(pieces: list[Piece], history: History, part: Part) -> None:
     for before, now in pairwise(history.starts):
         if before.samples != now.samples:
@@ -81,7 +87,6 @@ def _sum_up(pieces: list[Piece], history: History, part: Part) -> None:
         "steps": history.last_step,
         "positions": sum(piece.high - piece.low for piece in pieces),
         "starts": len(history.starts),
-        "steps_taken_again": history.num_void,
     }
     if not pieces:
         part.summary = "no step is recorded yet"
@@ -93,10 +98,8 @@ def _sum_up(pieces: list[Piece], history: History, part: Part) -> None:
     length = (
         "a stream whose length is not known" if last.start.samples is None else describe_samples(last.start)
     )
-    again = f", {plural(history.num_void, 'step')} taken again" if history.num_void else ""
     once = "" if part.problems else ", each exactly once"
-    ranks = " and ".join(map(str, worlds))
     part.summary = (
         f"{plural(finished, 'epoch')} of {length}{so_far}{once}; {plural(history.last_step, 'step')} in "
-        f"{plural(len(history.starts), 'start')} on {ranks} rank{'' if worlds == [1] else 's'}{again}"
+        f"{plural(len(history.starts), 'start')} on {listed(worlds)} rank{'' if worlds == [1] else 's'}"
     )

@@ -100,13 +100,35 @@ def test_json_for_scripts(runs: Path) -> None:
     ]
 
 
+def test_damaged_events_are_told_in_json_too(runs: Path) -> None:
+    path = runs / "runs/spirals/events/rank-00000.jsonl"
+    lines = path.read_text().splitlines()
+    for number, field in ((0, "world_size"), (2, "step")):
+        lines[number] = json.dumps({**json.loads(lines[number]), field: None})
+    path.write_text("\n".join(lines) + "\n")
+    result = verify("--json", "runs/spirals", cwd=runs)
+    assert (result.returncode, result.stderr) == (1, "")
+    found = [problem["what"] for problem in json.loads(result.stdout)["runs"][0]["problems"]]
+    assert found == ["damaged: world_size is None", "damaged: step is None"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
         ([], ["no RUN was given", "next: give a run folder, as in: drumline verify runs/digits"]),
         (["--jsn", "runs/spirals"], ["drumline verify has no flag --jsn"]),
         (["runs/spiral"], ["there is no run folder runs/spiral; did you mean 'spirals'?"]),
+        (["runs/w"], ["there is no run folder runs/w; known runs here: spirals"]),
         (["nowhere/run"], ["there is no run folder nowhere/run\n"]),
+        (
+            ["no_torch/torch.py"],
+            ["no_torch/torch.py is a file, not a run folder", "next: give the folder of --run"],
+        ),
+        (
+            ["runs/spirals/config.toml"],
+            ["runs/spirals/config.toml is a file, not a run folder", "runs/spirals\n"],
+        ),
+        (["runs/spirals/checkpoints"], ["next: give the run folder that it is in: ", "/runs/spirals\n"]),
         (["runs"], ["runs is not a run folder", "next: give one of the runs in it: spirals"]),
         (
             ["no_torch"],

@@ -67,7 +67,7 @@ def test_the_run_is_whole(run: Path) -> None:
     checkpoints, samples, events, settings = verdict.parts
     assert checkpoints.summary.startswith("5 of 5 whole (step 2 ... 10), ")
     assert samples.summary == (
-        "2 epochs of 37 samples, each exactly once; 10 steps in 3 starts on 3 and 2 and 1 ranks, 2 steps taken again"
+        "2 epochs of 37 samples, each exactly once; 10 steps in 3 starts on 3, 2 and 1 ranks"
     )
     assert events.counts["ranks"] == 3
     assert events.counts["attempts"] == 3
@@ -110,7 +110,16 @@ def change_ranges(line: int, rank: int, number: int, by: int) -> Callable[[Path]
     return change_lines("ledger.jsonl", change)
 
 
-LEDGER, EVENTS = "ledger.jsonl", "events/rank-00001.jsonl"
+def cut_tails(num_lines: int) -> Callable[[Path], None]:
+    def damage(run: Path) -> None:
+        for path in (run / "events").iterdir():
+            path.write_text("".join(lines_of(path)[:-num_lines]))
+
+    return damage
+
+
+SAVE = '"kind": "checkpoint"'
+LEDGER, EVENTS, ZERO = "ledger.jsonl", "events/rank-00001.jsonl", "events/rank-00000.jsonl"
 
 
 # The ledger: 1 start, 2 steps 1-2, 3 steps 3-4 (void), 4 start, 5 steps 3-4, 6 steps 5-6, 7 start, 8 to 9 the rest.
@@ -141,6 +150,24 @@ LEDGER, EVENTS = "ledger.jsonl", "events/rank-00001.jsonl"
         ),
         (lambda run: (run / EVENTS).unlink(), [f"{EVENTS}: is missing: the run had 3 ranks"]),
         (lambda run: (run / LEDGER).unlink(), ["ledger.jsonl: is missing, though the run has taken steps"]),
+        (
+            lambda run: shutil.rmtree(run / "checkpoints"),
+            ["checkpoints/step-00000010: is missing, though the run saved it (events/rank-00000.jsonl, line "],
+        ),
+        (
+            lambda run: shutil.rmtree(run / "checkpoints/step-00000010"),
+            ["checkpoints/step-00000010: is missing, though the run saved it (events/rank-00000.jsonl, line "],
+        ),
+        (
+            lambda run: [shutil.rmtree(run / "checkpoints"), (run / LEDGER).unlink()],
+            ["checkpoints/step-00000010: is missing", "ledger.jsonl: is missing, though the run has taken steps"],
+        ),
+        (cut_tails(4), ["rank-00000.jsonl, line ", "but the ledger goes on to step 10"]),
+        (change_lines(EVENTS, lambda lines: lines.pop(2)), [f"{EVENTS}, line 2: the events stop at step 2, but"]),
+        (
+            change_lines(ZERO, lambda lines: lines.__setitem__(slice(None), [x for x in lines if SAVE not in x])),
+            [f"{ZERO}: does not tell of the checkpoints that there are of steps 4 and 8"],
+        ),
         (lambda run: (run / "config.toml").write_text("a = "), ["config.toml: is damaged: "]),
         (lambda run: (run / "config.toml").unlink(), ["config.toml: is missing"]),
         (lambda run: (run / "environment.json").write_text("[]"), ["environment.json: is damaged: it holds no"]),
@@ -166,6 +193,45 @@ def test_a_torn_end_of_the_ledger_is_a_note_and_the_run_goes_on_from_it(run: Pat
     assert verdict.parts[1].summary.startswith(
         "3 epochs of 37 samples, each exactly once; 15 steps in 4 starts"
     )
+
+
+def test_checkpoints_that_are_gone_are_not_called_none_yet(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints" / "step-00000010")
+    assert verify(run).parts[0].summary.startswith("4 of 4 whole (step 2, 4, 6, 8), ")
+    assert verify(run).parts[0].summary.endswith("; the newest is missing")
+    shutil.rmtree(run / "checkpoints")
+    assert verify(run).parts[0].summary == "none is left"
+
+
+def test_a_checkpoint_set_aside_by_a_save_that_was_killed_is_not_missed(run: Path) -> None:
+    (run / "checkpoints/step-00000010").rename(run / "checkpoints/.step-00000010.replaced")
+    assert verify(run).problems == []
+
+
+def test_what_else_lies_in_a_checkpoint_is_a_note(run: Path) -> None:
+    (run / "checkpoints/step-00000004/notes.txt").write_text("mine")
+    verdict = verify(run)
+    assert verdict.problems == []
+    assert [str(note) for note in verdict.notes] == [
+        "checkpoints/step-00000004: holds what its manifest does not name: notes.txt"
+    ]
+
+
+@pytest.mark.parametrize(
+    "content", ["", '{"number":0,"kind":"note","step":0}\n', '{"number":0,"kind":"error","step":0}\n']
+)
+def test_a_run_that_was_killed_before_it_began_is_whole(tmp_path: Path, content: str) -> None:
+    RunFolder(tmp_path).make()
+    RunFolder(tmp_path).event_file(0).write_text(content)
+    verdict = verify(tmp_path)
+    assert verdict.problems == []
+    assert [note.what for note in verdict.notes if note.part == "settings"] == [
+        "is not there: the job ended, or was killed, before it began"
+    ] * 2
+    with locked(RunFolder(tmp_path)):
+        (verdict,) = run_ranks(1, verify, tmp_path)
+    assert verdict.problems == []
+    assert "config.toml: is not there yet: a job is starting" in map(str, verdict.notes)
 
 
 def test_what_a_killed_save_leaves_is_a_note(run: Path) -> None:

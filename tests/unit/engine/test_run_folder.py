@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
+from drumline.engine.run_folder import RunFolder, job_at_work, locked, set_aside, write_whole
 from drumline.errors import TrainingError, UsageError
 
 
@@ -51,6 +51,28 @@ def test_a_second_job_is_kept_out_and_told_by_whom(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert result.stdout == "in\n"
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    message = (
+        r"(?s)the run folder .* cannot be written to: Is a directory.*next: make it writable, or .* --run DIR"
+    )
+    with pytest.raises(UsageError, match=message), locked(RunFolder(tmp_path)):
+        pass
+
+
+def test_who_asks_for_a_job_at_work_is_in_no_ones_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert job_at_work(RunFolder(tmp_path)) is None
+    (tmp_path / ".lock").write_text("process 1 on a")
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a lock was taken")
+
+    monkeypatch.setattr("fcntl.lockf", refuse)
+    assert job_at_work(RunFolder(tmp_path)) is None
 
 
 def test_a_new_start_does_not_take_the_folder_from_a_job_at_work(tmp_path: Path) -> None:

@@ -260,7 +260,25 @@ def test_a_ledger_without_its_start_says_so(tmp_path: Path) -> None:
     del job.lines[0]
     texts = job.texts(tmp_path)
     assert texts[0] == "ledger.jsonl, line 1: steps, but no start of a job above them"
-    assert texts[-1] == "ledger.jsonl: ends at step 0, but there is a checkpoint of step 10"
+    assert texts[-1] == "ledger.jsonl: has no start of a job, but there are 5 checkpoints of steps 2 to 10"
+
+
+def test_an_empty_ledger_is_one_problem(tmp_path: Path) -> None:
+    job = two_epochs()
+    job.lines.clear()
+    assert job.texts(tmp_path) == [
+        "ledger.jsonl: has no start of a job, but there are 5 checkpoints of steps 2 to 10"
+    ]
+
+
+@pytest.mark.parametrize("samples", [36, 40])
+def test_a_wrong_number_of_samples_is_told_once(tmp_path: Path, samples: int) -> None:
+    job = Job(37, 8)
+    job.attempt(2, 60)
+    job.lines[0]["samples"] = samples
+    assert job.texts(tmp_path) == [
+        f"ledger.jsonl, line 1: {samples} samples, but each of epochs 1 to 11 ended after 37 samples"
+    ]
 
 
 def test_a_start_from_a_step_that_was_not_reached_is_named(tmp_path: Path) -> None:
