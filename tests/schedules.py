@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
 
@@ -101,12 +102,22 @@ def make_schedule(number: int) -> Schedule:
     every_steps = chance.choice((1, 2))
     # Every phase gets its turn; the later legs of a schedule are killed later.
     phases = [PHASES[(number // 2 + leg) % len(PHASES)] for leg in range(legs - 1)]
-    steps = sorted(chance.sample(range(1, STEPS), legs - 1))
-    faults = [
+    faults = _faults(phases, worlds, setup, every_steps, chance)
+    while any(later.step <= earlier.step for earlier, later in pairwise(faults)):
+        faults = _faults(
+            phases, worlds, setup, every_steps, chance
+        )  # one that the leg before has left behind
+    return Schedule(number, setup, tuple(worlds), tuple(faults), chance.choice((0, 0, 2)), every_steps)
+
+
+def _faults(
+    phases: list[str], worlds: list[int], setup: Setup, every_steps: int, chance: random.Random
+) -> list[Fault]:
+    steps = sorted(chance.sample(range(1, STEPS), len(phases)))
+    return [
         _fault(phase, step, world, setup, every_steps, chance)
         for phase, step, world in zip(phases, steps, worlds, strict=False)
     ]
-    return Schedule(number, setup, tuple(worlds), tuple(faults), chance.choice((0, 0, 2)), every_steps)
 
 
 def _fault(
