@@ -9,19 +9,20 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NoReturn
 
 from drumline.cli import train
-from drumline.config import Flags, Layers, read_flags, read_layers
+from drumline.config import PRESETS, Flags, read_flags, read_layers, resolve
 from drumline.config.schema import Count, Seed
-from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.errors import ConfigError, DrumlineError, ExitCode, UsageError
 from drumline.launch.topology import topology_from
 from drumline.prove.proof import Outcome, Proof
 from drumline.prove.schedule import Wishes, worlds_of, wrong_wishes
-from drumline.prove.settings import train_arguments, wrong_settings
+from drumline.prove.settings import Settings, wrong_settings
+from drumline.user_code import is_class_spec
 
 DEFAULT_STEPS = 8
 OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
@@ -45,17 +46,32 @@ OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
     "config": train.OWN_FLAGS["config"],
     "help": (bool, "", "Show this text."),
 }
+# Of `drumline train`, and what takes their place here.
+ELSEWHERE = {
+    "procs": "--world says how many ranks each leg has",
+    "run": "--keep DIR says where the run folders stay",
+    "fresh": "every proof begins a new run",
+}
 USAGE = """\
 usage: drumline prove-resume TASK [--world N[,N...]] [--steps N] [--section.name value ...]
 
 Trains TASK for a few steps without a kill; then once more, killed with -9 and resumed; and compares every
-sample, weight and optimizer state, bit by bit. The settings are those of `drumline train TASK`.
+sample, weight, optimizer state and evaluation, bit by bit. The settings are those of `drumline train TASK`.
+"""
+EXIT_CODES = """\
+exit codes: 0 proved, 1 not proved, or a run failed, 2 wrong usage, 3 a run was stopped before its first step
+            (ranks that do not agree, data that is missing), 130 interrupted
 """
 
 
 def run(argv: Sequence[str]) -> int:
-    """The verb: 0 proved, 1 not, 2 wrong usage."""
-    flags = read_flags(argv, own={name: kind for name, (kind, *_) in OWN_FLAGS.items()}, max_words=1)
+    """The verb: 0 proved, 1 not, 2 wrong usage; or what a run that failed by itself ended with."""
+    own = (
+        {name: kind for name, (kind, *_) in OWN_FLAGS.items()}
+        | dict.fromkeys(ELSEWHERE, str)
+        | {"fresh": bool}
+    )
+    flags = read_flags(argv, own=own, max_words=1)
     if flags.own.get("help"):
         print(_help(), end="")
         return ExitCode.SUCCESS
@@ -64,10 +80,15 @@ def run(argv: Sequence[str]) -> int:
             "prove-resume starts its ranks itself, but a launcher has started this process as one",
             next_step="run it without torchrun or srun",
         )
-    wishes, arguments = _settle(flags)
-    signal.signal(signal.SIGTERM, _leave)  # what was started is then ended too
+    wishes, arguments, changes = _settle(flags)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, _leave)  # what was started is then ended too
     keep = flags.own.get("keep")
     with _folder(keep) as folder:
+        say(f"kills are drawn from --seed {wishes.seed}")
+        if changes:
+            say(f"changed for the proof: {changes}")
         code = _prove(wishes, arguments, folder)
         if code == ExitCode.SUCCESS and keep is None:
             shutil.rmtree(folder)
@@ -76,16 +97,62 @@ def run(argv: Sequence[str]) -> int:
     return code
 
 
-def _settle(flags: Flags) -> tuple[Wishes, list[str]]:
-    """The wishes and the arguments of `drumline train`; every mistake is said at once, and before torch is imported."""
-    task, file, seed = flags.words[0] if flags.words else None, flags.own.get("config"), flags.own.get("seed")
-    problems: list[str] = []
+def _settle(flags: Flags) -> tuple[Wishes, list[str], str]:
+    """The wishes, the arguments of `drumline train`, and what is changed in them; every mistake is said at once, and
+    before torch is imported: what depends on the user's own task, whose file imports it, comes last."""
+    task, file = flags.words[0] if flags.words else None, flags.own.get("config")
+    layers = read_layers(flags, config_file=Path(file) if file else None, environment={})
+    wishes = _wishes(flags)
+    problems = [f"--{name}: {reason}" for name, reason in ELSEWHERE.items() if name in flags.own]
+    problems += _wrong_command(task, flags)
+    are_known = not any(problem.startswith(("--world", "--steps")) for problem in problems)
+    if are_known:
+        problems += wrong_wishes(wishes)
+    problems += wrong_settings(layers, wishes)
+    defaults = _defaults(task) if task in PRESETS or not problems else {}
+    settings = Settings(layers, defaults, wishes)
+    if are_known and (task in PRESETS or not problems):
+        problems += settings.problems()
+    if problems or task is None:
+        raise ConfigError(problems, next_step="`drumline prove-resume --help` says what it takes")
+    arguments = settings.arguments(task, config_file=file)
+    given = read_flags(arguments, own={"config": str}, max_words=1)
+    ranks_layers = read_layers(given, config_file=Path(file) if file else None, environment=os.environ)
+    resolve(ranks_layers, defaults, task=task)  # what each rank would refuse is said here, once
+    return wishes, arguments, settings.describe_changes()
+
+
+def _wrong_command(task: str | None, flags: Flags) -> Iterator[str]:
     try:
         train.settle_before_torch(task, flags)
     except ConfigError as error:
-        problems += error.problems
-    layers: Layers = read_layers(flags, config_file=Path(file) if file else None, environment={})
-    wishes = Wishes(
+        yield from error.problems
+    file = (task or "").rpartition(":")[0]
+    if file.endswith(".py") and not Path(file).is_file():
+        yield f"{task!r}: there is no file {file} (looked in {Path.cwd()})"
+
+
+def _defaults(task: str | None) -> Mapping[str, Any]:
+    """What the task says of its settings. One of the user's own is loaded for that, as each rank does it."""
+    if task is None or not is_class_spec(task):
+        return PRESETS[task].defaults if task and task in PRESETS else {}
+
+    from drumline.tasks.load import load_task
+
+    try:
+        return load_task(task).defaults
+    except DrumlineError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{task} cannot be loaded: {type(error).__name__}: {error}",
+            next_step=f"make `drumline train {task}` start first",
+        ) from error
+
+
+def _wishes(flags: Flags) -> Wishes:
+    seed = flags.own.get("seed")
+    return Wishes(
         worlds=worlds_of(flags.own.get("world") or (1,)),
         steps=flags.own.get("steps", DEFAULT_STEPS),
         seed=random.SystemRandom().randrange(10**6) if seed is None else seed,
@@ -93,20 +160,10 @@ def _settle(flags: Flags) -> tuple[Wishes, list[str]]:
         moment=None if (moment := flags.own.get("kill-in")) == "any" else moment,
         rank=flags.own.get("kill-rank"),
     )
-    if not any(problem.startswith(("--world", "--steps")) for problem in problems):
-        problems += wrong_wishes(wishes)
-    problems += wrong_settings(layers, wishes)
-    if problems or task is None:
-        raise ConfigError(problems, next_step="`drumline prove-resume --help` says what it takes")
-    arguments = train_arguments(task, layers, wishes, config_file=file)
-    own = {name: kind for name, (kind, *_) in train.OWN_FLAGS.items()}
-    train.settle_before_torch(task, read_flags(arguments, own=own, max_words=1))
-    return wishes, arguments
 
 
 def _prove(wishes: Wishes, arguments: list[str], folder: Path) -> int:
     legs = ", ".join(map(str, wishes.worlds))
-    say(f"kills are drawn from --seed {wishes.seed}")
     if wishes.is_elastic:
         say(f"the legs have different numbers of ranks ({legs}): --train.exact elastic is on")
     outcome = Proof(wishes, arguments, folder, say).run()
@@ -117,16 +174,23 @@ def _prove(wishes: Wishes, arguments: list[str], folder: Path) -> int:
 
 def verdict(outcome: Outcome) -> Iterator[str]:
     """The lines that say what came out."""
-    kills = f"{outcome.kills} kill{'s' if outcome.kills > 1 else ''}"
     if outcome.found is None:
-        yield (
-            f"proved: {outcome.steps} steps, {outcome.samples:,} samples, {outcome.tensors} tensors: "
-            f"the same bits after {kills}"
-        )
+        steps, kills = _count(outcome.steps, "step"), _count(outcome.kills, "kill")
+        seen = f"{_count(outcome.samples, 'sample')}, {_count(outcome.tensors, 'tensor')}"
+        yield f"proved: {steps}, {seen}: the same bits after {kills}"
+        for name in outcome.unsaved:
+            yield (
+                f"  note: the buffer {name} (persistent=False) is in no checkpoint and was not the same at every step; "
+                "nothing that was compared depends on it"
+            )
         return
     yield f"not proved: {outcome.found.difference.sentence} [leg {outcome.found.leg}]"
     yield f"  likely cause: {outcome.found.cause.what}"
     yield f"  next: {outcome.found.cause.next_step}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def say(line: str) -> None:
@@ -139,21 +203,28 @@ def _folder(keep: str | None) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="drumline-prove-")) if keep is None else _new_folder(Path(keep))
     try:
         yield folder
-    except (UsageError, KeyboardInterrupt, SystemExit):
+    except (UsageError, KeyboardInterrupt, SystemExit) as error:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
+        if not isinstance(error, UsageError):
+            left = "nothing of it is left" if keep is None else f"what it wrote so far is in {folder}"
+            with suppress(OSError):  # the terminal may be gone
+                print(f"drumline: interrupted; {left}", file=sys.stderr, flush=True)
         raise
 
 
 def _new_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        is_empty = not any(folder.iterdir())
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
+        verb = "written" if folder.is_dir() else "made"
         raise UsageError(
-            f"the folder {folder} cannot be made: {error.strerror}",
+            f"the folder {folder} cannot be {verb}: {error.strerror}",
             next_step="choose another with --keep DIR",
         ) from error
-    if any(folder.iterdir()):
+    if not is_empty:
         raise UsageError(
             f"the folder {folder} is not empty", next_step="choose another with --keep DIR, or empty it"
         )
@@ -169,4 +240,4 @@ def _help() -> str:
 
     width = shutil.get_terminal_size().columns
     own = [render_entry(f"--{name}", takes, doc, width=width) for name, (_, takes, doc) in OWN_FLAGS.items()]
-    return "\n".join([USAGE, *own, ""])
+    return "\n".join([USAGE, *own, "", EXIT_CODES])

@@ -175,7 +175,7 @@ class Loop:
         started = time.perf_counter()
         self.metrics = evaluate(self.job, loader)
         if self.trace is not None:
-            self.trace.end_evaluation()
+            self.trace.end_evaluation(self.metrics)
         self.reporter.report(
             "evaluation",
             step=self.progress.step,

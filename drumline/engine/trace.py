@@ -4,7 +4,7 @@ One file a rank, RUN/trace/rank-NNNNN.jsonl, one line for each thing that happen
 
 - `start`: an attempt begins: world_size, pid, the step it goes on from, and the tensors as they then are;
 - `step`: a step was taken: its epoch, the micro-batches of this rank, and the tensors after it;
-- `evaluation`, `evaluated`: one begins, and ends.
+- `evaluation`, `evaluated`: one begins, and ends with its metrics.
 
 Tensors (rank 0 writes them) have the names that they have in a checkpoint; `unsaved` are those that no checkpoint
 holds. Without `log.trace` nothing of this is there: the loop takes another kind of step.
@@ -53,8 +53,8 @@ class Trace:
     def begin_evaluation(self) -> None:
         self._write("evaluation")
 
-    def end_evaluation(self) -> None:
-        self._write("evaluated")
+    def end_evaluation(self, metrics: Mapping[str, float]) -> None:
+        self._write("evaluated", metrics=metrics)
 
     def follow(self, step: Step) -> Step:
         """The same step; its micro-batches are looked at when they are taken."""

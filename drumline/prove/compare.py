@@ -1,15 +1,17 @@
 """The first difference between a run that nobody interrupted and one attempt of another: in the order in which they
-came about, samples before tensors."""
+came about: samples, tensors, evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from drumline.prove.traces import State, Traced, TracedStep
 
-Kind = Literal["order", "sample", "batch", "tensor", "file"]
+Kind = Literal["order", "sample", "batch", "tensor", "evaluation", "file"]
+
+NOTHING = State({}, {})
 
 
 @dataclass(frozen=True)
@@ -21,27 +23,53 @@ class Difference:
     """0: before the first."""
     sentence: str
     name: str
-    """Of the sample or tensor."""
+    """Of the sample, tensor or metric."""
     unsaved: tuple[str, ...] = ()
-    """Buffers that differ too and that no checkpoint holds."""
+    """Buffers that no checkpoint holds and that differ too, or did before."""
+    of_a_stream: bool = False
+    """Its samples have no index."""
 
 
-def first_difference(reference: Traced, other: Traced) -> Difference | None:
+@dataclass(frozen=True)
+class Comparison:
+    """What came out of comparing two traces."""
+
+    difference: Difference | None
+    """The first."""
+    unsaved: tuple[str, ...]
+    """Buffers that no checkpoint holds and that differ. Alone they are no difference of the runs: a cache that is
+    filled at the first use is such a buffer."""
+
+
+def compare(reference: Traced, other: Traced) -> Comparison:
     """Between a whole run and an attempt, which may have begun later and ended earlier."""
-    return next(_differences(reference, other), None)
+    found = next(_differences(reference, other), None)
+    unsaved = tuple(
+        _unsaved(reference, other, up_to=max(other.steps, default=0) if found is None else found.step)
+    )
+    return Comparison(found and replace(found, unsaved=unsaved), unsaved)
 
 
 def _differences(reference: Traced, other: Traced) -> Iterator[Difference]:
-    if other.from_step == 0:
-        yield from _states(reference.start, other.start, 0, "before the first step")
-    elif (before := reference.steps[other.from_step].state) is not None:
-        when = f"as restored from the checkpoint of step {other.from_step}"
-        yield from _states(before, other.start, other.from_step, when)
+    for number, wanted, found in _states(reference, other):
+        if number > other.from_step:
+            step = reference.steps[number]
+            of_step = _samples(step, other.steps[number], is_whole=other.is_whole(number))
+            yield from (replace(one, of_a_stream=step.is_of_a_stream) for one in of_step)
+            when = f"after step {number}"
+        else:
+            when = f"as restored from the checkpoint of step {number}" if number else "before the first step"
+        yield from _tensors(wanted.saved, found.saved, number, when)
+        yield from _metrics(reference.evaluations.get(number), other.evaluations.get(number), number)
+
+
+def _states(reference: Traced, other: Traced) -> Iterator[tuple[int, State, State]]:
+    """What is to be the same, by step: at the start of the attempt, and after each step of it."""
+    first = reference.steps[other.from_step].state if other.from_step else reference.start
+    yield other.from_step, first or NOTHING, other.start
     for number, step in other.steps.items():
-        wanted = reference.steps[number]
-        yield from _samples(wanted, step, is_whole=other.is_whole(number))
-        if wanted.state is not None and step.state is not None:
-            yield from _states(wanted.state, step.state, number, f"after step {number}")
+        wanted = reference.steps[number].state or NOTHING
+        yield number, wanted, step.state or wanted  # rank 0 may have been killed before it wrote that down
 
 
 def _samples(wanted: TracedStep, found: TracedStep, *, is_whole: bool) -> Iterator[Difference]:
@@ -74,14 +102,30 @@ def _samples(wanted: TracedStep, found: TracedStep, *, is_whole: bool) -> Iterat
             yield Difference("batch", step, sentence, name)
 
 
-def _states(wanted: State, found: State, step: int, when: str) -> Iterator[Difference]:
-    saved = _unequal(wanted.saved, found.saved)
-    unsaved = _unequal(wanted.unsaved, found.unsaved)
-    names = [*saved, *unsaved]
-    if names:
+def _tensors(
+    wanted: Mapping[str, str], found: Mapping[str, str], step: int, when: str
+) -> Iterator[Difference]:
+    if names := _unequal(wanted, found):
         more = len(names) - 1
         others = "" if not more else f", and {more} other tensor{'s' if more > 1 else ''} with it"
-        yield Difference("tensor", step, f"{names[0]} differs {when}{others}", names[0], tuple(unsaved))
+        yield Difference("tensor", step, f"{names[0]} differs {when}{others}", names[0])
+
+
+def _metrics(
+    wanted: Mapping[str, str] | None, found: Mapping[str, str] | None, step: int
+) -> Iterator[Difference]:
+    """Of the evaluation after a step. A killed attempt may lack its last."""
+    if wanted is None or found is None:
+        return
+    for name in _unequal(wanted, found):
+        values = f"{found.get(name, 'missing')}, not {wanted.get(name, 'missing')}"
+        yield Difference("evaluation", step, f"{name} of the evaluation after step {step} is {values}", name)
+
+
+def _unsaved(reference: Traced, other: Traced, *, up_to: int) -> list[str]:
+    """Those that differ last come first: they are the likelier cause of what differs then."""
+    pairs = [(one.unsaved, two.unsaved) for number, one, two in _states(reference, other) if number <= up_to]
+    return list(dict.fromkeys(name for one, two in reversed(pairs) for name in _unequal(one, two)))
 
 
 def _unequal(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:

@@ -46,8 +46,9 @@ def _tensors(raw: bytes) -> dict[str, Any]:
     """Type, shape and bytes of every tensor: bytes, since no two NaN are equal."""
     length = int.from_bytes(raw[:8], "little")
     entries: Mapping[str, Any] = json.loads(raw[8 : 8 + length])
+    data = memoryview(raw)[8 + length :]  # a view: a checkpoint may be large
     return {
-        name: (entry["dtype"], entry["shape"], raw[8 + length :][slice(*entry["data_offsets"])])
+        name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])])
         for name, entry in entries.items()
         if name != "__metadata__"
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ POLL_S = 0.0005
 MOST_WAIT_S = 1.0
 END_S = 60.0
 LAST_LINES = 12
+NEXT = "next: "
 
 
 class RunFailedError(DrumlineError):
@@ -41,22 +43,21 @@ class Leg:
         return [sys.executable, "-m", "drumline", "train", *self.arguments, *ranks]
 
 
-def run_to_the_end(leg: Leg) -> bool:
-    """Run a leg that nobody interrupts; always True."""
+def run_to_the_end(leg: Leg) -> None:
+    """Run a leg that nobody interrupts."""
     with Family(leg.command, log=leg.log) as family:
-        code = family.wait()
-        if code:
+        if code := family.wait():
             raise failed(leg, code)
-    return True
 
 
 def run_and_kill(leg: Leg, kill: Kill) -> bool:
     """Run a leg and kill it; False: the moment had passed, or the run had ended."""
+    watch = Watch(leg)
     with Family(leg.command, log=leg.log) as family:
-        in_time = _await(kill, leg, family)
+        in_time = _await(kill, watch, family)
         if family.exit_code:
             raise failed(leg, family.exit_code)
-        family.kill([_pid_of(rank, leg) for rank in kill.ranks] if family.exit_code is None else [])
+        family.kill(watch.pids_of(kill.ranks) if family.exit_code is None else [])
         code = family.wait(END_S)
         if code is None:
             raise RunFailedError(
@@ -69,11 +70,15 @@ def run_and_kill(leg: Leg, kill: Kill) -> bool:
 def failed(leg: Leg, code: int) -> RunFailedError:
     """What to say of a leg that ended with an error of its own."""
     lines = leg.log.read_text(errors="replace").rstrip().splitlines()[-LAST_LINES:]
+    advice = "make the job run without kills first"
+    if code in (ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED):  # it knew what to do
+        own = [line.strip().removeprefix(NEXT) for line in lines if line.strip().startswith(NEXT)]
+        advice = own[-1] if own else advice
     error = RunFailedError(
         "\n".join(
             [f"{leg.name} failed by itself with exit code {code}:", *(f"  | {line}" for line in lines)]
         ),
-        next_step=f"make the job run without kills first; all it printed is in {leg.log}",
+        next_step=f"{advice}; all it printed is in {leg.log}",
     )
     error.exit_code = ExitCode(code) if code in list(ExitCode) else ExitCode.TRAINING_FAILED
     return error
@@ -100,11 +105,12 @@ class Tail:
 
 
 class Watch:
-    """Where a leg stands, by what rank 0 writes."""
+    """Where a leg stands, by what its ranks write. It is made before the leg is started."""
 
     def __init__(self, leg: Leg) -> None:
-        self._tail = Tail(RunFolder(leg.folder).trace_file(0))
-        self._checkpoints = RunFolder(leg.folder).checkpoints
+        self._folder = RunFolder(leg.folder)
+        self._tail = Tail(self._folder.trace_file(0))
+        self._left = {path: _age(path) for path in self._folder.checkpoints.glob(".step-*.partial")}
         self._latest = {"start": 0, "step": 0, "evaluation": 0, "evaluated": 0}
         self._seen_at = [time.monotonic()] * 2
 
@@ -114,8 +120,13 @@ class Watch:
             self._latest[line["kind"]] = line["step"]
             self._seen_at = [self._seen_at[-1], time.monotonic()]
         if kill.moment == "save":
-            return self._partial(kill).exists()
+            return self._latest["step"] >= kill.step and self._is_saving(kill.step)
         return self._latest[kill.moment] >= kill.step
+
+    def pids_of(self, ranks: Sequence[int]) -> list[int]:
+        """Of those that have begun."""
+        starts = (Tail(self._folder.trace_file(rank)).new()[:1] for rank in ranks)
+        return [start["pid"] for found in starts for start in found]
 
     def still_lasts(self, kill: Kill) -> bool:
         """Whether that moment has not ended."""
@@ -125,15 +136,24 @@ class Watch:
         """Between the last two lines: about one step."""
         return min(self._seen_at[1] - self._seen_at[0], MOST_WAIT_S)
 
-    def _partial(self, kill: Kill) -> Path:
-        return self._checkpoints / f".step-{kill.step:08d}.partial"
+    def _is_saving(self, step: int) -> bool:
+        """A leg that was killed in the same save has left its own half of it: that one does not count."""
+        partial = self._folder.checkpoints / f".step-{step:08d}.partial"
+        return (age := _age(partial)) is not None and age != self._left.get(partial)
 
 
-def _await(kill: Kill, leg: Leg, family: Family) -> bool:
+def _age(path: Path) -> int | None:
+    """When something in a folder last changed; None: it is not there."""
+    try:
+        return path.stat().st_ctime_ns
+    except FileNotFoundError:
+        return None
+
+
+def _await(kill: Kill, watch: Watch, family: Family) -> bool:
     """Wait for the moment; False: it never came, or was over before the process could be killed."""
-    watch = Watch(leg)
     while family.exit_code is None:
-        if watch.has_come(kill):
+        if watch.has_come(kill) and len(watch.pids_of(kill.ranks)) == len(kill.ranks):
             usual_s = watch.last_interval_s() if kill.usual_s is None else kill.usual_s
             time.sleep(kill.wait * usual_s)
             return watch.still_lasts(kill)
@@ -141,17 +161,12 @@ def _await(kill: Kill, leg: Leg, family: Family) -> bool:
     return False
 
 
-def _pid_of(rank: int, leg: Leg) -> int:
-    start = Tail(RunFolder(leg.folder).trace_file(rank)).new()[0]
-    pid: int = start["pid"]
-    return pid
-
-
-def describe(kill: Kill, last_step: int) -> str:
+def describe(kill: Kill, leg: Leg, last_step: int) -> str:
     """`killed with -9 during the save of step 6 (rank 1)`; `last_step`: the last one that rank 0 had taken."""
+    saved = RunFolder(leg.folder).checkpoints / f"step-{kill.step:08d}"
     where = {
         "step": f"after step {last_step}",
-        "save": f"during the save of step {kill.step}",
+        "save": f"{'at the end of' if saved.exists() else 'during'} the save of step {kill.step}",
         "evaluation": f"during the evaluation after step {kill.step}",
     }[kill.moment]
     who = ", ".join(map(str, kill.ranks))

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from drumline.prove.leash import leashed
+
 GRACE_S = 10.0
 PROCESSES = Path("/proc")
 
@@ -29,7 +31,7 @@ class Family:
         with log.open("wb") as file:
             # A session of its own: a Ctrl-C is for us, and we then end it in order.
             self._root = subprocess.Popen(
-                command,
+                leashed(command),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -11,13 +11,14 @@ from drumline.engine.run_folder import RunFolder
 from drumline.errors import ConfigError
 from drumline.metrics.events import read_events
 from drumline.prove.cause import Cause, lost_in_the_kill, not_repeatable
-from drumline.prove.compare import Difference, first_difference
+from drumline.prove.compare import Comparison, Difference, compare
 from drumline.prove.files import compare_checkpoints
 from drumline.prove.killing import Leg, RunFailedError, describe, run_and_kill, run_to_the_end
 from drumline.prove.schedule import MAX_ATTEMPTS, Kill, Pattern, Wishes, draw_kills, too_early
 from drumline.prove.traces import Traced, read_trace
 
 Say = Callable[[str], None]
+TO_THE_END = "to the end"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,16 @@ class Outcome:
     tensors: int
     kills: int
     found: Found | None
+    unsaved: tuple[str, ...] = ()
+    """Buffers that no checkpoint holds and that were not the same."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A leg that has ended, compared with the run without kills."""
+
+    trace: Traced
+    comparison: Comparison
 
 
 class Proof:
@@ -52,12 +63,16 @@ class Proof:
     def run(self) -> Outcome:
         """Prove it, or find the first difference and its cause."""
         wishes = self._wishes
+        self._say(
+            f"reference: {_count(wishes.worlds[0], 'rank')}, {_count(wishes.steps, 'step')} without a kill"
+        )
         reference = self._run_whole("reference")
-        self._say(f"reference: {_ranks(wishes.worlds[0])}, {wishes.steps} steps without a kill")
-        pattern = self._pattern()
-        legs = self._killed_and_resumed(reference, pattern)
-        found = self._first_difference(reference, legs)
-        return Outcome(wishes.steps, reference.num_samples, reference.num_tensors, wishes.num_kills, found)
+        legs = self._killed_and_resumed(reference, self._pattern())
+        found = self._found(reference, legs)
+        unsaved = tuple(dict.fromkeys(name for leg in legs for name in leg.comparison.unsaved))
+        return Outcome(
+            wishes.steps, reference.num_samples, reference.num_tensors, wishes.num_kills, found, unsaved
+        )
 
     def _run_whole(self, name: str) -> Traced:
         leg = self._leg(f"the {name} run", name, self._wishes.worlds[0])
@@ -80,7 +95,7 @@ class Proof:
             self._say("the job has no evaluation data: it is killed between steps instead")
         return pattern
 
-    def _killed_and_resumed(self, reference: Traced, pattern: Pattern) -> list[Traced]:
+    def _killed_and_resumed(self, reference: Traced, pattern: Pattern) -> list[Done]:
         for attempt in range(MAX_ATTEMPTS):
             legs = self._run_legs(reference, draw_kills(self._wishes, pattern, attempt=attempt))
             if legs is not None:
@@ -91,44 +106,56 @@ class Proof:
             next_step="give it more --steps, or larger batches",
         )
 
-    def _run_legs(self, reference: Traced, kills: Sequence[Kill]) -> list[Traced] | None:
-        """The traces of all legs, or of those up to the first that differs; None: a kill came too late."""
-        legs: list[Traced] = []
+    def _run_legs(self, reference: Traced, kills: Sequence[Kill]) -> list[Done] | None:
+        """All legs, or those up to the first that differs; None: a kill came too late."""
+        legs: list[Done] = []
         for number, (world, kill) in enumerate(
             zip(self._wishes.worlds, [*kills, None], strict=True), start=1
         ):
             leg = self._leg(f"leg {number}", "killed", world, log=f"leg-{number}")
-            in_time = run_to_the_end(leg) if kill is None else run_and_kill(leg, kill)
+            end = self._run_leg(leg, kill)
             trace = read_trace(self._set_trace_aside(leg, number))
-            legs.append(trace)
-            differs = first_difference(reference, trace) is not None
-            if not differs and (not in_time or trace.from_step >= self._wishes.steps):
+            legs.append(Done(trace, compare(reference, trace)))
+            differs = legs[-1].comparison.difference is not None
+            if not differs and (end is None or trace.from_step >= self._wishes.steps):
                 self._say(f"leg {number}: the kill came too late; once more, with an earlier one")
                 return None
             where = f" from step {trace.from_step}" if number > 1 else ""
-            end = "to the end" if kill is None or not in_time else describe(kill, max(trace.steps))
-            self._say(f"leg {number}: {_ranks(world)}{where}, {end}")
+            self._say(f"leg {number}: {_count(world, 'rank')}{where}, {end or TO_THE_END}")
             if differs:
                 break
         return legs
+
+    def _run_leg(self, leg: Leg, kill: Kill | None) -> str | None:
+        """How it ended; None: by itself, before it was killed."""
+        if kill is None:
+            run_to_the_end(leg)
+            return TO_THE_END
+        if not run_and_kill(leg, kill):
+            return None
+        lines = read_events(RunFolder(leg.folder).trace_file(0))
+        return describe(kill, leg, max(line["step"] for line in lines))
 
     def _set_trace_aside(self, leg: Leg, number: int) -> Path:
         """A folder for each leg: what another one writes is its own."""
         trace = RunFolder(leg.folder).trace_file(0).parent
         return trace.rename(trace.with_name(f"trace-leg-{number}")) if trace.exists() else trace
 
-    def _first_difference(self, reference: Traced, legs: Sequence[Traced]) -> Found | None:
-        for number, leg in enumerate(legs, start=1):
-            if (difference := first_difference(reference, leg)) is not None:
-                return Found(difference, number, self._cause(difference, reference, leg, number))
-        if (difference := self._missing(legs) or self._different_file()) is None:
+    def _found(self, reference: Traced, legs: Sequence[Done]) -> Found | None:
+        """In the last leg, if at all: none is started after one that differs."""
+        last = legs[-1]
+        difference = last.comparison.difference or self._missing(reference, [leg.trace for leg in legs])
+        if (difference := difference or self._different_file()) is None:
             return None
-        return Found(difference, len(legs), self._cause(difference, reference, legs[-1], len(legs)))
+        return Found(difference, len(legs), self._cause(difference, reference, last.trace, len(legs)))
 
-    def _missing(self, legs: Sequence[Traced]) -> Difference | None:
+    def _missing(self, reference: Traced, legs: Sequence[Traced]) -> Difference | None:
         for step in range(1, self._wishes.steps + 1):
             if not any(leg.is_whole(step) for leg in legs):
                 return Difference("order", step, f"step {step} was never taken by all ranks", f"step {step}")
+            if step in reference.evaluations and not any(step in leg.evaluations for leg in legs):
+                name = f"the evaluation after step {step}"
+                return Difference("evaluation", step, f"{name} was never done", name)
         return None
 
     def _different_file(self) -> Difference | None:
@@ -142,7 +169,7 @@ class Proof:
         if number == 1:  # up to its kill this leg is a second run that nobody interrupted
             return not_repeatable(found)
         self._say("a difference was found; the run without a kill is done once more, to find out why")
-        again = first_difference(reference, self._run_whole("repeated"))
+        again = compare(reference, self._run_whole("repeated")).difference
         if again is not None:
             return not_repeatable(again)
         return lost_in_the_kill(found, worlds=(reference.world_size, leg.world_size))
@@ -151,5 +178,5 @@ class Proof:
         return Leg(name, self._arguments, self._root / folder, self._root / f"{log or folder}.log", world)
 
 
-def _ranks(number: int) -> str:
-    return f"{number} rank{'s' if number > 1 else ''}"
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

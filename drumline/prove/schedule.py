@@ -99,12 +99,18 @@ def too_early(wishes: Wishes, pattern: Pattern) -> str | None:
             f"--kill-at: {wishes.at[0]} is too early: the first checkpoint is that of step {first}, and without one "
             "nothing would be resumed"
         )
-    if wishes.steps - 1 - first < wishes.num_kills:
-        return (
-            f"--steps: {wishes.steps} are too few: the first checkpoint is that of step {first}, and each kill needs a "
-            f"step of its own after it and before the end; give at least {first + 1 + wishes.num_kills}"
-        )
-    return None
+    return too_few_steps(wishes, first_save=first)
+
+
+def too_few_steps(wishes: Wishes, *, first_save: int) -> str | None:
+    """What is wrong with --steps, if the job saves its first checkpoint at that step."""
+    least = first_save + 1 + wishes.num_kills
+    if wishes.steps >= least:
+        return None
+    return (
+        f"--steps: {wishes.steps} {'is' if wishes.steps == 1 else 'are'} too few: the first checkpoint is that of step "
+        f"{first_save}, and each kill needs a step of its own after it and before the end; give at least {least}"
+    )
 
 
 def draw_kills(wishes: Wishes, pattern: Pattern, *, attempt: int = 0) -> list[Kill]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from drumline.config import PRESETS, Layers
-from drumline.prove.schedule import Wishes
+from drumline.config import Layers
+from drumline.config.fields import FIELDS
+from drumline.prove.schedule import Wishes, too_few_steps
 
 # What the proof sets itself, and what the user gives instead.
 OWN = {
@@ -15,6 +16,7 @@ OWN = {
     "log.trace": "it is always on here",
     "log.display": "what the runs print goes to files here",
 }
+SAVES, WARM_UP = "checkpoint.every_steps", "optim.warmup_steps"
 SAVE_EVERY = 2
 
 
@@ -28,38 +30,57 @@ def wrong_settings(layers: Layers, wishes: Wishes) -> Iterator[str]:
         yield f"--train.exact: {given} keeps the bits on one number of ranks, and the legs have {legs}"
 
 
-def train_arguments(task: str, layers: Layers, wishes: Wishes, *, config_file: str | None) -> list[str]:
-    """What `drumline train` is given, less the folder and the number of ranks."""
-    given = {path: setting.value for path, setting in layers.flags.settings.items()}
-    settings = {**_needed(task, layers, wishes), **given, **_fixed(wishes)}
-    flags = [f"--{path}={_as_text(value)}" for path, value in settings.items()]
-    return [task, *([f"--config={config_file}"] if config_file else []), *flags]
+class Settings:
+    """What the job says of itself, and what is changed for the proof. `defaults` are those of the task."""
+
+    def __init__(self, layers: Layers, defaults: Mapping[str, Any], wishes: Wishes) -> None:
+        self._layers = layers
+        self._defaults = defaults
+        self._wishes = wishes
+
+    def problems(self) -> Iterator[str]:
+        """A sentence for each thing in which the job and the proof do not go together."""
+        every = self.changes().get(SAVES, self._value(SAVES))
+        # The end of an epoch is saved too; where that comes is known once the job runs, and only a flag counts on it.
+        if "checkpoint.every_epochs" not in self._layers.flags.settings:
+            yield from filter(None, [too_few_steps(self._wishes, first_save=every)])
+        shards, most = self._value("train.shards"), max(self._wishes.worlds)
+        if self._wishes.is_elastic and most > shards:
+            yield f"--world: {most} ranks cannot share {shards} shards (train.shards): some would have nothing to do"
+
+    def changes(self) -> dict[str, Any]:
+        """What is not as the job says, since it could not be proved or would be refused; flags are never changed."""
+        changes: dict[str, Any] = {}
+        steps, saves = self._wishes.steps, self._value(SAVES)
+        is_given = SAVES in self._layers.flags.settings
+        if saves == 0 or (not is_given and too_few_steps(self._wishes, first_save=saves)):
+            changes[SAVES] = SAVE_EVERY
+        if WARM_UP not in self._layers.flags.settings and self._value(WARM_UP) > steps:
+            changes[WARM_UP] = steps // 2
+        return changes
+
+    def describe_changes(self) -> str:
+        """`checkpoint.every_steps 2 (it was 0)`; empty when the job is as it was."""
+        changes = self.changes().items()
+        return ", ".join(f"{path} {value} (it was {self._value(path)})" for path, value in changes)
+
+    def arguments(self, task: str, *, config_file: str | None) -> list[str]:
+        """What `drumline train` is given, less the folder and the number of ranks."""
+        given = {path: setting.value for path, setting in self._layers.flags.settings.items()}
+        settings = {**given, **self.changes(), **_fixed(self._wishes)}
+        flags = [f"--{path}={_as_text(value)}" for path, value in settings.items()]
+        return [task, *([f"--config={config_file}"] if config_file else []), *flags]
+
+    def _value(self, path: str) -> Any:
+        for layer in self._layers.strongest_first():
+            if path in layer.settings:
+                return layer.settings[path].value
+        return self._defaults.get(path, FIELDS[path].default)
 
 
 def _fixed(wishes: Wishes) -> dict[str, Any]:
     elastic = {"train.exact": "elastic"} if wishes.is_elastic else {}
     return {"train.steps": wishes.steps, "log.trace": True, "log.display": "none", **elastic}
-
-
-def _needed(task: str, layers: Layers, wishes: Wishes) -> dict[str, Any]:
-    """What the user may set otherwise."""
-    needed: dict[str, Any] = {"checkpoint.keep_last": wishes.steps}
-    if _value("checkpoint.every_steps", task, layers) is None:
-        needed["checkpoint.every_steps"] = SAVE_EVERY
-    # A warm-up that is longer than the run is refused, and that of the user's own task is not known here.
-    warmup = _value("optim.warmup_steps", task, layers, unknown=wishes.steps + 1)
-    if warmup is not None and warmup > wishes.steps:
-        needed["optim.warmup_steps"] = wishes.steps // 2
-    return needed
-
-
-def _value(path: str, task: str, layers: Layers, *, unknown: Any = None) -> Any:
-    """What the flags, the file or a built-in task set; `unknown` for a task that is not loaded yet."""
-    for layer in layers.strongest_first():
-        if path in layer.settings:
-            return layer.settings[path].value
-    defaults: Mapping[str, Any] | None = PRESETS[task].defaults if task in PRESETS else None
-    return unknown if defaults is None else defaults.get(path)
 
 
 def _as_text(value: Any) -> str:

@@ -34,6 +34,11 @@ class TracedStep:
     """How many ranks have written it down; a killed attempt's last step may lack some."""
     state: State | None = None
 
+    @property
+    def is_of_a_stream(self) -> bool:
+        """Whether its samples have no index."""
+        return any(index is None for index, _ in self.samples.values())
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -43,6 +48,8 @@ class Traced:
     from_step: int
     start: State
     steps: Mapping[int, TracedStep]
+    evaluations: Mapping[int, Mapping[str, str]]
+    """The metrics of those that came to their end, by step, each number as text that has all its bits."""
 
     def is_whole(self, step: int) -> bool:
         return step in self.steps and self.steps[step].num_ranks == self.world_size
@@ -69,7 +76,8 @@ def read_trace(folder: Path) -> Traced:
     steps: dict[int, TracedStep] = {}
     for line in (line for lines in ranks for line in lines if line["kind"] == "step"):
         _add(line, steps.setdefault(line["step"], TracedStep(line["step"], line["epoch"])))
-    return Traced(start["world_size"], start["step"], _state(start), dict(sorted(steps.items())))
+    evaluations = {line["step"]: _metrics(line) for line in ranks[0] if line["kind"] == "evaluated"}
+    return Traced(start["world_size"], start["step"], _state(start), dict(sorted(steps.items())), evaluations)
 
 
 def _add(line: Mapping[str, Any], step: TracedStep) -> None:
@@ -81,6 +89,11 @@ def _add(line: Mapping[str, Any], step: TracedStep) -> None:
         step.rests[low, high] = batch["rest"]
         indices = batch["indices"] or [None] * (high - low)
         step.samples |= dict(zip(range(low, high), zip(indices, batch["samples"], strict=True), strict=True))
+
+
+def _metrics(line: Mapping[str, Any]) -> dict[str, str]:
+    """As text: no two NaN are equal."""
+    return {name: repr(value) for name, value in line["metrics"].items()}
 
 
 def _state(line: Mapping[str, Any]) -> State:

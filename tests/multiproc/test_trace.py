@@ -61,6 +61,7 @@ def test_two_ranks_write_every_sample_once_and_rank_0_the_tensors(tmp_path: Path
     assert (start["world_size"], start["step"]) == (2, 0)
     for kind in ("evaluation", "evaluated"):
         assert [line["step"] for line in lines(tmp_path, 0, kind)] == [5]
+    assert "loss" in lines(tmp_path, 0, "evaluated")[0]["metrics"]
 
 
 def test_a_placeholder_is_no_sample(tmp_path: Path) -> None:

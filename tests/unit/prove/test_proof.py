@@ -22,8 +22,16 @@ class Stage:
     """Stands in for the processes: writes what they would leave. `late` says how many kills come too late."""
 
     def __init__(
-        self, *, late: int = 0, differs: dict[str, int] | None = None, evaluates: bool = False
+        self,
+        *,
+        late: int = 0,
+        differs: dict[str, int] | None = None,
+        evaluates: bool = False,
+        losses: dict[str, float] | None = None,
+        caches: bool = False,
     ) -> None:
+        self.losses = losses or {}
+        self.caches = caches
         self.late = late
         self.differs = differs or {}
         self.evaluates = evaluates
@@ -31,7 +39,7 @@ class Stage:
         self.started: list[tuple[str, int]] = []
         self.progress = 0
 
-    def run_to_the_end(self, leg: Leg) -> bool:
+    def run_to_the_end(self, leg: Leg) -> None:
         from_step = self.progress if leg.name.startswith("leg") else 0
         self._write(leg, from_step, STEPS)
         events = [{"kind": "checkpoint", "step": step, "seconds": 0.1} for step in range(1, STEPS + 1)]
@@ -39,7 +47,6 @@ class Stage:
         (leg.folder / "events").mkdir(exist_ok=True)
         (leg.folder / "events" / "rank-00000.jsonl").write_text("\n".join(map(json.dumps, events)))
         (leg.folder / "checkpoints" / f"step-{STEPS:08d}").mkdir(parents=True, exist_ok=True)
-        return True
 
     def run_and_kill(self, leg: Leg, kill: Kill) -> bool:
         from_step = 0 if leg.name == "leg 1" else self.progress
@@ -55,6 +62,7 @@ class Stage:
         lines: list[dict[str, Any]] = [
             {"kind": "start", "step": from_step, "world_size": 1, "tensors": {"w": from_step}, "unsaved": {}}
         ]
+        lines[0]["unsaved"] = {"rope": "empty"} if self.caches else {}
         for step in range(from_step + 1, to_step + 1):
             changed = step >= self.differs.get(leg.name, STEPS + 1)
             batch = {"low": step, "high": step + 1, "indices": [step], "samples": [str(step)], "rest": ""}
@@ -66,8 +74,12 @@ class Stage:
                     "epoch": 0,
                     "batches": [batch],
                     "tensors": tensors,
-                    "unsaved": {},
+                    "unsaved": {"rope": "full"} if self.caches else {},
                 }
+            )
+        if self.evaluates and to_step == STEPS:
+            lines.append(
+                {"kind": "evaluated", "step": STEPS, "metrics": {"loss": self.losses.get(leg.name, 1.0)}}
             )
         (folder / "rank-00000.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
 
@@ -86,7 +98,7 @@ def make_prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_proved(prove: Any) -> None:
     stage = Stage()
     assert prove(stage, at=(2, 3), worlds=(3, 1, 2), rank="0") == [
-        "proved: 4 steps, 4 samples, 1 tensors: the same bits after 2 kills"
+        "proved: 4 steps, 4 samples, 1 tensor: the same bits after 2 kills"
     ]
     assert stage.started == [("the reference run", 3), ("leg 1", 3), ("leg 2", 1), ("leg 3", 2)]
     assert stage.said == [
@@ -95,6 +107,36 @@ def test_proved(prove: Any) -> None:
         "leg 2: 1 rank from step 2, killed with -9 after step 3 (rank 0)",
         "leg 3: 2 ranks from step 3, to the end",
     ]
+
+
+def test_a_cache_that_is_in_no_checkpoint_is_a_note(prove: Any) -> None:
+    proved, note = prove(Stage(caches=True))
+    assert proved.startswith("proved: ")
+    assert note == (
+        "  note: the buffer rope (persistent=False) is in no checkpoint and was not the same at every step; nothing "
+        "that was compared depends on it"
+    )
+
+
+def test_another_evaluation_is_no_proof(prove: Any) -> None:
+    lines = prove(Stage(evaluates=True, losses={"leg 2": 2.0}))
+    assert lines[0] == "not proved: loss of the evaluation after step 4 is 2.0, not 1.0 [leg 2]"
+    assert lines[1].startswith("  likely cause: state outside the checkpoint, used in evaluation")
+
+
+def test_an_evaluation_that_was_never_done_is_found(prove: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(evaluates=True)
+    finish = stage.run_to_the_end
+
+    def skip(leg: Leg) -> None:
+        finish(leg)
+        trace = leg.folder / "trace" / "rank-00000.jsonl"
+        if leg.name == "leg 2":
+            lines = trace.read_text().splitlines(keepends=True)
+            trace.write_text("".join(line for line in lines if "evaluated" not in line))
+
+    monkeypatch.setattr(stage, "run_to_the_end", skip)
+    assert prove(stage)[0] == "not proved: the evaluation after step 4 was never done [leg 2]"
 
 
 def test_a_kill_that_came_too_late_is_done_again_earlier(prove: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drumline.errors import TrainingError
-from drumline.prove.compare import Difference, first_difference
+from drumline.prove.compare import Difference, compare
 from drumline.prove.traces import Traced, read_trace
 
 BATCH = 4
@@ -57,7 +57,11 @@ def make_reference(tmp_path: Path) -> Traced:
 
 
 def difference(reference: Traced, folder: Path, *ranks: list[dict[str, Any]]) -> Difference | None:
-    return first_difference(reference, trace(folder, *ranks))
+    return compare(reference, trace(folder, *ranks)).difference
+
+
+def evaluated(number: int, loss: float | str = 0.5, **metrics: float) -> dict[str, Any]:
+    return {"kind": "evaluated", "step": number, "metrics": {"loss": loss, **metrics}}
 
 
 def test_what_a_trace_holds(reference: Traced) -> None:
@@ -130,12 +134,6 @@ def test_the_last_step_of_a_killed_leg_may_lack_a_rank(tmp_path: Path, reference
         ),
         ([start(w="x"), step(1)], "tensor", 0, "w differs before the first step"),
         ([start(2, w="x")], "tensor", 2, "w differs as restored from the checkpoint of step 2"),
-        (
-            [start(), step(1, unsaved={"mask": "x"})],
-            "tensor",
-            1,
-            "mask differs after step 1",
-        ),
     ],
 )
 def test_the_first_difference_is_named(
@@ -144,7 +142,40 @@ def test_the_first_difference_is_named(
     found = difference(reference, tmp_path / "other", lines)
     assert found is not None
     assert (found.kind, found.step, found.sentence) == (kind, at, sentence)
-    assert found.unsaved == (("mask",) if "mask" in sentence else ())
+    assert not found.unsaved
+
+
+def test_a_buffer_that_is_not_saved_is_no_difference_of_its_own(tmp_path: Path, reference: Traced) -> None:
+    cache = trace(tmp_path / "1", [start(2) | {"unsaved": {"rope": "empty"}}, step(3)])
+    assert compare(reference, cache).difference is None
+    assert compare(reference, cache).unsaved == ("mask", "rope")
+
+
+def test_a_buffer_that_is_not_saved_is_named_with_what_differs(tmp_path: Path, reference: Traced) -> None:
+    lines = [start() | {"unsaved": {"mask": "same", "rope": "x"}}, step(1)]
+    lines += [step(2, unsaved={"mask": "x"}, tensors={"w": "x"}), step(3, unsaved={"later": "x"})]
+    found = difference(reference, tmp_path / "other", lines)
+    assert found is not None
+    assert (found.kind, found.step) == ("tensor", 2)
+    assert found.unsaved == ("mask", "rope"), "what differs at that step comes first"
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (evaluated(2, 0.5 + 1e-16), "loss of the evaluation after step 2 is 0.5000000000000001, not 0.5"),
+        (evaluated(2, "nan"), "loss of the evaluation after step 2 is nan, not 0.5"),
+        (evaluated(2, accuracy=1.0), "accuracy of the evaluation after step 2 is 1.0, not missing"),
+        (evaluated(2), None),
+    ],
+)
+def test_evaluations_are_compared(tmp_path: Path, other: dict[str, Any], sentence: str | None) -> None:
+    whole = trace(tmp_path / "whole", [start(), step(1), step(2), evaluated(2), step(3), evaluated(3, "nan")])
+    found = difference(
+        whole, tmp_path / "other", [start(), step(1), step(2), other, step(3), evaluated(3, "nan")]
+    )
+    assert (found and (found.kind, found.step, found.sentence)) == (sentence and ("evaluation", 2, sentence))
+    assert difference(whole, tmp_path / "killed", [start(), step(1), step(2)]) is None
 
 
 def test_a_stream_has_positions_instead_of_indices(tmp_path: Path) -> None:
@@ -154,6 +185,7 @@ def test_a_stream_has_positions_instead_of_indices(tmp_path: Path) -> None:
     )
     assert found is not None
     assert found.sentence == "the sample at position 1 of epoch 1 has other bits at step 1"
+    assert found.of_a_stream
 
 
 def test_a_run_without_a_trace_is_an_error(tmp_path: Path) -> None:

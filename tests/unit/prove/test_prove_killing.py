@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -10,8 +11,17 @@ from pathlib import Path
 import pytest
 
 from drumline.errors import ExitCode
-from drumline.prove import killing
-from drumline.prove.killing import Leg, RunFailedError, Tail, describe, run_and_kill, run_to_the_end
+from drumline.prove import killing, leash
+from drumline.prove.killing import (
+    Leg,
+    RunFailedError,
+    Tail,
+    Watch,
+    describe,
+    failed,
+    run_and_kill,
+    run_to_the_end,
+)
 from drumline.prove.processes import Family, descendants
 from drumline.prove.schedule import Kill, Moment
 from tests.conftest import child_processes
@@ -22,7 +32,7 @@ from pathlib import Path
 
 folder, what = Path(sys.argv[1]), sys.argv[2]
 (folder / "trace").mkdir(parents=True)
-(folder / "checkpoints").mkdir()
+(folder / "checkpoints").mkdir(exist_ok=True)
 trace = (folder / "trace" / "rank-00000.jsonl").open("a", buffering=1)
 
 def say(kind, step, **more):
@@ -30,14 +40,19 @@ def say(kind, step, **more):
 
 if what == "workers":
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+if what == "again":
+    time.sleep(0.1)
 say("start", 0, pid=os.getpid())
-for step in range(1, 7):
+for step in range(4 if what == "again" else 1, 7):
     pause = 0.5 if step == 4 else 0.01
     if what == "error" and step == 3:
         print("something went wrong")
         sys.exit(3)
     say("step", step)
+    time.sleep(0.1 if what == "again" else 0)
     partial = folder / "checkpoints" / f".step-{step:08d}.partial"
+    if partial.exists():
+        partial.rmdir()
     partial.mkdir()
     time.sleep(pause)
     partial.rename(folder / "checkpoints" / f"step-{step:08d}")
@@ -71,7 +86,7 @@ def last(folder: Path) -> tuple[str, int]:
 
 
 def test_a_leg_runs_to_its_end(tmp_path: Path) -> None:
-    assert run_to_the_end(leg(tmp_path))
+    run_to_the_end(leg(tmp_path))
     assert last(tmp_path) == ("evaluated", 6)
 
 
@@ -172,9 +187,81 @@ def test_a_line_is_handed_out_once_and_whole(tmp_path: Path) -> None:
     assert (tail.new(), tail.new()) == ([{"a": 2}], [])
 
 
-def test_a_kill_is_described() -> None:
-    assert describe(kill("step", 3), 4) == "killed with -9 after step 4 (rank 0)"
+def test_a_kill_is_described(tmp_path: Path) -> None:
+    one = leg(tmp_path)
+    assert describe(kill("step", 3), one, 4) == "killed with -9 after step 4 (rank 0)"
     save = Kill("save", 4, (0, 1), 0, 1)
-    assert describe(save, 4) == "killed with -9 during the save of step 4 (ranks 0, 1)"
+    assert describe(save, one, 4) == "killed with -9 during the save of step 4 (ranks 0, 1)"
     evaluation = kill("evaluation", 5)
-    assert describe(evaluation, 5) == "killed with -9 during the evaluation after step 5 (rank 0)"
+    assert describe(evaluation, one, 5) == "killed with -9 during the evaluation after step 5 (rank 0)"
+    (one.folder / "checkpoints" / "step-00000004").mkdir(parents=True)
+    assert describe(save, one, 4) == "killed with -9 at the end of the save of step 4 (ranks 0, 1)"
+
+
+def test_half_a_save_of_an_earlier_leg_is_not_this_one(tmp_path: Path) -> None:
+    one, wanted = leg(tmp_path), kill("save", 4)
+    partial = one.folder / "checkpoints" / ".step-00000004.partial"
+    partial.mkdir(parents=True)
+    watch = Watch(one)
+    assert not watch.has_come(wanted), "no rank has begun"
+    (one.folder / "trace").mkdir()
+    trace = one.folder / "trace" / "rank-00000.jsonl"
+    trace.write_text('{"kind": "start", "step": 2, "pid": 1}\n{"kind": "step", "step": 4}\n')
+    assert not watch.has_come(wanted), "the save of this leg has not begun"
+    partial.rmdir()
+    assert not watch.has_come(wanted)
+    partial.mkdir()
+    assert watch.has_come(wanted)
+
+
+def test_two_legs_are_killed_in_the_same_save(tmp_path: Path) -> None:
+    wanted = kill("save", 4)
+    for _ in range(2):
+        assert run_and_kill(leg(tmp_path, "again"), wanted)
+        assert last(tmp_path) == ("step", 4)
+        shutil.rmtree(tmp_path / "run" / "trace")
+
+
+def test_ranks_are_killed_once_all_of_them_have_begun(tmp_path: Path) -> None:
+    one = leg(tmp_path)
+    (one.folder / "trace").mkdir(parents=True)
+    for rank, text in enumerate(['{"kind": "start", "step": 0, "pid": 7}\n', '{"kind": "sta']):
+        (one.folder / "trace" / f"rank-{rank:05d}.jsonl").write_text(text)
+    assert Watch(one).pids_of((0, 1, 2)) == [7]
+
+
+def test_the_advice_of_a_run_that_was_refused_is_handed_on(tmp_path: Path) -> None:
+    one = leg(tmp_path)
+    one.log.write_text("drumline: error: 8 ranks cannot share 4 shards\n  next: start at most 4 ranks\n")
+    for code in (2, 3):
+        assert f"\n  next: start at most 4 ranks; all it printed is in {one.log}" in str(failed(one, code))
+    assert "next: make the job run without kills first; all" in str(failed(one, 1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is the kernel of Linux that is asked")
+def test_what_was_started_does_not_outlive_a_kill(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
+    starter = (
+        f"import subprocess; from drumline.prove.leash import leashed; subprocess.run(leashed({command!r}))"
+    )
+    with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_one_whose_starter_is_gone_does_not_begin() -> None:
+    command = [sys.executable, leash.__file__, "1", sys.executable, "-c", "print('begun')"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (143, "")

@@ -13,6 +13,7 @@ from drumline.prove.schedule import (
     Wishes,
     draw_kills,
     too_early,
+    too_few_steps,
     worlds_of,
     wrong_wishes,
 )
@@ -118,3 +119,8 @@ def test_what_only_the_first_run_tells() -> None:
     assert said.startswith("--steps: 4 are too few: the first checkpoint is that of step 2")
     assert said.endswith("give at least 5")
     assert too_early(wishes(steps=5, worlds=(2, 2, 2)), PATTERN) is None
+    for steps, said in ((1, "--steps: 1 is too few"), (3, "--steps: 3 are too few")):
+        problem = too_few_steps(wishes(steps=steps), first_save=2) or ""
+        assert problem.startswith(said)
+        assert problem.endswith("give at least 4")
+    assert too_few_steps(wishes(steps=4), first_save=2) is None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from drumline.config import Layers, read_flags, read_layers
+from drumline.config import PRESETS, Layers, read_flags, read_layers
 from drumline.prove.schedule import Wishes
-from drumline.prove.settings import train_arguments, wrong_settings
+from drumline.prove.settings import Settings, wrong_settings
 
 OWN_TASK = "mine.py:Task"
 
@@ -21,31 +23,38 @@ def wishes(*worlds: int, steps: int = 8) -> Wishes:
     return Wishes(worlds or (2, 2), steps, seed=0)
 
 
-def settings(
-    task: str, *argv: str, worlds: tuple[int, ...] = (2, 2), file: Path | None = None
-) -> dict[str, str]:
-    given = train_arguments(task, layers(*argv, file=file), wishes(*worlds), config_file=file and str(file))
-    assert given[0] == task
+def chosen(
+    *argv: str,
+    task: Mapping[str, Any] | None = None,
+    worlds: tuple[int, ...] = (2, 2),
+    file: Path | None = None,
+    steps: int = 8,
+) -> Settings:
+    return Settings(layers(*argv, file=file), task or {}, wishes(*worlds, steps=steps))
+
+
+def settings(*argv: str, file: Path | None = None, **more: Any) -> dict[str, str]:
+    given = chosen(*argv, file=file, **more).arguments(OWN_TASK, config_file=file and str(file))
+    assert given[0] == OWN_TASK
     flags = read_flags(given[1:], own={"config": str})
     assert not flags.layer.problems
     return dict(flag.removeprefix("--").split("=", 1) for flag in given[1:])  # type: ignore[misc]
 
 
 def test_what_the_proof_needs() -> None:
-    assert settings("digits") == {
-        "checkpoint.keep_last": "8",
+    assert settings() == {
         "checkpoint.every_steps": "2",
         "train.steps": "8",
         "log.trace": "true",
         "log.display": "none",
     }
-    assert settings("digits", worlds=(4, 2, 3))["train.exact"] == "elastic"
+    assert settings(worlds=(4, 2, 3))["train.exact"] == "elastic"
 
 
 def test_the_users_settings_are_passed_on() -> None:
     argv = ["--model.widths", "8,16", "--optim.clip_norm", "none", "--no-data.pin_memory", "--optim.lr=1e-5"]
     argv += ["--checkpoint.every_steps", "3", "--model.options.name", "a b"]
-    found = settings(OWN_TASK, *argv)
+    found = settings(*argv)
     wanted = {
         "model.widths": "8,16",
         "optim.clip_norm": "none",
@@ -60,16 +69,65 @@ def test_the_users_settings_are_passed_on() -> None:
 def test_a_file_is_passed_on_and_heeded(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[checkpoint]\nevery_steps = 4\n[optim]\nwarmup_steps = 5\n")
-    found = settings(OWN_TASK, file=file)
+    found = settings(file=file)
     assert found["config"] == str(file)
     assert not {"checkpoint.every_steps", "optim.warmup_steps"} & found.keys()
 
 
 def test_a_warm_up_that_is_longer_than_the_run_is_shortened() -> None:
-    assert settings("text")["optim.warmup_steps"] == "4"
-    assert settings(OWN_TASK)["optim.warmup_steps"] == "4"
-    assert settings("digits", "--optim.warmup_steps", "3")["optim.warmup_steps"] == "3"
-    assert "optim.warmup_steps" not in settings("digits")
+    assert settings(task=PRESETS["text"].defaults)["optim.warmup_steps"] == "4"
+    assert settings("--optim.warmup_steps", "3")["optim.warmup_steps"] == "3"
+    assert "optim.warmup_steps" not in settings(task={"optim.warmup_steps": 8})
+    assert "optim.warmup_steps" not in settings()
+
+
+def test_how_often_the_job_saves_is_left_alone_where_it_can_be_proved(tmp_path: Path) -> None:
+    assert "checkpoint.every_steps" not in settings(task={"checkpoint.every_steps": 6})
+    assert settings(task={"checkpoint.every_steps": 7})["checkpoint.every_steps"] == "2"
+    assert settings("--checkpoint.every_steps", "0")["checkpoint.every_steps"] == "2"
+    file = tmp_path / "config.toml"
+    file.write_text("[checkpoint]\nevery_steps = 0\n")
+    assert settings(file=file)["checkpoint.every_steps"] == "2", (
+        "a run's own file says 0 where nobody said anything"
+    )
+
+
+def test_what_is_changed_is_told() -> None:
+    task = {"checkpoint.every_steps": 7, "optim.warmup_steps": 50}
+    assert chosen(task=task).describe_changes() == (
+        "checkpoint.every_steps 2 (it was 7), optim.warmup_steps 4 (it was 50)"
+    )
+    assert chosen(task={"checkpoint.every_steps": 3}).describe_changes() == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "more", "problem"),
+    [
+        (
+            ["--checkpoint.every_steps", "10"],
+            {},
+            "step 10, and each kill needs a step of its own after it and before",
+        ),
+        (["--checkpoint.every_steps", "10"], {}, "the end; give at least 12"),
+        ([], {"steps": 3}, "--steps: 3 are too few: the first checkpoint is that of step 2"),
+        (
+            [],
+            {"worlds": (4, 2), "task": {"train.shards": 3}},
+            "--world: 4 ranks cannot share 3 shards (train.shards): some would have nothing to do",
+        ),
+    ],
+)
+def test_what_cannot_be_proved_is_known_before_anything_runs(
+    argv: list[str], more: dict[str, Any], problem: str
+) -> None:
+    (said,) = chosen(*argv, **more).problems()
+    assert problem in said
+
+
+def test_what_may_be_proved_is_not_refused() -> None:
+    assert not list(chosen().problems())
+    assert not list(chosen("--checkpoint.every_steps", "10", "--checkpoint.every_epochs", "1").problems())
+    assert not list(chosen("--train.shards", "1").problems()), "the legs are alike"
 
 
 @pytest.mark.parametrize(
