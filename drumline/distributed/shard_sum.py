@@ -1,8 +1,7 @@
 """Sums gradients over shards in one fixed order, whichever rank computed which shard: the same bits on any world.
 
-A floating-point sum depends on the order of its terms. Here the order is a binary tree over the shards: neighbours are
-added, then pairs of neighbours, and so on. A rank adds what lies under one node of the tree by itself and sends the
-rest. Gradients travel as in an ordinary all-reduce: each rank gets one chunk of everybody's (all-to-all), adds it up in
+A floating-point sum depends on the order of its terms. Here the order is a binary tree over the shards (shard_tree.py).
+A rank adds what lies under one node of the tree by itself and sends the rest. Gradients travel as in an ordinary all-reduce: each rank gets one chunk of everybody's (all-to-all), adds it up in
 the order of the tree, and hands the result to all (all-gather). The first half overlaps with the last backward pass.
 """
 
@@ -10,53 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from drumline.distributed.shard_tree import Node, fold, nodes_of
 from drumline.errors import TrainingError
 
-Part = TypeVar("Part")
 # torch 2.13 gave this a new name, and warns about the old one, which is all that earlier versions know.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-class Node(NamedTuple):
-    """A node of the tree: the sum over shards [low, high)."""
-
-    low: int
-    high: int
-
-
-def are_siblings(left: Node, right: Node, num_shards: int) -> bool:
-    """Whether the tree adds these two neighbours next. A node covers a power of two of shards, except at the end."""
-    size = left.high - left.low
-    return (
-        size & (size - 1) == 0
-        and left.low % (2 * size) == 0
-        and right.high == min(left.low + 2 * size, num_shards)
-    )
-
-
-def fold(
-    sums: list[tuple[Node, Part]], new: tuple[Node, Part], num_shards: int, add: Callable[[Part, Part], None]
-) -> None:
-    """Append the next shard's part to a list of sums, and add up whatever now makes a whole node."""
-    sums.append(new)
-    while len(sums) > 1 and are_siblings(sums[-2][0], sums[-1][0], num_shards):
-        (right_node, right), (left_node, left) = sums.pop(), sums.pop()
-        add(left, right)
-        sums.append((Node(left_node.low, right_node.high), left))
-
-
-def nodes_of(shards: range, num_shards: int) -> list[Node]:
-    """What a rank with these neighbouring shards is left with when it has added up all it can."""
-    sums: list[tuple[Node, None]] = []
-    for shard in shards:
-        fold(sums, (Node(shard, shard + 1), None), num_shards, lambda left, right: None)
-    return [node for node, _ in sums]
 
 
 class _Flat:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from drumline.data.plan import parts_of_rank
-from drumline.distributed.shard_sum import Node, ShardSum, fold, nodes_of
+from drumline.distributed.shard_sum import ShardSum
+from drumline.distributed.shard_tree import Node, fold, nodes_of
 
 
 class Sum:
