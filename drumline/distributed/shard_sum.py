@@ -1,8 +1,9 @@
 """Sums gradients over shards in one fixed order, whichever rank computed which shard: the same bits on any world.
 
 A floating-point sum depends on the order of its terms. Here the order is a binary tree over the shards (shard_tree.py).
-A rank adds what lies under one node of the tree by itself and sends the rest. Gradients travel as in an ordinary all-reduce: each rank gets one chunk of everybody's (all-to-all), adds it up in
-the order of the tree, and hands the result to all (all-gather). The first half overlaps with the last backward pass.
+A rank adds what lies under one node of the tree by itself and sends the rest. Gradients travel as in an ordinary
+all-reduce: each rank gets one chunk of everybody's (all-to-all), adds it up in the order of the tree, and hands the
+result to all (all-gather). The first half overlaps with the last backward pass.
 """
 
 from __future__ import annotations
