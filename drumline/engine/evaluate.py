@@ -43,7 +43,7 @@ def evaluate(job: Job, loader: AnyEvaluationLoader) -> dict[str, float]:
     weight, *totals = (math.fsum(column) for column in all_sum(table).cpu().T.tolist())
     if weight <= 0:
         raise TrainingError("the weights of the evaluation set add up to 0, so it has no mean loss")
-    return job.task.report({name: total / weight for name, total in zip(names, totals, strict=True)})
+    return job.reported({name: total / weight for name, total in zip(names, totals, strict=True)})
 
 
 def _check_stream(mine: list[Any], expected: list[Any], *, rank: int) -> None:

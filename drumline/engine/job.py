@@ -31,7 +31,7 @@ from drumline.engine.precision import make_autocast, make_scaler
 from drumline.engine.schedule import scaled_rate
 from drumline.errors import UsageError
 from drumline.manager import DDPManager
-from drumline.metrics.meters import Meter
+from drumline.metrics.meters import Meter, check_names
 from drumline.tasks.base import Task
 
 log = logging.getLogger("drumline")
@@ -58,6 +58,12 @@ class Job:
     @property
     def plain_model(self) -> nn.Module:
         return unwrap_model(self.model)
+
+    def reported(self, means: dict[str, float]) -> dict[str, float]:
+        """What the task makes of the means, for the log."""
+        numbers = self.task.report(means)
+        check_names(numbers)
+        return numbers
 
     def close(self) -> None:
         """End the processes that load data."""

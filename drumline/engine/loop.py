@@ -122,7 +122,7 @@ class Loop:
     def _log(self, train_step: TrainStep | TracedStep) -> None:
         """Collective. The only place where the loop waits for the device."""
         meter = self.job.meter
-        numbers = self.job.task.report(means(all_sum(meter.take()).tolist(), meter.names))
+        numbers = self.job.reported(means(all_sum(meter.take()).tolist(), meter.names))
         if train_step.grad_norm is not None:
             numbers["grad_norm"] = float(train_step.grad_norm)
         step = self.progress.step

@@ -36,7 +36,7 @@ class Meter:
         """Say which metrics there are, before the first `add` or instead of it (a rank without samples)."""
         given = tuple(sorted(names))
         if self._names is None:
-            _check_not_taken(given)
+            check_names(given)
             self._names = given
             self._lay_out(given)
             if self._kept is not None and self._kept[0] == given:
@@ -85,10 +85,11 @@ class Meter:
         self._metrics = dict(zip(names, metrics, strict=True))
 
 
-def _check_not_taken(names: Sequence[str]) -> None:
+def check_names(names: Iterable[str]) -> None:
+    """Refuse metrics that go by a name of which every event makes a use of its own."""
     if taken := [name for name in names if name in TAKEN]:
         raise TrainingError(
-            f"the loss came with a metric named {taken[0]!r}, which is what every event calls something of its own",
+            f"there is a metric named {taken[0]!r}, which is what every event calls something of its own",
             next_step=f"rename the metric; names that are taken: {', '.join(sorted(TAKEN))}",
         )
 

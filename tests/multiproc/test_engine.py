@@ -315,3 +315,14 @@ def test_the_same_job_twice_gives_the_same_bits(tmp_path: Path) -> None:
     for name in ("first", "second"):
         train_on(2, config, Classify, tmp_path / name)
     assert_same_bits(newest(tmp_path / "first"), newest(tmp_path / "second"))
+
+
+class ReportsAStep(Classify):
+    def report(self, means: dict[str, float]) -> dict[str, float]:
+        return {**means, "step": 1.0}
+
+
+def test_a_number_that_goes_by_a_name_of_the_events_own_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="there is a metric named 'step'.*") as caught:
+        train_here(make_config(epochs=1), ReportsAStep, tmp_path)
+    assert "rename the metric; names that are taken: epoch, host" in str(caught.value)
