@@ -230,6 +230,8 @@ def test_nothing_is_left_of_a_proof_that_is_broken_off(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Whoever started these tests may not want to hear of the signal (nohup), and that is inherited.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     while process.poll() is None and not list(
         (folder / "tmp").glob(f"*/reference/trace/rank-{world - 1:05d}.jsonl")

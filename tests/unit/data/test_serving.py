@@ -157,11 +157,11 @@ def test_a_worker_that_is_stuck_does_not_keep_the_process_from_ending() -> None:
     script = """
 import sys
 from torch.utils.data import _utils
-import test_stream
+import test_serving
 _utils.MP_STATUS_CHECK_INTERVAL = 0.2
-stream = test_stream.make(test_stream.Stuck(range(12)))
-batches = stream.batches(test_stream.REQUESTS)
-assert test_stream.Stuck.begun.wait(20)
+stream = test_serving.make(test_serving.Stuck(range(12)))
+batches = stream.batches(test_serving.REQUESTS)
+assert test_serving.Stuck.begun.wait(20)
 sys.exit(7)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
