@@ -56,12 +56,12 @@ class Host:
     def __init__(self, name: str, address: str, folder: Path, switch: Space, *, shm: str) -> None:
         self.name, self.address, self.folder = name, address, folder
         self._switch = switch
-        self._port = f"to-{name}"
+        self._port = f"port-{address.rpartition('.')[2]}"
         self._jobs: list[Job] = []
         folder.mkdir(parents=True)
         (folder / "hosts").touch()
         (folder / "nsswitch.conf").write_text(NSSWITCH)
-        self._prepare = PREPARE.format(name=name, folder=shlex.quote(str(folder)), shm=shm)
+        self._prepare = PREPARE.format(name=shlex.quote(name), folder=shlex.quote(str(folder)), shm=shm)
         self.power_on()
 
     def __repr__(self) -> str:
@@ -70,10 +70,16 @@ class Host:
     def power_on(self) -> None:
         """As it was when the testbed was made, without firewall and limits; nothing runs on it."""
         self.space = Space(self.name, self._prepare)
+        try:
+            self._plug_in()
+        except BaseException:
+            self.space.close()
+            raise
+
+    def _plug_in(self) -> None:
+        pair = f"link add {self._port} type veth peer name eth0 netns {self.space.pid}\n"
         self._switch.configure(
-            ["ip", "-batch", "-"],
-            text=f"link add {self._port} type veth peer name eth0 netns {self.space.pid}\n"
-            f"link set {self._port} master bridge addrgenmode none up\n",
+            ["ip", "-batch", "-"], text=f"{pair}link set {self._port} master bridge addrgenmode none up\n"
         )
         self.space.configure(
             ["ip", "-batch", "-"],
@@ -84,6 +90,13 @@ class Host:
         """What this host knows the others (and itself) by: its /etc/hosts."""
         lines = [f"{address} {name}" for name, address in {"localhost": "127.0.0.1", **addresses}.items()]
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
+
+    def add_interface(self, name: str, address: str) -> None:
+        """A second network that leads nowhere, such as docker0 with 172.17.0.1/16: the wrong one to choose."""
+        self.space.configure(
+            ["ip", "-batch", "-"],
+            text=f"link add {name} type bridge\naddress add {address} dev {name}\nlink set {name} up\n",
+        )
 
     # Commands
 
@@ -138,21 +151,22 @@ class Host:
         return self._send(marker, signal.SIGSTOP)
 
     def thaw(self, marker: str) -> list[int]:
-        pids = self._send(marker, signal.SIGCONT)
-        # nsenter stops itself when its child is stopped, and would then not tell us of its end.
-        entries = [job.entry.pid for job in self._jobs if job.is_running()]
-        processes.send([pid for pid in entries if set(processes.children(pid)) & set(pids)], signal.SIGCONT)
-        return pids
+        return self._send(marker, signal.SIGCONT)
 
     def kill(self, marker: str) -> list[int]:
-        self.thaw(marker)
+        """Those that are frozen too."""
         return self._send(marker, signal.SIGKILL)
 
     def _send(self, marker: str, number: signal.Signals) -> list[int]:
         pids = self.find(marker)
         # A fault that hits nobody would make a test pass that proves nothing.
         assert pids, f"no process on {self.name} has {marker} in its environment"
+        entries = [processes.parent(pid) for pid in pids]
         processes.send(pids, number)
+        if number != signal.SIGSTOP:
+            # nsenter stops itself when its child is stopped, and would then not tell us of the child's end.
+            jobs = (job.entry.pid for job in self._jobs if job.is_running())
+            processes.send([pid for pid in jobs if pid in entries], signal.SIGCONT)
         return pids
 
     # The link
@@ -181,7 +195,8 @@ class Host:
         """No farewell: all processes end at once, the link goes. May be called twice."""
         if not self.space.is_open():
             return
-        # First those: a frozen nsenter would not bury its child, and the host would wait for that.
+        self.space.kill()
+        # A frozen nsenter would not bury its child, and the host would wait for that.
         for job in self._jobs:
             end(job.entry)
         self.space.close()

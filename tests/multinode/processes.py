@@ -25,8 +25,13 @@ def stat_fields(pid: int) -> list[str]:
     return []
 
 
-def children(parent: int) -> list[int]:
-    return [pid for pid in everyone() if stat_fields(pid)[1:2] == [str(parent)]]
+def parent(pid: int) -> int | None:
+    fields = stat_fields(pid)
+    return int(fields[1]) if fields else None
+
+
+def children(pid: int) -> list[int]:
+    return [other for other in everyone() if parent(other) == pid]
 
 
 def environment(pid: int) -> list[str]:

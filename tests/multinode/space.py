@@ -82,10 +82,14 @@ class Space:
     def is_open(self) -> bool:
         return self._holder.poll() is None
 
-    def close(self) -> None:
+    def kill(self) -> None:
         """The end of everything in here, at once."""
         if self.is_open():
             processes.send([self.pid], signal.SIGKILL)
+
+    def close(self) -> None:
+        """The end of everything in here; returns when it is gone."""
+        self.kill()
         while self.is_open():
             # Process 1 waits for all others to be buried. One whose nsenter was killed has become our child.
             for pid in set(processes.children(os.getpid())) & set(self.pids()):

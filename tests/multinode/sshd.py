@@ -48,11 +48,10 @@ class SshDaemons:
             for host in bed:
                 public = _public(_make_key(self.folder / host.name))
                 known.write(f"{host.name},{host.address} {public}\n")
-        self.jobs = {host.name: self._serve(host) for host in bed}
-        for host in bed:
-            self.jobs[host.name].wait_for("Server listening", timeout_s=20)
+        self.jobs = {host.name: self.serve(host) for host in bed}
 
-    def _serve(self, host: Host) -> Job:
+    def serve(self, host: Host) -> Job:
+        """Also for a host that was off and is on again."""
         config = host.folder / "sshd_config"
         key, authorized = _quoted(self.folder / host.name), _quoted(self.folder / "user.pub")
         config.write_text(SERVER.format(address=host.address, key=key, authorized=authorized))
@@ -60,7 +59,9 @@ class SshDaemons:
         shadow = host.folder / "shadow"
         shadow.write_text("root:*:19000:0:99999:7:::\n")
         assert host.run("mount", "--bind", str(shadow), "/etc/shadow").returncode == 0
-        return host.start(tool("sshd"), "-D", "-e", "-f", str(config))
+        job = host.start(tool("sshd"), "-D", "-e", "-f", str(config))
+        job.wait_for("Server listening", timeout_s=20)
+        return job
 
     def command(self, host: str, *words: str) -> list[str]:
         """To be run on one host: a command on another. As ever with ssh, the words go through a shell there."""

@@ -123,6 +123,15 @@ def test_a_host_has_no_way_to_the_machine(make_testbed: MakeTestbed) -> None:
     assert "default" not in a.run("ip", "route").stdout
 
 
+def test_a_host_may_have_a_network_that_leads_nowhere(make_testbed: MakeTestbed) -> None:
+    a, b = make_testbed("a-name-that-is-too-long-for-a-link.example", "b").hosts
+    a.add_interface("docker0", "172.17.0.1/16")
+    assert a.run("ls", "/sys/class/net").stdout.split() == ["docker0", "eth0", "lo"]
+    serve(a, 5000)
+    assert answers(b, a, 5000)
+    assert a.run("hostname").stdout.strip() == a.name
+
+
 def test_names_can_be_taken_away(make_testbed: MakeTestbed) -> None:
     a, b = make_testbed("a", "b").hosts
     assert a.run("getent", "hosts", "b").stdout.split() == [b.address, "b"]
@@ -264,18 +273,20 @@ def test_freezing_and_killing_hit_those_with_the_marker(make_testbed: MakeTestbe
         a.kill("RANK=1")
 
 
-def test_a_job_that_was_frozen_still_tells_its_end(make_testbed: MakeTestbed) -> None:
+def test_a_job_that_was_frozen_still_tells_its_end(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     (a,) = make_testbed("a").hosts
-    jobs = [a.start("sleep", "0.2", env={"JOB": word}) for word in ("thawed", "killed", "left")]
-    processes.wait_until(lambda: len(a.space.pids()) == 3, "three commands")
-    for word in ("thawed", "killed", "left"):
-        processes.wait_until(lambda word=word: bool(a.find(f"JOB={word}")), "its environment")
+    # Each is asleep before it is frozen; the first one ends by itself once it is told to.
+    script = f"echo asleep; until [ -e {tmp_path}/go ]; do sleep 0.05; done"
+    jobs = {word: a.start("sh", "-c", script, env={"JOB": word}) for word in ("thawed", "killed", "left")}
+    for word, job in jobs.items():
+        job.wait_for("asleep")
         a.freeze(f"JOB={word}")
+    (tmp_path / "go").touch()
     a.thaw("JOB=thawed")
     a.kill("JOB=killed")
-    assert jobs[0].wait() == 0
-    assert jobs[1].wait() == -signal.SIGKILL
-    assert jobs[2].is_running()  # the fixture ends it
+    assert jobs["thawed"].wait() == 0
+    assert jobs["killed"].wait() == -signal.SIGKILL
+    assert jobs["left"].is_running()  # the fixture ends it
 
 
 def test_a_host_goes_down_and_comes_back(make_testbed: MakeTestbed) -> None:
@@ -302,6 +313,10 @@ def test_ssh_runs_a_command_on_another_host(make_testbed: MakeTestbed) -> None:
     impostor = bed["a"].run(*ssh.command("b", "hostname"))
     assert impostor.returncode == 255
     assert "Host key verification failed" in impostor.stderr
+    bed["b"].power_off()
+    bed["b"].power_on()
+    ssh.serve(bed["b"])
+    assert bed["b"].run(*ssh.command("b", "hostname")).stdout == "b\n"
 
 
 def traces_on_the_machine() -> dict[str, object]:
@@ -402,6 +417,11 @@ def test_the_reason_to_skip_names_what_is_missing(monkeypatch: pytest.MonkeyPatc
         (tmp_path / name).touch(mode=0o755)
     reason = "hosts on one machine need root, nft (apt-get install nftables), sshd (apt-get install openssh-server)"
     assert needs.missing.__wrapped__() == reason
+
+
+def test_what_is_installed_is_what_is_needed() -> None:
+    pairs = re.findall(r"\b([a-z-]+):([a-z0-9-]+)", (Path(__file__).parent / "install.sh").read_text())
+    assert dict(pairs) == needs.TOOLS
 
 
 def test_two_agents_on_two_hosts_train_one_model(make_testbed: MakeTestbed, tmp_path: Path) -> None:
