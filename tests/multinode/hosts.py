@@ -77,7 +77,9 @@ class Host:
             raise
 
     def _plug_in(self) -> None:
-        pair = f"link add {self._port} type veth peer name eth0 netns {self.space.pid}\n"
+        # The others remember a host by its hardware address; it has the same one when it comes back.
+        hardware = f"02:00:00:00:00:{int(self.address.rpartition('.')[2]):02x}"
+        pair = f"link add {self._port} type veth peer name eth0 address {hardware} netns {self.space.pid}\n"
         self._switch.configure(
             ["ip", "-batch", "-"], text=f"{pair}link set {self._port} master bridge addrgenmode none up\n"
         )
@@ -158,15 +160,18 @@ class Host:
         return self._send(marker, signal.SIGKILL)
 
     def _send(self, marker: str, number: signal.Signals) -> list[int]:
-        pids = self.find(marker)
+        pids: list[int] = []
+        # Until there is none that was not hit: one may have forked between the look and the signal.
+        while new := [pid for pid in self.find(marker) if pid not in pids]:
+            parents = [processes.parent(pid) for pid in new]
+            processes.send(new, number)
+            if number != signal.SIGSTOP:
+                # nsenter stops itself when its child is stopped, and would then not tell us of the child's end.
+                entries = (job.entry.pid for job in self._jobs if job.is_running())
+                processes.send([pid for pid in entries if pid in parents], signal.SIGCONT)
+            pids += new
         # A fault that hits nobody would make a test pass that proves nothing.
         assert pids, f"no process on {self.name} has {marker} in its environment"
-        entries = [processes.parent(pid) for pid in pids]
-        processes.send(pids, number)
-        if number != signal.SIGSTOP:
-            # nsenter stops itself when its child is stopped, and would then not tell us of the child's end.
-            jobs = (job.entry.pid for job in self._jobs if job.is_running())
-            processes.send([pid for pid in jobs if pid in entries], signal.SIGCONT)
         return pids
 
     # The link

@@ -15,44 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests.multinode import firewall, needs, processes
-from tests.multinode.hosts import Host, Testbed
-from tests.multinode.job import Job
+from tests.multinode.hosts import Testbed
 from tests.multinode.sshd import SshDaemons
+from tests.multinode.talk import answers, call, seconds, serve
 
 MakeTestbed = Callable[..., Testbed]
 ROOT = Path(__file__).parents[2]
 
-# Takes connections on some ports; for each, sends back all that comes.
-ECHO = """
-import socket, sys, threading
-def echo(listener):
-    while True:
-        threading.Thread(target=answer, args=listener.accept()[:1], daemon=True).start()
-def answer(connection):
-    while data := connection.recv(65536):
-        connection.sendall(data)
-threads = [threading.Thread(target=echo, args=[socket.create_server(("", int(port)))]) for port in sys.argv[1:]]
-for thread in threads: thread.start()
-print("ready", flush=True)
-"""
-# Sends bytes there and waits for all of them to come back: how long that took, or why it did not happen.
-CALL = """
-import socket, sys, time
-host, port, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-try:
-    with socket.create_connection((host, port), timeout=1) as connection:
-        connection.settimeout(float(sys.argv[4]))
-        begin, left = time.monotonic(), size
-        import threading
-        threading.Thread(target=connection.sendall, args=[bytes(size)], daemon=True).start()
-        while left:
-            left -= len(connection.recv(65536))
-        print("answered", time.monotonic() - begin)
-except TimeoutError:
-    print("silence")
-except ConnectionRefusedError:
-    print("refused")
-"""
 # One number every few milliseconds over one connection; the other end writes down what arrives.
 TALK = """
 import itertools, socket, sys, time
@@ -80,28 +49,6 @@ SAY = """
 import socket, sys
 socket.socket(type=socket.SOCK_DGRAM).sendto(b"hello", (sys.argv[1], 5000))
 """
-
-
-def serve(host: Host, *ports: int) -> Job:
-    job = host.start(sys.executable, "-c", ECHO, *map(str, ports))
-    job.wait_for("ready")
-    return job
-
-
-def call(caller: Host, callee: Host, port: int, *, num_bytes: int = 1, patience_s: float = 1.0) -> str:
-    """`silence`, `refused`, or `answered SECONDS`."""
-    words = (callee.name, str(port), str(num_bytes), str(patience_s))
-    done = caller.run(sys.executable, "-c", CALL, *words)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def answers(caller: Host, callee: Host, port: int, **how: float) -> bool:
-    return call(caller, callee, port, **how).startswith("answered")  # type: ignore[arg-type]
-
-
-def seconds(caller: Host, callee: Host, num_bytes: int) -> float:
-    return float(call(caller, callee, 5000, num_bytes=num_bytes, patience_s=30).removeprefix("answered"))
 
 
 def test_hosts_are_apart_and_know_each_other_by_name(make_testbed: MakeTestbed) -> None:
@@ -198,8 +145,7 @@ def test_everything_dropped_is_a_host_that_is_away(make_testbed: MakeTestbed) ->
     serve(a, 5000), serve(b, 5000)
     firewall.drop_everything(b)
     assert call(a, b, 5000) == "silence"
-    # The host's own packets are refused to the one who sends them; either is no answer.
-    assert not answers(b, b, 5001)
+    assert call(b, a, 5000) == "silence"
     assert answers(b, b, 5000)
     firewall.lift(b)
     assert answers(a, b, 5000)
@@ -292,10 +238,12 @@ def test_a_job_that_was_frozen_still_tells_its_end(make_testbed: MakeTestbed, tm
 def test_a_host_goes_down_and_comes_back(make_testbed: MakeTestbed) -> None:
     a, b = make_testbed("a", "b").hosts
     job = serve(b, 5000)
+    assert answers(a, b, 5000)
     b.power_off()
     assert job.wait() == -signal.SIGKILL
     with pytest.raises(AssertionError, match="b is off"):
         b.run("true")
+    assert call(a, b, 5000) == "silence"
     b.power_on()
     assert call(a, b, 5000) == "refused"
     serve(b, 5000)
