@@ -23,7 +23,10 @@ check: .venv/ready ## style, types and import order
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check ## everything that must pass before a change lands
+tools: ## get what tests/multinode needs from apt, where that may be
+	@tests/multinode/install.sh
+
+test: check tools ## everything that must pass before a change lands
 	$(BIN)/python -m pytest --numprocesses 2
 
 bench: .venv/ready ## the engine's step against a hand-written loop
@@ -40,4 +43,4 @@ soak-exact: .venv/ready ## hundreds of random kills and resumes, compared bit fo
 clean: ## remove what the targets above made
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check test bench bench-exact soak-exact clean
+.PHONY: help setup demo check tools test bench bench-exact soak-exact clean

@@ -1,0 +1,46 @@
+"""What this machine lacks for making hosts, as the one reason that the tests in this folder are skipped with."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+
+# The tool, and the Debian package that `install.sh` gets it from.
+TOOLS = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nft": "nftables",
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+    "setpriv": "util-linux",
+}
+# Where they lie, also for a user whose PATH leaves the administrator's folders out.
+SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+
+
+def tool(name: str) -> str:
+    """The whole path of a tool; sshd insists on being started by it."""
+    path = shutil.which(name, path=SEARCH_PATH)
+    assert path, f"{name} is not installed"
+    return path
+
+
+@functools.cache
+def missing() -> str | None:
+    """Why no hosts can be made here; nothing when they can."""
+    lacks = ["root"] if os.geteuid() != 0 else []
+    absent = [name for name in TOOLS if shutil.which(name, path=SEARCH_PATH) is None]
+    lacks += [f"{name} (apt-get install {TOOLS[name]})" for name in absent]
+    if not lacks and not _may_make_namespaces():
+        lacks = ["the right to make network, mount and process namespaces (CAP_SYS_ADMIN)"]
+    return f"hosts on one machine need {', '.join(lacks)}" if lacks else None
+
+
+def _may_make_namespaces() -> bool:
+    command = [tool("unshare"), "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "true"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
