@@ -18,6 +18,7 @@ from drumline.metrics.events import read_events
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
+SMALL = ["--model.widths", "4", "--train.steps", "2", "--train.batch_size", "32"]
 # Ranks that do not load torch: that they are started, named and ended is what is looked at.
 SCRIPT = """
 import json, os, sys
@@ -107,7 +108,6 @@ def test_a_failing_script_ends_with_its_code_and_is_named(
 
 
 def test_a_task_that_cannot_start_is_not_started_again(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import no_such_module_anywhere\n")
     code, _, errors = launch("--procs", "1", "cifar10", "--data.dir", "nowhere", cwd=tmp_path)
     assert code == 3, errors
     assert errors.count("nowhere") == 1
@@ -150,16 +150,23 @@ def test_a_first_node_whose_port_is_taken_says_so(tmp_path: Path, script: str) -
     assert "see whether the port is free on the first node, and open to the others" in errors
 
 
+def test_a_task_on_one_node_that_a_file_describes(tmp_path: Path) -> None:
+    file = env_file(tmp_path, ".env", nodes=1, rank=0, port=free_port())
+    code, output, errors = launch("--env-file", file, "digits", *SMALL, "--run", "here", cwd=tmp_path)
+    assert (code, errors) == (0, "")
+    assert "on 1 rank" in output
+    assert "train_timeout_s = 77" in (tmp_path / "here" / "config.toml").read_text()
+
+
 def test_a_task_on_two_nodes_takes_its_folders_and_timeout_from_the_file(tmp_path: Path) -> None:
     port = free_port()
     more = f"OUTPUT_DIR={tmp_path}/out\n"
-    small = ["--model.widths", "4", "--train.steps", "2", "--train.batch_size", "32"]
     ended = finish(
         *(
             start(
                 "--env-file",
                 env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port, more=more),
-                *("digits", *small),
+                *("digits", *SMALL),
                 cwd=tmp_path,
             )
             for rank in range(2)
