@@ -14,11 +14,31 @@ import pytest
 
 from drumline.cli import main
 from drumline.cli.launch import default_name, split_command
-from drumline.metrics.events import read_events
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--model.widths", "4", "--train.steps", "2", "--train.batch_size", "32"]
+DIES_ONCE = """
+import os, signal, time
+from pathlib import Path
+from drumline.tasks.classification import ImageClassification
+
+class DiesOnce(ImageClassification):
+    defaults = {
+        "data.name": "digits", "model.widths": [4], "train.steps": 4, "train.batch_size": 32,
+        "checkpoint.every_steps": 2,
+    }
+    seen = 0
+
+    def loss(self, model, batch):
+        self.seen += 1
+        if self.seen == 4 and os.environ["RANK"] == "1" and not Path("died").exists():
+            while not Path("out/DiesOnce/checkpoints/step-00000002").exists():
+                time.sleep(0.05)
+            Path("died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch)
+"""
 # Ranks that do not load torch: that they are started, named and ended is what is looked at.
 SCRIPT = """
 import json, os, sys
@@ -151,25 +171,25 @@ def test_a_task_on_one_node_that_a_file_describes(tmp_path: Path) -> None:
     assert "train_timeout_s = 77" in (tmp_path / "here" / "config.toml").read_text()
 
 
-def test_a_task_on_two_nodes_takes_its_folders_and_timeout_from_the_file(tmp_path: Path) -> None:
-    port = free_port()
-    more = f"OUTPUT_DIR={tmp_path}/out\n"
-    ended = finish(
-        *(
-            start(
-                "--env-file",
-                env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port, more=more),
-                *("digits", *SMALL),
-                cwd=tmp_path,
-            )
-            for rank in range(2)
+def test_a_task_on_two_nodes_loses_a_rank_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(DIES_ONCE)
+    port, more = free_port(), f"OUTPUT_DIR={tmp_path}/out\n"
+    nodes = [
+        start(
+            "--env-file",
+            env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port, more=more),
+            *("mine.py:DiesOnce", "--dist.start_timeout_s", "30"),
+            cwd=tmp_path,
         )
-    )
+        for rank in range(2)
+    ]
+    ended = finish(*nodes)
     assert [code for code, *_ in ended] == [0, 0], ended
     assert "on 2 ranks" in ended[0][1], "rank 0, which speaks, is on the node with NODE_RANK 0"
-    run = tmp_path / "out" / "digits"
+    run = tmp_path / "out" / "DiesOnce"
+    assert f"resumed at step 2 from {run}" in ended[0][1]
+    assert "(restart 1 of 3); they go on from the newest checkpoint" in ended[1][2]
     assert "train_timeout_s = 77" in (run / "config.toml").read_text()
-    assert read_events(run / "events" / "rank-00001.jsonl")
 
 
 def test_print_starts_nothing_and_shows_no_secret(
