@@ -144,7 +144,7 @@ class DDPManager:
     @property
     def is_restart(self) -> bool:
         """Whether the launcher has started this job before."""
-        return self._topology.attempt != "0"
+        return self._topology.is_restart
 
     @property
     def store(self) -> dist.Store | None:

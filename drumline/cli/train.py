@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
         let_first_rank_speak(topology)
         raise
     assert task is not None
-    folder = Path(flags.own.get("run") or Path("runs") / _run_name(task))
+    folder = Path(flags.own.get("run") or Path("runs") / run_name(task))
     if topology is None and (code := _start_ranks(flags, layers, folder, argv)) is not None:
         return code
 
@@ -106,7 +106,7 @@ def _wants_cpu(layers: Layers) -> bool:
     return bool(given) and given[0].value == "cpu"
 
 
-def _run_name(task: str) -> str:
+def run_name(task: str) -> str:
     """`digits`, or the class of a task of the user's own."""
     return task.rpartition(":")[2]
 

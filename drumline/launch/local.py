@@ -1,7 +1,8 @@
 """Starts the ranks of one machine, through torchrun's own elastic agent, and says how they ended.
 
-The agent supervises: when one rank fails it ends the others. What went wrong was already told by the rank that
-failed; here only what a rank could not tell itself (killed by a signal) is added.
+The machine is all of the job, or one node of it. The agent supervises: when one rank fails it ends the others, and
+starts all again as often as it may. What went wrong with a task was already told by the rank that failed; here only
+what a rank could not tell itself (killed by a signal) is added. A script of the user's own is named with its exit code.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import os
 import signal
 import sys
 import tempfile
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from drumline.errors import ExitCode
+from drumline.errors import DrumlineError, ExitCode, PreflightError
+from drumline.launch.torchrun import Node, Program
 
-LOOPBACK = "127.0.0.1"
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import RunResult
+
 INTERRUPTED = "drumline: interrupted; the same command goes on from the last checkpoint"
+STOPPED = "drumline: interrupted; all ranks were stopped"
 
 
 def default_procs() -> int:
@@ -30,42 +35,99 @@ def default_procs() -> int:
 
 def run_ranks(num_procs: int, arguments: Sequence[str], *, log_dir: Path) -> ExitCode:
     """Run `python -m drumline ARGUMENTS` on `num_procs` ranks of this machine, to the end."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    return ExitCode(
+        run_node(Node(num_procs=num_procs), Program(tuple(arguments), is_task=True), log_dir=log_dir)
+    )
+
+
+def run_node(node: Node, program: Program, *, log_dir: Path | None = None) -> int:
+    """Run this node's ranks to the end; the exit code is that of the rank that failed first."""
+    from torch.distributed.elastic.multiprocessing import SignalException
 
     # The agent would add its own table and traceback below ours.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL + 1)
+    num_procs = node.num_procs or default_procs()
     # Several ranks that each take all cores would only fight for them.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_procs)))
+    try:
+        result = _run_agent(node, num_procs, program)
+    except (SignalException, KeyboardInterrupt):
+        print(INTERRUPTED if program.is_task else STOPPED, file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    if not result.is_failed():
+        return ExitCode.SUCCESS
+    rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
+    if program.is_task:
+        return _explain(rank, failure.exitcode, log_dir)
+    return _explain_script(rank, failure.exitcode, program.words[0])
+
+
+def _run_agent(node: Node, num_procs: int, program: Program) -> RunResult:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from drumline.launch.agent import TellingAgent
+    from drumline.launch.rendezvous import address_of, open_rendezvous
+
+    # For what it knows of this machine: which cores are near which GPU.
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs)
+    try:
+        rendezvous = open_rendezvous(node)
+    except RendezvousError as error:
+        raise _did_not_meet(node, error) from error
+    spec = WorkerSpec(
+        role=config.role,
+        local_world_size=num_procs,
+        entrypoint=sys.executable,
+        args=tuple(program.of_python()),
+        rdzv_handler=rendezvous,
+        max_restarts=node.max_restarts,
+        monitor_interval=config.monitor_interval,
+        local_addr=address_of(node),
+        numa_options=config.numa_options,
+    )
     with tempfile.TemporaryDirectory(prefix="drumline-agent-") as scratch:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=num_procs,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint=f"{LOOPBACK}:0",
-            local_addr=LOOPBACK,
-            max_restarts=0,
+        agent = TellingAgent(
+            spec=spec,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
+            final_codes={ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED} if program.is_task else (),
+            goes_on="they go on from the newest checkpoint" if program.is_task else "the script begins anew",
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "drumline", *arguments)
-        except ChildFailedError as failed:
-            rank, failure = failed.get_first_failure()
-            return _explain(rank, failure.exitcode, log_dir)
-        except (SignalException, KeyboardInterrupt):
-            print(INTERRUPTED, file=sys.stderr)
-            return ExitCode.INTERRUPTED
-    return ExitCode.SUCCESS
+            result: RunResult = agent.run()
+        except SignalException:
+            raise  # this node may come back: the others' meeting place stays open
+        except RendezvousError as error:
+            rendezvous.shutdown()
+            raise _did_not_meet(node, error) from error
+        except BaseException:
+            rendezvous.shutdown()
+            raise
+        rendezvous.shutdown()
+    return result
 
 
-def _explain(rank: int, exit_code: int, log_dir: Path) -> ExitCode:
+def _did_not_meet(node: Node, error: Exception) -> DrumlineError:
+    return PreflightError(
+        f"node {node.node_rank} of {node.num_nodes} did not meet the others at {node.endpoint}: {error}",
+        next_step="start every node with the same settings, each with its own NODE_RANK; see whether the port is "
+        "free on the first node, and open to the others",
+    )
+
+
+def _explain(rank: int, exit_code: int, log_dir: Path | None) -> ExitCode:
     if exit_code < 0:
-        log = log_dir / f"rank-{rank:05d}.log"
-        hint = f"\n  next: see {log}" if log.exists() else ""
+        log = None if log_dir is None else log_dir / f"rank-{rank:05d}.log"
+        hint = f"\n  next: see {log}" if log is not None and log.exists() else ""
         name = signal.Signals(-exit_code).name
         print(f"drumline: rank {rank} was ended by {name}; the others were stopped{hint}", file=sys.stderr)
         return ExitCode.TRAINING_FAILED
     return ExitCode(exit_code) if exit_code in list(ExitCode) else ExitCode.TRAINING_FAILED
+
+
+def _explain_script(rank: int, exit_code: int, script: str) -> int:
+    how = f"ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
+    print(f"drumline: {script} failed on rank {rank} ({how}); the other ranks were stopped", file=sys.stderr)
+    return exit_code if exit_code > 0 else ExitCode.TRAINING_FAILED

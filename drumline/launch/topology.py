@@ -29,7 +29,10 @@ class Topology:
     master_addr: str = ""
     master_port: int = 0
     attempt: str = "0"
-    """Tells this start of the job from an earlier one that used the same store."""
+    """Tells this start of the job from an earlier one that used the same store: the agent's own, which outlives a
+    restart. Agents of one job count restarts apart, so where rank 0 opens a new store each time it says nothing."""
+    is_restart: bool = False
+    """Whether the agent of this node has started its ranks before."""
     agent_hosts_store: bool = False
     """torchrun's agent runs the store; otherwise rank 0 does."""
 
@@ -49,6 +52,8 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
             next_step="start with torchrun or `drumline train --procs N`, or set all of " + ", ".join(NEEDED),
         )
     world_size = _integer(variables, "WORLD_SIZE")
+    restarts = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
+    agent_hosts_store = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     topology = Topology(
         rank=_integer(variables, "RANK"),
         world_size=world_size,
@@ -58,8 +63,9 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
         else world_size,
         master_addr=variables["MASTER_ADDR"],
         master_port=_integer(variables, "MASTER_PORT"),
-        attempt=variables.get("TORCHELASTIC_RESTART_COUNT", "0"),
-        agent_hosts_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=restarts if agent_hosts_store else "0",
+        is_restart=restarts != "0",
+        agent_hosts_store=agent_hosts_store,
     )
     if not 0 <= topology.rank < topology.world_size:
         raise PreflightError(

@@ -40,6 +40,16 @@ def test_torchruns_variables_are_read() -> None:
     assert (topology.attempt, topology.agent_hosts_store) == ("2", True)
 
 
+def test_agents_that_count_restarts_apart_meet_in_a_store_that_rank_0_opens() -> None:
+    topologies = [
+        topology_from(
+            {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_RESTART_COUNT": count}
+        )
+        for count in "01"
+    ]
+    assert {topology.attempt for topology in topologies if topology is not None} == {"0"}
+
+
 def test_without_a_launcher_there_is_no_topology() -> None:
     assert topology_from({"HOME": "/"}) is None
 

@@ -1,0 +1,209 @@
+"""A job as Kubernetes manifests: Kubeflow's TrainJob, its older PyTorchJob, or a plain indexed Job. Nothing is applied.
+
+In each pod torchrun's agent starts the ranks, and the pods meet by c10d at the first one. What differs is who makes the
+pods and says where the first is: Kubeflow by the variables it sets, the plain Job by a headless Service.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from drumline.launch.torchrun import DEFAULT_PORT, OWN_STORE, RUN_ID, Program
+from drumline.launch.yaml import to_yaml
+
+Api = Literal["v2", "v1", "job"]
+Object = dict[str, Any]
+RUNS = "/runs"
+# A Service's name is the strictest: it becomes a label of the domain name system, with `-NUMBER` behind it in a pod's.
+NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
+RUNTIME = "torch-distributed"
+POD_ADDRESS = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+BACKOFF_PER_NODE = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What the user wants of the cluster."""
+
+    name: str
+    image: str
+    program: Program
+    namespace: str | None = None
+    num_nodes: int = 1
+    num_procs: int = 1
+    num_gpus: int = 0
+    """Of each node."""
+    claim: str | None = None
+    """A PersistentVolumeClaim that all nodes can write to; mounted at /runs."""
+    max_restarts: int = 0
+
+    @property
+    def run_folder(self) -> str:
+        return f"{RUNS}/{self.name}"
+
+
+def manifest_text(manifest: Manifest, api: Api) -> str:
+    """The YAML that `kubectl apply -f` takes."""
+    makers = {"v2": _train_job, "v1": _pytorch_job, "job": _indexed_job}
+    needs = {
+        "v2": f"Needs Kubeflow Trainer 2.2 or later, with its runtime {RUNTIME}.",
+        "v1": "Needs the Kubeflow Training Operator (kubeflow.org/v1).",
+        "job": "Needs nothing beside Kubernetes 1.27 or later.",
+    }
+    comments = ["Written by drumline launch --kubernetes; apply it with kubectl apply -f FILE.", needs[api]]
+    if manifest.claim is None:
+        comments.append("Without --claim the run folder ends with its pod: nothing can be resumed.")
+    return to_yaml(makers[api](manifest), comments=comments)
+
+
+def wrong_name(flag: str, name: str) -> str | None:
+    """What is wrong with the name of an object, if anything."""
+    if NAME.fullmatch(name):
+        return None
+    return f"{flag}: {name!r} is no name in Kubernetes: small letters, digits and dashes, 50 at most, a letter first"
+
+
+def _train_job(manifest: Manifest) -> list[Object]:
+    trainer = {
+        "image": manifest.image,
+        "command": _torchrun(manifest, "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)"),
+        "args": _program_words(manifest.program),
+        "env": _variables(manifest),
+        "numNodes": manifest.num_nodes,
+        "numProcPerNode": manifest.num_procs,
+        **({"resourcesPerNode": _resources(manifest)} if manifest.num_gpus else {}),
+    }
+    pod = {"volumes": _volumes(manifest), "containers": [{"name": "node", "volumeMounts": _mounts(manifest)}]}
+    node = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
+    patch = {
+        "manager": "drumline.launch/manifest",
+        "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [node]}}},
+    }
+    spec = {"runtimeRef": {"name": RUNTIME}, "trainer": trainer, "runtimePatches": [patch]}
+    return [_object("trainer.kubeflow.org/v1alpha1", "TrainJob", manifest, spec)]
+
+
+def _pytorch_job(manifest: Manifest) -> list[Object]:
+    def replicas(count: int, is_host: bool) -> Object:
+        command = _torchrun(manifest, "$(MASTER_ADDR):$(MASTER_PORT)", is_host=is_host)
+        # The operator writes a restart policy of its own into the pods; theirs has to be left out.
+        return {
+            "replicas": count,
+            "restartPolicy": "OnFailure",
+            "template": {"spec": _pod(manifest, "pytorch", command)},
+        }
+
+    specs = {"Master": replicas(1, True)}
+    if manifest.num_nodes > 1:
+        specs["Worker"] = replicas(manifest.num_nodes - 1, False)
+    spec = {
+        "nprocPerNode": str(manifest.num_procs),
+        "runPolicy": {
+            "cleanPodPolicy": "Running",
+            "backoffLimit": BACKOFF_PER_NODE * manifest.num_nodes,
+        },
+        "pytorchReplicaSpecs": specs,
+    }
+    return [_object("kubeflow.org/v1", "PyTorchJob", manifest, spec)]
+
+
+def _indexed_job(manifest: Manifest) -> list[Object]:
+    labels = {"app.kubernetes.io/name": manifest.name, "app.kubernetes.io/managed-by": "drumline"}
+    service = {
+        "clusterIP": "None",
+        # Pods meet before they are ready, and the first has to know its own name.
+        "publishNotReadyAddresses": True,
+        "selector": labels,
+        "ports": [{"name": "rendezvous", "port": DEFAULT_PORT}],
+    }
+    command = _torchrun(manifest, "$(MASTER_ADDR):$(MASTER_PORT)")
+    pod = {
+        "subdomain": manifest.name,
+        "restartPolicy": "OnFailure",
+        **_pod(manifest, "node", command),
+    }
+    pod["containers"][0]["env"] = [
+        {"name": "MASTER_ADDR", "value": f"{manifest.name}-0.{manifest.name}"},
+        {"name": "MASTER_PORT", "value": str(DEFAULT_PORT)},
+        *_variables(manifest),
+    ]
+    job = {
+        "completionMode": "Indexed",
+        "completions": manifest.num_nodes,
+        "parallelism": manifest.num_nodes,
+        "backoffLimit": BACKOFF_PER_NODE * manifest.num_nodes,
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    return [
+        _object("v1", "Service", manifest, service, labels=labels),
+        _object("batch/v1", "Job", manifest, job, labels=labels),
+    ]
+
+
+def _object(
+    api_version: str, kind: str, manifest: Manifest, spec: Object, *, labels: Mapping[str, str] | None = None
+) -> Object:
+    metadata: Object = {"name": manifest.name}
+    if manifest.namespace:
+        metadata["namespace"] = manifest.namespace
+    if labels:
+        metadata["labels"] = labels
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def _pod(manifest: Manifest, container: str, command: list[str]) -> Object:
+    described = {
+        "name": container,
+        "image": manifest.image,
+        "command": command,
+        "args": _program_words(manifest.program),
+        "env": _variables(manifest),
+        **({"resources": _resources(manifest)} if manifest.num_gpus else {}),
+        "volumeMounts": _mounts(manifest),
+    }
+    return {"containers": [described], "volumes": _volumes(manifest)}
+
+
+def _torchrun(manifest: Manifest, endpoint: str, *, is_host: bool | None = None) -> list[str]:
+    """The agent of a pod; Kubernetes itself puts the values of `$(NAME)` in, no shell does."""
+    words = ["torchrun", "--nnodes", str(manifest.num_nodes), "--nproc-per-node", str(manifest.num_procs)]
+    words += ["--max-restarts", str(manifest.max_restarts), "--rdzv-backend", "c10d"]
+    words += ["--rdzv-endpoint", endpoint, "--rdzv-id", RUN_ID]
+    if is_host is not None:
+        words += ["--rdzv-conf", f"is_host={'true' if is_host else 'false'}"]
+    # Pods do not find each other by their host names.
+    return [*words, "--local-addr", "$(POD_IP)"]
+
+
+def _program_words(program: Program) -> list[str]:
+    return [word.replace("$(", "$$(") for word in program.of_torchrun()]
+
+
+def _variables(manifest: Manifest) -> list[Object]:
+    name, _, value = OWN_STORE.partition("=")
+    variables: list[Object] = [dict(POD_ADDRESS), {"name": name, "value": value}]
+    if manifest.claim and not manifest.program.is_task:
+        variables.append({"name": "OUTPUT_DIR", "value": manifest.run_folder})
+    return variables
+
+
+def _resources(manifest: Manifest) -> Object:
+    return {"limits": {"nvidia.com/gpu": manifest.num_gpus}}
+
+
+def _volumes(manifest: Manifest) -> list[Object]:
+    # A container's own /dev/shm has 64 MB: too little for NCCL and for loader workers.
+    volumes: list[Object] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+    if manifest.claim:
+        volumes.append({"name": "runs", "persistentVolumeClaim": {"claimName": manifest.claim}})
+    return volumes
+
+
+def _mounts(manifest: Manifest) -> list[Object]:
+    mounts: list[Object] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]  # noqa: S108
+    if manifest.claim:
+        mounts.append({"name": "runs", "mountPath": RUNS})
+    return mounts

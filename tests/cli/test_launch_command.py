@@ -1,0 +1,344 @@
+"""`drumline launch` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.cli import main
+from drumline.cli.launch import default_name, split_command
+from tests.ranks import free_port
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--model.widths", "4", "--train.steps", "2", "--train.batch_size", "32"]
+DIES_ONCE = """
+import os, signal, time
+from pathlib import Path
+from drumline.tasks.classification import ImageClassification
+
+class DiesOnce(ImageClassification):
+    defaults = {
+        "data.name": "digits", "model.widths": [4], "train.steps": 4, "train.batch_size": 32,
+        "checkpoint.every_steps": 2,
+    }
+    seen = 0
+
+    def loss(self, model, batch):
+        self.seen += 1
+        if self.seen == 4 and os.environ["RANK"] == "1" and not Path("died").exists():
+            while not Path("out/DiesOnce/checkpoints/step-00000002").exists():
+                time.sleep(0.05)
+            Path("died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch)
+"""
+# Ranks that do not load torch: that they are started, named and ended is what is looked at.
+SCRIPT = """
+import json, os, sys
+from pathlib import Path
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "NOTE")
+said = {name: os.environ.get(name) for name in names} | {"argv": sys.argv[1:]}
+folder = Path(sys.argv[1])
+starts = sorted(folder.glob(f"{said['RANK']}-*.json"))
+(folder / f"{said['RANK']}-{len(starts)}.json").write_text(json.dumps(said))
+if "fail" in sys.argv and said["RANK"] == "1":
+    sys.exit(7)
+if "fail-once" in sys.argv and said["RANK"] == "1" and not starts:
+    sys.exit(7)
+if "fail-once" in sys.argv and not (folder / "1-1.json").exists():
+    import time
+    time.sleep(60)  # until the agent ends it
+"""
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "DATASET_DIR"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "drumline", "launch", *arguments],
+        cwd=cwd,
+        env={**environment, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(*started: subprocess.Popen[str]) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each."""
+    try:
+        ended = [process.communicate(timeout=100) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return [(process.returncode, *texts) for process, texts in zip(started, ended, strict=True)]
+
+
+def launch(*arguments: str, cwd: Path) -> tuple[int, str, str]:
+    return finish(start(*arguments, cwd=cwd))[0]
+
+
+def said(folder: Path) -> dict[str, dict[str, Any]]:
+    """What each start of each rank wrote down, by `RANK-START`."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+@pytest.fixture(name="script")
+def make_script(tmp_path: Path) -> str:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return "script.py"
+
+
+def env_file(folder: Path, name: str, *, nodes: int, rank: int, port: int, more: str = "") -> str:
+    (folder / name).write_text(
+        f"NUMBER_OF_NODES={nodes}\nNODE_RANK={rank}\nNUMBER_OF_GPUS=1\nMASTER_ADDR=127.0.0.1\nMASTER_PORT={port}\n"
+        f"DDP_TIMEOUT_SECONDS=77\n{more}"
+    )
+    return name
+
+
+def test_a_script_runs_on_two_ranks_with_its_own_arguments(tmp_path: Path, script: str) -> None:
+    code, _, errors = launch("--procs", "2", script, str(tmp_path), "--procs", "9", "--", "x", cwd=tmp_path)
+    assert (code, errors) == (0, "")
+    found = said(tmp_path)
+    assert found.keys() == {"0-0", "1-0"}
+    for rank, words in enumerate(found.values()):
+        assert (words["RANK"], words["WORLD_SIZE"], words["LOCAL_RANK"]) == (str(rank), "2", str(rank))
+        assert words["argv"] == [str(tmp_path), "--procs", "9", "--", "x"]
+
+
+def test_a_failing_script_ends_with_its_code_and_is_named(tmp_path: Path, script: str) -> None:
+    code, _, errors = launch("--procs", "2", script, str(tmp_path), "fail", cwd=tmp_path)
+    assert code == 7
+    assert errors == "drumline: script.py failed on rank 1 (exit code 7); the other ranks were stopped\n"
+
+
+def test_a_task_that_cannot_start_is_not_started_again(tmp_path: Path) -> None:
+    code, _, errors = launch("--procs", "1", "cifar10", "--data.dir", "nowhere", cwd=tmp_path)
+    assert code == 3, errors
+    assert errors.count("nowhere") == 1
+    assert "starting the ranks again" not in errors
+
+
+def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script: str) -> None:
+    port = free_port()
+    # The node with rank 1 first: people start them in any order.
+    nodes = [
+        start(
+            *("--max-restarts", "1", "--env-file"),
+            env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port, more="NOTE='a secret'\n"),
+            *(script, str(tmp_path), "fail-once"),
+            cwd=tmp_path,
+        )
+        for rank in (1, 0)
+    ]
+    ended = finish(*nodes)
+    assert [code for code, *_ in ended] == [0, 0], ended
+    found = said(tmp_path)
+    assert found.keys() == {"0-0", "0-1", "1-0", "1-1"}
+    assert {words["NOTE"] for words in found.values()} == {"a secret"}
+    assert all(words["GROUP_RANK"] == words["RANK"] for words in found.values())
+    outputs = [output for _, output, _ in ended]
+    assert outputs == [f"drumline: node {rank} of 2 goes to 127.0.0.1:{port}\n" for rank in (1, 0)]
+    errors = [error for *_, error in ended]
+    assert errors == [
+        "drumline: starting the ranks again (restart 1 of 1); the script begins anew\n",
+        "drumline: starting the ranks again (another node did so); the script begins anew\n",
+    ]
+
+
+def test_a_first_node_whose_port_is_taken_says_so(tmp_path: Path, script: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        file = env_file(tmp_path, ".env", nodes=2, rank=0, port=taken.getsockname()[1])
+        code, _, errors = launch("--env-file", file, script, str(tmp_path), cwd=tmp_path)
+    assert code == 3, errors
+    assert "drumline: error: node 0 of 2 did not meet the others at 127.0.0.1:" in errors
+    assert "see whether the port is free on the first node, and open to the others" in errors
+
+
+def test_a_task_on_one_node_that_a_file_describes(tmp_path: Path) -> None:
+    file = env_file(tmp_path, ".env", nodes=1, rank=0, port=free_port())
+    code, output, errors = launch("--env-file", file, "digits", *SMALL, "--run", "here", cwd=tmp_path)
+    assert (code, errors) == (0, "")
+    assert "on 1 rank" in output
+    assert "train_timeout_s = 77" in (tmp_path / "here" / "config.toml").read_text()
+
+
+def test_a_task_on_two_nodes_loses_a_rank_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(DIES_ONCE)
+    port, more = free_port(), f"OUTPUT_DIR={tmp_path}/out\n"
+    nodes = [
+        start(
+            "--env-file",
+            env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port, more=more),
+            *("mine.py:DiesOnce", "--dist.start_timeout_s", "30"),
+            cwd=tmp_path,
+        )
+        for rank in range(2)
+    ]
+    ended = finish(*nodes)
+    assert [code for code, *_ in ended] == [0, 0], ended
+    assert "on 2 ranks" in ended[0][1], "rank 0, which speaks, is on the node with NODE_RANK 0"
+    run = tmp_path / "out" / "DiesOnce"
+    assert f"resumed at step 2 from {run}" in ended[0][1]
+    assert "(restart 1 of 3); they go on from the newest checkpoint" in ended[1][2]
+    assert "train_timeout_s = 77" in (run / "config.toml").read_text()
+
+
+def test_print_starts_nothing_and_shows_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["launch", "--print", "--procs", "2", "gone.py", "a b"]) == 0
+    assert capsys.readouterr().out == (
+        "torchrun --nnodes 1 --nproc-per-node 2 --max-restarts 0 --rdzv-backend c10d "
+        "--rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1 -- gone.py 'a b'\n"
+    )
+    file = env_file(tmp_path, ".env", nodes=2, rank=1, port=29500, more="API_KEY=hunter2\nDATASET_DIR=/d\n")
+    assert main(["launch", "--env-file", file, "--print", "digits"]) == 0
+    assert capsys.readouterr().out == (
+        "# node 1 of 2; torchrun alone numbers nodes by their addresses\n"
+        "# with these in the environment: API_KEY\n"
+        "env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 2 --nproc-per-node 1 --max-restarts 3 "
+        "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29500 --rdzv-id drumline --rdzv-conf is_host=false "
+        "-m -- drumline train digits --dist.train_timeout_s 77 --data.dir /d\n"
+    )
+    (tmp_path / "hosts").write_text("me@a slots=2\nb\n")
+    assert main(["launch", "--hostfile", "hosts", "--print", "--procs", "4", "--port", "5", "x.py"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[::2] == ["# me@a", "# b"]
+    assert [("-node 2 " in lines[1], "a:5 " in lines[1]), ("-node 4 " in lines[3], "a:5 " in lines[3])] == [
+        (True, True),
+        (True, True),
+    ]
+
+
+def test_a_printed_line_runs(tmp_path: Path, script: str) -> None:
+    _, line, _ = launch("--print", "--procs", "2", script, str(tmp_path), cwd=tmp_path)
+    typed = line.replace("torchrun", f"{sys.executable} -m torch.distributed.run", 1)
+    subprocess.run(["bash", "-c", typed], cwd=tmp_path, check=True, timeout=100, capture_output=True)
+    assert said(tmp_path).keys() == {"0-0", "1-0"}
+
+
+def test_a_manifest_is_printed_or_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["launch", "--kubernetes", "--image", "i", "--claim", "c", "--api", "job"]
+    assert main([*words, "digits"]) == 0
+    printed = capsys.readouterr().out
+    assert '- "/runs/digits"\n' in printed
+    assert main([*words, "--out", "job.yaml", "digits"]) == 0
+    assert capsys.readouterr().err == "drumline: wrote job.yaml; apply it with: kubectl apply -f job.yaml\n"
+    assert (tmp_path / "job.yaml").read_text() == printed
+    assert main([*words, "--out", "no/job.yaml", "digits"]) == 2
+    assert "no/job.yaml cannot be written: No such file" in capsys.readouterr().err
+    assert main([*words, "___.py"]) == 2
+    assert "no --name, and the job would be named after ___.py: '' is no name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "messages"),
+    [
+        ([], ["no TASK or SCRIPT.py was given"]),
+        (["gone.py"], ["there is no file gone.py (looked in "]),
+        (["digit"], ["'digit': there is no such task; did you mean 'digits'?"]),
+        (["digits", "--optim.lrr", "1"], ["did you mean 'optim.lr'?"]),
+        (
+            ["digits", "--procs", "2"],
+            ["--procs stands behind the task's name\n  next: drumline launch --procs N digits"],
+        ),
+        (["--optim.lr", "1", "digits"], ["--optim.lr: settings of a task stand behind its name"]),
+        (["--prcs", "2", "digits"], ["1 problem", "--prcs: unknown setting; did you mean 'procs'?"]),
+        (["--prcs", "digits"], ["1 problem", "did you mean 'procs'?"]),
+        (
+            ["--hosts", "a,b", "x.py"],
+            ["--hosts: is for --print; add that, and run the printed line on each host"],
+        ),
+        (
+            ["--hostfile", "f", "x.py"],
+            ["--hostfile: is for --print; add that, and run the printed line on each"],
+        ),
+        (
+            ["--hosts", "a", "--env-file", "e", "--print", "x.py"],
+            ["--env-file and --hosts exclude each other"],
+        ),
+        (
+            ["--env-file", "e", "--procs", "2", "--print", "x.py"],
+            ["--procs: NUMBER_OF_GPUS in the --env-file"],
+        ),
+        (["--port", "1", "--print", "x.py"], ["--port: belongs to --hosts and --hostfile"]),
+        (["--image", "i", "--print", "x.py"], ["--image: belongs to --kubernetes"]),
+        (
+            ["--kubernetes", "--print", "--name", "A_B", "--namespace", "n", "x.py"],
+            ["3 problems", "--image: is missing", "--print: --kubernetes writes", "--name: 'A_B' is no name"],
+        ),
+        (["--env-file", "e", "x.py", "--print"], ["there is no file x.py"]),
+        (["--env-file", "e", "--print", "x.py"], ["e cannot be read: No such file"]),
+        (["--procs", "0", "digits"], ["--procs"]),
+    ],
+)
+def test_what_is_wrong_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    messages: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["launch", *words]) == 2
+    errors = capsys.readouterr().err
+    for message in messages:
+        assert message in errors
+
+
+def test_under_a_launcher_it_does_not_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "a")
+    assert main(["launch", "digits"]) == 2
+    assert "starts ranks itself, but a launcher has started this process as one" in capsys.readouterr().err
+
+
+def test_a_command_is_split_at_the_first_word() -> None:
+    assert split_command(["--procs", "2", "--print", "a.py", "--x"]) == (
+        ["--procs", "2", "--print"],
+        "a.py",
+        ["--x"],
+    )
+    assert split_command(["--procs=2", "--", "a.py", "--", "b"]) == (["--procs=2"], "a.py", ["--", "b"])
+    assert split_command(["--print", "false", "a.py"]) == (["--print", "false"], "a.py", [])
+    assert split_command(["-h"]) == (["-h"], None, [])
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [("examples/own_loop.py", "own-loop"), ("my.py:MyTask", "mytask"), ("digits", "digits")],
+)
+def test_a_job_is_named_after_what_it_runs(target: str, name: str) -> None:
+    assert default_name(target) == name
+
+
+def test_help_names_every_flag_and_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for flag in (
+        "--procs",
+        "--max-restarts",
+        "--env-file",
+        "--hosts",
+        "--hostfile",
+        "--kubernetes",
+        "--claim",
+    ):
+        assert f" {flag} " in text
+    assert "[3 for a task, which goes on from its newest checkpoint; 0 for a script" in text

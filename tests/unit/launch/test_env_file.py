@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drumline.errors import UsageError
+from drumline.launch.env_file import NodeSettings, read_env_file
+
+WHOLE = """\
+# the first node
+NUMBER_OF_NODES=2
+export NODE_RANK = 1
+NUMBER_OF_GPUS="4"   # all of them
+MASTER_ADDR='node-a'
+MASTER_PORT=29500  # open to the group
+
+DDP_TIMEOUT_SECONDS=120
+DATASET_DIR="/data/with space"
+OUTPUT_DIR=/runs
+NCCL_DEBUG=INFO
+PASSWORD="it's #1\\n\\"so\\""
+"""
+
+
+def env_file(folder: Path, text: str) -> Path:
+    path = folder / ".env"
+    path.write_text(text)
+    return path
+
+
+def problems_of(folder: Path, text: str) -> list[str]:
+    with pytest.raises(UsageError) as caught:
+        read_env_file(env_file(folder, text))
+    return [line.replace(f"{folder}/", "") for line in str(caught.value).splitlines()]
+
+
+def test_a_whole_file_is_read(tmp_path: Path) -> None:
+    settings = read_env_file(env_file(tmp_path, WHOLE))
+    variables = settings.variables
+    assert settings == NodeSettings(
+        num_nodes=2,
+        node_rank=1,
+        num_procs=4,
+        master_addr="node-a",
+        master_port=29500,
+        timeout_s=120,
+        dataset_dir="/data/with space",
+        output_dir="/runs",
+        variables=variables,
+    )
+    assert variables["PASSWORD"] == 'it\'s #1\n"so"'
+    assert variables["NUMBER_OF_GPUS"] == "4"
+    assert settings.other_names == ["NCCL_DEBUG", "PASSWORD"]
+
+
+def test_what_may_be_empty_or_missing(tmp_path: Path) -> None:
+    short = (
+        "NUMBER_OF_NODES=1\nNODE_RANK=0\nNUMBER_OF_GPUS=1\nMASTER_ADDR=10.0.0.1\nMASTER_PORT=1\nOUTPUT_DIR=\n"
+    )
+    settings = read_env_file(env_file(tmp_path, short + "DDP_TIMEOUT_SECONDS= # none\n"))
+    assert (settings.timeout_s, settings.dataset_dir, settings.output_dir) == (None, None, None)
+
+
+def test_every_mistake_is_named_with_its_line_and_no_secret_is_shown(tmp_path: Path) -> None:
+    text = """\
+NUMBER_OF_NODES=two
+NODE_RANKS=0
+NUMBER_OF_GPUS=0
+MASTER_PORT=70000
+MASTER_ADDR=-x
+AWS_SECRET_ACCESS_KEY: hunter2
+TOKEN="hunter2
+DATASET_DIR=/a
+DATASET_DIR=/b
+DDP_TIMEOUT_SECONDS=-1
+"""
+    assert problems_of(tmp_path, text) == [
+        "10 problems in .env:",
+        "  - .env:2: NODE_RANKS is not known; did you mean 'NODE_RANK'?",
+        "  - .env:6: the line is not KEY=VALUE",
+        "  - .env:7: the quotes of TOKEN are not closed, or something stands behind them",
+        "  - .env:9: DATASET_DIR is there twice (first in .env:8)",
+        "  - .env:1: NUMBER_OF_NODES is 'two'; a whole number from 1 up is needed",
+        "  - .env:3: NUMBER_OF_GPUS is '0'; a whole number from 1 up is needed",
+        "  - .env:4: MASTER_PORT is '70000'; a whole number from 1 to 65535 is needed",
+        "  - .env:10: DDP_TIMEOUT_SECONDS is '-1'; a whole number from 1 up is needed",
+        "  - .env:5: MASTER_ADDR: '-x': a host's name does not start with a dash; ssh would take it for a flag",
+        "  - .env: missing: NODE_RANK",
+    ]
+
+
+def test_a_node_rank_beyond_the_nodes(tmp_path: Path) -> None:
+    wrong = WHOLE.replace("NODE_RANK = 1", "NODE_RANK=2")
+    assert problems_of(tmp_path, wrong) == [
+        "1 problem in .env:",
+        "  - .env:3: NODE_RANK is 2, but NUMBER_OF_NODES is 2: ranks go from 0 to 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("MASTER_ADDRESS", "MASTER_ADDR"), ("NUM_OF_NODES", "NUMBER_OF_NODES"), ("node_rank", "NODE_RANK")],
+)
+def test_what_looks_like_a_typing_mistake_is_refused(tmp_path: Path, key: str, meant: str) -> None:
+    assert f"  - .env:13: {key} is not known; did you mean {meant!r}?" in problems_of(
+        tmp_path, f"{WHOLE}{key}=1\n"
+    )
+
+
+def test_values_do_not_show_in_a_repr(tmp_path: Path) -> None:
+    assert "so" not in repr(read_env_file(env_file(tmp_path, WHOLE)))
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none cannot be read: No such file") as caught:
+        read_env_file(tmp_path / "none")
+    assert caught.value.next_step == "check the path of --env-file"
+    (tmp_path / "binary").write_bytes(b"\xff")
+    with pytest.raises(UsageError, match="cannot be read: it is not text"):
+        read_env_file(tmp_path / "binary")

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drumline.errors import UsageError
+from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag
+
+
+def test_hosts_may_have_slots_and_users() -> None:
+    hosts = hosts_from_flag("a, me@b.example.org:4,10.0.0.3")
+    assert hosts == [Host("a"), Host("me@b.example.org", 4), Host("10.0.0.3")]
+    assert [host.address for host in hosts] == ["a", "b.example.org", "10.0.0.3"]
+
+
+def test_a_hostfile_has_comments_bare_names_and_slots(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# the rack\nnode-a slots=4\n\nnode-b   # bare\nme@node-c slots = 2\n")
+    assert hosts_from_file(file) == [Host("node-a", 4), Host("node-b"), Host("me@node-c", 2)]
+
+
+def test_all_mistakes_of_a_hostfile_are_named_with_their_lines_in_order(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("a\n-oProxyCommand=x\nb slots=none\nc d e\nA\nf;reboot\nb slots=0\n")
+    with pytest.raises(UsageError) as caught:
+        hosts_from_file(file)
+    assert str(caught.value).splitlines() == [
+        "7 problems in the list of hosts:",
+        f"  - {file}:2: '-oProxyCommand=x': a host's name does not start with a dash; ssh would take it for a flag",
+        f"  - {file}:3: b has 'none' slots; a whole number from 1 up is needed",
+        f"  - {file}:4: 'c d e' is not understood; a line is `host` or `host slots=N`",
+        f"  - {file}:5: a is there twice (first in {file}:1); give it once, with all its slots",
+        f"  - {file}:6: 'f;reboot' is no host's name; a host is `name`, `user@name` or an IPv4 address: letters, "
+        "digits, dots, dashes and underscores",
+        f"  - {file}:7: b has '0' slots; a whole number from 1 up is needed",
+        f"  - {file}:7: b is there twice (first in {file}:3); give it once, with all its slots",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,,b", "--hosts: a host's name is missing"),
+        ("a,b:", "--hosts: b has '' slots; a whole number from 1 up is needed"),
+        ("a,me@a", "--hosts: a is there twice; give it once, with all its slots"),
+        ("me@-x", "'me@-x' is no host's name"),
+        ("a b", "'a b' is no host's name"),
+        ("$(id)", "no host's name"),
+    ],
+)
+def test_wrong_hosts_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        hosts_from_flag(text)
+    assert message in str(caught.value)
+
+
+def test_a_hostfile_that_is_missing_or_empty(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"the hostfile .*none cannot be read: No such file") as caught:
+        hosts_from_file(tmp_path / "none")
+    assert caught.value.next_step == "check the path of --hostfile"
+    empty = tmp_path / "empty"
+    empty.write_text("# nobody\n")
+    with pytest.raises(UsageError, match="no host is in it; a line is `host` or `host slots=N`"):
+        hosts_from_file(empty)
+    empty.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="cannot be read: it is not text"):
+        hosts_from_file(empty)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import shlex
+
+from drumline.launch.env_file import NodeSettings
+from drumline.launch.hosts import Host
+from drumline.launch.plan import (
+    default_restarts,
+    node_from_settings,
+    nodes_of_hosts,
+    settings_defaults,
+    task_program,
+)
+from drumline.launch.torchrun import Node, Program, torchrun_command
+
+SETTINGS = NodeSettings(
+    num_nodes=2, node_rank=1, num_procs=4, master_addr="node-a", master_port=29501, timeout_s=60
+)
+
+
+def line(node: Node, program: Program) -> str:
+    return shlex.join(torchrun_command(node, program))
+
+
+def test_one_machine_needs_no_fixed_port() -> None:
+    assert line(Node(num_procs=2, max_restarts=3), Program(("my train.py", "--run", "x"))) == (
+        "torchrun --nnodes 1 --nproc-per-node 2 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 "
+        "--local-addr 127.0.0.1 -- 'my train.py' --run x"
+    )
+
+
+def test_hosts_meet_at_the_first_by_the_names_they_were_given() -> None:
+    hosts = [Host("me@a", 4), Host("b")]
+    nodes = nodes_of_hosts(hosts, num_procs=None, port=29500, max_restarts=0)
+    program = task_program("digits", ["--train.epochs", "1"])
+    assert [line(node, program) for node in nodes] == [
+        "env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 2 --nproc-per-node 4 --max-restarts 0 "
+        "--rdzv-backend c10d --rdzv-endpoint a:29500 --rdzv-id drumline --rdzv-conf is_host=true --local-addr a "
+        "-m -- drumline train digits --train.epochs 1",
+        "env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 2 --nproc-per-node gpu --max-restarts 0 "
+        "--rdzv-backend c10d --rdzv-endpoint a:29500 --rdzv-id drumline --rdzv-conf is_host=false --local-addr b "
+        "-m -- drumline train digits --train.epochs 1",
+    ]
+    assert [node.num_procs for node in nodes_of_hosts(hosts, num_procs=2, port=1, max_restarts=0)] == [4, 2]
+
+
+def test_a_node_of_an_env_file() -> None:
+    node = node_from_settings(SETTINGS, max_restarts=1)
+    assert node == Node(
+        num_nodes=2, node_rank=1, num_procs=4, endpoint="node-a:29501", address=None, max_restarts=1
+    )
+
+
+def test_the_files_words_become_a_tasks_flags_unless_the_user_gave_them() -> None:
+    defaults = settings_defaults(
+        NodeSettings(**{**vars(SETTINGS), "dataset_dir": "/data", "output_dir": "/runs"}), "digits"
+    )
+    assert task_program("digits", [], *defaults).words == (
+        *("train", "digits", "--dist.train_timeout_s", "60", "--data.dir", "/data", "--run", "/runs/digits"),
+    )
+    given = ["--run=here", "--data.dir", "mine"]
+    assert task_program("digits", given, *defaults).words == (
+        *("train", "digits", *given, "--dist.train_timeout_s", "60"),
+    )
+    assert task_program("digits", [], *settings_defaults(SETTINGS, "digits")).words[2:] == (
+        "--dist.train_timeout_s",
+        "60",
+    )
+
+
+def test_only_what_goes_on_by_itself_is_started_again() -> None:
+    assert (default_restarts(is_task=True), default_restarts(is_task=False)) == (3, 0)
