@@ -37,7 +37,7 @@ def test_torchruns_variables_are_read() -> None:
         2,
     )
     assert (topology.master_addr, topology.master_port) == ("node-a", 29500)
-    assert (topology.attempt, topology.agent_hosts_store) == ("2", True)
+    assert (topology.attempt, topology.is_restart, topology.agent_hosts_store) == ("2", True, True)
 
 
 def test_agents_that_count_restarts_apart_meet_in_a_store_that_rank_0_opens() -> None:
@@ -48,6 +48,7 @@ def test_agents_that_count_restarts_apart_meet_in_a_store_that_rank_0_opens() ->
         for count in "01"
     ]
     assert {topology.attempt for topology in topologies if topology is not None} == {"0"}
+    assert [topology.is_restart for topology in topologies if topology is not None] == [False, True]
 
 
 def test_without_a_launcher_there_is_no_topology() -> None:
