@@ -27,8 +27,7 @@ tools: ## get what tests/multinode needs from apt, where that may be
 	@tests/multinode/install.sh
 
 test: check tools ## everything that must pass before a change lands
-	@# Many tests wait for processes of their own: three at a time keep two cores busy.
-	$(BIN)/python -m pytest --numprocesses 3
+	$(BIN)/python -m pytest --numprocesses 2
 
 bench: .venv/ready ## the engine's step against a hand-written loop
 	$(BIN)/python benchmarks/step.py
