@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from drumline.data.loaders import make_evaluation_loader, make_loader
 from drumline.data.plan import Sharing
+from drumline.data.serving import Loading
 from drumline.distributed.agree import check_same_weights
 from drumline.distributed.collectives import all_sum
 from drumline.distributed.determinism import CUBLAS_WORKSPACE, use_deterministic_kernels
@@ -224,17 +225,21 @@ class DDPManager:
         `train=False`: in order, in batches of `batch_size` dealt to the ranks in turn; sum what you measure with
         `ddp.sum`.
         """
-        loading: dict[str, Any] = {
-            "device": self.device,
-            "workers": workers,
-            "pin_memory": pin_memory,
-            "persistent_workers": persistent_workers,
-            "prefetch_factor": prefetch_factor,
-            "collate": collate,
-        }
+        loading = Loading(
+            workers=workers,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            prefetch_factor=prefetch_factor,
+            collate=collate,
+        )
         if not train:
             return make_evaluation_loader(
-                dataset, batch_size=batch_size, rank=self.rank, world_size=self.world_size, **loading
+                dataset,
+                batch_size=batch_size,
+                rank=self.rank,
+                world_size=self.world_size,
+                device=self.device,
+                loading=loading,
             )
         sharing = Sharing(
             batch_size=batch_size,
@@ -249,7 +254,7 @@ class DDPManager:
             micro_batch_size or batch_size, batch_size // max(1, sharing.parts * accumulate)
         )
         self._warn_about_small_batches()
-        return make_loader(dataset, sharing=sharing, seed=self._seed, **loading)
+        return make_loader(dataset, sharing=sharing, device=self.device, seed=self._seed, loading=loading)
 
     def _warn_about_small_batches(self) -> None:
         """Once both the model and the batch are known, in whichever order they came."""

@@ -6,14 +6,14 @@ either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from drumline.data.fetch import Fetch, Request
 from drumline.data.plan import evaluation_batches
-from drumline.data.serving import BatchServer
+from drumline.data.serving import BatchServer, Loading
 from drumline.data.transfer import to_device
 from drumline.errors import UsageError
 
@@ -41,16 +41,12 @@ class EvaluationLoader:
         rank: int,
         world_size: int,
         device: torch.device,
-        workers: int = 0,
-        pin_memory: bool = True,
-        persistent_workers: bool = True,
-        prefetch_factor: int = 2,
-        collate: Callable[[list[Any]], Any] | None = None,
+        loading: Loading,
     ) -> None:
         check_batch_size(batch_size)
         # The seed matters only to a dataset whose samples are random even in evaluation: they are the same
         # each time.
-        fetch = Fetch(dataset, seed=0, collate=collate)
+        fetch = Fetch(dataset, seed=0, collate=loading.collate)
         self.num_samples = fetch.length
         """Over all ranks."""
         self.num_batches = -(-fetch.length // batch_size)
@@ -59,13 +55,7 @@ class EvaluationLoader:
             length=fetch.length, batch_size=batch_size, rank=rank, world_size=world_size
         )
         self._device = device
-        self._server = BatchServer(
-            fetch,
-            workers=workers,
-            pin_memory=pin_memory and device.type == "cuda",
-            persistent_workers=persistent_workers,
-            prefetch_factor=prefetch_factor,
-        )
+        self._server = BatchServer(fetch, loading, device)
 
     def __len__(self) -> int:
         """How many batches this rank has."""

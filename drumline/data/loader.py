@@ -14,7 +14,7 @@ import torch
 
 from drumline.data.fetch import Fetch, Request
 from drumline.data.plan import Cursor, Sharing, StepPlan, micro_batches_per_epoch, plan_epoch
-from drumline.data.serving import BatchServer
+from drumline.data.serving import BatchServer, Loading
 from drumline.data.steps import Micro, Step, StepLoader, not_taken_whole
 from drumline.data.transfer import to_device
 from drumline.errors import DataError, UsageError
@@ -30,27 +30,17 @@ class Loader(StepLoader):
         sharing: Sharing,
         device: torch.device,
         seed: int,
-        workers: int = 0,
-        pin_memory: bool = True,
-        persistent_workers: bool = True,
-        prefetch_factor: int = 2,
-        collate: Callable[[list[Any]], Any] | None = None,
+        loading: Loading,
     ) -> None:
         check_sizes(sharing)
-        fetch = Fetch(dataset, seed=seed, collate=collate)
+        fetch = Fetch(dataset, seed=seed, collate=loading.collate)
         self.steps_per_epoch = -(-fetch.length // sharing.batch_size)
         self.num_samples = fetch.length
         self.sharing = sharing
         self._fetch = fetch
         self._device = device
         self._cursor = Cursor()
-        self._server = BatchServer(
-            fetch,
-            workers=workers,
-            pin_memory=pin_memory and device.type == "cuda",
-            persistent_workers=persistent_workers,
-            prefetch_factor=prefetch_factor,
-        )
+        self._server = BatchServer(fetch, loading, device)
         self._batches: Iterator[Any] = iter(())
         self._batches_at: Cursor | None = None  # the step that the next of these batches belongs to
 

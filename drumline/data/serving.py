@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,23 +19,31 @@ from drumline.data.transfer import pin
 from drumline.data.workers import end_workers, leave_signals_to_the_rank, told_of_dead_workers
 
 
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How batches are made: by whom, how far ahead, and out of which samples."""
+
+    workers: int = 0
+    """Processes; 0: the training process itself."""
+    pin_memory: bool = True
+    """Page-locked memory, where the device is a GPU."""
+    persistent_workers: bool = True
+    """Whether processes stay from one sequence of batches to the next."""
+    prefetch_factor: int = 2
+    """Batches that each process prepares ahead."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """Makes a batch of samples; None: torch's own way."""
+
+
 class BatchServer:
     """Answers a sequence of requests, one batch for each; one sequence at a time. `fetch[request]` makes a batch."""
 
-    def __init__(
-        self,
-        fetch: Dataset[Any],
-        *,
-        workers: int,
-        pin_memory: bool,
-        persistent_workers: bool,
-        prefetch_factor: int,
-    ) -> None:
-        self.outlives_a_sequence = workers == 0 or persistent_workers
+    def __init__(self, fetch: Dataset[Any], loading: Loading, device: torch.device) -> None:
+        self.outlives_a_sequence = loading.workers == 0 or loading.persistent_workers
         self._fetch = fetch
-        self._workers = workers
-        self._pin_memory = pin_memory
-        self._prefetch_factor = prefetch_factor
+        self._workers = loading.workers
+        self._pin_memory = loading.pin_memory and device.type == "cuda"
+        self._prefetch_factor = loading.prefetch_factor
         self._requests = _Requests()
         self._loader: DataLoader[Any] | None = None
         self._running: list[Any] = []

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils.data import Dataset
 
 from drumline.data.fetch import seed_generators
 from drumline.data.mixing import key
 from drumline.data.plan import StepPlan
-from drumline.data.serving import BatchServer
+from drumline.data.serving import BatchServer, Loading
 from drumline.errors import UsageError
 
 log = logging.getLogger("drumline")
@@ -91,13 +93,11 @@ def asks_from(opening: Any) -> Iterator[Ask]:
         yield Ask()
 
 
-def read_by(
-    reader: Dataset[Any], *, workers: int, warns: bool, persistent_workers: bool = True, **loading: Any
-) -> BatchServer:
+def read_by(reader: Dataset[Any], loading: Loading, device: torch.device, *, warns: bool) -> BatchServer:
     """A reader's answers, read ahead by one worker process if there are to be any."""
-    if workers > 1 and warns:
+    if loading.workers > 1 and warns:
         log.warning(
-            f"{workers} workers were asked for, but one is used: more would share the stream among them, and the order "
-            "of its samples would depend on their number"
+            f"{loading.workers} workers were asked for, but one is used: more would share the stream among them, and "
+            "the order of its samples would depend on their number"
         )
-    return BatchServer(reader, workers=min(workers, 1), persistent_workers=persistent_workers, **loading)
+    return BatchServer(reader, replace(loading, workers=min(loading.workers, 1)), device)

@@ -16,6 +16,7 @@ from drumline.data.dataset import check_stream
 from drumline.data.evaluation_loader import EvaluationBatch, check_batch_size
 from drumline.data.fetch import generators_put_back
 from drumline.data.fingerprint import content_hash
+from drumline.data.serving import Loading
 from drumline.data.streamed import END, Ask, NoLengthError, Pass, asks_from, read_by, tell_epoch
 from drumline.data.transfer import to_device
 from drumline.errors import DataError
@@ -90,27 +91,21 @@ class StreamEvaluationLoader:
         rank: int,
         world_size: int,
         device: torch.device,
-        workers: int = 0,
-        pin_memory: bool = True,
-        persistent_workers: bool = True,
-        prefetch_factor: int = 2,
-        collate: Callable[[list[Any]], Any] | None = None,
+        loading: Loading,
     ) -> None:
         check_batch_size(batch_size)
         check_stream(dataset)
         self._name = type(dataset).__name__
         self._batch_size = batch_size
         self._device = device
-        self._stays = persistent_workers
+        self._stays = loading.persistent_workers
         self._server = read_by(
             EvaluationReader(
-                dataset, batch_size=batch_size, rank=rank, world_size=world_size, collate=collate
+                dataset, batch_size=batch_size, rank=rank, world_size=world_size, collate=loading.collate
             ),
-            workers=workers,
+            loading,
+            device,
             warns=False,  # what is to be said of workers was said of the training data
-            persistent_workers=persistent_workers,
-            pin_memory=pin_memory and device.type == "cuda",
-            prefetch_factor=prefetch_factor,
         )
 
     @property

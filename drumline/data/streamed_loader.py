@@ -7,7 +7,8 @@ anew. One that is each rank's own has no epochs at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from drumline.data.dealt import DealtReader
 from drumline.data.loader import check_sizes
 from drumline.data.own_stream import OwnPlace, OwnReader
 from drumline.data.plan import Cursor, Sharing
+from drumline.data.serving import Loading
 from drumline.data.steps import Micro, Step, StepLoader, not_taken_whole
 from drumline.data.streamed import NoLengthError, ReadStep, asks_from, read_by
 from drumline.data.transfer import copied, to_device
@@ -38,11 +40,7 @@ class StreamLoader(StepLoader):
         sharing: Sharing,
         device: torch.device,
         seed: int,
-        workers: int = 0,
-        pin_memory: bool = True,
-        persistent_workers: bool = True,
-        prefetch_factor: int = 2,
-        collate: Callable[[list[Any]], Any] | None = None,
+        loading: Loading,
     ) -> None:
         check_sizes(sharing)
         check_stream(dataset)
@@ -54,13 +52,12 @@ class StreamLoader(StepLoader):
         self._device = device
         self._cursor = Cursor()
         reader = DealtReader if self._place is None else OwnReader
-        # The worker stays from epoch to epoch in any case: the stream does not end there.
         self._server = read_by(
-            reader(dataset, sharing=sharing, seed=seed, collate=collate),
-            workers=workers,
+            reader(dataset, sharing=sharing, seed=seed, collate=loading.collate),
+            # The worker stays from epoch to epoch in any case: the stream does not end there.
+            replace(loading, persistent_workers=True),
+            device,
             warns=sharing.rank == 0,
-            pin_memory=pin_memory and device.type == "cuda",
-            prefetch_factor=prefetch_factor,
         )
         self._answers: Iterator[Any] = iter(())
         self._answers_at: Cursor | None = None  # the step that the next of these answers belongs to

@@ -12,7 +12,7 @@ from drumline.data.digits import digits
 from drumline.data.fetch import Fetch, Request
 from drumline.data.loader import Loader
 from drumline.data.plan import Sharing
-from drumline.data.serving import BatchServer
+from drumline.data.serving import BatchServer, Loading
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -32,7 +32,7 @@ class Noisy:
 def make(device: str, dataset: Any, *, workers: int = 0) -> Loader:
     where = torch.device(device)
     sharing = Sharing(batch_size=64, rank=0, world_size=1)
-    return Loader(dataset, sharing=sharing, device=where, seed=1, workers=workers)
+    return Loader(dataset, sharing=sharing, device=where, seed=1, loading=Loading(workers=workers))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -48,7 +48,7 @@ def test_batches_are_those_of_the_cpu(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_pass_through_pinned_memory(workers: int) -> None:
     fetch = Fetch(digits(split="train", augment=False), seed=0)
-    stream = BatchServer(fetch, workers=workers, pin_memory=True, persistent_workers=True, prefetch_factor=2)
+    stream = BatchServer(fetch, Loading(workers=workers), torch.device("cuda"))
     with closing(stream):
         for batch in stream.batches([Request(0, 0, 8, shuffled=True)]):
             assert all(tensor.is_pinned() for tensor in batch)

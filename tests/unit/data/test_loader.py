@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from drumline.data.draws import Draws
 from drumline.data.loader import Loader
 from drumline.data.plan import Cursor, Sharing
+from drumline.data.serving import Loading
 from drumline.errors import DataError, UsageError
 
 CPU = torch.device("cpu")
@@ -62,7 +63,7 @@ class FailsAt(Noisy):
 def make(dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **more: Any) -> Loader:
     cut = {name: more.pop(name) for name in ("accumulate", "micro_batch_size", "shards") if name in more}
     sharing = Sharing(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
-    return Loader(dataset, sharing=sharing, **{"device": CPU, "seed": 4, **more})
+    return Loader(dataset, sharing=sharing, device=CPU, seed=4, loading=Loading(**more))
 
 
 def epochs(loader: Loader, count: int) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import _utils
 
 from drumline.data.fetch import Fetch, Request
-from drumline.data.serving import BatchServer
+from drumline.data.serving import BatchServer, Loading
 from drumline.errors import TrainingError
 
 pytestmark = [
@@ -51,13 +51,8 @@ class KilledAtTheThird(list[int]):
 
 
 def make(dataset: Any = range(12), *, workers: int = 1, persistent: bool = True) -> BatchServer:
-    return BatchServer(
-        Fetch(dataset, seed=0),
-        workers=workers,
-        pin_memory=False,
-        persistent_workers=persistent,
-        prefetch_factor=2,
-    )
+    loading = Loading(workers=workers, persistent_workers=persistent)
+    return BatchServer(Fetch(dataset, seed=0), loading, torch.device("cpu"))
 
 
 def as_lists(batches: Any) -> list[list[int]]:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.data.loaders import make_evaluation_loader
+from drumline.data.serving import Loading
 from drumline.data.streamed_evaluation import StreamEvaluationLoader
 from drumline.errors import DataError, UsageError
 
@@ -36,7 +37,12 @@ def make(
     dataset: Any, *, batch_size: int = 4, rank: int = 0, world_size: int = 1, **more: Any
 ) -> StreamEvaluationLoader:
     loader = make_evaluation_loader(
-        dataset, batch_size=batch_size, rank=rank, world_size=world_size, device=torch.device("cpu"), **more
+        dataset,
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+        device=torch.device("cpu"),
+        loading=Loading(**more),
     )
     assert isinstance(loader, StreamEvaluationLoader)
     return loader

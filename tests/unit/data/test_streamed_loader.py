@@ -19,6 +19,7 @@ from drumline.data.dealt import DealtReader
 from drumline.data.loaders import make_loader
 from drumline.data.own_stream import OwnPlace, OwnReader
 from drumline.data.plan import Cursor, Sharing
+from drumline.data.serving import Loading
 from drumline.data.streamed import Ask, ReadStep
 from drumline.data.streamed_loader import StreamLoader
 from drumline.data.transfer import pin
@@ -87,7 +88,7 @@ def make(
 ) -> StreamLoader:
     cut = {name: more.pop(name) for name in ("accumulate", "micro_batch_size", "shards") if name in more}
     sharing = Sharing(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
-    loader = make_loader(dataset, sharing=sharing, **{"device": CPU, "seed": 4, **more})
+    loader = make_loader(dataset, sharing=sharing, device=CPU, seed=4, loading=Loading(**more))
     assert isinstance(loader, StreamLoader)
     return loader
 
