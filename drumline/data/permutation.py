@@ -14,6 +14,7 @@ the positions alone and is seldom needed.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -39,26 +40,30 @@ class _Grid(NamedTuple):
 
 def permute(positions: NDArray[np.int64], *, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """The sample indices at these positions of the epoch's order: a bijection of [0, length)."""
-    if positions.size == 0:
-        return positions.copy()
-    grid = _grid(length, seed, epoch)
-    indices = _shuffle(positions, grid)
-    while indices.max() >= length:
-        outside = indices >= length
-        indices[outside] = _shuffle(indices[outside], grid)
-    return indices
+    return _walk(_shuffle, positions, length, seed, epoch)
 
 
 def invert(indices: NDArray[np.int64], *, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """At which positions of the epoch's order these samples stand: the inverse of `permute`."""
-    if indices.size == 0:
-        return indices.copy()
+    return _walk(_unshuffle, indices, length, seed, epoch)
+
+
+def _walk(
+    move: Callable[[NDArray[np.int64], _Grid], NDArray[np.int64]],
+    cells: NDArray[np.int64],
+    length: int,
+    seed: int,
+    epoch: int,
+) -> NDArray[np.int64]:
+    """Move each cell until it lands inside."""
+    if cells.size == 0:
+        return cells.copy()
     grid = _grid(length, seed, epoch)
-    positions = _unshuffle(indices, grid)
-    while positions.max() >= length:
-        outside = positions >= length
-        positions[outside] = _unshuffle(positions[outside], grid)
-    return positions
+    moved = move(cells, grid)
+    while moved.max() >= length:
+        outside = moved >= length
+        moved[outside] = move(moved[outside], grid)
+    return moved
 
 
 def _shuffle(cells: NDArray[np.int64], grid: _Grid) -> NDArray[np.int64]:

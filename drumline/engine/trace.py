@@ -24,10 +24,10 @@ from drumline.checkpoint.state import capture
 from drumline.data.permutation import permute
 from drumline.data.plan import Piece, StepPlan
 from drumline.data.steps import Micro, Step
-from drumline.engine.fingerprints import hash_json, hash_samples, hash_tensor
 from drumline.engine.job import Job
 from drumline.engine.saving import Progress
 from drumline.engine.step import TrainStep
+from drumline.engine.trace_hashes import hash_json, hash_samples, hash_tensor
 from drumline.errors import TrainingError
 from drumline.metrics.events import EventLog
 

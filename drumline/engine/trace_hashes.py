@@ -1,4 +1,8 @@
-"""Short hashes of what a step works on: tensors, and the samples of a collated batch one by one."""
+"""The hashes in a trace: of tensors, and of the samples of a collated batch one by one.
+
+They look into objects of the user's own too, which the fingerprint of a dataset (data/fingerprint.py) must not do:
+ranks may hold the same data under different paths, while a trace is compared with another of the same job.
+"""
 
 from __future__ import annotations
 
