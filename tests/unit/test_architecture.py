@@ -21,7 +21,7 @@ FLOORS = (
     {"tasks"},
     {"manager"},
     {"engine"},
-    {"verify", "prove"},
+    {"verify", "prove", "doctor"},
     {"cli"},
     {"__main__"},
 )

@@ -1,0 +1,1 @@
+"""Before a run: is this machine, and every pair of hosts, fit for the job? Only `collectives.py` imports torch."""
