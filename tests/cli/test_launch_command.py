@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from drumline.cli import main
-from drumline.cli.launch import default_name, split_command
+from drumline.cli.launch import split_command
+from drumline.cli.launch_kubernetes import default_name
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
