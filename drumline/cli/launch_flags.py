@@ -42,7 +42,7 @@ OF_HOSTS: FlagTable = {
     ),
 }
 OF_KUBERNETES: FlagTable = {
-    "kubernetes": (bool, "", "Write a manifest for kubectl; nothing is applied."),
+    "kubernetes": (bool, "", "Write a manifest for kubectl; nothing is applied unless --apply is given."),
     "api": (
         Literal["v2", "v1", "job"],
         "v2 | v1 | job",
@@ -55,6 +55,7 @@ OF_KUBERNETES: FlagTable = {
     "gpus": (CountOrZero, "N", "GPUs of each pod [one per rank]; 0 for none."),
     "claim": (str, "NAME", "A PersistentVolumeClaim for run folders, mounted at /runs in every pod."),
     "out": (str, "FILE", "Where to write the manifest [the screen]."),
+    "apply": (bool, "", "Hand the manifest to `kubectl apply`, in kubectl's own context."),
 }
 HELP: FlagTable = {"help": (bool, "", "Show this text.")}
 OWN_FLAGS: FlagTable = {**ANYWHERE, **OF_HOSTS, **OF_KUBERNETES, **HELP}
@@ -96,7 +97,7 @@ def _wrong_for_kubernetes(given: Mapping[str, Any]) -> Iterator[str]:
     if "image" not in given:
         yield "--image: is missing; a pod needs a container image, which holds the code"
     if given.get("print"):
-        yield "--print: --kubernetes writes a manifest and starts nothing anyway"
+        yield "--print: --kubernetes writes a manifest, and starts nothing without --apply"
     for name in (name for name in ("name", "namespace", "claim") if name in given):
         if wrong := wrong_name(f"--{name}", given[name]):
             yield wrong
