@@ -22,7 +22,8 @@ MIB = 1 << 20
 class GpuQuestion:
     """Asked at once, beside everything else: without persistence mode the driver takes seconds to wake up."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], *, kernel: Path = KERNEL) -> None:
+        self._kernel = kernel
         program = shutil.which("nvidia-smi", path=environment.get("PATH"))
         self._asked = (
             [
@@ -35,7 +36,7 @@ class GpuQuestion:
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
         """`driver`, `gpus`, and the `trouble` in a sentence if there is any."""
-        known = kernel_answer(KERNEL)
+        known = kernel_answer(self._kernel)
         if not self._asked:
             return {**known, "trouble": "nvidia-smi is not on the PATH" if known["driver"] else ""}
         deadline = time.monotonic() + timeout_s

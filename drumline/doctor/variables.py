@@ -70,6 +70,7 @@ MEANING = {
     "NCCL_TOPO_DUMP_FILE": "where NCCL writes what it found",
     "NCCL_GRAPH_FILE": "fixed rings and trees",
     "NCCL_GRAPH_DUMP_FILE": "where NCCL writes its rings and trees",
+    "NCCL_VERSION": "of the container's image; NCCL itself does not read it",
     "NCCL_DEBUG": "how much NCCL tells (VERSION, WARN, INFO, TRACE)",
     "NCCL_DEBUG_FILE": "where it tells it; %h and %p are host and process",
     "NCCL_DEBUG_SUBSYS": "about which parts",
