@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from drumline.config import Flags, read_flags
 from drumline.config.schema import Bounds, Count, CountOrZero
 from drumline.config.values import SWITCH_WORDS
 from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.launch.counts import least_nodes, wrong_counts
 from drumline.launch.env_file import NodeSettings, read_env_file
 from drumline.launch.hosts import hosts_from_file, hosts_from_flag
 from drumline.launch.kubernetes import Manifest, manifest_text, wrong_name
@@ -29,7 +31,15 @@ from drumline.launch.plan import (
     task_program,
 )
 from drumline.launch.topology import topology_from
-from drumline.launch.torchrun import DEFAULT_PORT, Node, Program, torchrun_command
+from drumline.launch.torchrun import (
+    DEFAULT_PORT,
+    JOIN_TIMEOUT_S,
+    LAST_CALL_S,
+    LOST_AFTER_S,
+    Node,
+    Program,
+    torchrun_command,
+)
 
 OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
     "procs": (Count, "N", "Ranks of each node [one per GPU, or 1; with --kubernetes 1]."),
@@ -39,6 +49,19 @@ OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
         f"How often failed ranks are started again [{TASK_RESTARTS} for a task, which goes on from its newest "
         f"checkpoint; {SCRIPT_RESTARTS} for a script, which may begin anew each time].",
     ),
+    "nnodes": (
+        str,
+        "MIN:MAX",
+        "Go on with MIN nodes when others are missing [all are needed]; MAX is the number of hosts, or "
+        "NUMBER_OF_NODES, and may be left out. Who is missing is said loudly.",
+    ),
+    "join-timeout": (Count, "SECONDS", f"How long nodes wait for each other [{JOIN_TIMEOUT_S}]."),
+    "last-call": (
+        CountOrZero,
+        "SECONDS",
+        f"How long MIN nodes wait for the rest before they go on without [{LAST_CALL_S}].",
+    ),
+    "lost-after": (Count, "SECONDS", f"A node that was not heard for so long is gone [{LOST_AFTER_S}]."),
     "print": (bool, "", "Show the torchrun line of each node, and start nothing."),
     "env-file": (
         str,
@@ -69,6 +92,7 @@ OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
     "out": (str, "FILE", "Where to write the manifest [the screen]."),
     "help": (bool, "", "Show this text."),
 }
+OF_NODES = ("nnodes", "join-timeout", "last-call", "lost-after")
 WHERES = ("env-file", "hosts", "hostfile", "kubernetes")
 OF_KUBERNETES = ("api", "image", "name", "namespace", "nodes", "gpus", "claim", "out")
 USAGE = """\
@@ -132,6 +156,12 @@ def _wrong_flags(flags: Flags) -> Iterator[str]:
     else:
         yield from (f"--{name}: belongs to --kubernetes" for name in OF_KUBERNETES if name in given)
     has_hosts = "hosts" in wheres or "hostfile" in wheres
+    if not has_hosts and "env-file" not in wheres:
+        yield from (
+            f"--{name}: belongs to --hosts, --hostfile and --env-file" for name in OF_NODES if name in given
+        )
+    elif "nnodes" in given and (wrong := wrong_counts(given["nnodes"])):
+        yield wrong
     if "port" in given and not has_hosts:
         yield "--port: belongs to --hosts and --hostfile"
     if has_hosts and not given.get("print"):
@@ -183,19 +213,32 @@ def _program(target: str, arguments: Sequence[str], *defaults: tuple[str, str | 
     return program
 
 
-def _restarts(flags: Flags, target: str) -> int:
-    given: int = flags.own.get("max-restarts", default_restarts(is_task=not is_script(target)))
+def _restarts(flags: Flags, target: str, min_nodes: int | None = None) -> int:
+    default = default_restarts(is_task=not is_script(target), may_shrink=min_nodes is not None)
+    given: int = flags.own.get("max-restarts", default)
     return given
+
+
+def _waits(flags: Flags) -> dict[str, Any]:
+    """How long nodes wait for each other, as far as the user said so: fields of a Node."""
+    fields = {
+        "join-timeout": "join_timeout_s",
+        "last-call": "last_call_s",
+        "lost-after": "lost_after_s",
+    }
+    return {field: flags.own[name] for name, field in fields.items() if name in flags.own}
 
 
 def _run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     file = flags.own.get("env-file")
     settings = read_env_file(Path(file)) if file else None
-    restarts = _restarts(flags, target)
     if settings is None:
-        node, defaults = Node(num_procs=flags.own.get("procs"), max_restarts=restarts), []
+        node, defaults = Node(num_procs=flags.own.get("procs"), max_restarts=_restarts(flags, target)), []
     else:
-        node = node_from_settings(settings, max_restarts=restarts)
+        least = least_nodes(flags.own.get("nnodes"), settings.num_nodes, known_from=str(file))
+        least = least or settings.min_nodes
+        restarts = _restarts(flags, target, least)
+        node = replace(node_from_settings(settings, max_restarts=restarts, min_nodes=least), **_waits(flags))
         defaults = settings_defaults(settings, train.run_name(target))
     program = _program(target, arguments, *defaults)
     if flags.own.get("print"):
@@ -232,12 +275,15 @@ def _print_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     listed, file = flags.own.get("hosts"), flags.own.get("hostfile")
     hosts = hosts_from_flag(listed) if listed is not None else hosts_from_file(Path(str(file)))
     program = _program(target, arguments)
+    least = least_nodes(flags.own.get("nnodes"), len(hosts), known_from="the list of hosts")
     nodes = nodes_of_hosts(
         hosts,
         num_procs=flags.own.get("procs"),
         port=flags.own.get("port", DEFAULT_PORT),
-        max_restarts=_restarts(flags, target),
+        max_restarts=_restarts(flags, target, least),
+        min_nodes=least,
     )
+    nodes = [replace(node, **_waits(flags)) for node in nodes]
     for host, node in zip(hosts, nodes, strict=True):
         print(f"# {host.name}")
         print(shlex.join(torchrun_command(node, program)))
