@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.multinode import firewall
+from tests.multinode import firewall, restarts
 from tests.multinode.hosts import Host, Testbed
 from tests.multinode.job import Job
 
@@ -73,7 +73,10 @@ def test_a_job_goes_on_with_fewer_nodes_and_names_who_is_missing(
     a.cut()
     assert [on_b.wait(), on_c.wait()] == [1, 1]
     for job in (on_b, on_c):
-        assert "the first node, node 0 (a), is gone: nothing answers at 10.77.0.1:29500" in job.text()
+        assert (
+            "the first node, node 0 (a), is gone, or the way to it: nothing answers at 10.77.0.1:29500"
+            in job.text()
+        )
     assert "drumline: WARNING: this ended with 2 of 3 nodes: node 1 (b) was missing" in on_c.text()
 
 
@@ -87,3 +90,8 @@ def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed
     assert "node 0 waited 9 s at 10.77.0.1:29500: node 1 did not come" in on_a.text()
     assert "drumline: waiting for the first node at 10.77.0.1:29500, " in on_b.text()
     assert "within 9 s: no answer (a firewall drops it, or the machine is off)" in on_b.text()
+
+
+def test_no_restart_is_lost(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+    assert restarts.on_two_hosts(make_testbed("a", "b"), tmp_path / "hosts", count=3) == ""
+    assert restarts.on_this_machine(tmp_path / "here", count=1) == ""
