@@ -168,7 +168,8 @@ class FixedRanks(RendezvousHandler):
             ) from error
         except (RendezvousError, dist.DistError) as error:
             raise self._error(
-                f"the first node, {self.roll.name(0)}, is gone: nothing answers at {where}, where the nodes meet",
+                f"the first node, {self.roll.name(0)}, is gone, or the way to it: nothing answers at {where}, "
+                "where the nodes meet",
                 "see what ended it; start all nodes again: a task goes on from its newest checkpoint",
             ) from error
 

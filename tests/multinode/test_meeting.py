@@ -23,6 +23,27 @@ while not Path(sys.argv[1]).exists():
     time.sleep(0.1)
 """
 
+# Holds until the test lets it go on: with two ranks when step 2 is saved, with one when step 4 is.
+GATED = """
+import os, time
+from pathlib import Path
+from drumline.tasks.classification import ImageClassification
+
+class Gated(ImageClassification):
+    defaults = {
+        "data.name": "digits", "model.widths": [8], "train.steps": 8, "train.batch_size": 32,
+        "train.exact": "elastic", "checkpoint.every_steps": 2, "checkpoint.keep_last": 9,
+    }
+
+    def loss(self, model, batch):
+        saved = 2 if os.environ.get("WORLD_SIZE") == "2" else 4
+        if not Path("go").exists() and Path(f"run/checkpoints/step-{saved:08d}").exists():
+            print("holding with", os.environ["WORLD_SIZE"], flush=True)
+            while not Path("go").exists():
+                time.sleep(0.05)
+        return super().loss(model, batch)
+"""
+
 
 class Jobs:
     """Starts `drumline launch --env-file` on hosts that meet at `first`."""
@@ -95,3 +116,38 @@ def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed
 def test_no_restart_is_lost(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     assert restarts.on_two_hosts(make_testbed("a", "b"), tmp_path / "hosts", count=3) == ""
     assert restarts.on_this_machine(tmp_path / "here", count=1) == ""
+
+
+def test_a_task_that_loses_a_node_and_gets_it_back_ends_with_the_same_weights(
+    make_testbed: MakeTestbed, tmp_path: Path
+) -> None:
+    a, b = make_testbed("a", "b").hosts
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "go").touch()
+    for folder in (tmp_path, alone):
+        (folder / "mine.py").write_text(GATED)
+    task = ("mine.py:Gated", "--run", "run", "--fresh", "--dist.start_timeout_s", "60")
+    jobs = Jobs(tmp_path, a, nodes="1:2", flags=("--last-call", "2", "--lost-after", "3"))
+    on_a, on_b = jobs.start(a, 0, *task), jobs.start(b, 1, *task)
+    undisturbed = a.start(
+        *(sys.executable, "-m", "drumline", "train", "mine.py:Gated", "--run", "run"),
+        cwd=alone,
+        env={"PYTHONPATH": str(Path.cwd())},
+    )
+    on_a.wait_for("holding with 2")
+    b.power_off()
+    on_a.wait_for("drumline: WARNING: 1 of 2 nodes: node 1 (b) is missing; training goes on without it")
+    on_a.wait_for("holding with 1")
+    b.power_on()
+    on_b = jobs.start(b, 1, *task)
+    on_a.wait_for("starting the ranks again (node 1 (b) came); they go on from the newest checkpoint")
+    (tmp_path / "go").touch()
+    assert [on_a.wait(), on_b.wait()] == [0, 0], on_a.text() + on_b.text()
+    assert [f"resumed at step {step} from" in on_a.text() for step in (2, 4)] == [True, True], on_a.text()
+    assert "this ended with" not in on_a.text(), "all were there at the end"
+
+    assert undisturbed.wait() == 0, undisturbed.text()
+    ends = [folder / "run/checkpoints/step-00000008" for folder in (tmp_path, alone)]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (ends[0] / name).read_bytes() == (ends[1] / name).read_bytes()
