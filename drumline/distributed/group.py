@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from drumline.errors import PreflightError
+from drumline.launch.addresses import LOOPBACK
+from drumline.launch.sockets import listen_on_loopback
 from drumline.launch.topology import Topology
 
 POLL_S = 0.05
@@ -71,8 +73,9 @@ def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
             is_master=hosts_store,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
+            master_listen_fd=_own_listener(topology) if hosts_store else None,
         )
-    except (dist.DistError, RuntimeError) as error:
+    except (dist.DistError, RuntimeError, OSError) as error:
         if hosts_store:
             what = f"rank 0 could not open its meeting point {address}: {_first_line(error)}"
             next_step = "choose another MASTER_PORT, and a MASTER_ADDR that is this host"
@@ -83,6 +86,13 @@ def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
             )
         raise PreflightError(what, next_step=next_step) from error
     return dist.PrefixStore(f"drumline/{topology.attempt}", store)
+
+
+def _own_listener(topology: Topology) -> int | None:
+    """Ranks that meet on the loopback are all on this machine: the store need not be open to others, as it would be."""
+    if topology.master_addr not in (LOOPBACK, "localhost"):
+        return None
+    return listen_on_loopback(topology.master_port)[0]
 
 
 def call_roll(store: dist.Store, topology: Topology, *, deadline: float, timeout_s: float) -> None:
