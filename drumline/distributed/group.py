@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from drumline.distributed.device import gpu_uuid
 from drumline.errors import PreflightError
 from drumline.launch.addresses import LOOPBACK
 from drumline.launch.sockets import listen_on_loopback
@@ -31,7 +32,9 @@ def join_group(
     """Collective: meet all other ranks. Returns the store, for what must outlive a broken group."""
     deadline = time.monotonic() + start_timeout_s
     store = open_store(topology, timeout_s=start_timeout_s)
+    claim_gpu(store, topology, gpu_uuid(device))
     call_roll(store, topology, deadline=deadline, timeout_s=start_timeout_s)
+    refuse_shared_gpu(store)
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", store),
@@ -118,6 +121,22 @@ def call_roll(store: dist.Store, topology: Topology, *, deadline: float, timeout
         f"missing {', '.join(map(str, missing))}; here: {', '.join(f'{rank} on {hosts[rank]}' for rank in hosts)}",
         next_step="look at the missing ranks' own output; raise --dist.start_timeout_s if they are only slow",
     )
+
+
+def claim_gpu(store: dist.Store, topology: Topology, uuid: str | None) -> None:
+    """Before the roll call: whoever comes second to a GPU leaves word of it, so that all know once all were called."""
+    if uuid is not None and topology.local_world_size > 1 and store.add(f"gpu/{uuid}", 1) > 1:
+        store.set("shared-gpu", f"{uuid} of {topology.host}")
+
+
+def refuse_shared_gpu(store: dist.Store) -> None:
+    """Collective, after the roll call: two ranks on one GPU would wait for each other in NCCL."""
+    if store.check(["shared-gpu"]):
+        raise PreflightError(
+            f"two ranks or more would compute on one GPU: {store.get('shared-gpu').decode()}",
+            next_step="start at most as many ranks on a host as it has GPUs; with srun, give each task its own "
+            "(--gpus-per-task=1) or all of them (--gpus-per-node); or use --dist.device cpu",
+        )
 
 
 @contextlib.contextmanager
