@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 from drumline.cli.launch_program import is_script
 from drumline.config import Flags
 from drumline.config.schema import Bounds, Count, CountOrZero
+from drumline.launch.counts import wrong_counts
 from drumline.launch.kubernetes import wrong_name
 from drumline.launch.plan import SCRIPT_RESTARTS, TASK_RESTARTS
-from drumline.launch.torchrun import DEFAULT_PORT
+from drumline.launch.torchrun import DEFAULT_PORT, JOIN_TIMEOUT_S, LAST_CALL_S, LOST_AFTER_S
 
 # Its type, what stands for the value in the help, and the help.
 FlagTable = Mapping[str, tuple[Any, str, str]]
@@ -31,6 +32,21 @@ ANYWHERE: FlagTable = {
         "NODE_RANK, NUMBER_OF_GPUS, MASTER_ADDR and MASTER_PORT; if wanted DDP_TIMEOUT_SECONDS, DATASET_DIR and "
         "OUTPUT_DIR; and whatever else the ranks' environment shall hold.",
     ),
+}
+OF_NODES: FlagTable = {
+    "nnodes": (
+        str,
+        "MIN:MAX",
+        "Go on with MIN nodes when others are missing [all are needed]; MAX is the number of hosts, or "
+        "NUMBER_OF_NODES, and may be left out. Who is missing is said loudly.",
+    ),
+    "join-timeout": (Count, "SECONDS", f"How long nodes wait for each other [{JOIN_TIMEOUT_S}]."),
+    "last-call": (
+        CountOrZero,
+        "SECONDS",
+        f"How long MIN nodes wait for the rest before they go on without [{LAST_CALL_S}].",
+    ),
+    "lost-after": (Count, "SECONDS", f"A node that was not heard for so long is gone [{LOST_AFTER_S}]."),
 }
 OF_HOSTS: FlagTable = {
     "hosts": (str, "A,B:4,C", "With --print: the hosts, each with its number of ranks if they differ."),
@@ -58,7 +74,7 @@ OF_KUBERNETES: FlagTable = {
     "apply": (bool, "", "Hand the manifest to `kubectl apply`, in kubectl's own context."),
 }
 HELP: FlagTable = {"help": (bool, "", "Show this text.")}
-OWN_FLAGS: FlagTable = {**ANYWHERE, **OF_HOSTS, **OF_KUBERNETES, **HELP}
+OWN_FLAGS: FlagTable = {**ANYWHERE, **OF_NODES, **OF_HOSTS, **OF_KUBERNETES, **HELP}
 WHERES = ("env-file", "hosts", "hostfile", "kubernetes")
 
 
@@ -84,6 +100,12 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
             if name in given and name != "kubernetes"
         )
     has_hosts = "hosts" in wheres or "hostfile" in wheres
+    if not has_hosts and "env-file" not in wheres:
+        yield from (
+            f"--{name}: belongs to --hosts, --hostfile and --env-file" for name in OF_NODES if name in given
+        )
+    elif "nnodes" in given and (wrong := wrong_counts(given["nnodes"])):
+        yield wrong
     if "port" in given and not has_hosts:
         yield "--port: belongs to --hosts and --hostfile"
     if has_hosts and not given.get("print"):

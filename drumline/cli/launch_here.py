@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from drumline.cli import train
-from drumline.cli.launch_program import program_of, restarts_of
+from drumline.cli.launch_program import program_of, restarts_of, with_waits
 from drumline.config import Flags
 from drumline.errors import ExitCode, UsageError
+from drumline.launch.counts import least_nodes
 from drumline.launch.env_file import NodeSettings, read_env_file
 from drumline.launch.plan import node_from_settings, settings_defaults
 from drumline.launch.topology import topology_from
@@ -21,11 +23,13 @@ def run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     """Start the ranks and wait for them; with --print say how."""
     file = flags.own.get("env-file")
     settings = read_env_file(Path(file)) if file else None
-    restarts = restarts_of(flags, target)
     if settings is None:
-        node, defaults = Node(num_procs=flags.own.get("procs"), max_restarts=restarts), []
+        node, defaults = Node(num_procs=flags.own.get("procs"), max_restarts=restarts_of(flags, target)), []
     else:
-        node = node_from_settings(settings, max_restarts=restarts)
+        least = least_nodes(flags.own.get("nnodes"), settings.num_nodes, known_from=str(file))
+        least = least or settings.min_nodes
+        restarts = restarts_of(flags, target, least)
+        node = with_waits(node_from_settings(settings, max_restarts=restarts, min_nodes=least), flags)
         defaults = settings_defaults(settings, train.run_name(target))
     program = program_of(target, arguments, *defaults)
     if flags.own.get("print"):
@@ -54,5 +58,5 @@ def _print_node(node: Node, program: Program, settings: NodeSettings | None) -> 
     if node.num_procs is None:
         from drumline.launch.local import default_procs
 
-        node = Node(num_procs=default_procs(), max_restarts=node.max_restarts)
+        node = replace(node, num_procs=default_procs())
     print(shlex.join(torchrun_command(node, program)))

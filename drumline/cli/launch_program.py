@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from drumline.cli import train
 from drumline.config import Flags, read_flags
 from drumline.errors import UsageError
 from drumline.launch.plan import default_restarts, task_program
-from drumline.launch.torchrun import Program
+from drumline.launch.torchrun import Node, Program
 
 
 def is_script(target: str) -> bool:
@@ -31,7 +32,14 @@ def program_of(target: str, arguments: Sequence[str], *defaults: tuple[str, str 
     return program
 
 
-def restarts_of(flags: Flags, target: str) -> int:
+def restarts_of(flags: Flags, target: str, min_nodes: int | None = None) -> int:
     """How often failed ranks are started again."""
-    given: int = flags.own.get("max-restarts", default_restarts(is_task=not is_script(target)))
+    default = default_restarts(is_task=not is_script(target), may_shrink=min_nodes is not None)
+    given: int = flags.own.get("max-restarts", default)
     return given
+
+
+def with_waits(node: Node, flags: Flags) -> Node:
+    """The node, with how long it waits for others as far as the user said so."""
+    fields = {"join-timeout": "join_timeout_s", "last-call": "last_call_s", "lost-after": "lost_after_s"}
+    return replace(node, **{field: flags.own[name] for name, field in fields.items() if name in flags.own})

@@ -17,14 +17,21 @@ def choose_device(wanted: str, *, local_rank: int) -> torch.device:
             "dist.device is 'cuda', but torch sees no GPU here",
             next_step="check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --dist.device cpu",
         )
-    if local_rank >= num_gpus:
+    # `srun --gpus-per-task=1` shows each rank its own GPU and no other; that they differ is looked at when ranks meet.
+    index = 0 if num_gpus == 1 else local_rank
+    if index >= num_gpus:
         raise PreflightError(
             f"local rank {local_rank} has no GPU of its own: this host has {num_gpus}",
             next_step=f"start at most {num_gpus} ranks on this host, or use --dist.device cpu",
         )
-    device = torch.device("cuda", local_rank)
+    device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
+
+
+def gpu_uuid(device: torch.device) -> str | None:
+    """What no other GPU is called, on any host."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
 def choose_backend(wanted: str, *, device: torch.device) -> str:

@@ -15,7 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from drumline.distributed.device import gpu_uuid
 from drumline.errors import PreflightError
+from drumline.launch.addresses import LOOPBACK
+from drumline.launch.sockets import listen_on_loopback
 from drumline.launch.topology import Topology
 
 POLL_S = 0.05
@@ -29,7 +32,9 @@ def join_group(
     """Collective: meet all other ranks. Returns the store, for what must outlive a broken group."""
     deadline = time.monotonic() + start_timeout_s
     store = open_store(topology, timeout_s=start_timeout_s)
+    claim_gpu(store, topology, gpu_uuid(device))
     call_roll(store, topology, deadline=deadline, timeout_s=start_timeout_s)
+    refuse_shared_gpu(store)
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", store),
@@ -71,8 +76,9 @@ def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
             is_master=hosts_store,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
+            master_listen_fd=_own_listener(topology) if hosts_store else None,
         )
-    except (dist.DistError, RuntimeError) as error:
+    except (dist.DistError, RuntimeError, OSError) as error:
         if hosts_store:
             what = f"rank 0 could not open its meeting point {address}: {_first_line(error)}"
             next_step = "choose another MASTER_PORT, and a MASTER_ADDR that is this host"
@@ -83,6 +89,13 @@ def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
             )
         raise PreflightError(what, next_step=next_step) from error
     return dist.PrefixStore(f"drumline/{topology.attempt}", store)
+
+
+def _own_listener(topology: Topology) -> int | None:
+    """Ranks that meet on the loopback are all on this machine: the store need not be open to others, as it would be."""
+    if topology.master_addr not in (LOOPBACK, "localhost"):
+        return None
+    return listen_on_loopback(topology.master_port)[0]
 
 
 def call_roll(store: dist.Store, topology: Topology, *, deadline: float, timeout_s: float) -> None:
@@ -108,6 +121,22 @@ def call_roll(store: dist.Store, topology: Topology, *, deadline: float, timeout
         f"missing {', '.join(map(str, missing))}; here: {', '.join(f'{rank} on {hosts[rank]}' for rank in hosts)}",
         next_step="look at the missing ranks' own output; raise --dist.start_timeout_s if they are only slow",
     )
+
+
+def claim_gpu(store: dist.Store, topology: Topology, uuid: str | None) -> None:
+    """Before the roll call: whoever comes second to a GPU leaves word of it, so that all know once all were called."""
+    if uuid is not None and topology.local_world_size > 1 and store.add(f"gpu/{uuid}", 1) > 1:
+        store.set("shared-gpu", f"{uuid} of {topology.host}")
+
+
+def refuse_shared_gpu(store: dist.Store) -> None:
+    """Collective, after the roll call: two ranks on one GPU would wait for each other in NCCL."""
+    if store.check(["shared-gpu"]):
+        raise PreflightError(
+            f"two ranks or more would compute on one GPU: {store.get('shared-gpu').decode()}",
+            next_step="start at most as many ranks on a host as it has GPUs; with srun, give each task its own "
+            "(--gpus-per-task=1) or all of them (--gpus-per-node); or use --dist.device cpu",
+        )
 
 
 @contextlib.contextmanager

@@ -1,13 +1,19 @@
-"""torchrun's agent, which says when it starts ranks again, and does not when that cannot help."""
+"""torchrun's agent, which says when it starts ranks again and why, and does not when that cannot help."""
 
 from __future__ import annotations
 
-import sys
+import contextlib
+import os
 from collections.abc import Collection
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+from drumline.launch.addresses import say
+from drumline.launch.rendezvous import FixedRanks
+from drumline.launch.topology import RESTARTED
 
 
 class TellingAgent(LocalElasticAgent):
@@ -18,17 +24,35 @@ class TellingAgent(LocalElasticAgent):
         self.final_codes = final_codes
         self.goes_on = goes_on
         """How a restarted rank begins, for the user to read."""
+        self._failed = False
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
-        if result.is_failed() and any(
-            failure.exitcode in self.final_codes for failure in result.failures.values()
-        ):
+        self._failed = result.is_failed()
+        if self._failed and any(failure.exitcode in self.final_codes for failure in result.failures.values()):
             self._remaining_restarts = 0
         return result
 
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        handler = worker_group.spec.rdzv_handler
+        with handler.explained() if isinstance(handler, FixedRanks) else contextlib.nullcontext():
+            while True:
+                # A node may die while the others wait for its word; those who are left meet once more.
+                with contextlib.suppress(dist.DistStoreError):
+                    super()._rendezvous(worker_group)
+                    return
+
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        done = worker_group.spec.max_restarts - self._remaining_restarts
-        why = f"restart {done} of {worker_group.spec.max_restarts}" if done else "another node did so"
-        print(f"drumline: starting the ranks again ({why}); {self.goes_on}", file=sys.stderr, flush=True)
+        spec = worker_group.spec
+        why = f"restart {spec.max_restarts - self._remaining_restarts} of {spec.max_restarts}"
+        if not self._failed and isinstance(spec.rdzv_handler, FixedRanks):
+            why = spec.rdzv_handler.why_again
+        say(f"starting the ranks again ({why}); {self.goes_on}")
+        # torchrun's own count leaves out a start that another node was the reason for.
+        os.environ[RESTARTED] = "1"
         super()._restart_workers(worker_group)
+
+    def _exit_barrier(self) -> None:
+        handler = self._worker_group.spec.rdzv_handler
+        if isinstance(handler, FixedRanks):
+            handler.wait_for_the_end()

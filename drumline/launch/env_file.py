@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drumline.errors import UsageError
+from drumline.launch.counts import FORM, read_counts
 from drumline.launch.hosts import wrong_name
 
 NEEDED = ("NUMBER_OF_NODES", "NODE_RANK", "NUMBER_OF_GPUS", "MASTER_ADDR", "MASTER_PORT")
@@ -20,7 +21,6 @@ OPTIONAL = ("DDP_TIMEOUT_SECONDS", "DATASET_DIR", "OUTPUT_DIR")
 KNOWN = (*NEEDED, *OPTIONAL)
 # The least and the greatest value of each number.
 NUMBERS = {
-    "NUMBER_OF_NODES": (1, None),
     "NODE_RANK": (0, None),
     "NUMBER_OF_GPUS": (1, None),
     "MASTER_PORT": (1, 65535),
@@ -39,6 +39,8 @@ class NodeSettings:
     """What the file says about this node and the job."""
 
     num_nodes: int
+    min_nodes: int | None = None
+    """So many of them will do; None needs all."""
     node_rank: int
     num_procs: int
     master_addr: str
@@ -83,8 +85,12 @@ def read_env_file(path: Path) -> NodeSettings:
 
 def _settings(text: Mapping[str, str]) -> NodeSettings:
     timeout = text.get("DDP_TIMEOUT_SECONDS")
+    counts = read_counts(text["NUMBER_OF_NODES"])
+    assert counts is not None
+    assert counts.most is not None
     return NodeSettings(
-        num_nodes=int(text["NUMBER_OF_NODES"]),
+        num_nodes=counts.most,
+        min_nodes=counts.least,
         node_rank=int(text["NODE_RANK"]),
         num_procs=int(text["NUMBER_OF_GPUS"]),
         master_addr=text["MASTER_ADDR"],
@@ -150,7 +156,12 @@ def _wrong_values(values: Mapping[str, _Value]) -> Iterator[str]:
             yield f"{value.where}: {key} is {value.text!r}; a whole number {limits} is needed"
         else:
             numbers[key] = number
-    nodes, rank = numbers.get("NUMBER_OF_NODES"), numbers.get("NODE_RANK")
+    nodes, rank = None, numbers.get("NODE_RANK")
+    if count := values.get("NUMBER_OF_NODES"):
+        counts = read_counts(count.text)
+        nodes = None if counts is None else counts.most
+        if nodes is None:
+            yield f"{count.where}: NUMBER_OF_NODES is {count.text!r}; give {FORM}"
     if nodes is not None and rank is not None and rank >= nodes:
         yield (
             f"{values['NODE_RANK'].where}: NODE_RANK is {rank}, but NUMBER_OF_NODES is {nodes}: "

@@ -16,13 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drumline.errors import DrumlineError, ExitCode, PreflightError
+from drumline.errors import ExitCode
+from drumline.launch.addresses import check_is_own
 from drumline.launch.torchrun import Node, Program
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult
 
 INTERRUPTED = "drumline: interrupted; the same command goes on from the last checkpoint"
+STORE_LOG = "TORCH_CPP_LOG_LEVEL"
 STOPPED = "drumline: interrupted; all ranks were stopped"
 
 
@@ -42,6 +44,9 @@ def run_ranks(num_procs: int, arguments: Sequence[str], *, log_dir: Path) -> Exi
 
 def run_node(node: Node, program: Program, *, log_dir: Path | None = None) -> int:
     """Run this node's ranks to the end; the exit code is that of the rank that failed first."""
+    if node.num_nodes > 1 and node.node_rank == 0:
+        check_is_own(node.endpoint)
+    _load_torch_quietly()
     from torch.distributed.elastic.multiprocessing import SignalException
 
     # The agent would add its own table and traceback below ours.
@@ -65,18 +70,15 @@ def run_node(node: Node, program: Program, *, log_dir: Path | None = None) -> in
 def _run_agent(node: Node, num_procs: int, program: Program) -> RunResult:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig
 
     from drumline.launch.agent import TellingAgent
-    from drumline.launch.rendezvous import address_of, open_rendezvous
+    from drumline.launch.meeting import address_of, open_rendezvous
+    from drumline.launch.rendezvous import FixedRanks
 
     # For what it knows of this machine: which cores are near which GPU.
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs)
-    try:
-        rendezvous = open_rendezvous(node)
-    except RendezvousError as error:
-        raise _did_not_meet(node, error) from error
+    rendezvous = open_rendezvous(node)
     spec = WorkerSpec(
         role=config.role,
         local_world_size=num_procs,
@@ -99,22 +101,24 @@ def _run_agent(node: Node, num_procs: int, program: Program) -> RunResult:
             result: RunResult = agent.run()
         except SignalException:
             raise  # this node may come back: the others' meeting place stays open
-        except RendezvousError as error:
-            rendezvous.shutdown()
-            raise _did_not_meet(node, error) from error
         except BaseException:
             rendezvous.shutdown()
             raise
+        finally:
+            if isinstance(rendezvous, FixedRanks):
+                rendezvous.remind()
         rendezvous.shutdown()
     return result
 
 
-def _did_not_meet(node: Node, error: Exception) -> DrumlineError:
-    return PreflightError(
-        f"node {node.node_rank} of {node.num_nodes} did not meet the others at {node.endpoint}: {error}",
-        next_step="start every node with the same settings, each with its own NODE_RANK; see whether the port is "
-        "free on the first node, and open to the others",
-    )
+def _load_torch_quietly() -> None:
+    """PyTorch's store tells of a lost connection with a stack of its own code; ours is one sentence. Ranks, which are
+    told nothing of this, speak as before."""
+    if "torch" not in sys.modules and STORE_LOG not in os.environ:
+        os.environ[STORE_LOG] = "ERROR"
+        import torch.distributed  # noqa: F401
+
+        del os.environ[STORE_LOG]
 
 
 def _explain(rank: int, exit_code: int, log_dir: Path | None) -> ExitCode:

@@ -13,15 +13,16 @@ TASK_RESTARTS = 3
 SCRIPT_RESTARTS = 0
 
 
-def default_restarts(*, is_task: bool) -> int:
+def default_restarts(*, is_task: bool, may_shrink: bool = False) -> int:
     """A task goes on from its newest checkpoint; whether a script can do that is not known here, and one that cannot
-    would train anew each time, over what it had written."""
-    return TASK_RESTARTS if is_task else SCRIPT_RESTARTS
+    would train anew each time, over what it had written. Who lets a job go on with fewer nodes says that it can."""
+    return TASK_RESTARTS if is_task or may_shrink else SCRIPT_RESTARTS
 
 
-def node_from_settings(settings: NodeSettings, *, max_restarts: int) -> Node:
+def node_from_settings(settings: NodeSettings, *, max_restarts: int, min_nodes: int | None = None) -> Node:
     """This machine, as its .env file describes it."""
     return Node(
+        min_nodes=min_nodes or settings.min_nodes,
         num_nodes=settings.num_nodes,
         node_rank=settings.node_rank,
         num_procs=settings.num_procs,
@@ -33,7 +34,12 @@ def node_from_settings(settings: NodeSettings, *, max_restarts: int) -> Node:
 
 
 def nodes_of_hosts(
-    hosts: Sequence[Host], *, num_procs: int | None, port: int, max_restarts: int
+    hosts: Sequence[Host],
+    *,
+    num_procs: int | None,
+    port: int,
+    max_restarts: int,
+    min_nodes: int | None = None,
 ) -> list[Node]:
     """A node for each host; they meet at the first."""
     return [
@@ -44,6 +50,8 @@ def nodes_of_hosts(
             endpoint=f"{hosts[0].address}:{port}",
             address=host.address,
             max_restarts=max_restarts,
+            min_nodes=min_nodes,
+            peers=tuple(one.address for one in hosts),
         )
         for rank, host in enumerate(hosts)
     ]

@@ -1,30 +1,52 @@
 """Where the nodes of a job meet: torchrun's c10d rendezvous, with the node ranks that the user gave.
 
 c10d numbers nodes by the order of their addresses. A person who wrote NODE_RANK into a file per machine expects rank 0,
-which prints and saves, on the node with 0: so once all have met, each says who it is, and that number counts.
+which prints and saves, on the node with 0: so once all have met, each says who it is, and that number counts. c10d also
+goes on with fewer nodes without a word, and waits in silence; here both are told.
 """
 
 from __future__ import annotations
 
-import socket
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousTimeoutError,
+)
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+from torch.distributed.elastic.utils.distributed import get_free_port
 
-from drumline.errors import PreflightError
-from drumline.launch.addresses import JOIN_TIMEOUT_S, LOOPBACK, own_address, wait_for_port
-from drumline.launch.torchrun import RUN_ID, Node
+from drumline.errors import DrumlineError, PreflightError, TrainingError
+from drumline.launch.addresses import Patience, say
+from drumline.launch.roll import DONE, MEETS, WORKS, Roll
+from drumline.launch.torchrun import Node
+
+POLL_S = 0.1
+PART_FIRST_WORD_S = 15.0
+PART_EVERY_S = 60.0
 
 
 class FixedRanks(RendezvousHandler):
-    """The rendezvous below, in which a node keeps the rank it was given."""
+    """The rendezvous below, in which nodes keep the order of the ranks they were given."""
 
-    def __init__(self, inner: RendezvousHandler, node_rank: int, address: str) -> None:
+    def __init__(self, inner: DynamicRendezvousHandler, node: Node, address: str, roll: Roll) -> None:
         self.inner = inner
-        self.node_rank = node_rank
+        self.node = node
         self.address = address
+        self.roll = roll
+        self.members: dict[int, int] = {}
+        """The node rank of each participant of this round, by c10d's number."""
+        self.why_again = ""
+        """Why this node's ranks are started again although they run."""
 
     def get_backend(self) -> str:
         return self.inner.get_backend()
@@ -35,61 +57,140 @@ class FixedRanks(RendezvousHandler):
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
-        info = self.inner.next_rendezvous()
-        store = dist.PrefixStore("drumline/nodes", info.store)
-        self._claim_rank(store, info)
-        place = RendezvousStoreInfo.build(self.node_rank, store, local_addr=self.address)
-        return RendezvousInfo(info.store, self.node_rank, info.world_size, place)
+        with self.explained():
+            with self.roll.meeting():
+                info = self._meet()
+            self.roll.hear()
+        if self.missing:
+            it = "it" if len(self.missing) == 1 else "them"
+            say(f"WARNING: {self._who_is_missing('is', 'are')}; training goes on without {it}")
+        return info
 
-    def _claim_rank(self, store: dist.Store, info: RendezvousInfo) -> None:
-        """Collective: every node says its rank, and hears all others', so that all refuse ranks that do not fit."""
-        store.set(f"claim/{info.rank}", f"{self.node_rank} {socket.gethostname()}")
-        claims = [store.get(f"claim/{number}").decode().split(" ", 1) for number in range(info.world_size)]
-        if sorted(int(rank) for rank, _ in claims) != list(range(info.world_size)):
-            listed = ", ".join(f"{rank} on {host}" for rank, host in sorted(claims))
-            raise PreflightError(
-                f"the {info.world_size} nodes have NODE_RANK {listed}",
-                next_step=f"give each node a NODE_RANK of its own, from 0 to {info.world_size - 1}",
+    def _meet(self) -> RendezvousInfo:
+        """Collective: every participant says its rank and where ranks could meet, and hears all others'."""
+        claims = None
+        while claims is None:
+            info = self.inner.next_rendezvous()
+            claims = self._claims(dist.PrefixStore("drumline/nodes", info.store), info)
+        self.members = {number: claim["rank"] for number, claim in enumerate(claims)}
+        # Nodes that are missing leave no gap: torchrun counts them from 0 up.
+        in_order = sorted(claims, key=lambda claim: int(claim["rank"]))
+        node_rank = [claim["rank"] for claim in in_order].index(self.node.node_rank)
+        place = RendezvousStoreInfo(in_order[0]["address"], in_order[0]["port"])
+        return RendezvousInfo(info.store, node_rank, info.world_size, place)
+
+    def _claims(self, store: dist.Store, info: RendezvousInfo) -> list[dict[str, Any]] | None:
+        """By c10d's numbers; None when a participant is gone before it has said a word: all meet again then."""
+        mine = {"rank": self.node.node_rank, "address": self.address, "port": _free_port()}
+        store.set(f"claim/{info.rank}", json.dumps(mine))
+        keys = [f"claim/{number}" for number in range(info.world_size)]
+        while not store.check(keys):
+            if self._gone(range(info.world_size)):
+                return None
+            time.sleep(POLL_S)
+        return [json.loads(claim) for claim in store.multi_get(keys)]
+
+    def _gone(self, numbers: Iterable[int]) -> list[int]:
+        """Participants that c10d has not heard of for long enough, as of the last question to it."""
+        self.inner.num_nodes_waiting()  # asks the store, though not more than once a second
+        here = self.inner._state_holder.state.participants.values()
+        return [number for number in numbers if number not in here]
+
+    @property
+    def missing(self) -> list[int]:
+        """Nodes that the job goes on without."""
+        present = self.members.values()
+        return [rank for rank in range(self.node.num_nodes) if rank not in present] if present else []
+
+    def remind(self) -> None:
+        """At the end: what was trained on fewer nodes should not look like the rest."""
+        if self.missing:
+            say(f"WARNING: this ended with {self._who_is_missing('was', 'were')}")
+
+    def _who_is_missing(self, one: str, several: str) -> str:
+        missing = self.missing
+        here = self.node.num_nodes - len(missing)
+        verb = one if len(missing) == 1 else several
+        return f"{here} of {self.node.num_nodes} nodes: {self.roll.names(missing)} {verb} missing"
+
+    def num_nodes_waiting(self) -> int:
+        """Not 0 also when a node is gone: its ranks would be waited for in the next collective, and long."""
+        with self.explained():
+            if self.roll.was_ousted:
+                raise self._error(f"another launcher has taken NODE_RANK {self.node.node_rank} from this one")
+            waiting = self.inner.num_nodes_waiting()
+            gone = [self.members[number] for number in self._gone(self.members)]
+            if waiting or gone:
+                self.why_again = self._reason(gone)
+        return waiting + len(gone)
+
+    def _reason(self, gone: list[int]) -> str:
+        self.roll.hear()
+        come = [rank for rank in range(self.node.num_nodes) if self.roll.is_there(rank, MEETS)]
+        if new := [rank for rank in come if rank in self.missing]:
+            return f"{self.roll.names(new)} came"
+        if lost := [rank for rank in gone if rank not in come]:
+            return f"{self.roll.names(lost)} {'is' if len(lost) == 1 else 'are'} gone"
+        return f"{self.roll.names(come)} did so" if come else "another node did so"
+
+    def wait_for_the_end(self) -> None:
+        """Collective: ranks end at different times, and the first node must not take the store away too soon."""
+        patience = Patience(first_s=PART_FIRST_WORD_S, every_s=PART_EVERY_S)
+        with contextlib.suppress(RendezvousError, dist.DistError):
+            self.roll.now(DONE)
+            self.inner.set_closed()  # who comes now comes too late, and is told so
+            others = [rank for rank in self.members.values() if rank != self.node.node_rank]
+            self.roll.hear()
+            while others := [rank for rank in others if self.roll.is_there(rank, WORKS, MEETS)]:
+                if patience.is_over():
+                    say(f"the ranks here are done; waiting for those of {self.roll.names(others)}")
+                time.sleep(0.2)
+                self.roll.hear()
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """What goes wrong between nodes, in a sentence that names the node."""
+        node, where = self.node, self.node.endpoint
+        try:
+            yield
+        except RendezvousTimeoutError as error:
+            late = self.roll.names(self.roll.missing()) or "the others"
+            raise self._error(
+                f"node {node.node_rank} waited {node.join_timeout_s} s at {where}: {late} did not come",
+                "start it there, with the same settings and a NODE_RANK of its own; see that it reaches that port",
+            ) from error
+        except RendezvousClosedError as error:
+            what = (
+                "another node ended the job" if self.members else "the job is over, or another node ended it"
             )
+            raise self._error(
+                f"{what}; node {node.node_rank} cannot join it", "see what the others said"
+            ) from error
+        except (RendezvousError, dist.DistError) as error:
+            raise self._error(
+                f"the first node, {self.roll.name(0)}, is gone, or the way to it: nothing answers at {where}, "
+                "where the nodes meet",
+                "see what ended it; start all nodes again: a task goes on from its newest checkpoint",
+            ) from error
+
+    def _error(self, what: str, next_step: str | None = None) -> DrumlineError:
+        kind = TrainingError if self.members else PreflightError
+        return kind(what, next_step=next_step)
 
     def is_closed(self) -> bool:
         return self.inner.is_closed()
 
     def set_closed(self) -> None:
-        self.inner.set_closed()  # type: ignore[no-untyped-call]
-
-    def num_nodes_waiting(self) -> int:
-        return self.inner.num_nodes_waiting()
+        self.inner.set_closed()
 
     def get_run_id(self) -> str:
         return self.inner.get_run_id()
 
     def shutdown(self) -> bool:
+        self.roll.sign_out()
         return self.inner.shutdown()
 
 
-def open_rendezvous(node: Node) -> RendezvousHandler:
-    """The meeting place of this node's job; the node with rank 0 keeps it."""
-    address = address_of(node)
-    if node.node_rank > 0:
-        wait_for_port(node.endpoint)
-    parameters = RendezvousParameters(
-        backend="c10d",
-        endpoint=node.endpoint or f"{LOOPBACK}:0",
-        run_id=RUN_ID,
-        min_nodes=node.num_nodes,
-        max_nodes=node.num_nodes,
-        local_addr=address,
-        is_host=node.node_rank == 0,
-        timeout=JOIN_TIMEOUT_S,
-    )
-    inner = get_rendezvous_handler(parameters)
-    # Alone there is nothing to settle, and the agent's store serves: a single agent's count of restarts is the job's.
-    return inner if node.num_nodes == 1 else FixedRanks(inner, node.node_rank, address)
-
-
-def address_of(node: Node) -> str:
-    """What the other nodes call this one."""
-    if node.num_nodes == 1:
-        return LOOPBACK
-    return node.address or own_address(node.endpoint)
+def _free_port() -> int:
+    port: int = get_free_port()  # type: ignore[no-untyped-call]
+    return port

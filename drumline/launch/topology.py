@@ -15,6 +15,8 @@ from drumline.errors import PreflightError, UsageError
 from drumline.launch.slurm import rank_variables
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# Set by Drumline's own agent.
+RESTARTED = "DRUMLINE_RESTARTED"
 FIRST_WORD_S = 1.0
 
 
@@ -64,7 +66,7 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
         master_addr=variables["MASTER_ADDR"],
         master_port=_integer(variables, "MASTER_PORT"),
         attempt=restarts if agent_hosts_store else "0",
-        is_restart=restarts != "0",
+        is_restart=restarts != "0" or variables.get(RESTARTED) == "1",
         agent_hosts_store=agent_hosts_store,
     )
     if not 0 <= topology.rank < topology.world_size:

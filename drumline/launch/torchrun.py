@@ -10,6 +10,11 @@ from dataclasses import dataclass
 
 RUN_ID = "drumline"
 DEFAULT_PORT = 29500
+# The same as torchrun's own.
+JOIN_TIMEOUT_S = 600
+LAST_CALL_S = 30
+LOST_AFTER_S = 15
+KEEP_ALIVE_ATTEMPTS = 3
 # Without it all attempts of a job share one store, and gloo finds the addresses of the attempt before in it.
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 
@@ -27,6 +32,16 @@ class Node:
     address: str | None = None
     """What the other nodes call this one; None leaves that to torchrun, which asks for the host's full name."""
     max_restarts: int = 0
+    min_nodes: int | None = None
+    """The job goes on with so many nodes when others are missing; None needs all."""
+    peers: tuple[str, ...] = ()
+    """What the user calls each node, by node rank, where that is known."""
+    join_timeout_s: int = JOIN_TIMEOUT_S
+    """How long nodes wait for each other."""
+    last_call_s: int = LAST_CALL_S
+    """How long `min_nodes` wait for the rest before they go on without."""
+    lost_after_s: int = LOST_AFTER_S
+    """A node that was not heard for so long is gone."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +64,8 @@ class Program:
 def torchrun_command(node: Node, program: Program) -> list[str]:
     """The words to type on that node."""
     procs = "gpu" if node.num_procs is None else str(node.num_procs)
-    flags = ["--nnodes", str(node.num_nodes), "--nproc-per-node", procs]
+    least = "" if node.min_nodes in (None, node.num_nodes) else f"{node.min_nodes}:"
+    flags = ["--nnodes", f"{least}{node.num_nodes}", "--nproc-per-node", procs]
     flags += ["--max-restarts", str(node.max_restarts), *rendezvous_flags(node)]
     # A single agent's count of restarts is the job's, so there the shared store can tell attempts apart.
     environment = ["env", OWN_STORE] if node.num_nodes > 1 else []
@@ -62,5 +78,16 @@ def rendezvous_flags(node: Node) -> Sequence[str]:
         return ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
     flags = ["--rdzv-backend", "c10d", "--rdzv-endpoint", node.endpoint, "--rdzv-id", RUN_ID]
     # Whether it is the meeting place is not left to torchrun, which goes by what the name resolves to.
-    flags += ["--rdzv-conf", f"is_host={'true' if node.node_rank == 0 else 'false'}"]
+    flags += ["--rdzv-conf", ",".join(_rendezvous_settings(node))]
     return [*flags, "--local-addr", node.address] if node.address else flags
+
+
+def _rendezvous_settings(node: Node) -> list[str]:
+    settings = [f"is_host={'true' if node.node_rank == 0 else 'false'}"]
+    if node.join_timeout_s != JOIN_TIMEOUT_S:
+        settings.append(f"join_timeout={node.join_timeout_s}")
+    if node.last_call_s != LAST_CALL_S:
+        settings.append(f"last_call_timeout={node.last_call_s}")
+    if node.lost_after_s != LOST_AFTER_S:
+        settings.append(f"keep_alive_interval={max(1, node.lost_after_s // KEEP_ALIVE_ATTEMPTS)}")
+    return settings

@@ -151,7 +151,7 @@ def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script:
     errors = [error for *_, error in ended]
     assert errors == [
         "drumline: starting the ranks again (restart 1 of 1); the script begins anew\n",
-        "drumline: starting the ranks again (another node did so); the script begins anew\n",
+        f"drumline: starting the ranks again (node 1 ({socket.gethostname()}) did so); the script begins anew\n",
     ]
 
 
@@ -160,8 +160,9 @@ def test_a_first_node_whose_port_is_taken_says_so(tmp_path: Path, script: str) -
         file = env_file(tmp_path, ".env", nodes=2, rank=0, port=taken.getsockname()[1])
         code, _, errors = launch("--env-file", file, script, str(tmp_path), cwd=tmp_path)
     assert code == 3, errors
-    assert "drumline: error: node 0 of 2 did not meet the others at 127.0.0.1:" in errors
-    assert "see whether the port is free on the first node, and open to the others" in errors
+    assert f"of {socket.gethostname()}, where the nodes would meet, is in use" in errors
+    assert "next: end what uses it (another job, or an earlier start of this one?)" in errors
+    assert len(errors.splitlines()) == 2, "the store's own words, a stack of its code, are not shown"
 
 
 def test_a_task_on_one_node_that_a_file_describes(tmp_path: Path) -> None:
@@ -211,6 +212,11 @@ def test_print_starts_nothing_and_shows_no_secret(
         "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29500 --rdzv-id drumline --rdzv-conf is_host=false "
         "-m -- drumline train digits --dist.train_timeout_s 77 --data.dir /d\n"
     )
+    assert (
+        main(["launch", "--env-file", file, "--print", "--nnodes", "1:", "--last-call", "9", "digits"]) == 0
+    )
+    assert " --nnodes 1:2 " in (printed := capsys.readouterr().out)
+    assert " --rdzv-conf is_host=false,last_call_timeout=9 " in printed
     (tmp_path / "hosts").write_text("me@a slots=2\nb\n")
     assert main(["launch", "--hostfile", "hosts", "--print", "--procs", "4", "--port", "5", "x.py"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -307,6 +313,18 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
             ["--procs: NUMBER_OF_GPUS in the --env-file"],
         ),
         (["--port", "1", "--print", "x.py"], ["--port: belongs to --hosts and --hostfile"]),
+        (
+            ["--nnodes", "1:2", "--last-call", "1", "x.py"],
+            ["--nnodes: belongs to", "--last-call: belongs to"],
+        ),
+        (
+            ["--nnodes", "x", "--hosts", "a,b", "--print", "x.py"],
+            ["--nnodes: 'x' is not understood; give a number"],
+        ),
+        (
+            ["--nnodes", "1:3", "--hosts", "a,b", "--print", "x.py"],
+            ["--nnodes is 1:3, but there are 2 in the list"],
+        ),
         (["--image", "i", "--print", "x.py"], ["--image: belongs to --kubernetes"]),
         (
             ["--kubernetes", "--print", "--name", "A_B", "--namespace", "n", "x.py"],

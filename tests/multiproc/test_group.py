@@ -13,6 +13,7 @@ from torch import nn
 from drumline.distributed import agree, collectives, group, seeds
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology, topology_from
+from tests.ports import listening_addresses
 from tests.ranks import RanksFailed, free_port, run_ranks
 
 CPU = torch.device("cpu")
@@ -159,6 +160,18 @@ def test_a_meeting_point_that_is_taken_is_named() -> None:
         pytest.raises(PreflightError, match=rf"could not open its meeting point 127.0.0.1:{port}"),
     ):
         group.open_store(Topology(world_size=2, master_addr="127.0.0.1", master_port=port), timeout_s=1)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
+def test_a_meeting_point_on_the_loopback_is_not_open_to_the_network(address: str) -> None:
+    port = free_port()
+    store = group.open_store(Topology(world_size=2, master_addr=address, master_port=port), timeout_s=5)
+    store.set("word", "heard")
+    assert listening_addresses(port) == {"127.0.0.1"}
+    other = group.open_store(
+        Topology(rank=1, world_size=2, master_addr=address, master_port=port), timeout_s=5
+    )
+    assert other.get("word") == b"heard"
 
 
 def dist_listener():  # type: ignore[no-untyped-def]

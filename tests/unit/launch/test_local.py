@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from drumline.errors import ExitCode
-from drumline.launch.local import _did_not_meet, _explain, _explain_script
-from drumline.launch.torchrun import Node
+from drumline.launch.local import _explain, _explain_script
 
 
 def test_a_script_that_a_signal_ended(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,9 +31,3 @@ def test_a_task_tells_itself_unless_a_signal_ended_it(
         f"drumline: rank 1 was ended by SIGKILL; the others were stopped\n  next: see {tmp_path}/rank-00001.log\n"
         "drumline: rank 2 was ended by SIGTERM; the others were stopped\n"
     )
-
-
-def test_nodes_that_did_not_meet() -> None:
-    error = _did_not_meet(Node(num_nodes=2, node_rank=1, endpoint="a:1"), TimeoutError("late"))
-    assert error.what == "node 1 of 2 did not meet the others at a:1: late"
-    assert "each with its own NODE_RANK" in str(error.next_step)

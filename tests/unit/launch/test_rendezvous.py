@@ -1,77 +1,157 @@
+"""How nodes that meet are numbered, and what is said when they do not; real hosts do it in `tests/multinode`."""
+
 from __future__ import annotations
 
-import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import RendezvousInfo
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousInfo,
+    RendezvousTimeoutError,
+)
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
-from drumline.errors import PreflightError
-from drumline.launch.addresses import own_address, wait_for_port
+from drumline.errors import DrumlineError, PreflightError, TrainingError
 from drumline.launch.rendezvous import FixedRanks
-from tests.ranks import free_port
+from drumline.launch.roll import Roll
+from drumline.launch.torchrun import Node
 
 
 class Met:
-    """A rendezvous that is over: node `rank` of `world_size`, by c10d's count."""
+    """A rendezvous that is over: node `rank` of `world_size`, by c10d's count; those in `gone` are not heard."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.info = RendezvousInfo(store, rank, world_size, RendezvousStoreInfo("elsewhere", 1))
+        self.here = set(range(world_size))
+        self.num_meetings = 0
 
     def next_rendezvous(self) -> RendezvousInfo:
+        self.num_meetings += 1
         return self.info
 
+    def num_nodes_waiting(self) -> int:
+        return 0
 
-def meet(node_ranks: list[int]) -> list[Any]:
-    """What each node gets, or what it raised; the order is c10d's."""
+    @property
+    def _state_holder(self) -> Any:
+        participants = {f"node-{number}": number for number in self.here}
+        return SimpleNamespace(state=SimpleNamespace(participants=participants))
+
+
+def node_of(rank: int, num_nodes: int, peers: tuple[str, ...] = ()) -> Node:
+    return Node(num_nodes=num_nodes, node_rank=rank, endpoint="a:1", min_nodes=1, peers=peers)
+
+
+def handler(inner: Any, node: Node) -> FixedRanks:
+    return FixedRanks(inner, node, f"host-{node.node_rank}", Roll(dist.HashStore(), node))
+
+
+def meet(node_ranks: list[int], num_nodes: int) -> list[tuple[FixedRanks, RendezvousInfo]]:
+    """What each node gets; the order is c10d's."""
     store = dist.HashStore()
 
-    def one(number: int) -> Any:
-        inner: Any = Met(store, number, len(node_ranks))
-        try:
-            return FixedRanks(inner, node_ranks[number], f"host-{number}").next_rendezvous()
-        except PreflightError as error:
-            return error
+    def one(number: int) -> tuple[FixedRanks, RendezvousInfo]:
+        node = node_of(node_ranks[number], num_nodes, ("a", "b", "c", "d"))
+        one = handler(Met(store, number, len(node_ranks)), node)
+        return one, one.next_rendezvous()
 
     with ThreadPoolExecutor(len(node_ranks)) as pool:
         return list(pool.map(one, range(len(node_ranks))))
 
 
-def test_nodes_keep_the_ranks_they_were_given_and_rank_0_says_where_it_is() -> None:
-    infos = meet([2, 0, 1])
+def test_nodes_keep_the_ranks_they_were_given_and_rank_0_says_where_it_is(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    infos = [info for _, info in meet([2, 0, 1], 3)]
     assert [info.rank for info in infos] == [2, 0, 1]
-    assert {info.bootstrap_store_info.master_addr for info in infos} == {"host-1"}
+    assert {info.bootstrap_store_info.master_addr for info in infos} == {"host-0"}
     assert len({info.bootstrap_store_info.master_port for info in infos}) == 1
+    assert capfd.readouterr().err == ""
 
 
-def test_two_nodes_with_one_rank_are_refused_on_both() -> None:
-    host = socket.gethostname()
-    for error in meet([0, 0]):
-        assert error.what == f"the 2 nodes have NODE_RANK 0 on {host}, 0 on {host}"
-        assert error.next_step == "give each node a NODE_RANK of its own, from 0 to 1"
-
-
-def test_the_address_that_leads_to_the_others() -> None:
-    assert own_address("127.0.0.1:29500") == "127.0.0.1"
-    with pytest.raises(
-        PreflightError, match=r"MASTER_ADDR is 'nowhere\.invalid', to which no way leads from"
-    ):
-        own_address("nowhere.invalid:29500")
-
-
-def test_a_first_node_that_never_comes_is_named_by_its_address() -> None:
-    endpoint = f"127.0.0.1:{free_port()}"
-    with pytest.raises(PreflightError) as caught:
-        wait_for_port(endpoint, timeout_s=0)
-    assert caught.value.what == f"nobody answers at {endpoint}, where the nodes meet: Connection refused"
-    assert caught.value.next_step == (
-        "start the node with NODE_RANK 0 there, and open that port to this machine"
+def test_fewer_nodes_keep_their_order_without_a_gap_and_name_the_missing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    met = meet([3, 1], 4)
+    assert [info.rank for _, info in met] == [1, 0]
+    assert {info.bootstrap_store_info.master_addr for _, info in met} == {"host-1"}
+    said = (
+        "drumline: WARNING: 2 of 4 nodes: node 0 (a), node 2 (c) are missing; training goes on without them\n"
+    )
+    assert capfd.readouterr().err == 2 * said
+    met[0][0].remind()
+    assert capfd.readouterr().err == (
+        "drumline: WARNING: this ended with 2 of 4 nodes: node 0 (a), node 2 (c) were missing\n"
     )
 
 
-def test_a_first_node_that_is_there_is_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        wait_for_port(f"127.0.0.1:{server.getsockname()[1]}", timeout_s=0)
+def test_a_participant_that_is_gone_before_it_spoke_is_met_without() -> None:
+    store = dist.HashStore()
+    inner = Met(store, 0, 2)
+    inner.here = {0}
+    one = handler(inner, node_of(0, 2))
+    assert one._claims(store, inner.info) is None
+    # The next time it is alone, in a round of its own.
+    alone = Met(dist.HashStore(), 0, 1)
+    rounds = iter([inner.info, alone.info])
+    inner.next_rendezvous = lambda: next(rounds)  # type: ignore[method-assign]
+    assert one.next_rendezvous().world_size == 1
+
+
+def test_a_node_that_is_gone_is_a_reason_to_start_again() -> None:
+    inner: Any = Met(dist.HashStore(), 0, 3)
+    one = handler(inner, node_of(0, 3, ("a", "b", "c")))
+    one.members = {0: 0, 1: 2, 2: 1}
+    assert one.num_nodes_waiting() == 0
+    inner.here = {0, 2}
+    assert (one.num_nodes_waiting(), one.why_again) == (1, "node 2 (c) is gone")
+    one.roll.was_ousted = True
+    with pytest.raises(TrainingError, match="another launcher has taken NODE_RANK 0 from this one"):
+        one.num_nodes_waiting()
+
+
+@pytest.mark.parametrize(
+    ("error", "members", "kind", "what"),
+    [
+        (RendezvousTimeoutError, {}, PreflightError, "node 0 waited 600 s at a:1: node 1 (b) did not come"),
+        (
+            RendezvousClosedError,
+            {},
+            PreflightError,
+            "the job is over, or another node ended it; node 0 cannot join it",
+        ),
+        (
+            RendezvousClosedError,
+            {0: 0},
+            TrainingError,
+            "another node ended the job; node 0 cannot join it",
+        ),
+        (
+            RendezvousConnectionError,
+            {0: 0},
+            TrainingError,
+            "the first node, node 0 (a), is gone, or the way to it: nothing answers at a:1, where the nodes meet",
+        ),
+        (
+            dist.DistNetworkError,
+            {},
+            PreflightError,
+            "the first node, node 0 (a), is gone, or the way to it: nothing answers at a:1, where the nodes meet",
+        ),
+    ],
+)
+def test_what_goes_wrong_between_nodes_names_them(
+    error: Callable[[], Exception], members: dict[int, int], kind: type[DrumlineError], what: str
+) -> None:
+    one = handler(Met(dist.HashStore(), 0, 1), node_of(0, 2, ("a", "b")))
+    one.members = members
+    with pytest.raises(DrumlineError) as caught, one.explained():
+        raise error()
+    assert (type(caught.value), caught.value.what) == (kind, what)
+    assert caught.value.next_step

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from drumline.launch.env_file import NodeSettings
 from drumline.launch.hosts import Host
@@ -42,6 +43,23 @@ def test_hosts_meet_at_the_first_by_the_names_they_were_given() -> None:
         "-m -- drumline train digits --train.epochs 1",
     ]
     assert [node.num_procs for node in nodes_of_hosts(hosts, num_procs=2, port=1, max_restarts=0)] == [4, 2]
+
+
+def test_a_job_that_goes_on_with_fewer_nodes() -> None:
+    hosts = [Host("a"), Host("b"), Host("c")]
+    node = nodes_of_hosts(hosts, num_procs=1, port=1, max_restarts=3, min_nodes=2)[1]
+    assert (node.min_nodes, node.peers) == (2, ("a", "b", "c"))
+    node = replace(node, join_timeout_s=60, last_call_s=5, lost_after_s=30)
+    assert line(node, Program(("x.py",))) == (
+        "env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 2:3 --nproc-per-node 1 --max-restarts 3 "
+        "--rdzv-backend c10d --rdzv-endpoint a:1 --rdzv-id drumline "
+        "--rdzv-conf is_host=false,join_timeout=60,last_call_timeout=5,keep_alive_interval=10 "
+        "--local-addr b -- x.py"
+    )
+    assert node_from_settings(replace(SETTINGS, min_nodes=1), max_restarts=0).min_nodes == 1
+    assert default_restarts(is_task=False, may_shrink=True) == 3, (
+        "who asks for that says that a restart helps"
+    )
 
 
 def test_a_node_of_an_env_file() -> None:

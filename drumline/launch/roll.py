@@ -1,0 +1,167 @@
+"""Who of a job's nodes is there: every launcher says so once a second, in the store that the first one keeps.
+
+c10d's own rendezvous knows participants, but no names, and says nothing while it waits. The roll knows each node by the
+NODE_RANK it was given and by its host: it refuses a second node with a rank that is taken, and names who is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+
+from drumline.errors import PreflightError
+from drumline.launch.addresses import Patience, say
+from drumline.launch.torchrun import Node
+
+BEAT_S = 1.0
+# A node that was not heard for so many beats is not there.
+QUIET_BEATS = 5
+MEETS, WORKS, DONE = "meets", "works", "done"
+
+
+@dataclass(frozen=True)
+class Word:
+    """What a launcher says of itself."""
+
+    host: str
+    who: str
+    """One launcher's own; a node that was started anew has another."""
+    count: int = 0
+    doing: str = MEETS
+
+    def encode(self) -> str:
+        return json.dumps(vars(self))
+
+    @classmethod
+    def decode(cls, text: bytes | str) -> Word:
+        return cls(**json.loads(text))
+
+
+class Roll:
+    """One launcher's place on the roll, and its view of all others.
+
+    `store` is a connection of its own: the roll goes on while the rendezvous waits in the other one.
+    """
+
+    def __init__(self, store: dist.Store, node: Node) -> None:
+        self.store = dist.PrefixStore("drumline/roll", store)
+        self.node = node
+        self.mine = Word(socket.gethostname(), uuid.uuid4().hex)
+        self.was_ousted = False
+        self._heard: dict[int, tuple[Word, float]] = {}
+        # What a node last said, and when that was new here, by this machine's own clock.
+        self._waiting: Patience | None = None
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._go_on, name="drumline-roll", daemon=True)
+
+    def sign_in(self) -> None:
+        """Take this node's place, unless a launcher that lives has it."""
+        key, mine = _key(self.node.node_rank), self.mine.encode()
+        found = self.store.compare_set(key, "", mine).decode()
+        if found != mine:
+            # One that died left its word; one that lives says something new every second.
+            patience = Patience()
+            while patience.waited_s < QUIET_BEATS * BEAT_S:
+                if self.store.get(key).decode() != found:
+                    raise self._taken(found)
+                time.sleep(BEAT_S / 4)
+            if self.store.compare_set(key, found, mine).decode() != mine:
+                raise self._taken(found)
+        self.store.append("members", f"{self.node.node_rank} ")  # type: ignore[attr-defined]
+        self._thread.start()
+
+    def sign_out(self) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2 * BEAT_S)
+
+    @contextlib.contextmanager
+    def meeting(self) -> Iterator[None]:
+        """While this node waits for others: who is missing is said, soon and then now and then."""
+        self.now(MEETS)
+        self._waiting = Patience()
+        try:
+            yield
+        finally:
+            self._waiting = None
+        self.now(WORKS)
+
+    def now(self, doing: str) -> None:
+        """Tell the others what this node does, at once."""
+        with self._lock:
+            self._say_word(replace(self.mine, doing=doing))
+
+    def hear(self) -> None:
+        """What all have said; two questions to the store, however many they are."""
+        if not self.store.check(["members"]):
+            return
+        ranks = sorted({int(word) for word in self.store.get("members").split()} - {self.node.node_rank})
+        texts = self.store.multi_get([_key(rank) for rank in ranks]) if ranks else []
+        for rank, text in zip(ranks, texts, strict=True):
+            word = Word.decode(text)
+            if rank not in self._heard or self._heard[rank][0] != word:
+                self._heard[rank] = (word, time.monotonic())
+
+    def is_there(self, rank: int, *doing: str) -> bool:
+        """Whether that node was heard lately, and does one of these if any is named."""
+        if rank not in self._heard:
+            return False
+        word, at = self._heard[rank]
+        return time.monotonic() - at <= QUIET_BEATS * BEAT_S and (not doing or word.doing in doing)
+
+    def missing(self) -> list[int]:
+        """Nodes that have not come to the meeting in which this one waits."""
+        others = (rank for rank in range(self.node.num_nodes) if rank != self.node.node_rank)
+        return [rank for rank in others if not self.is_there(rank, MEETS)]
+
+    def name(self, rank: int) -> str:
+        """`node 2 (node-c)`: as the user knows it, else as it called itself."""
+        host = self.node.peers[rank] if rank < len(self.node.peers) else None
+        if host is None and rank in self._heard:
+            host = self._heard[rank][0].host
+        return f"node {rank} ({host})" if host else f"node {rank}"
+
+    def names(self, ranks: Iterable[int]) -> str:
+        return ", ".join(map(self.name, ranks))
+
+    def _go_on(self) -> None:
+        # When the store is gone, whoever waits in it meets the same error, and tells of it.
+        with contextlib.suppress(RuntimeError):
+            while not self._over.wait(BEAT_S):
+                with self._lock:
+                    self._say_word(self.mine)
+                waiting = self._waiting
+                if waiting is not None:
+                    self.hear()
+                    self._tell_wait(waiting)
+
+    def _say_word(self, word: Word) -> None:
+        new = replace(word, count=self.mine.count + 1)
+        found = self.store.compare_set(_key(self.node.node_rank), self.mine.encode(), new.encode()).decode()
+        self.was_ousted = Word.decode(found).who != self.mine.who
+        self.mine = new
+
+    def _tell_wait(self, waiting: Patience) -> None:
+        missing = self.missing()
+        if missing and waiting.is_over():
+            say(f"waiting at {self.node.endpoint} for {self.names(missing)}, {waiting.waited_s:.0f} s so far")
+
+    def _taken(self, found: str) -> PreflightError:
+        rank, last = self.node.node_rank, self.node.num_nodes - 1
+        return PreflightError(
+            f"NODE_RANK {rank} is taken: the launcher of node {rank} runs on {Word.decode(found).host} already",
+            next_step=f"give each machine a NODE_RANK of its own, from 0 to {last}",
+        )
+
+
+def _key(rank: int) -> str:
+    return f"node/{rank}"

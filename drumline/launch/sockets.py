@@ -1,0 +1,46 @@
+"""What PyTorch's store leaves open about its sockets: who may reach it, and when silence counts as an end."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+
+from drumline.launch.addresses import LOOPBACK
+
+OPEN_FILES = Path("/proc/self/fd")
+
+
+def listen_on_loopback(port: int = 0) -> tuple[int, int]:
+    """A socket (its number, which the store takes over) that only this machine can reach, and its port. Left to
+    itself, the store listens on every network of the machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((LOOPBACK, port))
+        port = listener.getsockname()[1]
+        return listener.detach(), port
+
+
+def notice_silence(port: int, *, after_s: int) -> None:
+    """This process's connections to that port break when the other end says nothing for so long. An operation of the
+    store waits for its answer without end, and a host that loses its power sends no farewell."""
+    if not OPEN_FILES.is_dir():
+        return
+    for number in [int(entry.name) for entry in OPEN_FILES.iterdir()]:
+        # What was listed may be closed by now, or be no connection. The copy shares its settings with the original.
+        with (
+            contextlib.suppress(OSError),
+            socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as connection,
+        ):
+            peer = connection.getpeername()
+            if isinstance(peer, tuple) and peer[1] == port:
+                _break_after(connection, after_s)
+
+
+def _break_after(connection: socket.socket, after_s: int) -> None:
+    # The first is for a question that nobody takes, the others for one that was taken and never answered.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, after_s * 1000)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, after_s // 3))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, after_s // 6))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)

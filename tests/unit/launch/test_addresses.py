@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from drumline.errors import PreflightError
+from drumline.launch import addresses
+from drumline.launch.addresses import Patience, check_is_own, own_address, wait_for_port
+from drumline.launch.sockets import listen_on_loopback, notice_silence
+from tests.ranks import free_port
+
+REFUSED = "refused (nobody listens there; the launcher of node 0 is not up)"
+
+
+def test_the_address_that_leads_to_the_others() -> None:
+    assert own_address("127.0.0.1:29500") == "127.0.0.1"
+    with pytest.raises(
+        PreflightError, match=r"MASTER_ADDR is 'nowhere\.invalid', to which no way leads from"
+    ):
+        own_address("nowhere.invalid:29500")
+
+
+def test_the_first_node_must_be_where_the_nodes_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_is_own("127.0.0.1:29500")
+    monkeypatch.setattr(addresses, "own_address", lambda endpoint: "10.0.0.2")
+    with pytest.raises(PreflightError) as caught:
+        check_is_own("192.0.2.1:29500")  # an address for examples, which no machine has; nothing is sent
+    assert caught.value.what == (
+        f"this is node 0, where the nodes meet, but 192.0.2.1 is not an address of {socket.gethostname()}, "
+        "which has 10.0.0.2"
+    )
+    assert "give this one a NODE_RANK of its own" in str(caught.value.next_step)
+
+
+def test_a_first_node_that_never_comes_is_named_by_its_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    monkeypatch.setattr(addresses, "Patience", lambda: Patience(first_s=0, every_s=60))
+    with pytest.raises(PreflightError) as caught:
+        wait_for_port(endpoint, timeout_s=0.1)
+    assert caught.value.what == (
+        f"the first node did not answer at {endpoint}, where the nodes meet, within 0.1 s: {REFUSED}"
+    )
+    assert caught.value.next_step == (
+        "start the node with NODE_RANK 0 there, and open that port to this machine"
+    )
+    assert capsys.readouterr().err == (
+        f"drumline: waiting for the first node at {endpoint}, 0 s so far: {REFUSED}\n"
+    )
+
+
+def test_why_a_first_node_does_not_answer() -> None:
+    assert addresses._why_not(TimeoutError()) == "no answer (a firewall drops it, or the machine is off)"
+    assert addresses._why_not(OSError(113, "No route to host")) == "No route to host"
+
+
+def test_a_first_node_that_is_there_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        wait_for_port(f"127.0.0.1:{server.getsockname()[1]}", timeout_s=0)
+
+
+def test_who_waits_speaks_soon_and_then_now_and_then() -> None:
+    patience = Patience(first_s=0, every_s=60)
+    assert [patience.is_over(), patience.is_over()] == [True, False]
+    assert not Patience().is_over()
+
+
+def test_a_listener_that_only_this_machine_reaches() -> None:
+    number, port = listen_on_loopback()
+    with socket.socket(fileno=number) as listener:
+        assert listener.getsockname() == ("127.0.0.1", port)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        listen_on_loopback(taken.getsockname()[1])
+
+
+def test_connections_to_a_port_are_told_to_notice_silence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        with socket.create_connection(address) as caller, server.accept()[0] as callee:
+            notice_silence(address[1], after_s=6)
+            told = [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for one in (caller, callee)]
+    assert told == [6000, 0]

@@ -1,0 +1,81 @@
+"""The roll of nodes, with a store in memory."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch.distributed as dist
+
+from drumline.errors import PreflightError
+from drumline.launch import roll as module
+from drumline.launch.addresses import Patience
+from drumline.launch.roll import MEETS, WORKS, Roll, Word
+from drumline.launch.torchrun import Node
+
+
+@pytest.fixture(autouse=True)
+def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_S", 0.05)
+
+
+def roll_of(store: dist.Store, rank: int, *, peers: tuple[str, ...] = ()) -> Roll:
+    return Roll(store, Node(num_nodes=3, node_rank=rank, endpoint="a:1", peers=peers))
+
+
+def test_nodes_hear_each_other_and_who_fell_silent_is_missing() -> None:
+    store = dist.HashStore()
+    first, second = roll_of(store, 0), roll_of(store, 1)
+    first.sign_in()
+    second.sign_in()
+    first.hear()
+    assert first.missing() == [2]
+    second.now(WORKS)
+    first.hear()
+    assert first.missing() == [1, 2], "one that works has not come to the meeting"
+    assert first.is_there(1, MEETS, WORKS)
+    second.sign_out()
+    deadline = time.monotonic() + 10
+    while first.is_there(1) and time.monotonic() < deadline:
+        first.hear()
+        time.sleep(0.01)
+    assert not first.is_there(1)
+    first.sign_out()
+
+
+def test_a_place_that_is_taken_is_refused_and_one_that_was_left_is_not() -> None:
+    store = dist.HashStore()
+    first, second = roll_of(store, 1), roll_of(store, 1)
+    first.sign_in()
+    with pytest.raises(PreflightError) as caught:
+        second.sign_in()
+    assert caught.value.what == (
+        f"NODE_RANK 1 is taken: the launcher of node 1 runs on {first.mine.host} already"
+    )
+    assert caught.value.next_step == "give each machine a NODE_RANK of its own, from 0 to 2"
+    first.sign_out()
+    second.sign_in()
+    first.now(WORKS)
+    assert (first.was_ousted, second.was_ousted) == (True, False)
+    second.sign_out()
+
+
+def test_a_node_is_named_as_the_user_knows_it_else_as_it_called_itself() -> None:
+    store = dist.HashStore()
+    other = roll_of(store, 1)
+    other.mine = Word("ip-10-0-0-7", "x")
+    other.sign_in()
+    other.sign_out()
+    nameless, named = roll_of(store, 0), roll_of(store, 0, peers=("a", "b", "c"))
+    for one in (nameless, named):
+        one.hear()
+    assert nameless.names([1, 2]) == "node 1 (ip-10-0-0-7), node 2"
+    assert named.names([1, 2]) == "node 1 (b), node 2 (c)"
+
+
+def test_who_waits_says_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
+    one = roll_of(dist.HashStore(), 0, peers=("a", "b", "c"))
+    waiting = Patience(first_s=0)
+    one._tell_wait(waiting)
+    one._tell_wait(waiting)
+    assert capsys.readouterr().err == "drumline: waiting at a:1 for node 1 (b), node 2 (c), 0 s so far\n"
