@@ -1,0 +1,23 @@
+"""Times and speeds as people say them."""
+
+from __future__ import annotations
+
+RATES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
+
+
+def bit_rate(bytes_per_s: float) -> str:
+    """`9.4 Gbit/s`: lines are sold by bits."""
+    bits = bytes_per_s * 8
+    for size, unit in RATES:
+        if bits >= size:
+            return f"{_short(bits / size)} {unit}"
+    return f"{bits:.0f} bit/s"
+
+
+def latency(seconds: float) -> str:
+    """`0.12 ms`."""
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-4 else f"{_short(seconds * 1e3)} ms"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
