@@ -34,14 +34,16 @@ def outside_addresses(interfaces: list[dict[str, Any]]) -> list[str]:
 
 
 def other_addresses(survey: Survey, number: int) -> list[str]:
-    """Where a listener shall stand beside the main address: a library may choose it, or it may be the one that works."""
+    """Where a listener shall stand beside the main address: a library may choose it, or be the one that works."""
     host = survey.hosts[number]
     chosen = [one["address"] for one in (host.gloo, host.nccl) if one]
     ranked = sorted(outside_addresses(host.interfaces), key=lambda address: address not in chosen)
     return [address for address in ranked if address != host.address][:MOST_OTHERS]
 
 
-def targets_of(survey: Survey, source: int, ports: dict[int, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+def targets_of(
+    survey: Survey, source: int, ports: dict[int, dict[str, Any]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """What one host shall try: for each port its kind (`data`, `meeting`, or an address) and the request."""
     for target, opened in ports.items():
         if target == source:
@@ -53,5 +55,5 @@ def targets_of(survey: Survey, source: int, ports: dict[int, dict[str, Any]]) ->
             yield address, {"node": target, "address": address, "port": port}
         if "meeting_port" in opened:
             # Where the name leads from there, as a rank would go.
-            named = survey.edge(source, target).addresses or [host.address]
+            named = survey.edge(source, target).addresses or [host.address or ""]
             yield "meeting", {"node": target, "address": named[0], "port": opened["meeting_port"]}

@@ -52,7 +52,8 @@ class Channel:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, stderr=pipe, limit=MAX_BYTES
         )
-        assert process.stdout and process.stdin
+        assert process.stdout
+        assert process.stdin
         return cls(process.stdout, process.stdin, process)
 
     async def meet(self) -> None:
@@ -79,7 +80,9 @@ class Channel:
         try:
             return await asyncio.wait_for(answer, limit_s)
         except TimeoutError:
-            raise self._lost(NodeGoneError(f"it did not answer within {limit_s:g} s (asked for: {action})")) from None
+            raise self._lost(
+                NodeGoneError(f"it did not answer within {limit_s:g} s (asked for: {action})")
+            ) from None
         finally:
             self._waiting.pop(number, None)
 
@@ -157,6 +160,7 @@ class Channel:
 
     async def _keep_words(self) -> None:
         """The last of what the process writes to stderr."""
-        assert self.process is not None and self.process.stderr is not None
+        assert self.process is not None
+        assert self.process.stderr is not None
         while new := await self.process.stderr.read(1 << 16):
             self._words = (self._words + new)[-LAST_WORDS_BYTES:]

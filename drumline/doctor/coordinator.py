@@ -2,7 +2,7 @@
 
 1. Welcome: all hosts are started at once. Who has not said a word by the limit is absent, and left out from then on.
 2. Names: what every host's name leads to on every other.
-3. Ports: everybody listens, then everybody tries everybody at the same moment, so that closed ones cost one limit in all.
+3. Ports: everybody listens, then everybody tries everybody at the same moment, so that closed ones cost one limit.
 4. Speed: in rounds, so that no host is in two transfers at a time.
 
 A node that ends on the way is absent from there; what is known about it stays.
@@ -73,7 +73,9 @@ class Coordinator:
             self._stay.cancel()
         await asyncio.gather(*(channel.close(**farewell) for channel in self.channels.values()))
 
-    async def ask_all(self, action: str, limit_s: float, arguments: Mapping[int, Mapping[str, Any]]) -> dict[int, Any]:
+    async def ask_all(
+        self, action: str, limit_s: float, arguments: Mapping[int, Mapping[str, Any]]
+    ) -> dict[int, Any]:
         """The answers of those that gave one; who is gone becomes absent."""
         numbers = [number for number in arguments if self.survey.hosts[number].is_here]
         answers = await asyncio.gather(
@@ -101,14 +103,18 @@ class Coordinator:
     # 1. Welcome
 
     async def _welcome(self, openers: Sequence[Opener]) -> None:
-        tasks = [asyncio.create_task(self._welcome_one(number, opener)) for number, opener in enumerate(openers)]
+        tasks = [
+            asyncio.create_task(self._welcome_one(number, opener)) for number, opener in enumerate(openers)
+        ]
         self.progress(f"{len(tasks)} hosts: starting the doctor on each")
         _, late = await asyncio.wait(tasks, timeout=WELCOME_S)
         for number, task in enumerate(tasks):
             host = self.survey.hosts[number]
             if task in late:
                 task.cancel()
-                host.absent = f"no answer within {WELCOME_S:g} s: the host is down, or drops packets to its ssh port"
+                host.absent = (
+                    f"no answer within {WELCOME_S:g} s: the host is down, or drops packets to its ssh port"
+                )
                 host.absent_fix = f"start {host.name}, or open TCP 22 to it"
         await asyncio.gather(*tasks)
         self.progress(f"{len(self.survey.here())} of {len(tasks)} hosts answer")
@@ -211,7 +217,9 @@ class Coordinator:
         known = [edge.bytes_per_s for edge in self.survey.edges.values() if edge.bytes_per_s]
         if known:
             usual = usual_speed(known)
-            slow = [way for way in ways if (self.survey.edge(*way).bytes_per_s or usual) < AGAIN_SHARE * usual]
+            slow = [
+                way for way in ways if (self.survey.edge(*way).bytes_per_s or usual) < AGAIN_SHARE * usual
+            ]
             await self._rounds(slow, "slow ones again")
 
     def _is_measurable(self, way: Pair) -> bool:

@@ -1,7 +1,7 @@
 """Edges that share a cause, gathered so that one sentence names the host or the edge, in place of one for each edge.
 
-Two hosts have one line. With more, what holds for all ways into a host is that host's; what holds for all ways out of it
-too; the rest is told by the host it leads to.
+Two hosts have one line. With more, what holds for all ways into a host is that host's; what holds for all ways out of
+it too; the rest is told by the host it leads to.
 """
 
 from __future__ import annotations

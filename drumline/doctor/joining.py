@@ -1,7 +1,7 @@
 """By hand, a node's side: goes to node 0, says who it is, and does what it is asked.
 
-People, srun and pods start nodes in any order, so it tries for a while. When it cannot get there it says why itself: nobody
-else would know.
+People, srun and pods start nodes in any order, so it tries for a while. When it cannot get there it says why itself:
+nobody else would know.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _not_reached(place: Place, error: OSError) -> PreflightError:
         )
     if isinstance(error, TimeoutError):
         return PreflightError(
-            f"silence from {where} for {place.wait_s:g} s, as seen from {here}: packets are dropped, or the host is down",
+            f"silence from {where} for {place.wait_s:g} s, seen from {here}: packets are dropped, or the host is down",
             next_step=f"open TCP {place.port} on {place.master} to this host, and {start}",
         )
     if isinstance(error, ConnectionRefusedError):
@@ -88,13 +88,20 @@ def _shake_hands(line: socket.socket, place: Place) -> None:
     has_secret = want(challenge, "secret", bool)
     mine, theirs = nonce(), want(challenge, "nonce", str)
     nonces = (theirs, mine)
-    answer: Message = {"node": place.node, "nodes": place.nodes, "nonce": mine, "secret": place.secret is not None}
+    answer: Message = {
+        "node": place.node,
+        "nodes": place.nodes,
+        "nonce": mine,
+        "secret": place.secret is not None,
+    }
     if place.secret is not None and has_secret:
         answer["proof"] = proof(place.secret, "node", nonces, place.node, place.nodes)
     send(line.fileno(), answer)
     verdict = _next(source, place)
     if "refused" in verdict:
-        raise PreflightError(f"node 0 refuses node {place.node}: {verdict['refused']}", next_step=verdict.get("next"))
+        raise PreflightError(
+            f"node 0 refuses node {place.node}: {verdict['refused']}", next_step=verdict.get("next")
+        )
     if place.secret is not None and not is_proof(
         verdict.get("proof"), proof(place.secret, "master", nonces, place.node, place.nodes)
     ):
@@ -121,5 +128,6 @@ def check_place(node: int, nodes: int) -> None:
     """Of --nodes and --node-rank."""
     if not 0 <= node < nodes:
         raise UsageError(
-            f"--node-rank is {node} of --nodes {nodes}", next_step=f"give each node a number from 0 to {nodes - 1}"
+            f"--node-rank is {node} of --nodes {nodes}",
+            next_step=f"give each node a number from 0 to {nodes - 1}",
         )

@@ -1,7 +1,7 @@
 """From what was measured to sentences: one per problem, with the host or the edge, the cause, and the fix to type.
 
-A cause shows on many edges. What holds for all ways into a host is said once, of that host; what holds for all hosts is said
-once; only what is left is said edge by edge (gathered.py).
+A cause shows on many edges. What holds for all ways into a host is said once, of that host; what holds for all hosts is
+said once; only what is left is said edge by edge (gathered.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def judge(survey: Survey) -> list[Finding]:
 def absent_findings(survey: Survey) -> Iterator[Finding]:
     for host in survey.hosts:
         if host.absent is not None:
-            yield Finding(level="problem", check="host", where=host.name, what=host.absent, fix=host.absent_fix)
+            yield Finding(
+                level="problem", check="host", where=host.name, what=host.absent, fix=host.absent_fix
+            )
         for text in host.troubles:
             what = f"it could not do what was asked: {text}"
             fix = "mend that on the host; what depends on it was not examined"

@@ -31,7 +31,10 @@ def _of(
     name = host.interface_of(good)
     fix = f"export {variable}={name} on {host.name}"
     if chosen is None:
-        named, names = host.variables.get(variable), [one["name"] for one in host.interfaces if one["address"]]
+        named, names = (
+            host.variables.get(variable),
+            [one["name"] for one in host.interfaces if one["address"]],
+        )
         what = f"{variable}={named} names no interface with an address; it has {listed(names)}"
         if named:
             yield Finding(level="problem", check="interface", where=host.name, what=what, fix=fix)

@@ -24,10 +24,10 @@ def name_findings(survey: Survey) -> Iterator[Finding]:
         yield Finding(level=level, check="name", where=found.where, what=what, fix=fix)
     for found in gather(survey, {way for way in survey.edges if leads_astray(survey, way)}):
         target = survey.hosts[found.ways[0][1]]
-        (leads, *_) = survey.edges[found.ways[0]].addresses or [""]
-        hosts = listed(sorted({survey.hosts[source].name for source, _ in found.ways}))
-        what = f"{target.called} leads to {leads} on {hosts}, an address that {target.name} does not have"
-        fix = f"let {target.called} lead to {target.address} in /etc/hosts on {hosts} or in DNS"
+        leads = (survey.edges[found.ways[0]].addresses or [""])[0]
+        there = listed(sorted({survey.hosts[source].name for source, _ in found.ways}))
+        what = f"{target.called} leads to {leads} on {there}, an address that {target.name} does not have"
+        fix = f"let {target.called} lead to {target.address} in /etc/hosts on {there} or in DNS"
         yield Finding(level=level, check="name", where=found.where, what=what, fix=fix)
 
 

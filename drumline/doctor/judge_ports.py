@@ -17,7 +17,9 @@ OUTCOMES = {
     "unreachable": "there is no route",
     "stranger": "another program or host answers there",
 }
-OPEN_DATA = "open TCP 1024-65535 {where} for the job's hosts (AWS: all traffic from the security group itself)"
+OPEN_DATA = (
+    "open TCP 1024-65535 {where} for the job's hosts (AWS: all traffic from the security group itself)"
+)
 # What tunnels leave of the usual 1500 bytes; said when no size at all was seen to pass.
 USUAL_TUNNEL_MTU = 1400
 

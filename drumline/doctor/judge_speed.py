@@ -11,8 +11,8 @@ from drumline.doctor.gathered import Way
 from drumline.doctor.speed_words import bit_rate
 from drumline.doctor.survey import Survey
 
-# A line at a tenth of the others' speed (1 Gbit/s negotiated in place of 10) must be found; a neighbour on a shared line
-# takes a half, seldom two thirds. A measurement is repeated before it counts.
+# A line at a tenth of the others' speed (1 Gbit/s negotiated in place of 10) must be found; a neighbour on a shared
+# line takes a half, seldom two thirds. A measurement is repeated before it counts.
 SLOW_SHARE = 0.25
 
 
@@ -41,7 +41,11 @@ def _slow(survey: Survey, speeds: Mapping[Way, float], usual: float) -> Iterator
     left = set(slow)
     into, out = _by_end(speeds, 1), _by_end(speeds, 0)
     for number in survey.here():
-        sides = [side for side in (into.get(number, set()), out.get(number, set())) if len(side) > 1 and side <= slow]
+        sides = [
+            side
+            for side in (into.get(number, set()), out.get(number, set()))
+            if len(side) > 1 and side <= slow
+        ]
         ways = {way for side in sides for way in side}
         # A way to a host that is slow by itself says nothing about this one.
         if not ways & left:

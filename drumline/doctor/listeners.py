@@ -117,13 +117,13 @@ def _take(call: socket.socket, num_bytes: int) -> int:
 
 def _time_bytes(call: socket.socket, num_bytes: int, seconds: float) -> None:
     """Read for a while, then say how much came and how long that took: the time counts from the first bytes."""
-    buffer, taken = bytearray(BUFFER_BYTES), call.recv(1) and 1
+    buffer, taken = bytearray(BUFFER_BYTES), len(call.recv(1))
     begin = time.monotonic()
     elapsed = 0.0
     while taken < num_bytes and elapsed < seconds and (new := call.recv_into(buffer)):
         taken += new
         elapsed = time.monotonic() - begin
-    call.sendall(COUNT_AND_SECONDS.pack(int(taken or 0), elapsed))
+    call.sendall(COUNT_AND_SECONDS.pack(taken, elapsed))
     # To hang up on unread bytes would reset the connection, and the answer could be lost with it.
     while call.recv_into(buffer):
         pass

@@ -1,5 +1,5 @@
-"""The matrix of every way between hosts, as it fits a screen: numbers for a few hosts, a letter for each way for dozens,
-and for hundreds only the rows in which something is wrong.
+"""The matrix of every way between hosts, as it fits a screen: numbers for a few hosts, a letter for each way for
+dozens, and for hundreds only the rows in which something is wrong.
 
 Rows send, columns receive.
 """

@@ -47,7 +47,9 @@ class Meeting:
             left = self.place.wait_s
             while left > 0 and not self._all_here.is_set():
                 missing = ", ".join(map(str, self.missing()))
-                progress(f"waiting for node {missing} at {self.address}:{self.place.port} ({left:.0f} s left)")
+                progress(
+                    f"waiting for node {missing} at {self.address}:{self.place.port} ({left:.0f} s left)"
+                )
                 try:
                     await asyncio.wait_for(self._all_here.wait(), min(SHOW_EVERY_S, left))
                 except TimeoutError:
@@ -96,21 +98,27 @@ class Meeting:
         if want(answer, "secret", bool) != (secret is not None):
             has, lacks = ("node 0", f"node {number}") if secret is not None else (f"node {number}", "node 0")
             raise RefusedError(
-                f"{VARIABLE} is set on {has} and not on {lacks}", next_step="set it to one value on all nodes, or on none"
+                f"{VARIABLE} is set on {has} and not on {lacks}",
+                next_step="set it to one value on all nodes, or on none",
             )
         if secret is not None:
-            expected = proof(secret, "node", (mine, want(answer, "nonce", str)), number, want(answer, "nodes", int))
+            expected = proof(
+                secret, "node", (mine, want(answer, "nonce", str)), number, want(answer, "nodes", int)
+            )
             if not is_proof(answer.get("proof"), expected):
                 raise RefusedError(
-                    f"{VARIABLE} of node {number} is not that of node 0", next_step="set it to one value on all nodes"
+                    f"{VARIABLE} of node {number} is not that of node 0",
+                    next_step="set it to one value on all nodes",
                 )
         if answer["nodes"] != nodes:
             raise RefusedError(
-                f"it has --nodes {answer['nodes']}, node 0 has {nodes}", next_step="give the same --nodes everywhere"
+                f"it has --nodes {answer['nodes']}, node 0 has {nodes}",
+                next_step="give the same --nodes everywhere",
             )
         if not 0 < number < nodes or number in self.came:
             raise RefusedError(
-                f"there is a node {number} already", next_step=f"give each node a --node-rank of its own, 0 to {nodes - 1}"
+                f"there is a node {number} already",
+                next_step=f"give each node a --node-rank of its own, 0 to {nodes - 1}",
             )
 
 
@@ -118,7 +126,9 @@ def listen(place: Place) -> socket.socket:
     """A socket at the master's address, which must be one of this machine."""
     where = f"--master {place.master}"
     try:
-        address = str(socket.getaddrinfo(place.master, place.port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+        address = str(
+            socket.getaddrinfo(place.master, place.port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+        )
     except OSError as error:
         raise PreflightError(
             f"{where} does not resolve on {socket.gethostname()}: {error.strerror}",
@@ -154,7 +164,7 @@ def _cannot_listen(place: Place, address: str, error: OSError) -> PreflightError
         )
     return PreflightError(
         f"node 0 cannot listen on {address}:{place.port}: {error.strerror}",
-        next_step=f"ss -ltnp 'sport = :{place.port}' shows who has that port; or give another: --master {place.master}:PORT",
+        next_step=f"ss -ltnp 'sport = :{place.port}' shows who has it; or give another: --master {place.master}:PORT",
     )
 
 

@@ -45,9 +45,15 @@ def decode(line: bytes) -> Message:
     return message
 
 
-def want(message: Mapping[str, Any], name: str, kind: type, low: float | None = None, high: float | None = None) -> Any:
+def want(
+    message: Mapping[str, Any],
+    name: str,
+    kind: type[Any],
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
     """An argument of the kind and within the bounds that its action takes."""
-    value = message.get(name)
+    value: Any = message.get(name)
     # True is an int to Python, and never what a number means here.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise MessageError(f"{name} is {_shown(value)}; {kind.__name__} is needed")

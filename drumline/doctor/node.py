@@ -1,9 +1,9 @@
 """The doctor's program on each host: does what the coordinator asks, and ends when it hears nothing more.
 
-`python -m drumline.doctor.node` is started by ssh, which carries the messages on its own stdin and stdout: that works when
-every other port is closed. `drumline doctor --node-rank K` runs the same over a connection to node 0 (joining.py). A
-message names one of the fixed actions below with arguments that are checked; nothing that is received is executed. No
-torch here: the only thing that needs it runs in processes of its own (ranks.py).
+`python -m drumline.doctor.node` is started by ssh, which carries the messages on its own stdin and stdout: that works
+when every other port is closed. `drumline doctor --node-rank K` runs the same over a connection to node 0 (joining.py).
+A message names one of the fixed actions below with arguments that are checked; nothing that is received is executed.
+No torch here: the only thing that needs it runs in processes of its own (ranks.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from drumline.doctor.probe import Target, probe_all
 from drumline.doctor.ranks import Ranks, Share
 from drumline.doctor.speed import measure
 from drumline.errors import DrumlineError
+from drumline.launch.environment import own_variables
 from drumline.launch.interfaces import Interface, gloo_interface, interfaces, nccl_interface
-from drumline.launch.variables import own_variables
 
 # The coordinator speaks every few seconds, so a silence is a cut network: ssh's server would keep us for hours.
 LEASE_S = 30.0
@@ -43,7 +43,7 @@ class Subject:
     """What is examined on this host beside the network."""
 
     environment: Mapping[str, str]
-    run_folder: str | None = None
+    run_folder: str = "."
     code: str | None = None
     data: str | None = None
 
@@ -114,8 +114,12 @@ class Node:
             told = want(message, "variables", dict)
             if not all(isinstance(value, str) for value in told.values()):
                 raise MessageError("variables are no texts")
-            folders = {name: _text_or_none(message, name) for name in ("run_folder", "code", "data")}
-            self.subject = replace(self.subject, environment={**self.subject.environment, **told}, **folders)
+            self.subject = Subject(
+                environment={**self.subject.environment, **told},
+                run_folder=want(message, "run_folder", str),
+                code=_text_or_none(message, "code"),
+                data=_text_or_none(message, "data"),
+            )
         found = interfaces()
         environment = self.subject.environment
         return {
@@ -136,7 +140,7 @@ class Node:
         subject = self.subject
         return machine_facts(
             subject.environment,
-            run_folder=_path(subject.run_folder),
+            run_folder=Path(subject.run_folder),
             code=_path(subject.code),
             data=_path(subject.data),
         )

@@ -1,7 +1,7 @@
 """What gets through from this host to another's port: is it open, is it theirs, and does a large message arrive?
 
-Many ports are tried at once, each on a thread of its own: dropped packets get no answer, so a closed port costs the whole
-limit, and one after another they would cost minutes.
+Many ports are tried at once, each on a thread of its own: dropped packets get no answer, so a closed port costs the
+whole limit, and one after another they would cost minutes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def probe(target: Target, token: bytes) -> dict[str, Any]:
     return {"outcome": outcome, "received": received, "passes": _largest_that_passes(target, token)}
 
 
-def call(target: Target, token: bytes, wanted: bytes, num_bytes: int = 0, seconds: float = 0.0) -> socket.socket:
+def call(
+    target: Target, token: bytes, wanted: bytes, num_bytes: int = 0, seconds: float = 0.0
+) -> socket.socket:
     """A new connection to the port of that very node, ready for what is wanted."""
     line = socket.create_connection((target.address, target.port), timeout=CONNECT_S)
     try:

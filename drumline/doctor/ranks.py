@@ -1,4 +1,4 @@
-"""A node's ranks of the collectives phase: processes of our own module, each with one line to say, ended in every case."""
+"""A node's ranks of the collectives phase: processes of our own module, each says one line, and all are ended."""
 
 from __future__ import annotations
 

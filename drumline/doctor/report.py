@@ -1,4 +1,4 @@
-"""What the doctor shows: the matrix, what differs, one line per problem with its fix, and a verdict. Or all of it as JSON.
+"""What the doctor shows: the matrix, what differs, one line per problem with its fix, and a verdict. Or all as JSON.
 
 A table is drawn by rich on a terminal; anywhere else the same lines come without colour and frames.
 """
@@ -6,17 +6,20 @@ A table is drawn by rich on a terminal; anywhere else the same lines come withou
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from drumline.doctor.finding import Finding, sorted_findings
+from drumline.doctor.groups import MOST_GROUPS, Row
 from drumline.doctor.matrix import Matrix, matrix
+from drumline.doctor.sizes import names_text
 from drumline.doctor.survey import Survey
 
 # A cause that hits hundreds of hosts need not be read hundreds of times.
 MOST_OF_A_CHECK = 12
-NOTE_LEVELS = ("note",)
-COLOURS = {"problem": "bold red", "warning": "yellow", "note": "dim"}
+COLOURS = {"problem": "bold red", "warning": "yellow", "note": "dim", "verdict": "bold"}
 
 
 def as_json(
@@ -43,35 +46,35 @@ def report(
     findings: Sequence[Finding],
     *,
     survey: Survey | None = None,
-    table: Sequence[Mapping[str, Any]] = (),
-    notes: Sequence[str] = (),
+    table: Sequence[Row] = (),
     is_terminal: bool = False,
     width: int = 80,
 ) -> None:
     """On the screen."""
-    from rich.console import Console
-
-    # Not on a terminal nothing is folded: lines are read by people and found by grep.
-    console = Console(highlight=False, soft_wrap=not is_terminal, width=width if is_terminal else 10_000)
-    if survey is not None and len(survey.hosts) > 1:
-        _show_table(console, matrix(survey), is_terminal)
-    if table:
-        _show_table(console, _differences(table), is_terminal)
-    for note in notes:
-        console.print(note, markup=False)
-    for level, text in finding_lines(findings):
-        console.print(text, style=COLOURS.get(level) if is_terminal else None, markup=False)
-    console.print(verdict(findings), style="bold" if is_terminal else None, markup=False)
+    tables = [matrix(survey)] if survey is not None and len(survey.hosts) > 1 else []
+    tables += [_differences(table)] if table else []
+    lines = [*finding_lines(findings), ("verdict", verdict(findings))]
+    if is_terminal:
+        _draw(tables, lines, width)
+    else:
+        print(
+            "\n".join(
+                [*(line for shown in tables for line in plain_lines(shown)), *(text for _, text in lines)]
+            )
+        )
 
 
 def finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    """What must be mended first; of one kind no more than can be read."""
-    told: dict[tuple[str, str], int] = {}
+    """What must be mended first; the same of several hosts once; of one kind no more than can be read."""
+    places: dict[Finding, list[str]] = {}
     for finding in sorted_findings(findings):
+        places.setdefault(replace(finding, where=""), []).append(finding.where)
+    told: Counter[tuple[str, str]] = Counter()
+    for finding, where in places.items():
         kind = (finding.level, finding.check)
-        told[kind] = told.get(kind, 0) + 1
+        told[kind] += 1
         if told[kind] <= MOST_OF_A_CHECK:
-            yield finding.level, finding.line()
+            yield finding.level, replace(finding, where=names_text(where)).line()
             if finding.fix:
                 yield "fix", f"  fix: {finding.fix}"
     for (level, check), count in told.items():
@@ -88,31 +91,44 @@ def verdict(findings: Sequence[Finding]) -> str:
     return f"verdict: fit to train{f', with {said[0]}' if said else ''}"
 
 
-def _differences(table: Sequence[Mapping[str, Any]]) -> Matrix:
-    """A row for each fact; hosts with the same value stand together."""
-    rows = []
-    for row in table:
-        hosts: dict[str, list[str]] = {}
-        for host, value in row["values"].items():
-            hosts.setdefault(str(value), []).append(host)
-        for place, (value, names) in enumerate(hosts.items()):
-            shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-            rows.append([str(row["what"]) if place == 0 else "", value, shown])
+def _differences(table: Sequence[Row]) -> Matrix:
+    """A line for each value; hosts with the same one stand together."""
+    rows = [
+        [row.name if place == 0 else "", value, names_text(hosts)]
+        for row in table
+        for place, (value, hosts) in enumerate(row.groups[:MOST_GROUPS])
+    ]
     return Matrix("what differs between hosts", ["", "value", "on"], rows, [])
 
 
-def _show_table(console: Any, shown: Matrix, is_terminal: bool) -> None:
+def plain_lines(shown: Matrix) -> Iterator[str]:
+    """A row is a line: where there is no terminal, lines are what is read and searched."""
+    yield shown.title
+    rows = (
+        [[cell.replace("\n", ", ") for cell in row] for row in (shown.headings, *shown.rows)]
+        if shown.rows
+        else []
+    )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(shown.headings))] if rows else []
+    for row in rows:
+        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from shown.notes
+
+
+def _draw(tables: Sequence[Matrix], lines: Sequence[tuple[str, str]], width: int) -> None:
     from rich import box
+    from rich.console import Console
     from rich.table import Table
 
-    console.print(shown.title, style="bold" if is_terminal else None, markup=False)
-    if shown.rows:
-        table = Table(box=box.SIMPLE_HEAD if is_terminal else None, show_header=True, pad_edge=False)
+    console = Console(highlight=False, width=width)
+    for shown in tables:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=shown.title, title_justify="left")
         for heading in shown.headings:
-            table.add_column(heading, no_wrap=not is_terminal, overflow="fold")
+            table.add_column(heading, overflow="fold")
         for row in shown.rows:
-            # One line for each row where lines are what is looked at.
-            table.add_row(*(cell if is_terminal else cell.replace("\n", " ") for cell in row))
+            table.add_row(*row)
         console.print(table, markup=False)
-    for note in shown.notes:
-        console.print(note, markup=False)
+        for note in shown.notes:
+            console.print(note, markup=False)
+    for level, text in lines:
+        console.print(text, style=COLOURS.get(level), markup=False)

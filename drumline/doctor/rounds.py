@@ -1,7 +1,7 @@
 """Who is measured against whom, and when: a round-robin tournament.
 
-Two transfers at once on one host would halve each other. So all pairs meet in rounds, and in a round each host is in one
-pair at most: n hosts take n - 1 rounds (n when n is odd and one sits out), which is the fewest possible.
+Two transfers at once on one host would halve each other. So all pairs meet in rounds, and in a round each host is in
+one pair at most: n hosts take n - 1 rounds (n when n is odd and one sits out), which is the fewest possible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ def rounds(count: int) -> list[list[Pair]]:
     planned = []
     for _ in range(len(seats) - 1):
         facing = zip(seats[: len(seats) // 2], reversed(seats), strict=False)
-        planned.append([_ordered(one, other) for one, other in facing if one is not None and other is not None])
+        planned.append(
+            [_ordered(one, other) for one, other in facing if one is not None and other is not None]
+        )
         seats.insert(1, seats.pop())
     return planned
 

@@ -1,7 +1,7 @@
 """How a node and node 0 know each other by hand: a secret that both have, which never travels.
 
-Each side sends a number that was never used before, and proves that it knows the secret by a keyed hash over both. Without
-one (DRUMLINE_SECRET not set anywhere) the network is trusted, as PyTorch's own store does.
+Each side sends a number that was never used before, and proves that it knows the secret by a keyed hash over both.
+Without one (DRUMLINE_SECRET not set anywhere) the network is trusted, as PyTorch's own store does.
 """
 
 from __future__ import annotations

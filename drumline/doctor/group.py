@@ -1,0 +1,58 @@
+"""The last part of an examination: a real process group over all hosts, once the network between them is known to work.
+
+The coordinator gives every node its ranks, hears what each rank found, and ends them all in every case.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drumline.doctor.coordinator import ANSWER_S, Coordinator
+from drumline.doctor.finding import Finding
+
+# Importing torch on a cold file server takes half a minute; the collectives themselves a second.
+LIMIT_S = 90.0
+MORE_S = 10.0
+
+
+async def try_collectives(coordinator: Coordinator, procs: dict[int, int]) -> list[dict[str, Any]]:
+    """What each rank said, in the order of ranks; `procs` is how many each host has."""
+    survey = coordinator.survey
+    here = survey.here()
+    coordinator.progress(f"a process group of {sum(procs[number] for number in here)} ranks")
+    await coordinator.ask_all("close", ANSWER_S, {number: {} for number in here})
+    first = survey.hosts[here[0]]
+    requests: dict[int, dict[str, Any]] = {}
+    first_rank = 0
+    for number in here:
+        requests[number] = {
+            "first_rank": first_rank,
+            "num_procs": procs[number],
+            "world_size": sum(procs[one] for one in here),
+            "address": first.called if survey.names_matter else first.address,
+            "port": survey.meeting_port,
+            "limit_s": LIMIT_S,
+        }
+        first_rank += procs[number]
+    answers = await coordinator.ask_all("collectives", LIMIT_S + MORE_S, requests)
+    return [
+        {"host": survey.hosts[number].name, **said}
+        for number, answer in sorted(answers.items())
+        for said in answer
+    ]
+
+
+def collective_findings(said: list[dict[str, Any]]) -> list[Finding]:
+    """What the ranks found, each thing once; a rank that says nothing is a finding itself."""
+    findings: dict[Finding, None] = {}
+    for one in said:
+        if one.get("result") is None:
+            what = f"rank {one['rank']} of the doctor's own process group gave no result: {one.get('error')}"
+            fix = f"on {one['host']}: python -c 'import torch.distributed', and look at what it says"
+            findings[Finding(level="problem", check="collectives", where=one["host"], what=what, fix=fix)] = (
+                None
+            )
+            continue
+        for found in one["result"].get("findings", []):
+            findings[Finding(**found)] = None
+    return list(findings)
