@@ -70,7 +70,7 @@ def _packages(hosts: tuple[str, ...], rows: list[Row]) -> Finding:
         level="warning",
         check="differences",
         where=names_text(hosts),
-        what=f"not the same versions of {count}: {shown}{more}",
+        what=f"not the same versions of {count} on all hosts: {shown}{more}",
         fix="pip freeze > all.txt on a host that is right, pip install -r all.txt there",
     )
 

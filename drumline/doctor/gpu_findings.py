@@ -112,8 +112,8 @@ def _models(facts: Mapping[str, Any]) -> Iterator[Finding]:
     if len(models) > 1:
         shown = "; ".join(f"{name}: {names_text(places)}" for name, places in models.items())
         what = f"the GPUs differ, and the slowest sets the pace: {shown}"
-        first = ",".join(max(models.values(), key=lambda places: len(places)))
-        yield _finding(facts, "warning", "gpus", what, f"export CUDA_VISIBLE_DEVICES={first}")
+        most = max(models.values(), key=len)
+        yield _finding(facts, "warning", "gpus", what, f"export CUDA_VISIBLE_DEVICES={','.join(most)}")
 
 
 def _busy(facts: Mapping[str, Any]) -> Iterator[Finding]:

@@ -116,7 +116,9 @@ def _text(process: subprocess.Popen[str], deadline: float) -> str | None:
         return process.communicate(timeout=max(0.0, deadline - time.monotonic()))[0]
     except subprocess.TimeoutExpired:
         process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in the driver, where no signal reaches it
+    with contextlib.suppress(
+        subprocess.TimeoutExpired
+    ):  # it may hang in the driver, where no signal reaches it
         process.communicate(timeout=0.2)
     return None
 

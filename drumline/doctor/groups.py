@@ -47,7 +47,7 @@ class Row:
 
     def finding(self, level: Level, fix: str) -> Finding:
         """The odd ones out, in a sentence."""
-        what = f"{self.name} differs between hosts: {self.text()}"
+        what = f"not the same {self.name} on all hosts: {self.text()}"
         return Finding(level=level, check="differences", where=names_text(self.odd), what=what, fix=fix)
 
 
