@@ -127,7 +127,8 @@ class Coordinator:
             channel = self.channels[number] = await opener()
             await channel.meet()
             told = await channel.ask("begin", WELCOME_S, **self.begin)
-            host.hostname, host.interfaces = told["host"], told["interfaces"]
+            self._name(number, told["host"])
+            host.interfaces = told["interfaces"]
             host.gloo, host.nccl, host.variables = told["gloo"], told["nccl"], told["variables"]
             host.address = host.address or told["reached_at"]
             host.clock_s = await self._clock(channel)
@@ -136,6 +137,14 @@ class Coordinator:
         except (NodeGoneError, NodeError, OSError) as error:
             gone = error if isinstance(error, NodeGoneError) else NodeGoneError(str(error))
             self._lose(number, gone)
+
+    def _name(self, number: int, hostname: str) -> None:
+        """By hand nobody has said what the hosts are called: they say it themselves."""
+        host = self.survey.hosts[number]
+        host.hostname = hostname
+        if not self.survey.names_matter:
+            host.name = f"{hostname} (node {number})"
+            host.called = host.called or hostname
 
     async def _clock(self, channel: Channel) -> float:
         """How far the node's clock is ahead of ours: by the answer with the shortest way, half of which it is old."""

@@ -102,7 +102,7 @@ def _host_by_hand(number: int, meeting: Meeting) -> HostSeen:
     name, place = f"node {number}", meeting.place
     if number == 0:
         return HostSeen(name, place.master, address=meeting.address)
-    host = HostSeen(name, name, address=meeting.addresses.get(number))
+    host = HostSeen(name, "", address=meeting.addresses.get(number))
     if number not in meeting.came:
         refused = meeting.refused.get(number)
         host.absent = (

@@ -39,7 +39,7 @@ def as_json(
         "network": None if survey is None else survey.as_json(),
         "collectives": collectives,
     }
-    return json.dumps({name: part for name, part in parts.items() if part is not None}, indent=1)
+    return json.dumps({name: part for name, part in parts.items() if part is not None})
 
 
 def report(

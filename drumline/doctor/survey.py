@@ -94,7 +94,10 @@ class Survey:
 
     def edge(self, source: int, target: int) -> Edge:
         """Of these two; a new one is made for who writes."""
-        return self.edges.setdefault((source, target), Edge())
+        known = self.edges.get((source, target))
+        if known is None:
+            known = self.edges[source, target] = Edge()
+        return known
 
     def here(self) -> list[int]:
         return [number for number, host in enumerate(self.hosts) if host.is_here]
