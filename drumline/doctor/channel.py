@@ -68,7 +68,7 @@ class Channel:
                 if decode(line) == HELLO:
                     self._tasks.append(asyncio.create_task(self._listen()))
                     return
-        raise await self._end("it says much, but not what the doctor's program says")
+        raise NodeGoneError("it says much, but not what the doctor's program says")
 
     async def ask(self, action: str, limit_s: float, **arguments: Any) -> Any:
         """What the node answers. One that does not within the limit counts as gone."""
@@ -117,7 +117,7 @@ class Channel:
         try:
             line = await self.reader.readline()
         except ValueError:
-            raise await self._end(f"it sent a line of over {MAX_BYTES:,} bytes") from None
+            raise NodeGoneError(f"it sent a line of over {MAX_BYTES:,} bytes") from None
         except OSError:
             return None
         return line or None
