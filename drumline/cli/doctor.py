@@ -17,7 +17,7 @@ from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, wrong_
 from drumline.launch.torchrun import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from drumline.doctor.examination import Result, Wishes
+    from drumline.doctor.many_hosts import Result, Wishes
     from drumline.doctor.joining import Place
     from drumline.doctor.node import Subject
 
@@ -111,7 +111,7 @@ def _wrong_flags(flags: Flags) -> Iterator[str]:
 def _examine_hosts(given: Mapping[str, Any]) -> int:
     import asyncio
 
-    from drumline.doctor.examination import over_ssh
+    from drumline.doctor.many_hosts import over_ssh
     from drumline.launch.ssh import ssh_client
 
     hosts = _hosts(given)
@@ -153,7 +153,7 @@ def _examine_by_hand(given: Mapping[str, Any]) -> int:
 
     import asyncio
 
-    from drumline.doctor.examination import by_hand
+    from drumline.doctor.many_hosts import by_hand
 
     return _show(given, asyncio.run(by_hand(place, wishes, _progress())))
 
@@ -229,7 +229,7 @@ def _examine_this_machine(given: Mapping[str, Any]) -> int:
 
 
 def _wishes(given: Mapping[str, Any]) -> Wishes:
-    from drumline.doctor.examination import Wishes
+    from drumline.doctor.many_hosts import Wishes
 
     return Wishes(_subject(given), given.get("collectives", True), given.get("procs"))
 
