@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from drumline.config import Flags, read_flags
 from drumline.config.schema import Bounds, Count, CountOrZero
@@ -17,8 +17,8 @@ from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, wrong_
 from drumline.launch.torchrun import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from drumline.doctor.many_hosts import Result, Wishes
     from drumline.doctor.joining import Place
+    from drumline.doctor.many_hosts import Result, Wishes
     from drumline.doctor.node import Subject
 
 WAIT_S = 10
@@ -52,7 +52,17 @@ OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
     ),
     "run": (str, "DIR", "Where runs will be written: its disk is looked at [this folder]."),
     "procs": (Count, "N", "Ranks of each host in the collectives [one per GPU, or 1]."),
-    "collectives": (bool, "", "Try a real process group at the end; --no-collectives leaves it out."),
+    "collectives": (
+        bool,
+        "",
+        "At the end, try a real process group: values of collectives and a step of DDP [on for several hosts, off for "
+        "this machine alone].",
+    ),
+    "backend": (
+        Literal["auto", "gloo", "nccl"],
+        "auto | gloo | nccl",
+        "Of the collectives [nccl on GPUs, else gloo].",
+    ),
     "json": (bool, "", "For scripts: everything that was learned."),
     "help": (bool, "", "Show this text."),
 }
@@ -101,8 +111,8 @@ def _wrong_flags(flags: Flags) -> Iterator[str]:
         yield f"--{wheres[0]} goes by ssh, and --{by_hand[0]} without it: give one of them"
     if not wheres:
         yield from (f"--{name}: belongs to --hosts and --hostfile" for name in OF_SSH if name in given)
-    if not wheres and not by_hand and "procs" in given:
-        yield "--procs: belongs to several hosts"
+    if not given.get("collectives", bool(wheres or by_hand)):
+        yield from (f"--{name}: belongs to --collectives" for name in ("procs", "backend") if name in given)
 
 
 # Over ssh
@@ -206,7 +216,9 @@ def _endpoint(master: str) -> tuple[str, int]:
 
 def _examine_this_machine(given: Mapping[str, Any]) -> int:
     from drumline.doctor.facts import machine_facts
+    from drumline.doctor.facts_screen import fact_lines, measured_line
     from drumline.doctor.finding import must_be_mended
+    from drumline.doctor.local_collectives import local_collectives
     from drumline.doctor.machine import machine_findings
     from drumline.doctor.report import as_json, report
 
@@ -218,10 +230,22 @@ def _examine_this_machine(given: Mapping[str, Any]) -> int:
         data=None if subject.data is None else Path(subject.data),
     )
     findings = machine_findings(facts)
+    numbers: dict[str, float] | None = None
+    if given.get("collectives"):
+        found, numbers = local_collectives(
+            given.get("procs"),
+            environment=subject.environment,
+            num_gpus=len(facts["gpus"]),
+            backend=given.get("backend", "auto"),
+        )
+        findings += found
     if given.get("json"):
-        print(as_json(findings, facts={socket.gethostname(): facts}))
+        print(as_json(findings, facts={socket.gethostname(): facts}, collectives=numbers))
     else:
-        report(findings, is_terminal=sys.stdout.isatty(), width=shutil.get_terminal_size().columns)
+        notes = [*fact_lines(facts), *([] if numbers is None else [measured_line(numbers)])]
+        report(
+            findings, notes=notes, is_terminal=sys.stdout.isatty(), width=shutil.get_terminal_size().columns
+        )
     return ExitCode.PREFLIGHT_FAILED if must_be_mended(findings) else ExitCode.SUCCESS
 
 
@@ -231,7 +255,9 @@ def _examine_this_machine(given: Mapping[str, Any]) -> int:
 def _wishes(given: Mapping[str, Any]) -> Wishes:
     from drumline.doctor.many_hosts import Wishes
 
-    return Wishes(_subject(given), given.get("collectives", True), given.get("procs"))
+    return Wishes(
+        _subject(given), given.get("collectives", True), given.get("procs"), given.get("backend", "auto")
+    )
 
 
 def _subject(given: Mapping[str, Any]) -> Subject:
@@ -250,6 +276,7 @@ def _subject(given: Mapping[str, Any]) -> Subject:
 
 
 def _show(given: Mapping[str, Any], result: Result) -> int:
+    from drumline.doctor.group import collectives_line
     from drumline.doctor.report import as_json, report
 
     if given.get("json"):
@@ -265,6 +292,7 @@ def _show(given: Mapping[str, Any], result: Result) -> int:
             result.findings,
             survey=result.survey,
             table=result.table,
+            notes=[] if result.collectives is None else [collectives_line(result.collectives)],
             is_terminal=sys.stdout.isatty(),
             width=shutil.get_terminal_size().columns,
         )

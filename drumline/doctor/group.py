@@ -5,6 +5,8 @@ The coordinator gives every node its ranks, hears what each rank found, and ends
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from drumline.doctor.coordinator import ANSWER_S, Coordinator
@@ -15,7 +17,9 @@ LIMIT_S = 90.0
 MORE_S = 10.0
 
 
-async def try_collectives(coordinator: Coordinator, procs: dict[int, int]) -> list[dict[str, Any]]:
+async def try_collectives(
+    coordinator: Coordinator, procs: dict[int, int], backend: str
+) -> list[dict[str, Any]]:
     """What each rank said, in the order of ranks; `procs` is how many each host has."""
     survey = coordinator.survey
     here = survey.here()
@@ -32,6 +36,7 @@ async def try_collectives(coordinator: Coordinator, procs: dict[int, int]) -> li
             "address": first.called if survey.names_matter else first.address,
             "port": survey.meeting_port,
             "limit_s": LIMIT_S,
+            "backend": backend,
         }
         first_rank += procs[number]
     answers = await coordinator.ask_all("collectives", LIMIT_S + MORE_S, requests)
@@ -42,17 +47,31 @@ async def try_collectives(coordinator: Coordinator, procs: dict[int, int]) -> li
     ]
 
 
-def collective_findings(said: list[dict[str, Any]]) -> list[Finding]:
-    """What the ranks found, each thing once; a rank that says nothing is a finding itself."""
-    findings: dict[Finding, None] = {}
+def collective_findings(said: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[Finding]:
+    """What the ranks found, each thing once; a rank that says nothing, and of which nobody speaks, is a finding too.
+
+    `names`: what we call the hosts, by what they call themselves."""
+    results = [one["result"] for one in said if one.get("result") is not None]
+    told = [Finding(**found) for result in results for found in result["findings"]]
+    findings = dict.fromkeys(replace(found, where=names.get(found.where, found.where)) for found in told)
+    text = " ".join(found.what for found in told)
     for one in said:
-        if one.get("result") is None:
+        if one.get("result") is None and f"rank {one['rank']} " not in text:
             what = f"rank {one['rank']} of the doctor's own process group gave no result: {one.get('error')}"
             fix = f"on {one['host']}: python -c 'import torch.distributed', and look at what it says"
             findings[Finding(level="problem", check="collectives", where=one["host"], what=what, fix=fix)] = (
                 None
             )
-            continue
-        for found in one["result"].get("findings", []):
-            findings[Finding(**found)] = None
     return list(findings)
+
+
+def collectives_line(said: Sequence[Mapping[str, Any]]) -> str:
+    """`collectives: 4 ranks, all values right; busbw 1.2 GB/s`."""
+    results = [one["result"] for one in said if one.get("result") is not None]
+    is_right = len(results) == len(said) and not any(result["findings"] for result in results)
+    numbers: Mapping[str, float] = next(
+        (result["numbers"] for result in results if result.get("numbers")), {}
+    )
+    measured = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
+    how = "all values right" if is_right else "not all well"
+    return f"collectives: {len(said)} ranks, {how}" + (f"; {measured}" if measured else "")

@@ -38,6 +38,7 @@ class Wishes:
     with_collectives: bool = True
     procs: int | None = None
     """Ranks of each host in the collectives; None: one for each GPU, or one."""
+    backend: str = "auto"
 
 
 @dataclass
@@ -140,8 +141,9 @@ async def _examine(
             procs = {
                 number: _procs(survey, number, slots.get(number) or wishes.procs) for number in survey.here()
             }
-            result.collectives = await try_collectives(coordinator, procs)
-            network = [*judge(survey), *collective_findings(result.collectives)]
+            result.collectives = await try_collectives(coordinator, procs, wishes.backend)
+            names = {host.hostname: host.name for host in survey.hosts}
+            network = [*judge(survey), *collective_findings(result.collectives, names)]
         result.findings = [*network, *facts]
     finally:
         await coordinator.close(verdict=verdict(result.findings), code=int(result.exit_code))

@@ -36,6 +36,7 @@ MOST_TARGETS = 16384
 PORTS_PER_NODE = 8
 HELLO = {"doctor": "drumline", "form": 1}
 OPEN_PORTS_LIMIT = 16
+BACKENDS = ("auto", "gloo", "nccl")
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,10 @@ class Node:
             address=want(message, "address", str),
             port=want(message, "port", int, 1, 65535),
             limit_s=want(message, "limit_s", float, 1.0, 600.0),
+            backend=want(message, "backend", str),
         )
+        if share.backend not in BACKENDS:
+            raise MessageError(f"there is no backend {share.backend!r}")
         return self.ranks.run(share, self.subject.environment)
 
     def _token(self) -> bytes:

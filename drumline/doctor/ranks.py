@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -30,6 +30,10 @@ class Share:
     address: str
     port: int
     limit_s: float
+    backend: str = "auto"
+
+    def command(self) -> list[str]:
+        return [*COMMAND, "--backend", self.backend]
 
     def variables(self, local_rank: int) -> dict[str, str]:
         """What torchrun would give the rank."""
@@ -40,8 +44,9 @@ class Share:
             "LOCAL_WORLD_SIZE": str(self.num_procs),
             "MASTER_ADDR": self.address,
             "MASTER_PORT": str(self.port),
-            # Its own; what a launcher may have set belongs to another group.
+            # Of its own: what a launcher may have set belongs to another group.
             "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "OMP_NUM_THREADS": "1",
         }
 
 
@@ -58,7 +63,7 @@ class Ranks:
         outputs = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in range(share.num_procs)]  # noqa: SIM115
         try:
             for number, (out, err) in enumerate(outputs):
-                self._start({**environment, **share.variables(number)}, out, err)
+                self._start(share.command(), {**environment, **share.variables(number)}, out, err)
             self._wait(time.monotonic() + share.limit_s)
             # Those that still run have hung; the line tells that by having no exit code.
             codes = [process.poll() for process in self._running]
@@ -81,13 +86,15 @@ class Ranks:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
 
-    def _start(self, environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> None:
+    def _start(
+        self, command: Sequence[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
+    ) -> None:
         with self._lock:
             if self._is_over:
                 return
             self._running.append(
                 subprocess.Popen(
-                    COMMAND,
+                    command,
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=out,

@@ -47,13 +47,14 @@ def report(
     *,
     survey: Survey | None = None,
     table: Sequence[Row] = (),
+    notes: Sequence[str] = (),
     is_terminal: bool = False,
     width: int = 80,
 ) -> None:
     """On the screen."""
     tables = [matrix(survey)] if survey is not None and len(survey.hosts) > 1 else []
     tables += [_differences(table)] if table else []
-    lines = [*finding_lines(findings), ("verdict", verdict(findings))]
+    lines = [*(("", note) for note in notes), *finding_lines(findings), ("verdict", verdict(findings))]
     if is_terminal:
         _draw(tables, lines, width)
     else:
