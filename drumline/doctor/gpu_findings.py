@@ -97,6 +97,17 @@ def _visible(facts: Mapping[str, Any]) -> Iterator[Finding]:
             return
 
 
+def num_visible(facts: Mapping[str, Any]) -> int:
+    """How many GPUs torch would see."""
+    value, gpus = facts["visible_gpus"], facts["gpus"]
+    if value is None or facts["cuda"] is None:
+        return len(gpus) if facts["cuda"] else 0
+    words = [word.strip() for word in value.split(",")]
+    if len(set(words)) < len(words):
+        return 0
+    return next((place for place, word in enumerate(words) if not _is_there(word, gpus)), len(words))
+
+
 def _is_there(word: str, gpus: list[dict[str, Any]]) -> bool:
     if word.startswith("MIG-"):  # a slice of a GPU, which nvidia-smi lists elsewhere
         return True
