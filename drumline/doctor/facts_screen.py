@@ -27,7 +27,10 @@ def _facts(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "processors", f"{facts['cpus']['usable']} of {facts['cpus']['count']}"
     memory, shm = facts["memory"], facts["shm"]
     yield "memory", f"{bytes_text(memory['available_bytes'] or 0)} free of {bytes_text(memory['bytes'] or 0)}"
-    yield "/dev/shm", f"{bytes_text(shm['free_bytes'])} free of {bytes_text(shm['bytes'])}" if shm else "none"
+    yield (
+        "shared memory",
+        f"{bytes_text(shm['free_bytes'])} free of {bytes_text(shm['bytes'])}" if shm else "none",
+    )
     yield "open files", f"up to {facts['open_files']['soft'] or 'any number'}"
     yield "run folder", _disk(facts["disk"])
     for one in facts["interfaces"]:
@@ -66,7 +69,15 @@ def _network(facts: Facts, one: Facts) -> str:
 
 
 def measured_line(numbers: Mapping[str, float]) -> str:
-    """What the collectives have measured; nothing when they came to nothing."""
-    return "collectives: " + (
-        ", ".join(f"{name} {value:.3g}" for name, value in numbers.items()) or "no result"
+    """Of the collectives on this machine."""
+    return f"collectives: {measured_text(numbers) or 'no result'}"
+
+
+def measured_text(numbers: Mapping[str, float]) -> str:
+    """What rank 0 has measured; empty when it came to nothing."""
+    if not numbers:
+        return ""
+    size, rate = bytes_text(int(numbers["all_reduce_bytes"])), numbers["all_reduce_gb_per_s"]
+    return (
+        f"all_reduce of {size} at {rate:.3g} GB/s, the smallest in {numbers['all_reduce_latency_us']:.0f} us"
     )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from drumline.doctor.coordinator import ANSWER_S, Coordinator
+from drumline.doctor.facts_screen import measured_text
 from drumline.doctor.finding import Finding
 
 # Importing torch on a cold file server takes half a minute; the collectives themselves a second.
@@ -35,7 +36,7 @@ async def try_collectives(
             "world_size": sum(procs[one] for one in here),
             "address": first.called if survey.names_matter else first.address,
             "port": survey.meeting_port,
-            "limit_s": LIMIT_S,
+            "patience_s": LIMIT_S,
             "backend": backend,
         }
         first_rank += procs[number]
@@ -66,12 +67,12 @@ def collective_findings(said: Sequence[Mapping[str, Any]], names: Mapping[str, s
 
 
 def collectives_line(said: Sequence[Mapping[str, Any]]) -> str:
-    """`collectives: 4 ranks, all values right; busbw 1.2 GB/s`."""
+    """`collectives: 4 ranks, all values right; all_reduce of 4 MiB at 1.2 GB/s, ...`."""
     results = [one["result"] for one in said if one.get("result") is not None]
     is_right = len(results) == len(said) and not any(result["findings"] for result in results)
     numbers: Mapping[str, float] = next(
         (result["numbers"] for result in results if result.get("numbers")), {}
     )
-    measured = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
+    measured = measured_text(numbers)
     how = "all values right" if is_right else "not all well"
     return f"collectives: {len(said)} ranks, {how}" + (f"; {measured}" if measured else "")

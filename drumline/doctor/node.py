@@ -192,7 +192,7 @@ class Node:
             world_size=want(message, "world_size", int, 1, 1 << 20),
             address=want(message, "address", str),
             port=want(message, "port", int, 1, 65535),
-            limit_s=want(message, "limit_s", float, 1.0, 600.0),
+            limit_s=want(message, "patience_s", float, 1.0, 600.0),
             backend=want(message, "backend", str),
         )
         if share.backend not in BACKENDS:

@@ -23,6 +23,9 @@ print("a line of somebody else")
 print(json.dumps({"findings": [], "seen": [os.environ[name] for name in names]}))
 """
 
+NUMBERS = {"all_reduce_bytes": 4 << 20, "all_reduce_gb_per_s": 1.5, "all_reduce_latency_us": 80.2}
+MEASURED = "all_reduce of 4 MiB at 1.5 GB/s, the smallest in 80 us"
+
 
 def share(num_procs: int = 2, limit_s: float = 30.0) -> Share:
     return Share(first_rank=4, num_procs=num_procs, world_size=8, address="a", port=29500, limit_s=limit_s)
@@ -74,10 +77,10 @@ def test_all_end_when_the_node_does(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_what_ranks_found_is_told_once() -> None:
     found = {"level": "problem", "check": "collectives", "where": "b", "what": "wrong sum", "fix": "mend"}
-    result = {"findings": [found], "numbers": {"busbw_gb_s": 1.5}}
+    result = {"findings": [found], "numbers": NUMBERS}
     said = [{"host": "me@b", "rank": rank, "result": result} for rank in range(2)]
     assert [one.line() for one in collective_findings(said, {"b": "me@b"})] == ["problem: me@b: wrong sum"]
-    assert collectives_line(said) == "collectives: 2 ranks, not all well; busbw_gb_s 1.5"
+    assert collectives_line(said) == "collectives: 2 ranks, not all well; " + MEASURED
     blamed = {**found, "what": "rank 2 on b does not come"}
     silent = {"host": "b", "rank": 2, "result": None, "error": "it was ended"}
     said = [{"host": "b", "rank": 0, "result": {"findings": [blamed], "numbers": {}}}, silent]
