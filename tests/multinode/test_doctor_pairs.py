@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.multinode import firewall
+from tests.multinode import firewall, processes
 from tests.multinode.hosts import Host, Testbed
+from tests.multinode.job import Job
 from tests.multinode.sshd import SshDaemons
 
 MakeTestbed = Callable[..., Testbed]
@@ -45,12 +47,22 @@ class Clinic:
         path.chmod(0o755)
 
     def examine(self, *flags: str) -> subprocess.CompletedProcess[str]:
-        """From the first host, all of them; variables of the test process that would choose for the hosts stay out."""
+        """From the first host, all of them."""
+        return self.bed.hosts[0].run(*self._words(*flags), cwd=ROOT)
+
+    def start(self, *flags: str) -> Job:
+        return self.bed.hosts[0].start(*self._words(*flags), cwd=ROOT)
+
+    def left(self) -> list[int]:
+        """Programs of ours that run on the hosts."""
+        return [pid for host in self.bed for pid in host.space.pids() if b"drumline" in command_line(pid)]
+
+    def _words(self, *flags: str) -> list[str]:
+        """Variables of the test process that would choose for the hosts stay out."""
         names = ",".join(host.name for host in self.bed)
         ours = [f"--ssh=ssh -F {self.ssh.config}", f"--python={self.python}", f"--hosts={names}"]
         unset = [word for name in os.environ if name.startswith(("GLOO_", "NCCL_")) for word in ("-u", name)]
-        words = ["env", *unset, sys.executable, "-m", "drumline", "doctor", *ours, *flags]
-        return self.bed.hosts[0].run(*words, cwd=ROOT)
+        return ["env", *unset, sys.executable, "-m", "drumline", "doctor", *ours, *flags]
 
     def findings(self, *flags: str) -> tuple[int, dict[str, Any]]:
         done = self.examine("--json", "--no-collectives", *flags)
@@ -61,6 +73,13 @@ class Clinic:
 @pytest.fixture(name="clinic")
 def make_clinic(make_testbed: MakeTestbed) -> Callable[..., Clinic]:
     return lambda *names: Clinic(make_testbed(*names))
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path("/proc", str(pid), "cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def bind(host: Host, source: Path, target: Path) -> None:
@@ -171,14 +190,18 @@ def test_a_security_group_that_lets_only_the_rendezvous_in_and_then_all_is_well(
     assert code == 3
     assert list(told(result, "data ports")) == ["a -> b"]
     firewall.lift(here.bed["b"])
-    done = here.examine("--no-collectives")
+    done = here.examine()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ways, 2 fine" in done.stdout
+    assert "collectives: 2 ranks, all values right" in done.stdout
     assert "verdict: fit to train" in done.stdout
-    assert not [pid for host in here.bed for pid in host.find("SSH_CONNECTION")]
+    killed = here.start()
+    killed.wait_for("a process group of 2 ranks")
+    killed.send(signal.SIGKILL)
+    processes.wait_until(lambda: not here.left(), "the doctor's programs and ranks ended", timeout_s=20)
 
 
-def by_hand(host: Host, rank: int, *flags: str, env: dict[str, str] | None = None) -> Any:
+def by_hand(host: Host, rank: int, *flags: str, env: dict[str, str] | None = None) -> Job:
     words = ["--nodes=3", f"--node-rank={rank}", "--master=a", "--wait=4", "--no-collectives", *flags]
     return host.start(sys.executable, "-m", "drumline", "doctor", *words, cwd=ROOT, env=env)
 
@@ -192,7 +215,7 @@ def test_by_hand_without_ssh(make_testbed: MakeTestbed) -> None:
     assert third.wait() == 3
     assert "node 0 refuses node 2: DRUMLINE_SECRET is set on node 0 and not on node 2" in third.text()
     text = first.text()
-    result = json.loads(text[text.index("{\"verdict") :])
+    result = json.loads(text[text.index('{"verdict') :])
     assert told(result, "host").keys() == {"node 2"}
     assert "DRUMLINE_SECRET is set on node 0 and not on node 2" in told(result, "host")["node 2"]
     ways = {(edge["from"], edge["to"]): edge for edge in result["network"]["edges"]}
