@@ -57,8 +57,9 @@ def _torch(facts: Mapping[str, Any]) -> Iterator[Finding]:
 def _driver(facts: Mapping[str, Any]) -> Iterator[Finding]:
     cuda, driver = facts["cuda"], facts["driver"]
     if facts["trouble"]:
-        level: Level = "problem" if cuda else "warning"
-        fix = "nvidia-smi; when it hangs or fails: dmesg | grep -i nvrm, and restart the machine"
+        # Without persistence mode it may only be slow to wake up; the kernel has told which GPUs there are.
+        level: Level = "problem" if cuda and not facts["gpus"] else "warning"
+        fix = "nvidia-smi -pm 1 makes it quick to answer; where it fails: dmesg | grep -i nvrm, and restart the machine"
         yield _finding(facts, level, "driver", facts["trouble"], fix)
     needed = DRIVERS.get(numbers(cuda)[0]) if cuda else None
     if driver and needed and numbers(driver) < needed:

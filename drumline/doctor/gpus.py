@@ -15,7 +15,7 @@ from typing import Any
 
 GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version")
 PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_memory")
-DRIVER = Path("/proc/driver/nvidia/version")
+KERNEL = Path("/proc/driver/nvidia")
 MIB = 1 << 20
 
 
@@ -35,25 +35,14 @@ class GpuQuestion:
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
         """`driver`, `gpus`, and the `trouble` in a sentence if there is any."""
-        driver = _loaded_driver()
+        known = kernel_answer(KERNEL)
         if not self._asked:
-            trouble = "the driver is loaded, but nvidia-smi is not on the PATH" if driver else ""
-            return {"driver": driver, "gpus": [], "trouble": trouble}
+            return {**known, "trouble": "nvidia-smi is not on the PATH" if known["driver"] else ""}
         deadline = time.monotonic() + timeout_s
-        texts = [_text(process, deadline) for process in self._asked]
-        if texts[0] is None:
-            return {
-                "driver": driver,
-                "gpus": [],
-                "trouble": f"nvidia-smi gave no answer within {timeout_s:g} s",
-            }
-        if self._asked[0].returncode != 0:
-            lines = texts[0].strip().splitlines()
-            trouble = (
-                "" if "No devices" in texts[0] else f"nvidia-smi failed: {lines[0] if lines else 'no word'}"
-            )
-            return {"driver": driver, "gpus": [], "trouble": trouble}
-        return read_answer(texts[0], texts[1] or "")
+        gpus, processes = (_text(process, deadline) for process in self._asked)
+        if gpus is not None and self._asked[0].returncode == 0:
+            return read_answer(gpus, processes or "")
+        return {**known, "trouble": _trouble(gpus, timeout_s)}
 
 
 def read_answer(gpus: str, processes: str) -> dict[str, Any]:
@@ -123,10 +112,28 @@ def _text(process: subprocess.Popen[str], deadline: float) -> str | None:
     return None
 
 
-def _loaded_driver() -> str | None:
-    """From the kernel, for when nvidia-smi does not tell."""
+def _trouble(said: str | None, timeout_s: float) -> str:
+    if said is None:
+        return f"nvidia-smi gave no answer within {timeout_s:.1f} s"
+    if "No devices" in said:
+        return ""
+    return f"nvidia-smi failed: {said.strip().splitlines()[0] if said.strip() else 'no word'}"
+
+
+def kernel_answer(kernel: Path) -> dict[str, Any]:
+    """What the driver's files in /proc tell, for when nvidia-smi does not: no memory, and nobody who uses it."""
+    driver = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", _read(kernel / "version"))
+    found = []
+    for index, folder in enumerate(sorted(kernel.glob("gpus/*"))):
+        lines = [line.partition(":") for line in _read(folder / "information").splitlines()]
+        values = {name: value.strip() for name, _, value in lines}
+        known = {"index": index, "uuid": values.get("GPU UUID", "?"), "name": values.get("Model", "?")}
+        found.append({**known, "memory_bytes": None, "used_bytes": None, "processes": []})
+    return {"driver": driver[1] if driver else None, "gpus": found, "trouble": ""}
+
+
+def _read(path: Path) -> str:
     try:
-        found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", DRIVER.read_text())
+        return path.read_text(errors="replace")
     except OSError:
-        return None
-    return found[1] if found else None
+        return ""

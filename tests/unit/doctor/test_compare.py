@@ -270,6 +270,13 @@ def test_a_dataset_may_be_one_file_or_be_missing(tmp_path: Path) -> None:
     file.write_bytes(b"x" * GIB.bit_length() * 10_000)
     facts = data_facts(file)
     assert (facts["files"], facts["bytes"], list(facts["samples"])) == (1, 310_000, ["tokens.bin"])
+    for place in (0, 155_000, 309_999):
+        changed = bytearray(file.read_bytes())
+        changed[place] = 0
+        (tmp_path / "other").mkdir(exist_ok=True)
+        other = tmp_path / "other" / "tokens.bin"
+        other.write_bytes(changed)
+        assert data_facts(other)["samples"] != facts["samples"], place
     assert data_facts(tmp_path / "none") == {"folder": str(tmp_path / "none"), "missing": True}
 
 

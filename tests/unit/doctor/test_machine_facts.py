@@ -15,11 +15,14 @@ import pytest
 
 from drumline.doctor import system
 from drumline.doctor.facts import machine_facts
-from drumline.doctor.gpus import GpuQuestion, read_answer
+from drumline.doctor.gpu_findings import num_visible
+from drumline.doctor.gpus import GpuQuestion, kernel_answer, read_answer
 from drumline.doctor.machine import machine_findings
 from drumline.doctor.packages import installed_packages
 from drumline.doctor.question import Question
+from drumline.doctor.summary import machine_rows, variable_rows
 from drumline.doctor.variables import NOT_SHOWN, shown_variables
+from tests.unit.doctor.machines import healthy
 
 # In the form that nvidia-smi writes.
 GPUS = """\
@@ -99,6 +102,80 @@ def test_an_nvidia_smi_that_fails_or_hangs_is_a_sentence(tmp_path: Path, script:
     question = GpuQuestion({"PATH": f"{tmp_path}:/usr/bin:/bin"})
     found = question.answer(0.3 if "sleep" in script else 20)
     assert (found["gpus"], found["trouble"]) == ([], trouble)
+
+
+def test_what_the_kernel_knows_of_gpus_is_read(tmp_path: Path) -> None:
+    assert kernel_answer(tmp_path) == {"driver": None, "gpus": [], "trouble": ""}
+    gpu = tmp_path / "gpus" / "0000:0f:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   \t\t 257\nGPU UUID: \t GPU-1f0a\n")
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.172.08  Tue Jul  8\n"
+    )
+    found = kernel_answer(tmp_path)
+    assert found["driver"] == "570.172.08"
+    assert [(one["index"], one["name"], one["uuid"]) for one in found["gpus"]] == [
+        (0, "NVIDIA H200", "GPU-1f0a")
+    ]
+    rows = dict(machine_rows(healthy(**found)))
+    assert (rows["driver"], rows["GPU 0"]) == ("570.172.08", "NVIDIA H200")
+
+
+def test_a_machine_is_shown_in_lines() -> None:
+    code = {"folder": "src", "files": {"a.py": "1"}, "hash": "abc"}
+    data = {"folder": "/data", "files": 3, "bytes": 2048, "hash": "def", "complete": False}
+    variables = {"NCCL_DEBUG": "WARN", "NCCL_RINGS": "x", "NCCL_BLOCKING_WAIT": "0", "NCCL_OWN": NOT_SHOWN}
+    facts = healthy(code=code, data=data, variables=variables, visible_gpus="0,1")
+    assert machine_rows(facts) == [
+        ("host", "node-a (10.0.0.1), Linux 6.8 x86_64"),
+        ("Python", "3.12.3, /env/bin/python"),
+        ("torch", "2.13.0+cu128, CUDA 12.8, NCCL 2.27.5"),
+        ("driver", "570.86.15"),
+        ("GPU 0", "NVIDIA H100 80GB HBM3, 80 GiB"),
+        ("GPU 1", "NVIDIA H100 80GB HBM3, 80 GiB"),
+        ("CUDA_VISIBLE_DEVICES", "'0,1'"),
+        ("processors", "32 of 32"),
+        ("memory", "512 GiB, 400 GiB free"),
+        ("shared memory", "256 GiB, 256 GiB free"),
+        ("open files", "65536"),
+        ("run folder", "runs (nfs4, 1000 GiB, 500 GiB free)"),
+        ("network", "lo 127.0.0.1, MTU 65536"),
+        ("network", "eth0 10.0.0.1, MTU 1500, gloo and NCCL would take it"),
+        ("clock", "kept right"),
+        ("code", "src: 1 files, abc"),
+        ("data", "/data: at least 3 files, 2 KiB, def"),
+    ]
+    assert variable_rows(facts) == [
+        ("NCCL_DEBUG", "WARN", "how much NCCL tells (VERSION, WARN, INFO, TRACE)"),
+        ("NCCL_RINGS", "x", "has no effect any more"),
+        ("NCCL_BLOCKING_WAIT", "0", "an old name; see TORCH_NCCL_BLOCKING_WAIT"),
+        ("NCCL_OWN", NOT_SHOWN, "not known to drumline"),
+    ]
+    bare = healthy(
+        gpus=[],
+        torch=None,
+        driver=None,
+        visible_gpus=None,
+        shm=None,
+        open_files={"soft": None, "hard": None},
+        cpus={"count": 8, "usable": 4, "quota": 2.5},
+        memory={"bytes": 2048, "available_bytes": None, "limit_bytes": 1024},
+        disk={"folder": "runs", "silent": "no answer within 1 s"},
+        clock={"time": 0.0, "synchronised": None},
+    )
+    shown = dict(machine_rows(bare))
+    assert (shown["torch"], shown["driver"], shown["GPUs"]) == ("not installed", "none", "none")
+    assert shown["CUDA_VISIBLE_DEVICES"] == "not set"
+    assert shown["processors"] == "4 of 8, a container's share of 2.5"
+    assert shown["memory"] == "2 KiB, 0 bytes free, a container's limit of 1 KiB"
+    assert (shown["shared memory"], shown["open files"], shown["clock"]) == ("none", "no limit", "?")
+    assert shown["run folder"] == "runs: no answer within 1 s"
+
+
+def test_how_many_gpus_torch_would_see() -> None:
+    values = {None: 2, "": 0, "0": 1, "1,0": 2, "0,0": 0, "0,7,1": 1, "GPU-1": 1, "MIG-a,MIG-b": 2}
+    assert {value: num_visible(healthy(visible_gpus=value)) for value in values} == values
+    assert num_visible(healthy(cuda=None)) == 0
 
 
 def test_a_question_without_an_answer_is_given_up() -> None:

@@ -67,10 +67,16 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         "",
     ),
     (
-        {"gpus": [], "trouble": "nvidia-smi gave no answer within 1.8 s"},
+        {"gpus": [], "trouble": "nvidia-smi failed: no word"},
         "problem",
+        "nvidia-smi failed: no word",
+        "nvidia-smi -pm 1 makes it quick to answer; where it fails: dmesg | grep -i nvrm, and restart the machine",
+    ),
+    (
+        {"trouble": "nvidia-smi gave no answer within 1.8 s"},
+        "warning",
         "nvidia-smi gave no answer within 1.8 s",
-        "nvidia-smi; when it hangs or fails: dmesg | grep -i nvrm, and restart the machine",
+        "nvidia-smi -pm 1 makes it quick to answer; where it fails: dmesg | grep -i nvrm, and restart the machine",
     ),
     (
         {"driver": "525.60.11"},
