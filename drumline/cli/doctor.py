@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from drumline.doctor.node import Subject
 
 WAIT_S = 10
+LABEL_WIDTH = len("CUDA_VISIBLE_DEVICES")
 OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
     "hosts": (str, "A,B:4,C", "Examine these hosts and every pair of them, over ssh."),
     "hostfile": (str, "FILE", "The same, with the hosts in a file: `host` or `host slots=N` on a line."),
@@ -216,11 +217,12 @@ def _endpoint(master: str) -> tuple[str, int]:
 
 def _examine_this_machine(given: Mapping[str, Any]) -> int:
     from drumline.doctor.facts import machine_facts
-    from drumline.doctor.facts_screen import fact_lines, measured_line
     from drumline.doctor.finding import must_be_mended
     from drumline.doctor.local_collectives import local_collectives
     from drumline.doctor.machine import machine_findings
     from drumline.doctor.report import as_json, report
+    from drumline.doctor.speed_words import collectives_text
+    from drumline.doctor.summary import machine_rows, variable_rows
 
     subject = _subject(given)
     facts = machine_facts(
@@ -242,7 +244,13 @@ def _examine_this_machine(given: Mapping[str, Any]) -> int:
     if given.get("json"):
         print(as_json(findings, facts={socket.gethostname(): facts}, collectives=numbers))
     else:
-        notes = [*fact_lines(facts), *([] if numbers is None else [measured_line(numbers)])]
+        rows = [
+            *machine_rows(facts),
+            *(("variable", f"{row[0]}={row[1]} ({row[2]})") for row in variable_rows(facts)),
+        ]
+        if numbers is not None:
+            rows.append(("collectives", collectives_text(numbers) or "no result"))
+        notes = [f"{label:<{LABEL_WIDTH}}  {value}" for label, value in rows]
         report(
             findings, notes=notes, is_terminal=sys.stdout.isatty(), width=shutil.get_terminal_size().columns
         )

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from drumline.doctor.coordinator import ANSWER_S, Coordinator
-from drumline.doctor.facts_screen import measured_text
 from drumline.doctor.finding import Finding
+from drumline.doctor.speed_words import collectives_text
 
 # Importing torch on a cold file server takes half a minute; the collectives themselves a second.
 LIMIT_S = 90.0
@@ -73,6 +73,6 @@ def collectives_line(said: Sequence[Mapping[str, Any]]) -> str:
     numbers: Mapping[str, float] = next(
         (result["numbers"] for result in results if result.get("numbers")), {}
     )
-    measured = measured_text(numbers)
+    measured = collectives_text(numbers)
     how = "all values right" if is_right else "not all well"
     return f"collectives: {len(said)} ranks, {how}" + (f"; {measured}" if measured else "")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from drumline.doctor.sizes import bytes_text
+
 RATES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
 
 
@@ -17,6 +21,16 @@ def bit_rate(bytes_per_s: float) -> str:
 def latency(seconds: float) -> str:
     """`0.12 ms`."""
     return f"{seconds * 1e6:.0f} us" if seconds < 1e-4 else f"{_short(seconds * 1e3)} ms"
+
+
+def collectives_text(numbers: Mapping[str, float]) -> str:
+    """What the collectives have measured; empty when they came to nothing."""
+    if not numbers:
+        return ""
+    size, rate = bytes_text(int(numbers["all_reduce_bytes"])), numbers["all_reduce_gb_per_s"]
+    return (
+        f"all_reduce of {size} at {rate:.3g} GB/s, the smallest in {numbers['all_reduce_latency_us']:.0f} us"
+    )
 
 
 def _short(value: float) -> str:
