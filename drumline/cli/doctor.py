@@ -126,7 +126,7 @@ def _examine_hosts(given: Mapping[str, Any]) -> int:
     from drumline.launch.ssh import ssh_client
 
     hosts = _hosts(given)
-    client = ssh_client(given.get("ssh"), os.environ)
+    client, progress = ssh_client(given.get("ssh"), os.environ), _progress()
     result = asyncio.run(
         over_ssh(
             hosts,
@@ -134,9 +134,10 @@ def _examine_hosts(given: Mapping[str, Any]) -> int:
             port=given.get("port", DEFAULT_PORT),
             client=client,
             python=given.get("python", sys.executable),
-            progress=_progress(),
+            progress=progress,
         )
     )
+    progress("")
     return _show(given, result)
 
 
@@ -166,7 +167,10 @@ def _examine_by_hand(given: Mapping[str, Any]) -> int:
 
     from drumline.doctor.many_hosts import by_hand
 
-    return _show(given, asyncio.run(by_hand(place, wishes, _progress())))
+    progress = _progress()
+    result = asyncio.run(by_hand(place, wishes, progress))
+    progress("")
+    return _show(given, result)
 
 
 def _place(given: Mapping[str, Any], environment: Mapping[str, str]) -> Place:

@@ -42,6 +42,7 @@ class Channel:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._gone: NodeGoneError | None = None
+        self._has_met = False
         self._words = b""
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -66,6 +67,7 @@ class Channel:
                 raise await self._end("it ended before its first word")
             with contextlib.suppress(MessageError):
                 if decode(line) == HELLO:
+                    self._has_met = True
                     self._tasks.append(asyncio.create_task(self._listen()))
                     return
         raise NodeGoneError("it says much, but not what the doctor's program says")
@@ -93,12 +95,12 @@ class Channel:
 
     async def close(self, **farewell: Any) -> None:
         """Tell the node to end; what carries the lines ends with it, or is killed."""
-        if self._gone is None and self._tasks:
+        if self._gone is None and self._has_met:
             await self._write({"do": "end", **farewell})
         self.writer.close()
         if self.process is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.process.wait(), FAREWELL_S if self._tasks else 0.0)
+                await asyncio.wait_for(self.process.wait(), FAREWELL_S if self._has_met else 0.0)
             if self.process.returncode is None:
                 self.process.kill()
                 await self.process.wait()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from drumline.doctor.finding import Finding, sorted_findings
+from drumline.doctor.finding import Finding, Level, sorted_findings
 from drumline.doctor.groups import MOST_GROUPS, Row
 from drumline.doctor.matrix import Matrix, matrix
 from drumline.doctor.sizes import names_text
@@ -19,6 +19,7 @@ from drumline.doctor.survey import Survey
 
 # A cause that hits hundreds of hosts need not be read hundreds of times.
 MOST_OF_A_CHECK = 12
+COUNTED: tuple[Level, ...] = ("problem", "warning")
 COLOURS = {"problem": "bold red", "warning": "yellow", "note": "dim", "verdict": "bold"}
 
 
@@ -66,16 +67,13 @@ def report(
 
 
 def finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    """What must be mended first; the same of several hosts once; of one kind no more than can be read."""
-    places: dict[Finding, list[str]] = {}
-    for finding in sorted_findings(findings):
-        places.setdefault(replace(finding, where=""), []).append(finding.where)
+    """What must be mended first; of one kind no more than can be read."""
     told: Counter[tuple[str, str]] = Counter()
-    for finding, where in places.items():
+    for finding in once_each(findings):
         kind = (finding.level, finding.check)
         told[kind] += 1
         if told[kind] <= MOST_OF_A_CHECK:
-            yield finding.level, replace(finding, where=names_text(where)).line()
+            yield finding.level, finding.line()
             if finding.fix:
                 yield "fix", f"  fix: {finding.fix}"
     for (level, check), count in told.items():
@@ -83,10 +81,20 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
             yield level, f"{level}: {check}: {count - MOST_OF_A_CHECK} more of this kind; --json has all"
 
 
+def once_each(findings: Sequence[Finding]) -> list[Finding]:
+    """The same of several hosts is one thing."""
+    places: dict[Finding, list[str]] = {}
+    for finding in sorted_findings(findings):
+        places.setdefault(replace(finding, where=""), []).append(finding.where)
+    return [replace(finding, where=names_text(where)) for finding, where in places.items()]
+
+
 def verdict(findings: Sequence[Finding]) -> str:
     """One line."""
-    counts = {level: sum(finding.level == level for finding in findings) for level in ("problem", "warning")}
-    said = [f"{count} {level}{'s' if count != 1 else ''}" for level, count in counts.items() if count]
+    counts = Counter(finding.level for finding in once_each(findings))
+    said = [
+        f"{counts[level]} {level}{'s' if counts[level] != 1 else ''}" for level in COUNTED if counts[level]
+    ]
     if counts["problem"]:
         return f"verdict: must be fixed: {' and '.join(said)}"
     return f"verdict: fit to train{f', with {said[0]}' if said else ''}"

@@ -23,7 +23,6 @@ from tests.multinode.sshd import SshDaemons
 MakeTestbed = Callable[..., Testbed]
 ROOT = Path(__file__).parents[2]
 PORT = 29500
-TOO_SLOW_S = 15
 SKEWED = "import time\n_real = time.time\ntime.time = lambda: _real() + 3600.0\n"
 
 
@@ -106,7 +105,6 @@ def test_ports_names_a_host_that_is_down_and_a_wrong_interface(clinic: Callable[
     here.set_variables(a, GLOO_SOCKET_IFNAME="docker0")
     code, result = here.findings()
     assert code == 3
-    assert result["network"]["elapsed_s"] < TOO_SLOW_S
     assert list(told(result, "host")) == ["d"]
     assert "down" in told(result, "host")["d"]
     assert list(told(result, "rendezvous port")) == ["a"]
@@ -202,7 +200,7 @@ def test_a_security_group_that_lets_only_the_rendezvous_in_and_then_all_is_well(
 
 
 def by_hand(host: Host, rank: int, *flags: str, env: dict[str, str] | None = None) -> Job:
-    words = ["--nodes=3", f"--node-rank={rank}", "--master=a", "--wait=4", "--no-collectives", *flags]
+    words = ["--nodes=4", f"--node-rank={rank}", "--master=a", "--wait=4", "--no-collectives", *flags]
     return host.start(sys.executable, "-m", "drumline", "doctor", *words, cwd=ROOT, env=env)
 
 
@@ -216,8 +214,9 @@ def test_by_hand_without_ssh(make_testbed: MakeTestbed) -> None:
     assert "node 0 refuses node 2: DRUMLINE_SECRET is set on node 0 and not on node 2" in third.text()
     text = first.text()
     result = json.loads(text[text.index('{"verdict') :])
-    assert told(result, "host").keys() == {"node 2"}
+    assert told(result, "host").keys() == {"node 2", "node 3"}
+    assert f"it did not come to {a.address}:{PORT} within 4 s" in told(result, "host")["node 3"]
     assert "DRUMLINE_SECRET is set on node 0 and not on node 2" in told(result, "host")["node 2"]
     ways = {(edge["from"], edge["to"]): edge for edge in result["network"]["edges"]}
     assert ways["a (node 0)", "b (node 1)"]["data"] == ways["b (node 1)", "a (node 0)"]["data"] == "open"
-    assert "node 1: verdict: must be fixed: 1 problem" in second.text()
+    assert "node 1: verdict: must be fixed: 2 problems" in second.text()

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from drumline.doctor import names, probe
 from drumline.doctor.channel import Channel, NodeError, NodeGoneError
-from drumline.doctor.coordinator import Coordinator
+from drumline.doctor.coordinator import WELCOME_S, Coordinator
 from drumline.doctor.judge import judge
 from drumline.doctor.ssh_trouble import trouble
 from drumline.doctor.survey import HostSeen, Survey
@@ -23,6 +24,11 @@ def test_hosts_that_are_down_are_left_out_and_closed_ways_are_not_measured() -> 
     assert {action for number, action in cluster.asked if number == 5} == set()
     measured = Counter(number for number, action in cluster.asked if action == "measure")
     assert measured == {0: 3, 1: 4, 2: 3, 3: 4, 4: 4}
+
+
+def test_the_limits_leave_time_for_an_answer_within_15_s() -> None:
+    # A host that is silent, names that nobody resolves, ports that are closed; what is left is for measuring speed.
+    assert WELCOME_S + names.LIMIT_S + probe.CONNECT_S < 15 - 1
 
 
 def test_a_way_that_looks_slow_is_measured_again() -> None:

@@ -86,12 +86,11 @@ def test_of_one_kind_no_more_than_can_be_read() -> None:
 
 
 def test_the_verdict() -> None:
-    warning = finding("a", level="warning")
+    warning, late = finding("a", level="warning"), finding("b", "it is late")
     assert verdict([]) == "verdict: fit to train"
     assert verdict([warning]) == "verdict: fit to train, with 1 warning"
-    assert (
-        verdict([finding("a"), finding("b"), warning]) == "verdict: must be fixed: 2 problems and 1 warning"
-    )
+    found = [finding("a"), finding("b"), late, warning]
+    assert verdict(found) == "verdict: must be fixed: 2 problems and 1 warning"
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
