@@ -194,7 +194,9 @@ def test_a_security_group_that_lets_only_the_rendezvous_in_and_then_all_is_well(
     assert "collectives: 2 ranks, all values right" in done.stdout
     assert "verdict: fit to train" in done.stdout
     killed = here.start()
-    killed.wait_for("a process group of 2 ranks")
+    b = here.bed["b"]
+    processes.wait_until(lambda: bool(b.find("RANK=1")), "a rank on b")
+    b.freeze("RANK=1")  # so that it cannot end by itself
     killed.send(signal.SIGKILL)
     processes.wait_until(lambda: not here.left(), "the doctor's programs and ranks ended", timeout_s=20)
 
