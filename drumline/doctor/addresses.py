@@ -14,12 +14,15 @@ DATA_PORTS = 2
 
 
 def choose_addresses(survey: Survey) -> None:
-    """Where its name leads, when the host has that address; else where the coordinator reached it; else its first."""
+    """Where its name leads, when the host has that address; else where the coordinator reached it; else its first. By
+    hand nobody uses names: there the address counts from which it came to node 0."""
     votes: dict[int, Counter[str]] = {number: Counter() for number in survey.here()}
     for (_, target), edge in survey.edges.items():
         votes[target].update((edge.addresses or [])[:1])
     for number, counted in votes.items():
         host = survey.hosts[number]
+        if not survey.names_matter and host.interface_of(host.address) is not None:
+            continue
         own = outside_addresses(host.interfaces)
         preferred = [address for address, _ in counted.most_common()]
         chosen = host.nccl["address"] if host.nccl else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,4 +59,4 @@ def _working(host: HostSeen, edges: list[Edge]) -> str | None:
 def _is_reached(address: str, edges: list[Edge]) -> bool:
     """Or at least nobody has seen that it is not; the loopback never is."""
     seen = [edge.others[address] for edge in edges if edge.others and address in edge.others]
-    return "open" in seen or not (seen or address.startswith("127."))
+    return "open" in seen or not (seen or ipaddress.ip_address(address).is_loopback)
