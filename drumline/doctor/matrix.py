@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drumline.doctor.judge_speed import SLOW_SHARE, usual_speed
-from drumline.doctor.speed_words import bit_rate, latency
+from drumline.doctor.speed_words import bit_rate, latency, short_rate
 from drumline.doctor.survey import Edge, Survey
 
 MOST_IN_NUMBERS = 8
@@ -50,7 +50,7 @@ def matrix(survey: Survey) -> Matrix:
     if len(names) <= MOST_IN_NUMBERS:
         headings = ["from \\ to", *names]
         rows = [[name, *_cells(survey, number, letters[number])] for number, name in enumerate(names)]
-        return Matrix("every pair", headings, rows, notes)
+        return Matrix("every pair: bits per second, and latency", headings, rows, notes)
     if len(names) <= MOST_IN_LETTERS:
         rows = [[f"{number:>2}", name, letters[number]] for number, name in enumerate(names)]
         return Matrix("every pair", ["#", "from", f"to {_ruler(len(names))}"], rows, notes)
@@ -101,7 +101,7 @@ def _cell(edge: Edge | None, letter: str) -> str:
     if edge is None or letter not in FINE or edge.latency_s is None or edge.bytes_per_s is None:
         return WORDS.get(letter, "?")
     slow = " slow" if letter == "s" else ""
-    return f"{bit_rate(edge.bytes_per_s)}{slow}\n{latency(edge.latency_s)}"
+    return f"{short_rate(edge.bytes_per_s)}{slow}\n{latency(edge.latency_s).replace(' ', '')}"
 
 
 def _ruler(count: int) -> str:
@@ -110,8 +110,16 @@ def _ruler(count: int) -> str:
 
 
 def _bad_rows(names: Sequence[str], letters: Sequence[str]) -> list[list[str]]:
-    bad = [(name, row) for name, row in zip(names, letters, strict=True) if row.strip(". -")]
-    rows = [[name, _spelled(row, names)] for name, row in bad[:MOST_BAD_ROWS]]
+    """What is the same in a whole column is said once, and not in every row."""
+    columns = ["".join(column) for column in zip(*letters, strict=True)]
+    whole = [len(set(column) - set(" -")) == 1 and bool(column.strip(" -.")) for column in columns]
+    spelled = "".join(
+        column.strip(" -")[0] if is_whole else "." for column, is_whole in zip(columns, whole, strict=True)
+    )
+    rows = [["every other", _spelled(spelled, names)]] if any(whole) else []
+    masked = ["".join("." if skip else one for one, skip in zip(row, whole, strict=True)) for row in letters]
+    bad = [(name, row) for name, row in zip(names, masked, strict=True) if row.strip(". -")]
+    rows += [[name, _spelled(row, names)] for name, row in bad[:MOST_BAD_ROWS]]
     if len(bad) > MOST_BAD_ROWS:
         rows.append([f"and {len(bad) - MOST_BAD_ROWS} more", "see --json"])
     return rows

@@ -114,7 +114,7 @@ def plain_lines(shown: Matrix) -> Iterator[str]:
     """A row is a line: where there is no terminal, lines are what is read and searched."""
     yield shown.title
     rows = (
-        [[cell.replace("\n", ", ") for cell in row] for row in (shown.headings, *shown.rows)]
+        [[cell.replace("\n", " ") for cell in row] for row in (shown.headings, *shown.rows)]
         if shown.rows
         else []
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from drumline.doctor.sizes import bytes_text
@@ -16,6 +17,11 @@ def bit_rate(bytes_per_s: float) -> str:
         if bits >= size:
             return f"{_short(bits / size)} {unit}"
     return f"{bits:.0f} bit/s"
+
+
+def short_rate(bytes_per_s: float) -> str:
+    """`9.4G`, for cells of a table that says what they are."""
+    return re.sub(r" ([Gkm]?)bit/s", r"\1", bit_rate(bytes_per_s), flags=re.IGNORECASE)
 
 
 def latency(seconds: float) -> str:

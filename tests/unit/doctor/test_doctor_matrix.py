@@ -12,17 +12,17 @@ from drumline.doctor.groups import row_of
 from drumline.doctor.judge import judge
 from drumline.doctor.matrix import all_letters, matrix
 from drumline.doctor.report import as_json, finding_lines, plain_lines, report, verdict
-from drumline.doctor.speed_words import bit_rate, latency
+from drumline.doctor.speed_words import bit_rate, latency, short_rate
 from tests.unit.doctor.simulated import Cluster, examine
 
 
 def test_two_hosts_are_shown_in_numbers() -> None:
     lines = list(plain_lines(matrix(examine(Cluster(2)))))
     assert lines == [
-        "every pair",
-        "from \\ to  n000               n001",
-        "n000                          9.6 Gbit/s, 50 us",
-        "n001       9.7 Gbit/s, 50 us",
+        "every pair: bits per second, and latency",
+        "from \\ to  n000       n001",
+        "n000                  9.6G 50us",
+        "n001       9.7G 50us",
         "2 ways, 2 fine; median 9.6 Gbit/s (slowest 9.6 Gbit/s), 50 us (longest 50 us)",
     ]
 
@@ -39,7 +39,7 @@ def test_what_is_wrong_stands_where_the_numbers_would() -> None:
 
 def test_a_slow_way_says_so_beside_its_number() -> None:
     text = "\n".join(plain_lines(matrix(examine(Cluster(4, slow=[1])))))
-    assert "800 Mbit/s slow, 50 us" in text
+    assert "800M slow 50us" in text
 
 
 def test_dozens_of_hosts_are_shown_in_letters_of_which_each_is_explained() -> None:
@@ -64,8 +64,14 @@ def test_of_hundreds_only_the_rows_with_something_wrong() -> None:
     assert lines[4].startswith("4,290 ways, 4,155 fine")
     fine = list(plain_lines(matrix(examine(Cluster(65)))))
     assert fine[1].startswith("4,160 ways, 4,160 fine")
-    many = list(plain_lines(matrix(examine(Cluster(65, closed={(number, 0) for number in range(40)})))))
-    assert "and 15 more  see --json" in many
+    slow = list(plain_lines(matrix(examine(Cluster(65, slow=[3], closed={(7, 9)})))))
+    assert slow[2:5] == [
+        "every other  slow: n003",
+        "n003         slow: n000, n001, n002 and 61 more",
+        "n007         data ports closed: n009",
+    ]
+    many = list(plain_lines(matrix(examine(Cluster(65, closed={(number, 60) for number in range(40)})))))
+    assert "and 16 more  see --json" in many
 
 
 def finding(where: str, what: str = "it is cold", level: str = "problem") -> Finding:
@@ -130,6 +136,7 @@ def test_numbers_as_people_say_them() -> None:
         "48 kbit/s",
         "160 bit/s",
     ]
+    assert [short_rate(value) for value in (12.5e9, 1e7, 6e3, 20)] == ["100G", "80M", "48k", "160"]
     assert [latency(value) for value in (2.2e-5, 1.2e-4, 0.0123)] == ["22 us", "0.12 ms", "12 ms"]
 
 
