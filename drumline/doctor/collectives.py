@@ -22,7 +22,7 @@ import torch.distributed as dist
 from drumline.doctor.examination import check_everything
 from drumline.doctor.exchange import Exchange
 from drumline.doctor.finding import Finding, must_be_mended
-from drumline.doctor.guard import Guard
+from drumline.doctor.guard import UNCONNECTED, Guard
 from drumline.errors import DrumlineError, ExitCode
 from drumline.manager import DDPManager
 
@@ -35,7 +35,6 @@ AFTER_OURS_S = 60.0
 # Rank 0 runs the store in which the others look for whom to blame, and whoever ends takes its connections along.
 LINGER_S = 3.0
 GRACE_AFTER_START_S = 10.0
-CONNECT_FIX = "see whether hosts reach each other's high ports, and by which network: drumline doctor --hosts"
 
 
 class Rank:
@@ -90,7 +89,7 @@ def examine(
         rank.wrong(*_refusal(ddp, error))
         return
     except (dist.DistError, RuntimeError) as error:
-        rank.wrong(f"the ranks could not be connected: {_reason(error)}", CONNECT_FIX)
+        rank.wrong(f"the ranks could not be connected: {_reason(error)}", UNCONNECTED)
         return
     if not is_joined or ddp.store is None:
         rank.wrong("there is no RANK in the environment", "start it by way of drumline doctor --collectives")
@@ -141,7 +140,7 @@ def main(argv: Sequence[str], *, make_exchange: Callable[[torch.device], Exchang
         train_timeout_s=options.limit_s + AFTER_OURS_S,
     )
     rank = Rank(ddp)
-    guard = Guard(limit_s=options.limit_s, on_late=rank.give_up)
+    guard = Guard(limit_s=options.limit_s, place=ddp.place, on_late=rank.give_up)
     examine(rank, guard, start_timeout_s=options.start_timeout_s, make_exchange=make_exchange)
     code = rank.tell()
     sys.stdout.flush()

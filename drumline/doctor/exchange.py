@@ -15,6 +15,8 @@ SMALL, MEDIUM, LARGE = 1, 1000, 1 << 20
 TYPES = (torch.float32, torch.int64)
 # Weights of ranks stay small, so that sums over thousands of ranks are still exact in float32.
 WEIGHTS = 16
+# torch 2.13 gave it a new name, and warns about the old one, which is all that earlier versions know.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Exchange:
@@ -38,7 +40,7 @@ class Exchange:
 
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
         part = torch.empty_like(tensor[: tensor.numel() // dist.get_world_size()])
-        dist.reduce_scatter_tensor(part, tensor)
+        _reduce_scatter(part, tensor)
         return part
 
     def wait(self) -> None:

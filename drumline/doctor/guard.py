@@ -18,11 +18,14 @@ import torch.distributed as dist
 from drumline.doctor.finding import Finding
 from drumline.doctor.question import Question
 from drumline.doctor.sizes import names_text
+from drumline.errors import Place
 
 POLL_S = 0.1
 # What is late on one rank is late on all, but for the time that their clocks started apart.
 GRACE_S = 2.0
-FIX = (
+UNCONNECTED = "open high ports between the hosts, and see which network they take: drumline doctor --hosts"
+LOST = "see which pair of hosts loses large messages (MTU, firewall): drumline doctor --hosts"
+SEE_IT = (
     "see what that process does (py-spy dump, dmesg) and whether its host is reached: drumline doctor --hosts"
 )
 
@@ -30,8 +33,12 @@ FIX = (
 class Guard:
     """One rank's phases: each by its name, in the order that all ranks share."""
 
-    def __init__(self, *, limit_s: float, on_late: Callable[[list[Finding]], None]) -> None:
+    def __init__(
+        self, *, limit_s: float, place: Callable[[], Place], on_late: Callable[[list[Finding]], None]
+    ) -> None:
+        """`place`: which rank this is, as far as is known yet."""
         self._limit_s = limit_s
+        self._place = place
         self._on_late = on_late
         self._store: dist.Store | None = None
         self._rank, self._world_size, self._host = 0, 1, ""
@@ -72,8 +79,11 @@ class Guard:
 
     def _blame(self, name: str, limit_s: float) -> list[Finding]:
         if self._store is None:
-            what = f"a rank did not come out of {name} within {limit_s:g} s"
-            return [_finding(self._host or "this host", what)]
+            # Who never came is told by the meeting itself, so all have met by now.
+            place = self._place()
+            what = f"{place} did not come out of {name} within {limit_s:g} s: ranks reach the place where they meet, "
+            what += "but not each other"
+            return [_finding(place.host or "?", what, UNCONNECTED)]
         self._write("late", name)
         deadline = time.monotonic() + GRACE_S
         while True:
@@ -111,7 +121,7 @@ class Guard:
         hosts = list(dict.fromkeys(at[rank]["host"] for rank in stuck))
         what = f"{names_text([f'rank {rank}' for rank in stuck])} all came to {name}, and were not through within "
         what += f"{limit_s:g} s: what they send does not arrive"
-        return [_finding(names_text(hosts), what)]
+        return [_finding(names_text(hosts), what, LOST)]
 
     def _write(self, kind: str, name: str) -> None:
         if self._store is not None:
@@ -131,5 +141,5 @@ class Guard:
         return {rank: mark for rank, mark in marks.items() if kind == "at" or mark["number"] == self._number}
 
 
-def _finding(where: str, what: str) -> Finding:
-    return Finding(level="problem", check="collectives", where=where, what=what, fix=FIX)
+def _finding(where: str, what: str, fix: str = SEE_IT) -> Finding:
+    return Finding(level="problem", check="collectives", where=where, what=what, fix=fix)

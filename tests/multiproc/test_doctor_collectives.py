@@ -24,6 +24,7 @@ from drumline.doctor.exchange import LARGE, Exchange
 from drumline.doctor.finding import Finding
 from drumline.doctor.guard import Guard
 from drumline.doctor.local_collectives import local_collectives, merge_results, read_result
+from drumline.errors import Place
 from drumline.manager import DDPManager
 from tests.ranks import RanksFailed, run_ranks
 
@@ -71,7 +72,12 @@ class NotWrapped(DDPManager):
 def examined(ddp: DDPManager, exchange: type[Exchange] = Exchange) -> list[tuple[str, str, str]]:
     lines: list[str] = []
     rank = Rank(ddp, tell=lines.append)
-    examine(rank, Guard(limit_s=60, on_late=rank.give_up), start_timeout_s=60, make_exchange=exchange)
+    examine(
+        rank,
+        Guard(limit_s=60, place=ddp.place, on_late=rank.give_up),
+        start_timeout_s=60,
+        make_exchange=exchange,
+    )
     rank.tell()
     ddp.cleanup()
     result = json.loads(lines[0])
@@ -162,10 +168,11 @@ def frozen(folder: Path) -> None:
         os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
 
     collectives.LINGER_S = 0.0
-    rank = Rank(DDPManager(backend="gloo", device="cpu"), tell=tell)
+    ddp = DDPManager(backend="gloo", device="cpu")
+    rank = Rank(ddp, tell=tell)
     examine(
         rank,
-        Guard(limit_s=3, on_late=rank.give_up),
+        Guard(limit_s=3, place=ddp.place, on_late=rank.give_up),
         start_timeout_s=60,
         make_exchange=FreezesInTheLargeSum,
     )
@@ -244,7 +251,7 @@ class Watched:
 
     def __init__(self, store: dist.Store, limits: tuple[float, float]) -> None:
         self.said: queue.Queue[list[Finding]] = queue.Queue()
-        self.guards = [Guard(limit_s=limit, on_late=self.said.put) for limit in limits]
+        self.guards = [Guard(limit_s=limit, place=Place, on_late=self.said.put) for limit in limits]
         for rank, one in enumerate(self.guards):
             one.joined(store, rank=rank, world_size=2, host=f"node-{'ab'[rank]}")
 
@@ -297,7 +304,13 @@ def test_the_guard_knows_a_store_that_is_gone_and_a_meeting_that_does_not_end() 
             )
         ]
     said: queue.Queue[list[Finding]] = queue.Queue()
-    with Guard(limit_s=0.1, on_late=said.put).phase("the meeting of all ranks"):
-        assert [one.what for one in said.get(timeout=20)] == [
-            "a rank did not come out of the meeting of all ranks within 0.1 s"
+    alone = Guard(limit_s=0.1, place=lambda: Place(host="node-b", rank=1), on_late=said.put)
+    with alone.phase("the meeting of all ranks"):
+        assert [(one.where, one.what, one.fix) for one in said.get(timeout=20)] == [
+            (
+                "node-b",
+                "rank 1 on node-b did not come out of the meeting of all ranks within 0.1 s: ranks reach the place "
+                "where they meet, but not each other",
+                "open high ports between the hosts, and see which network they take: drumline doctor --hosts",
+            )
         ]

@@ -1,0 +1,116 @@
+"""The flags of `drumline launch`, by the place each belongs to, and what is wrong with a set of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from drumline.cli.launch_program import is_script
+from drumline.config import Flags
+from drumline.config.schema import Bounds, Count, CountOrZero
+from drumline.launch.kubernetes import wrong_name
+from drumline.launch.plan import SCRIPT_RESTARTS, TASK_RESTARTS
+from drumline.launch.torchrun import DEFAULT_PORT
+
+# Its type, what stands for the value in the help, and the help.
+FlagTable = Mapping[str, tuple[Any, str, str]]
+ANYWHERE: FlagTable = {
+    "procs": (Count, "N", "Ranks of each node [one per GPU, or 1; with --kubernetes 1]."),
+    "max-restarts": (
+        CountOrZero,
+        "N",
+        f"How often failed ranks are started again [{TASK_RESTARTS} for a task, which goes on from its newest "
+        f"checkpoint; {SCRIPT_RESTARTS} for a script, which may begin anew each time].",
+    ),
+    "print": (bool, "", "Show the torchrun line of each node, and start nothing."),
+    "env-file": (
+        str,
+        "FILE",
+        "This machine is one node of a job, and the same command is typed on each. The file has NUMBER_OF_NODES, "
+        "NODE_RANK, NUMBER_OF_GPUS, MASTER_ADDR and MASTER_PORT; if wanted DDP_TIMEOUT_SECONDS, DATASET_DIR and "
+        "OUTPUT_DIR; and whatever else the ranks' environment shall hold.",
+    ),
+}
+OF_HOSTS: FlagTable = {
+    "hosts": (str, "A,B:4,C", "With --print: the hosts, each with its number of ranks if they differ."),
+    "hostfile": (str, "FILE", "With --print: the hosts, one on a line: `host` or `host slots=N`."),
+    "port": (
+        Annotated[int, Bounds(low=1, high=65535)],
+        "N",
+        f"Where the hosts meet, on the first of them [{DEFAULT_PORT}].",
+    ),
+}
+OF_KUBERNETES: FlagTable = {
+    "kubernetes": (bool, "", "Write a manifest for kubectl; nothing is applied unless --apply is given."),
+    "api": (
+        Literal["v2", "v1", "job"],
+        "v2 | v1 | job",
+        "Kubeflow's TrainJob, its older PyTorchJob, or a plain indexed Job with a headless Service [v2].",
+    ),
+    "image": (str, "IMAGE", "The container image; it holds the code, and drumline for a task."),
+    "name": (str, "NAME", "What the job is called in the cluster [after the task or script]."),
+    "namespace": (str, "NAME", "The namespace it belongs to [kubectl's own]."),
+    "nodes": (Count, "N", "Pods [1]."),
+    "gpus": (CountOrZero, "N", "GPUs of each pod [one per rank]; 0 for none."),
+    "claim": (str, "NAME", "A PersistentVolumeClaim for run folders, mounted at /runs in every pod."),
+    "out": (str, "FILE", "Where to write the manifest [the screen]."),
+    "apply": (bool, "", "Hand the manifest to `kubectl apply`, in kubectl's own context."),
+}
+HELP: FlagTable = {"help": (bool, "", "Show this text.")}
+OWN_FLAGS: FlagTable = {**ANYWHERE, **OF_HOSTS, **OF_KUBERNETES, **HELP}
+WHERES = ("env-file", "hosts", "hostfile", "kubernetes")
+
+
+def wrong_flags(flags: Flags) -> Iterator[str]:
+    """Every mistake, as a sentence."""
+    yield from flags.layer.problems
+    given = flags.own
+    wheres = [name for name in WHERES if given.get(name)]
+    if len(wheres) > 1:
+        yield (
+            " and ".join(f"--{name}" for name in wheres) + " exclude each other: each says where the job runs"
+        )
+    for path in flags.layer.settings:
+        yield f"--{path}: settings of a task stand behind its name"
+    if "env-file" in wheres and "procs" in given:
+        yield "--procs: NUMBER_OF_GPUS in the --env-file says how many ranks this node has"
+    if "kubernetes" in wheres:
+        yield from _wrong_for_kubernetes(given)
+    else:
+        yield from (
+            f"--{name}: belongs to --kubernetes"
+            for name in OF_KUBERNETES
+            if name in given and name != "kubernetes"
+        )
+    has_hosts = "hosts" in wheres or "hostfile" in wheres
+    if "port" in given and not has_hosts:
+        yield "--port: belongs to --hosts and --hostfile"
+    if has_hosts and not given.get("print"):
+        yield (
+            f"--{'hosts' if 'hosts' in wheres else 'hostfile'}: is for --print; add that, and run the printed line "
+            "on each host"
+        )
+
+
+def _wrong_for_kubernetes(given: Mapping[str, Any]) -> Iterator[str]:
+    if "image" not in given:
+        yield "--image: is missing; a pod needs a container image, which holds the code"
+    if given.get("print"):
+        yield "--print: --kubernetes writes a manifest, and starts nothing without --apply"
+    for name in (name for name in ("name", "namespace", "claim") if name in given):
+        if wrong := wrong_name(f"--{name}", given[name]):
+            yield wrong
+
+
+def wrong_target(flags: Flags, target: str | None) -> Iterator[str]:
+    """What is wrong with the TASK or SCRIPT.py, as far as it can be seen from here."""
+    if target is None:
+        if not flags.layer.problems:  # a flag that is not known may have taken the name for its value
+            yield "no TASK or SCRIPT.py was given"
+    elif is_script(target) and _starts_here(flags) and not Path(target).is_file():
+        yield f"there is no file {target} (looked in {Path.cwd()})"
+
+
+def _starts_here(flags: Flags) -> bool:
+    return not flags.own.get("kubernetes") and not flags.own.get("print")

@@ -1,0 +1,58 @@
+"""`drumline launch` on this machine: all of a job, or one node of it by an `--env-file`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from drumline.cli import train
+from drumline.cli.launch_program import program_of, restarts_of
+from drumline.config import Flags
+from drumline.errors import ExitCode, UsageError
+from drumline.launch.env_file import NodeSettings, read_env_file
+from drumline.launch.plan import node_from_settings, settings_defaults
+from drumline.launch.topology import topology_from
+from drumline.launch.torchrun import Node, Program, torchrun_command
+
+
+def run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
+    """Start the ranks and wait for them; with --print say how."""
+    file = flags.own.get("env-file")
+    settings = read_env_file(Path(file)) if file else None
+    restarts = restarts_of(flags, target)
+    if settings is None:
+        node, defaults = Node(num_procs=flags.own.get("procs"), max_restarts=restarts), []
+    else:
+        node = node_from_settings(settings, max_restarts=restarts)
+        defaults = settings_defaults(settings, train.run_name(target))
+    program = program_of(target, arguments, *defaults)
+    if flags.own.get("print"):
+        _print_node(node, program, settings)
+        return ExitCode.SUCCESS
+    if topology_from(os.environ) is not None:
+        raise UsageError(
+            "drumline launch starts ranks itself, but a launcher has started this process as one",
+            next_step="run it without torchrun or srun",
+        )
+    if settings is not None:
+        os.environ.update(settings.variables)
+        if node.num_nodes > 1:
+            print(f"drumline: node {node.node_rank} of {node.num_nodes} goes to {node.endpoint}", flush=True)
+
+    from drumline.launch.local import run_node
+
+    return run_node(node, program)
+
+
+def _print_node(node: Node, program: Program, settings: NodeSettings | None) -> None:
+    if settings is not None and node.num_nodes > 1:
+        print(f"# node {node.node_rank} of {node.num_nodes}; torchrun alone numbers nodes by their addresses")
+    if settings is not None and settings.other_names:
+        print(f"# with these in the environment: {', '.join(settings.other_names)}")
+    if node.num_procs is None:
+        from drumline.launch.local import default_procs
+
+        node = Node(num_procs=default_procs(), max_restarts=node.max_restarts)
+    print(shlex.join(torchrun_command(node, program)))
