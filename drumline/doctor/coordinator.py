@@ -41,7 +41,8 @@ STAY_EVERY_S = 8.0
 SPEED_BUDGET_S = 6.0
 SHORTEST_S, LONGEST_S = 0.02, 0.15
 # Measured again before it is called slow: on a shared host a single short transfer may just have been unlucky.
-AGAIN_SHARE = 0.5
+AGAIN_SHARE = 0.3
+AGAIN_TIMES = 2
 WORST: tuple[Outcome, ...] = ("silent", "unreachable", "refused", "stranger", "open")
 
 
@@ -223,13 +224,12 @@ class Coordinator:
     async def _speed(self) -> None:
         ways = [way for way in self.survey.pairs() if self._is_measurable(way)]
         await self._rounds(ways, "speed")
-        known = [edge.bytes_per_s for edge in self.survey.edges.values() if edge.bytes_per_s]
-        if known:
-            usual = usual_speed(known)
-            slow = [
-                way for way in ways if (self.survey.edge(*way).bytes_per_s or usual) < AGAIN_SHARE * usual
-            ]
-            await self._rounds(slow, "slow ones again")
+        for _ in range(AGAIN_TIMES):
+            known = {way: speed for way in ways if (speed := self.survey.edge(*way).bytes_per_s)}
+            if not known:
+                return
+            usual = usual_speed(known.values())
+            await self._rounds([way for way in known if known[way] < AGAIN_SHARE * usual], "slow ones again")
 
     def _is_measurable(self, way: Pair) -> bool:
         edge = self.survey.edge(*way)

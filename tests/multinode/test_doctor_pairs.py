@@ -183,11 +183,8 @@ def test_a_security_group_that_lets_only_the_rendezvous_in_and_then_all_is_well(
     assert "problem: a <-> b: data ports closed both ways (no answer: packets are dropped" in done.stdout
     assert "  fix: open TCP 1024-65535 on a and b for the job's hosts" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("verdict: must be fixed: 1 problem")
-    firewall.lift(here.bed["a"])
-    code, result = here.findings()
-    assert code == 3
-    assert list(told(result, "data ports")) == ["a -> b"]
-    firewall.lift(here.bed["b"])
+    for host in here.bed:
+        firewall.lift(host)
     done = here.examine()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 ways, 2 fine" in done.stdout
@@ -202,7 +199,7 @@ def test_a_security_group_that_lets_only_the_rendezvous_in_and_then_all_is_well(
 
 
 def by_hand(host: Host, rank: int, *flags: str, env: dict[str, str] | None = None) -> Job:
-    words = ["--nodes=4", f"--node-rank={rank}", "--master=a", "--wait=4", "--no-collectives", *flags]
+    words = ["--nodes=4", f"--node-rank={rank}", "--master=a", "--wait=3", "--no-collectives", *flags]
     return host.start(sys.executable, "-m", "drumline", "doctor", *words, cwd=ROOT, env=env)
 
 
@@ -217,7 +214,7 @@ def test_by_hand_without_ssh(make_testbed: MakeTestbed) -> None:
     text = first.text()
     result = json.loads(text[text.index('{"verdict') :])
     assert told(result, "host").keys() == {"node 2", "node 3"}
-    assert f"it did not come to {a.address}:{PORT} within 4 s" in told(result, "host")["node 3"]
+    assert f"it did not come to {a.address}:{PORT} within 3 s" in told(result, "host")["node 3"]
     assert "DRUMLINE_SECRET is set on node 0 and not on node 2" in told(result, "host")["node 2"]
     ways = {(edge["from"], edge["to"]): edge for edge in result["network"]["edges"]}
     assert ways["a (node 0)", "b (node 1)"]["data"] == ways["b (node 1)", "a (node 0)"]["data"] == "open"

@@ -34,7 +34,7 @@ def test_the_limits_leave_time_for_an_answer_within_15_s() -> None:
 def test_a_way_that_looks_slow_is_measured_again() -> None:
     cluster = Cluster(4, slow=[1])
     examine(cluster)
-    assert Counter(action for _, action in cluster.asked)["measure"] == 12 + 6
+    assert Counter(action for _, action in cluster.asked)["measure"] == 12 + 2 * 6
 
 
 def test_faults_of_a_simulated_cluster_are_told_of_the_right_hosts() -> None:

@@ -126,7 +126,8 @@ def test_a_node_says_itself_that_nobody_listens_and_that_a_name_leads_nowhere() 
     assert f"the name no-such-host.invalid does not resolve on {here}" in _told(nowhere)
 
 
-def test_a_node_says_itself_that_there_is_silence() -> None:
+def test_a_node_says_itself_that_there_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drumline.doctor.joining.CONNECT_S", 0.3)
     # A listener whose queue is full does not answer, as a firewall that drops packets does not.
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         port = listener.getsockname()[1]
