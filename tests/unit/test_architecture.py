@@ -131,6 +131,7 @@ def test_the_public_names_are_these() -> None:
         "drumline.cli",
         "drumline.cli.train",
         "drumline.cli.launch",
+        "drumline.cli.doctor",
         "drumline.cli.verify",
         "drumline.cli.prove_resume",
         "drumline.config",

@@ -1,0 +1,328 @@
+"""`drumline doctor`: is this machine, and every pair of hosts, fit for the job? Said before a GPU second is spent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from drumline.config import Flags, read_flags
+from drumline.config.schema import Bounds, Count, CountOrZero
+from drumline.errors import ConfigError, ExitCode, UsageError
+from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, wrong_name
+from drumline.launch.torchrun import DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from drumline.doctor.joining import Place
+    from drumline.doctor.many_hosts import Result, Wishes
+    from drumline.doctor.node import Subject
+
+WAIT_S = 10
+LABEL_WIDTH = len("CUDA_VISIBLE_DEVICES")
+OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
+    "hosts": (str, "A,B:4,C", "Examine these hosts and every pair of them, over ssh."),
+    "hostfile": (str, "FILE", "The same, with the hosts in a file: `host` or `host slots=N` on a line."),
+    "port": (
+        Annotated[int, Bounds(low=1, high=65535)],
+        "N",
+        f"The rendezvous port, which all must reach on the first host [{DEFAULT_PORT}].",
+    ),
+    "ssh": (str, "COMMAND", "How ssh is called, as in 'ssh -F file' [DRUMLINE_SSH, or ssh]."),
+    "python": (str, "PATH", "Python on the hosts [the one that runs this]."),
+    "nodes": (
+        Count,
+        "N",
+        "Without ssh: this is one of N nodes, and the same command runs on each [SLURM_NNODES].",
+    ),
+    "node-rank": (CountOrZero, "K", "Which of them this is; node 0 leads and reports [SLURM_NODEID]."),
+    "master": (
+        str,
+        "ADDR[:PORT]",
+        f"Where node 0 is [the first host of the srun step; port {DEFAULT_PORT}].",
+    ),
+    "wait": (Count, "S", f"Without ssh: how many seconds nodes wait for each other [{WAIT_S}]."),
+    "data": (str, "DIR", "The dataset's folder, to be compared between hosts [DATASET_DIR]."),
+    "code": (
+        str,
+        "DIR",
+        "The code's folder, to be compared between hosts [this folder, if it is not the home].",
+    ),
+    "run": (str, "DIR", "Where runs will be written: its disk is looked at [this folder]."),
+    "procs": (Count, "N", "Ranks of each host in the collectives [one per GPU, or 1]."),
+    "collectives": (
+        bool,
+        "",
+        "At the end, try a real process group: values of collectives and a step of DDP [on for several hosts, off for "
+        "this machine alone].",
+    ),
+    "backend": (
+        Literal["auto", "gloo", "nccl"],
+        "auto | gloo | nccl",
+        "Of the collectives [nccl on GPUs, else gloo].",
+    ),
+    "json": (bool, "", "For scripts: everything that was learned."),
+    "help": (bool, "", "Show this text."),
+}
+OF_SSH = ("ssh", "python", "port")
+OF_NODES = ("nodes", "node-rank", "master", "wait")
+USAGE = """\
+usage: drumline doctor                                      this machine
+       drumline doctor --hosts a,b,c | --hostfile FILE      these hosts and every pair of them, over ssh
+       drumline doctor --nodes N --node-rank K --master A   the same without ssh; typed on each node, or by srun
+
+Every pair: names, the rendezvous port, data ports in both directions, interfaces, large messages, latency, bandwidth,
+clocks; then what differs between hosts; then, when all of that is well, a real process group with checked values.
+"""
+EXIT_CODES = """\
+DRUMLINE_SECRET, set on all nodes, keeps strangers out of an examination without ssh.
+
+exit codes: 0 fit to train, 2 wrong usage, 3 something must be fixed, 130 interrupted
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """The verb."""
+    flags = read_flags(argv, own={name: kind for name, (kind, *_) in OWN_FLAGS.items()})
+    given = flags.own
+    if given.get("help"):
+        print(_help(), end="")
+        return ExitCode.SUCCESS
+    if problems := list(_wrong_flags(flags)):
+        raise ConfigError(problems, next_step="`drumline doctor --help` says what it takes")
+    if "hosts" in given or "hostfile" in given:
+        return _examine_hosts(given)
+    if any(name in given for name in OF_NODES):
+        return _examine_by_hand(given)
+    return _examine_this_machine(given)
+
+
+def _wrong_flags(flags: Flags) -> Iterator[str]:
+    yield from flags.layer.problems
+    given = flags.own
+    yield from (f"--{path}: is a setting of a run; the doctor takes none" for path in flags.layer.settings)
+    wheres = [name for name in ("hosts", "hostfile") if name in given]
+    by_hand = [name for name in OF_NODES if name in given]
+    if len(wheres) > 1:
+        yield "--hosts and --hostfile exclude each other: each lists the hosts"
+    if wheres and by_hand:
+        yield f"--{wheres[0]} goes by ssh, and --{by_hand[0]} without it: give one of them"
+    if not wheres:
+        yield from (f"--{name}: belongs to --hosts and --hostfile" for name in OF_SSH if name in given)
+    if not given.get("collectives", bool(wheres or by_hand)):
+        yield from (f"--{name}: belongs to --collectives" for name in ("procs", "backend") if name in given)
+
+
+# Over ssh
+
+
+def _examine_hosts(given: Mapping[str, Any]) -> int:
+    import asyncio
+
+    from drumline.doctor.many_hosts import over_ssh
+    from drumline.launch.ssh import ssh_client
+
+    hosts = _hosts(given)
+    client, progress = ssh_client(given.get("ssh"), os.environ), _progress()
+    result = asyncio.run(
+        over_ssh(
+            hosts,
+            _wishes(given),
+            port=given.get("port", DEFAULT_PORT),
+            client=client,
+            python=given.get("python", sys.executable),
+            progress=progress,
+        )
+    )
+    progress("")
+    return _show(given, result)
+
+
+def _hosts(given: Mapping[str, Any]) -> list[Host]:
+    if "hosts" in given:
+        return hosts_from_flag(given["hosts"])
+    return hosts_from_file(Path(given["hostfile"]))
+
+
+# By hand
+
+
+def _examine_by_hand(given: Mapping[str, Any]) -> int:
+    from drumline.doctor.joining import join
+
+    place = _place(given, os.environ)
+    wishes = _wishes(given)
+    if place.node > 0:
+        show = _progress()
+        show(f"node {place.node} of {place.nodes} goes to {place.master}:{place.port}")
+        last = join(place, wishes.subject)
+        show("")
+        print(f"node {place.node}: {last.get('verdict', '')} (node 0 has the report)", flush=True)
+        return int(last.get("code", ExitCode.PREFLIGHT_FAILED))
+
+    import asyncio
+
+    from drumline.doctor.many_hosts import by_hand
+
+    progress = _progress()
+    result = asyncio.run(by_hand(place, wishes, progress))
+    progress("")
+    return _show(given, result)
+
+
+def _place(given: Mapping[str, Any], environment: Mapping[str, str]) -> Place:
+    from drumline.doctor.joining import Place, check_place
+    from drumline.doctor.secret import VARIABLE
+    from drumline.launch.slurm import first_host
+
+    nodes, node = given.get("nodes"), given.get("node-rank")
+    nodes = _number(environment, "SLURM_NNODES") if nodes is None else nodes
+    node = _number(environment, "SLURM_NODEID") if node is None else node
+    master = given.get("master")
+    if master is None and (listed := environment.get("SLURM_STEP_NODELIST")):
+        master = first_host(listed)
+    known = {"--nodes": nodes, "--node-rank": node, "--master": master}
+    if missing := [name for name, value in known.items() if value is None]:
+        raise UsageError(
+            f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing",
+            next_step="give --nodes N --node-rank K --master ADDRESS[:PORT] on each node; srun gives them by itself",
+        )
+    assert nodes is not None
+    assert node is not None
+    assert master is not None
+    check_place(node, nodes)
+    address, port = _endpoint(master)
+    secret = environment.get(VARIABLE) or None
+    return Place(node, nodes, address, port, secret, float(given.get("wait", WAIT_S)))
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
+def _endpoint(master: str) -> tuple[str, int]:
+    address, colon, port = master.partition(":")
+    if wrong := wrong_name(address):
+        raise UsageError(f"--master: {wrong}", next_step="give --master ADDRESS or ADDRESS:PORT")
+    if colon and not (port.isdecimal() and 0 < int(port) < 65536):
+        raise UsageError(
+            f"--master {master}: {port!r} is no port",
+            next_step="give a number from 1 to 65535 behind the colon",
+        )
+    return address, int(port) if colon else DEFAULT_PORT
+
+
+# This machine
+
+
+def _examine_this_machine(given: Mapping[str, Any]) -> int:
+    from drumline.doctor.facts import machine_facts
+    from drumline.doctor.finding import must_be_mended
+    from drumline.doctor.local_collectives import local_collectives
+    from drumline.doctor.machine import machine_findings
+    from drumline.doctor.report import as_json, report
+    from drumline.doctor.speed_words import collectives_text
+    from drumline.doctor.summary import machine_rows, variable_rows
+
+    subject = _subject(given)
+    facts = machine_facts(
+        subject.environment,
+        run_folder=Path(subject.run_folder),
+        code=None if subject.code is None else Path(subject.code),
+        data=None if subject.data is None else Path(subject.data),
+    )
+    findings = machine_findings(facts)
+    numbers: dict[str, float] | None = None
+    if given.get("collectives"):
+        found, numbers = local_collectives(
+            given.get("procs"),
+            environment=subject.environment,
+            num_gpus=len(facts["gpus"]),
+            backend=given.get("backend", "auto"),
+        )
+        findings += found
+    if given.get("json"):
+        print(as_json(findings, facts={socket.gethostname(): facts}, collectives=numbers))
+    else:
+        rows = [
+            *machine_rows(facts),
+            *(("variable", f"{row[0]}={row[1]} ({row[2]})") for row in variable_rows(facts)),
+        ]
+        if numbers is not None:
+            rows.append(("collectives", collectives_text(numbers) or "no result"))
+        notes = [f"{label:<{LABEL_WIDTH}}  {value}" for label, value in rows]
+        report(
+            findings, notes=notes, is_terminal=sys.stdout.isatty(), width=shutil.get_terminal_size().columns
+        )
+    return ExitCode.PREFLIGHT_FAILED if must_be_mended(findings) else ExitCode.SUCCESS
+
+
+# What all share
+
+
+def _wishes(given: Mapping[str, Any]) -> Wishes:
+    from drumline.doctor.many_hosts import Wishes
+
+    return Wishes(
+        _subject(given), given.get("collectives", True), given.get("procs"), given.get("backend", "auto")
+    )
+
+
+def _subject(given: Mapping[str, Any]) -> Subject:
+    from drumline.doctor.node import Subject
+
+    here = Path.cwd()
+    data = given.get("data") or os.environ.get("DATASET_DIR")
+    # A home folder is different on every host, and no code of a run.
+    code = given.get("code") or (None if here in (Path.home(), Path("/")) else ".")
+    return Subject(
+        environment=dict(os.environ),
+        run_folder=str(Path(given.get("run", ".")).absolute()),
+        code=None if code is None else str(Path(code).absolute()),
+        data=None if not data else str(Path(data).absolute()),
+    )
+
+
+def _show(given: Mapping[str, Any], result: Result) -> int:
+    from drumline.doctor.group import collectives_line
+    from drumline.doctor.report import as_json, report
+
+    if given.get("json"):
+        known = {host.name: host.facts for host in result.survey.hosts if host.facts is not None}
+        rows = [row.as_json() for row in result.table]
+        print(
+            as_json(
+                result.findings, survey=result.survey, facts=known, table=rows, collectives=result.collectives
+            )
+        )
+    else:
+        report(
+            result.findings,
+            survey=result.survey,
+            table=result.table,
+            notes=[] if result.collectives is None else [collectives_line(result.collectives)],
+            is_terminal=sys.stdout.isatty(),
+            width=shutil.get_terminal_size().columns,
+        )
+    return result.exit_code
+
+
+def _progress() -> Any:
+    """On stderr: one line that changes on a terminal, else a line for each thing."""
+    if sys.stderr.isatty():
+        return lambda text: print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    return lambda text: print(f"drumline: {text}", file=sys.stderr, flush=True) if text else None
+
+
+def _help() -> str:
+    from drumline.config.help import render_entry
+
+    width = shutil.get_terminal_size().columns
+    entries = [
+        render_entry(f"--{name}", takes, doc, width=width) for name, (_, takes, doc) in OWN_FLAGS.items()
+    ]
+    return "\n".join([USAGE, *entries, "", EXIT_CODES])

@@ -1,0 +1,83 @@
+"""`drumline doctor`: what it takes, what it refuses, and this machine on the screen and as JSON."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from drumline.cli import main
+from drumline.cli.doctor import _place
+from drumline.errors import ExitCode, UsageError
+
+
+@pytest.mark.parametrize(
+    ("words", "problems"),
+    [
+        ("--hosts a,b --hostfile f", ["--hosts and --hostfile exclude each other: each lists the hosts"]),
+        ("--hosts a,b --nodes 2", ["--hosts goes by ssh, and --nodes without it: give one of them"]),
+        ("--ssh x --port 1", ["--ssh: belongs to --hosts and --hostfile", "--port: belongs to --hosts"]),
+        (
+            "--procs 2 --backend gloo",
+            ["--procs: belongs to --collectives", "--backend: belongs to --collectives"],
+        ),
+        ("--hosts a,b --no-collectives --procs 2", ["--procs: belongs to --collectives"]),
+        ("--optim.lr 1", ["--optim.lr: is a setting of a run; the doctor takes none"]),
+        ("--hoss a", ["did you mean"]),
+        ("--backend mpi --collectives", ["--backend"]),
+        ("--hosts=-a", ["a host's name does not start with a dash"]),
+        ("--nodes 2", ["--node-rank and --master are missing"]),
+        ("--nodes 2 --node-rank 2 --master a", ["--node-rank is 2 of --nodes 2"]),
+        ("--nodes 2 --node-rank 0 --master a:x", ["--master a:x: 'x' is no port"]),
+        ("--nodes 2 --node-rank 0 --master ;", ["--master: ';' is no host's name"]),
+    ],
+)
+def test_wrong_usage_is_told(
+    words: str, problems: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_NNODES", "SLURM_NODEID", "SLURM_STEP_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["doctor", *words.split()]) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    for problem in problems:
+        assert problem in told
+
+
+def test_help_tells_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--help"]) == 0
+    told = capsys.readouterr().out
+    for word in (
+        "--hosts",
+        "--node-rank",
+        "--master",
+        "--collectives",
+        "DRUMLINE_SECRET",
+        "3 something must be fixed",
+    ):
+        assert word in told
+
+
+def test_slurm_says_which_node_this_is() -> None:
+    step = {"SLURM_NNODES": "4", "SLURM_NODEID": "3", "SLURM_STEP_NODELIST": "gpu[07-10]"}
+    place = _place({"wait": 60}, step)
+    assert (place.node, place.nodes, place.master, place.port, place.wait_s) == (3, 4, "gpu07", 29500, 60.0)
+    place = _place({"node-rank": 0, "master": "10.0.0.1:1234"}, {**step, "DRUMLINE_SECRET": "s"})
+    assert (place.node, place.master, place.port, place.secret) == (0, "10.0.0.1", 1234, "s")
+    with pytest.raises(UsageError, match="--nodes is missing"):
+        _place({"node-rank": 0, "master": "a"}, {})
+
+
+def test_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    code = main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    begins = [line.split()[0] for line in lines]
+    assert begins[:4] == ["host", "Python", "torch", "driver"]
+    assert lines[0].startswith(f"host                  {socket.gethostname()} (")
+    assert any(line.startswith("variable              NCCL_DEBUG=WARN (") for line in lines)
+    assert lines[-1].startswith("verdict: fit to train" if code == 0 else "verdict: must be fixed")
+    assert main(["doctor", "--json"]) == code
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdict"] == lines[-1]
+    assert told["facts"][socket.gethostname()]["python"]

@@ -1,0 +1,191 @@
+"""The coordinator: who is asked what, in what order, and what it makes of nodes that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from drumline.doctor import names, probe
+from drumline.doctor.channel import Channel, NodeError, NodeGoneError
+from drumline.doctor.coordinator import WELCOME_S, Coordinator
+from drumline.doctor.judge import judge
+from drumline.doctor.ssh_trouble import trouble
+from drumline.doctor.survey import HostSeen, Survey
+from tests.unit.doctor.simulated import Cluster, examine
+
+
+def test_hosts_that_are_down_are_left_out_and_closed_ways_are_not_measured() -> None:
+    cluster = Cluster(6, down=[5], closed={(0, 1)}, holes={(2, 3)})
+    examine(cluster)
+    assert {action for number, action in cluster.asked if number == 5} == set()
+    measured = Counter(number for number, action in cluster.asked if action == "measure")
+    assert measured == {0: 3, 1: 4, 2: 3, 3: 4, 4: 4}
+
+
+def test_the_limits_leave_time_for_an_answer_within_15_s() -> None:
+    # A host that is silent, names that nobody resolves, ports that are closed; what is left is for measuring speed.
+    assert WELCOME_S + names.LIMIT_S + probe.CONNECT_S < 15 - 1
+
+
+def test_a_way_that_looks_slow_is_measured_again() -> None:
+    cluster = Cluster(4, slow=[1])
+    examine(cluster)
+    assert Counter(action for _, action in cluster.asked)["measure"] == 12 + 2 * 6
+
+
+def test_faults_of_a_simulated_cluster_are_told_of_the_right_hosts() -> None:
+    cluster = Cluster(
+        24,
+        down=[5],
+        closed={(number, 3) for number in range(24)},
+        unnamed={(9, 4)},
+        holes={(7, 8)},
+        slow=[6],
+        late=[2],
+    )
+    told = {(found.check, found.where) for found in judge(examine(cluster))}
+    assert told == {
+        ("host", "n005"),
+        ("data ports", "n003"),
+        ("name", "n009 -> n004"),
+        ("mtu", "n007 -> n008"),
+        ("bandwidth", "n006"),
+        ("clock", "n002"),
+    }
+
+
+def examined(*programs: str) -> Survey:
+    """Real processes in the place of nodes, which run these lines of Python."""
+    survey = Survey([HostSeen(f"host{number}", f"host{number}") for number in range(len(programs))], 29500)
+    coordinator = Coordinator(survey, {"variables": {}, "run_folder": "."}, lambda _: None)
+
+    def opener(program: str) -> Any:
+        return lambda: Channel.start(sys.executable, "-c", program)
+
+    async def all_of_it() -> None:
+        try:
+            await coordinator.examine([opener(program) for program in programs])
+        finally:
+            await coordinator.close()
+
+    asyncio.run(all_of_it())
+    return survey
+
+
+HELLO = """print('{"doctor": "drumline", "form": 1}', flush=True)\n"""
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (
+            "raise SystemExit('ssh: connect to host b port 22: No route to host')",
+            "the host is down, or has no way",
+        ),
+        (HELLO + "input(); print('what?', flush=True); input()", "what came is no JSON: b'what?"),
+        (
+            HELLO + "input(); print('x' * 2_000_000, flush=True); input()",
+            "it sent a line of over 1,048,576 bytes",
+        ),
+        (
+            HELLO + "input(); raise SystemExit('Killed')",
+            "the doctor's program ended with: Killed (exit code 1)",
+        ),
+        ("for _ in range(600): print('Welcome!')", "it says much, but not what the doctor's program says"),
+        (HELLO + """input(); print('{"id": 1, "error": "no"}', flush=True); input()""", "no"),
+    ],
+)
+def test_a_node_that_fails_is_absent_with_a_reason(program: str, words: str) -> None:
+    (host,) = examined(program).hosts
+    assert host.absent is not None
+    assert words in host.absent
+    assert host.absent_fix
+
+
+def test_a_node_that_is_silent_counts_as_gone_and_greetings_of_a_login_do_not_matter() -> None:
+    async def try_it() -> None:
+        channel = await Channel.start(
+            sys.executable, "-c", "print('Last login: today')\n" + HELLO + "input(); input()"
+        )
+        try:
+            await channel.meet()
+            with pytest.raises(NodeGoneError, match=r"it did not answer within 0.05 s \(asked for: clock\)"):
+                await channel.ask("clock", 0.05)
+            with pytest.raises(NodeGoneError):
+                await channel.ask("clock", 5)
+        finally:
+            await channel.close()
+        assert channel.process is not None
+        assert channel.process.returncode is not None
+
+    asyncio.run(try_it())
+
+
+def test_a_real_node_refuses_what_is_no_action_and_wrong_arguments() -> None:
+    async def try_it() -> None:
+        channel = await Channel.start(sys.executable, "-m", "drumline.doctor.node")
+        try:
+            await channel.meet()
+            for action, arguments, words in (
+                ("system", {"command": "true"}, "there is no action 'system'"),
+                ("measure", {"seconds": 99.0}, "seconds is 99.0; 0.001 to 2.0 is allowed"),
+                ("probe", {"targets": []}, "this node was not told to listen yet"),
+                ("listen", {"token": "00"}, "token has 1 bytes; 16 are needed"),
+                ("begin", {"variables": {"A": 1}}, "variables are no texts"),
+            ):
+                with pytest.raises(NodeError) as caught:
+                    await channel.ask(action, 20, **arguments)
+                assert str(caught.value) == words
+        finally:
+            await channel.close()
+
+    asyncio.run(try_it())
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "what", "fix"),
+    [
+        (
+            255,
+            "ssh: Could not resolve hostname b: Name or service not known",
+            "its name does not resolve",
+            "add b to",
+        ),
+        (
+            255,
+            "ssh: connect to host b port 22: Connection refused",
+            "nothing listens at its ssh port",
+            "start sshd",
+        ),
+        (
+            255,
+            "ssh: connect to host b port 22: Connection timed out",
+            "no answer at its ssh port",
+            "start b, or",
+        ),
+        (
+            255,
+            "me@b: Permission denied (publickey).",
+            "ssh may not log in without a password",
+            "ssh-copy-id b",
+        ),
+        (255, "Host key verification failed.", "its host key is not the known one", "ssh b once by hand"),
+        (1, "/bin/python: No module named drumline", "its Python has no drumline", "install drumline on b"),
+        (127, "env: '/no/python': No such file or directory", "a program is missing there", "with --python"),
+        (
+            125,
+            "env: cannot change directory to '/x': No such file",
+            "this folder is not there",
+            "every host has",
+        ),
+        (9, "", "the doctor's program ended without a word (exit code 9)", "ssh b true, and look"),
+    ],
+)
+def test_why_ssh_gave_up(code: int, words: str, what: str, fix: str) -> None:
+    found = trouble("b", code, words)
+    assert what in found.what
+    assert fix in found.fix

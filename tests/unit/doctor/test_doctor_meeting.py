@@ -1,0 +1,177 @@
+"""By hand: who may come, who may not and why, and what a node says that cannot get there. All on the loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from drumline.doctor.joining import Place, check_place, join
+from drumline.doctor.meeting import Meeting, listen
+from drumline.doctor.node import Subject
+from drumline.errors import DrumlineError, UsageError
+from tests.ranks import free_port
+
+SUBJECT = Subject({})
+
+
+def place(
+    node: int, *, nodes: int = 2, secret: str | None = None, wait_s: float = 20.0, port: int = 0
+) -> Place:
+    return Place(node, nodes, "127.0.0.1", port, secret, wait_s)
+
+
+def refused(master: Place, *nodes: Place) -> list[str]:
+    """What each node that tries to come is told; those that are welcome say so."""
+    port = free_port()
+    master = replace(master, port=port)
+
+    async def host() -> list[str]:
+        meeting = Meeting(master)
+        waiting = asyncio.create_task(meeting.wait(lambda _: None))
+        telling = asyncio.gather(*(asyncio.to_thread(_told, replace(node, port=port)) for node in nodes))
+        await asyncio.wait({waiting, telling}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        for channel in meeting.came.values():
+            await channel.close()
+        return list(await telling)
+
+    return asyncio.run(host())
+
+
+def _told(node: Place) -> str:
+    try:
+        join(node, SUBJECT)
+    except DrumlineError as error:
+        return error.what
+    return "welcome"
+
+
+@pytest.mark.parametrize(
+    ("master", "node", "words"),
+    [
+        (None, "one", "node 0 refuses node 1: DRUMLINE_SECRET is set on node 1 and not on node 0"),
+        ("one", None, "node 0 refuses node 1: DRUMLINE_SECRET is set on node 0 and not on node 1"),
+        ("one", "two", "node 0 refuses node 1: DRUMLINE_SECRET of node 1 is not that of node 0"),
+    ],
+)
+def test_secrets_that_do_not_fit(master: str | None, node: str | None, words: str) -> None:
+    assert refused(place(0, secret=master), place(1, secret=node)) == [words]
+
+
+def test_numbers_that_do_not_fit() -> None:
+    told = refused(place(0, nodes=3), place(1, nodes=4), place(0, nodes=3))
+    assert told == [
+        "node 0 refuses node 1: it has --nodes 4, node 0 has 3",
+        "node 0 refuses node 0: there is a node 0 already",
+    ]
+
+
+def test_those_who_fit_are_let_in_and_told_when_node_0_goes_away() -> None:
+    (told,) = refused(place(0, secret="one"), place(1, secret="one"))
+    assert "went away before the end" in told
+
+
+def test_a_stranger_at_the_port_does_not_disturb() -> None:
+    port = free_port()
+
+    async def host() -> list[int]:
+        meeting = Meeting(place(0, port=port))
+        waiting = asyncio.create_task(meeting.wait(lambda _: None))
+        await asyncio.sleep(0)
+        for text in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"node": "1"}\n', b"\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            assert json.loads(await reader.readline())["doctor"] == "drumline"
+            writer.write(text)
+            assert await reader.read() == b""
+            writer.close()
+        waiting.cancel()
+        return meeting.missing()
+
+    assert asyncio.run(host()) == [1]
+
+
+def test_a_master_that_is_not_drumline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        telling = pool.submit(_told, place(1, port=listener.getsockname()[1]))
+        call, _ = listener.accept()
+        with call:
+            call.sendall(b"220 mail.example ESMTP\r\n")
+            assert "is not drumline's doctor" in telling.result()
+
+
+def test_a_master_that_does_not_know_the_secret_it_claims_to_have() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        telling = pool.submit(_told, place(1, secret="one", port=listener.getsockname()[1]))
+        call, _ = listener.accept()
+        with call:
+            call.sendall(b'{"doctor": "drumline", "form": 1, "nonce": "00", "secret": true}\n')
+            call.recv(1000)
+            call.sendall(b'{"welcome": true, "proof": "00"}\n')
+            assert "does not know DRUMLINE_SECRET" in telling.result()
+
+
+def test_a_node_says_itself_that_nobody_listens_and_that_a_name_leads_nowhere() -> None:
+    here, port = socket.gethostname(), free_port()
+    told = _told(place(1, port=port, wait_s=0.1))
+    assert told == (
+        f"127.0.0.1:{port} refuses connections from {here}: the host is there, and nothing listens at that port"
+    )
+    nowhere = replace(place(1, port=port, wait_s=0.1), master="no-such-host.invalid")
+    assert f"the name no-such-host.invalid does not resolve on {here}" in _told(nowhere)
+
+
+def test_a_node_says_itself_that_there_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drumline.doctor.joining.CONNECT_S", 0.3)
+    # A listener whose queue is full does not answer, as a firewall that drops packets does not.
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        port = listener.getsockname()[1]
+        fillers: list[socket.socket] = []
+        for _ in range(4):
+            filler = socket.socket()
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+            fillers.append(filler)
+        told = _told(place(1, port=port, wait_s=0.5))
+        for filler in fillers:
+            filler.close()
+    assert f"silence from 127.0.0.1:{port} for 0.5 s" in told
+
+
+def cannot_listen(where: Place) -> str:
+    with pytest.raises(DrumlineError) as caught:
+        listen(where).close()
+    return str(caught.value)
+
+
+def test_where_node_0_cannot_listen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = cannot_listen(place(0, port=port))
+        assert f"node 0 cannot listen on 127.0.0.1:{port}: Address already in use" in told
+        assert f"ss -ltnp 'sport = :{port}' shows who has it" in told
+    far = replace(place(0, port=port), master="192.0.2.1")
+    assert "--master 192.0.2.1 is 192.0.2.1, which" in cannot_listen(far)
+    assert "does not resolve" in cannot_listen(replace(far, master="no-such-host.invalid"))
+
+
+def test_a_name_that_leads_to_the_loopback_is_no_meeting_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def debian(*_: Any) -> Any:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 1))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", debian)
+    told = cannot_listen(replace(place(0), master="node-a"))
+    assert "--master node-a leads to 127.0.1.1" in told
+    assert "which no other host reaches" in told
+
+
+def test_a_rank_out_of_range() -> None:
+    with pytest.raises(
+        UsageError, match=r"--node-rank is 2 of --nodes 2\n  next: give each node a number from 0 to 1"
+    ):
+        check_place(2, 2)

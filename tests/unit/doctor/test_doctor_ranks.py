@@ -1,0 +1,103 @@
+"""The ranks of the collectives: one line from each, and none is left, whatever they do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.doctor import ranks
+from drumline.doctor.channel import Channel
+from drumline.doctor.group import collective_findings, collectives_line
+from drumline.doctor.ranks import Ranks, Share
+
+GOOD = """
+import json, os
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+print("a line of somebody else")
+print(json.dumps({"findings": [], "seen": [os.environ[name] for name in names]}))
+"""
+
+NUMBERS = {"all_reduce_bytes": 4 << 20, "all_reduce_gb_per_s": 1.5, "all_reduce_latency_us": 80.2}
+MEASURED = "all_reduce of 4 MiB at 1.5 GB/s, the smallest in 80 us"
+
+
+def share(num_procs: int = 2, limit_s: float = 30.0) -> Share:
+    return Share(first_rank=4, num_procs=num_procs, world_size=8, address="a", port=29500, limit_s=limit_s)
+
+
+def run(program: str, monkeypatch: pytest.MonkeyPatch, **choices: Any) -> list[dict[str, Any]]:
+    monkeypatch.setattr(ranks, "COMMAND", (sys.executable, "-c", program))
+    return Ranks().run(share(**choices), {})
+
+
+def test_each_rank_has_its_place_and_says_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = run(GOOD, monkeypatch)
+    assert first["rank"] == 4
+    assert first["result"]["seen"] == ["4", "8", "0", "2", "a", "29500"]
+    assert second["result"]["seen"] == ["5", "8", "1", "2", "a", "29500"]
+
+
+def test_a_rank_that_fails_or_hangs_is_told_of_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    (failed,) = run("raise ImportError('no torch here')", monkeypatch, num_procs=1)
+    assert failed["error"] == "it ended with code 1: ImportError: no torch here"
+    (hung,) = run(
+        "import sys, time; print('waiting', file=sys.stderr, flush=True); time.sleep(99)",
+        monkeypatch,
+        num_procs=1,
+        limit_s=1.0,
+    )
+    assert hung["error"] == "it had not ended after 1 s: waiting"
+    (found,) = collective_findings([{"host": "b", **failed}], {})
+    assert found.line() == (
+        "problem: b: rank 4 of the doctor's own process group gave no result: "
+        "it ended with code 1: ImportError: no torch here"
+    )
+
+
+def test_all_end_when_the_node_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = (
+        f"import pathlib, os, time; pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch(); time.sleep(99)"
+    )
+    monkeypatch.setattr(ranks, "COMMAND", (sys.executable, "-c", program))
+    group = Ranks()
+    runner = threading.Thread(target=group.run, args=[share(), {}])
+    runner.start()
+    while len(pids := list(tmp_path.iterdir())) < 2:
+        pass
+    group.end()
+    runner.join()
+    assert not [pid for pid in pids if Path("/proc", pid.name).exists()]
+
+
+def test_what_ranks_found_is_told_once() -> None:
+    found = {"level": "problem", "check": "collectives", "where": "b", "what": "wrong sum", "fix": "mend"}
+    result = {"findings": [found], "numbers": NUMBERS}
+    said = [{"host": "me@b", "rank": rank, "result": result} for rank in range(2)]
+    assert [one.line() for one in collective_findings(said, {"b": "me@b"})] == ["problem: me@b: wrong sum"]
+    assert collectives_line(said) == "collectives: 2 ranks, not all well; " + MEASURED
+    blamed = {**found, "what": "rank 2 on b does not come"}
+    silent = {"host": "b", "rank": 2, "result": None, "error": "it was ended"}
+    said = [{"host": "b", "rank": 0, "result": {"findings": [blamed], "numbers": {}}}, silent]
+    assert len(collective_findings(said, {})) == 1, "the others have told it better"
+    good = [{"host": "b", "rank": 0, "result": {"findings": [], "numbers": {}}}]
+    assert collectives_line(good) == "collectives: 1 ranks, all values right"
+
+
+def test_a_node_whose_input_ends_ends_too() -> None:
+    async def try_it() -> int:
+        channel = await Channel.start(sys.executable, "-m", "drumline.doctor.node")
+        await channel.meet()
+        assert isinstance(json.loads(json.dumps(await channel.ask("clock", 20))), float)
+        channel.writer.close()
+        assert channel.process is not None
+        code = await asyncio.wait_for(channel.process.wait(), 20)
+        await channel.close()
+        return code
+
+    assert asyncio.run(try_it()) == 0
