@@ -14,7 +14,7 @@ import io
 import time
 from collections.abc import Callable
 
-from drumline.doctor.judge import judge
+from drumline.doctor.pairs.judge import judge
 from drumline.doctor.report import as_json, report
 from tests.unit.doctor.simulated import Cluster, examine
 

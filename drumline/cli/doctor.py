@@ -17,9 +17,9 @@ from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, wrong_
 from drumline.launch.torchrun import DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from drumline.doctor.joining import Place
     from drumline.doctor.many_hosts import Result, Wishes
-    from drumline.doctor.node import Subject
+    from drumline.doctor.pairs.joining import Place
+    from drumline.doctor.pairs.node import Subject
 
 WAIT_S = 10
 LABEL_WIDTH = len("CUDA_VISIBLE_DEVICES")
@@ -151,7 +151,7 @@ def _hosts(given: Mapping[str, Any]) -> list[Host]:
 
 
 def _examine_by_hand(given: Mapping[str, Any]) -> int:
-    from drumline.doctor.joining import join
+    from drumline.doctor.pairs.joining import join
 
     place = _place(given, os.environ)
     wishes = _wishes(given)
@@ -174,8 +174,8 @@ def _examine_by_hand(given: Mapping[str, Any]) -> int:
 
 
 def _place(given: Mapping[str, Any], environment: Mapping[str, str]) -> Place:
-    from drumline.doctor.joining import Place, check_place
-    from drumline.doctor.secret import VARIABLE
+    from drumline.doctor.pairs.joining import Place, check_place
+    from drumline.doctor.pairs.secret import VARIABLE
     from drumline.launch.slurm import first_host
 
     nodes, node = given.get("nodes"), given.get("node-rank")
@@ -220,13 +220,13 @@ def _endpoint(master: str) -> tuple[str, int]:
 
 
 def _examine_this_machine(given: Mapping[str, Any]) -> int:
-    from drumline.doctor.facts import machine_facts
+    from drumline.doctor.collectives.on_one_host import local_collectives
     from drumline.doctor.finding import must_be_mended
-    from drumline.doctor.local_collectives import local_collectives
-    from drumline.doctor.machine import machine_findings
+    from drumline.doctor.machine.facts import machine_facts
+    from drumline.doctor.machine.findings import machine_findings
+    from drumline.doctor.machine.summary import machine_rows, variable_rows
+    from drumline.doctor.pairs.speed_words import collectives_text
     from drumline.doctor.report import as_json, report
-    from drumline.doctor.speed_words import collectives_text
-    from drumline.doctor.summary import machine_rows, variable_rows
 
     subject = _subject(given)
     facts = machine_facts(
@@ -273,7 +273,7 @@ def _wishes(given: Mapping[str, Any]) -> Wishes:
 
 
 def _subject(given: Mapping[str, Any]) -> Subject:
-    from drumline.doctor.node import Subject
+    from drumline.doctor.pairs.node import Subject
 
     here = Path.cwd()
     data = given.get("data") or os.environ.get("DATASET_DIR")
@@ -288,7 +288,7 @@ def _subject(given: Mapping[str, Any]) -> Subject:
 
 
 def _show(given: Mapping[str, Any], result: Result) -> int:
-    from drumline.doctor.group import collectives_line
+    from drumline.doctor.collectives.on_all_hosts import collectives_line
     from drumline.doctor.report import as_json, report
 
     if given.get("json"):

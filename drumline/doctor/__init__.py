@@ -1,2 +1,1 @@
-"""Before a run: is this machine, and every pair of hosts, fit for the job? Only `collectives.py` and
-what it is made of import torch."""
+"""Before a run: is this machine, and every pair of hosts, fit for the job?"""

@@ -8,24 +8,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from drumline.doctor.channel import Channel
-from drumline.doctor.compare import compare_facts
-from drumline.doctor.coordinator import Coordinator, Opener, Progress
+from drumline.doctor.collectives.on_all_hosts import collective_findings, try_collectives
+from drumline.doctor.differences.compare import compare_facts
+from drumline.doctor.differences.groups import Row
 from drumline.doctor.finding import Finding, must_be_mended
-from drumline.doctor.group import collective_findings, try_collectives
-from drumline.doctor.groups import Row
-from drumline.doctor.joining import Place
-from drumline.doctor.judge import judge
-from drumline.doctor.machine import machine_findings
-from drumline.doctor.meeting import Meeting
-from drumline.doctor.node import Subject
+from drumline.doctor.machine.findings import machine_findings
+from drumline.doctor.pairs.channel import Channel
+from drumline.doctor.pairs.coordinator import Coordinator, Opener, Progress
+from drumline.doctor.pairs.joining import Place
+from drumline.doctor.pairs.judge import judge
+from drumline.doctor.pairs.meeting import Meeting
+from drumline.doctor.pairs.node import Subject
+from drumline.doctor.pairs.survey import HostSeen, Survey
 from drumline.doctor.report import verdict
-from drumline.doctor.survey import HostSeen, Survey
 from drumline.errors import ExitCode
 from drumline.launch.hosts import Host
 from drumline.launch.ssh import ssh_words
 
-NODE_MODULE = "drumline.doctor.node"
+NODE_MODULE = "drumline.doctor.pairs.node"
 # What ranks on other hosts get from the environment of whoever starts them: the doctor looks at what they will see.
 PASSED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "UCX_", "FI_", "OMP_NUM_THREADS", "CUDA_")
 

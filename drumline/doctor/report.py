@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from drumline.doctor.differences.groups import MOST_GROUPS, Row
 from drumline.doctor.finding import Finding, Level, sorted_findings
-from drumline.doctor.groups import MOST_GROUPS, Row
-from drumline.doctor.matrix import Matrix, matrix
+from drumline.doctor.pairs.matrix import Matrix, matrix
+from drumline.doctor.pairs.survey import Survey
 from drumline.doctor.sizes import names_text
-from drumline.doctor.survey import Survey
 
 # A cause that hits hundreds of hosts need not be read hundreds of times.
 MOST_OF_A_CHECK = 12

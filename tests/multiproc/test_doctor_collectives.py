@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drumline.doctor import collectives, guard
-from drumline.doctor.collectives import Rank, examine
-from drumline.doctor.exchange import LARGE, Exchange
+from drumline.doctor.collectives import guard
+from drumline.doctor.collectives import rank as collectives
+from drumline.doctor.collectives.exchange import LARGE, Exchange
+from drumline.doctor.collectives.guard import Guard
+from drumline.doctor.collectives.on_one_host import local_collectives, merge_results, read_result
+from drumline.doctor.collectives.rank import Rank, examine
 from drumline.doctor.finding import Finding
-from drumline.doctor.guard import Guard
-from drumline.doctor.local_collectives import local_collectives, merge_results, read_result
 from drumline.errors import Place
 from drumline.manager import DDPManager
 from tests.ranks import RanksFailed, run_ranks

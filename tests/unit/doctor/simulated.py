@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from drumline.doctor.channel import NodeGoneError
-from drumline.doctor.coordinator import Coordinator, Opener
-from drumline.doctor.survey import HostSeen, Survey
+from drumline.doctor.pairs.channel import NodeGoneError
+from drumline.doctor.pairs.coordinator import Coordinator, Opener
+from drumline.doctor.pairs.survey import HostSeen, Survey
 
 FAST, SLOW = 1.2e9, 1.0e8
 Way = tuple[int, int]

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from drumline.doctor import code_hash, dataset
-from drumline.doctor.code_hash import code_facts
-from drumline.doctor.compare import compare_facts, differing
-from drumline.doctor.dataset import data_facts
+from drumline.doctor.differences.compare import compare_facts, differing
 from drumline.doctor.finding import Finding
-from drumline.doctor.tree import files_below
+from drumline.doctor.machine import code_hash, dataset
+from drumline.doctor.machine.code_hash import code_facts
+from drumline.doctor.machine.dataset import data_facts
+from drumline.doctor.machine.tree import files_below
 from tests.unit.doctor.machines import GIB, gpu, healthy, network
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.doctor.addresses import choose_addresses, other_addresses, targets_of
-from drumline.doctor.survey import HostSeen, Survey
+from drumline.doctor.pairs.addresses import choose_addresses, other_addresses, targets_of
+from drumline.doctor.pairs.survey import HostSeen, Survey
 
 LO, ETH0, DOCKER0, IB0 = (
     {"name": name, "address": address, "mtu": 1500, "is_up": True}

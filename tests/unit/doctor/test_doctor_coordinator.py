@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from drumline.doctor import names, probe
-from drumline.doctor.channel import Channel, NodeError, NodeGoneError
-from drumline.doctor.coordinator import WELCOME_S, Coordinator
-from drumline.doctor.judge import judge
-from drumline.doctor.ssh_trouble import trouble
-from drumline.doctor.survey import HostSeen, Survey
+from drumline.doctor.pairs import names, probe
+from drumline.doctor.pairs.channel import Channel, NodeError, NodeGoneError
+from drumline.doctor.pairs.coordinator import WELCOME_S, Coordinator
+from drumline.doctor.pairs.judge import judge
+from drumline.doctor.pairs.ssh_trouble import trouble
+from drumline.doctor.pairs.survey import HostSeen, Survey
 from tests.unit.doctor.simulated import Cluster, examine
 
 
@@ -127,7 +127,7 @@ def test_a_node_that_is_silent_counts_as_gone_and_greetings_of_a_login_do_not_ma
 
 def test_a_real_node_refuses_what_is_no_action_and_wrong_arguments() -> None:
     async def try_it() -> None:
-        channel = await Channel.start(sys.executable, "-m", "drumline.doctor.node")
+        channel = await Channel.start(sys.executable, "-m", "drumline.doctor.pairs.node")
         try:
             await channel.meet()
             for action, arguments, words in (

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from drumline.doctor.finding import Finding
-from drumline.doctor.gathered import listed
-from drumline.doctor.judge import judge
-from drumline.doctor.survey import Edge, HostSeen, Survey
+from drumline.doctor.pairs.gathered import listed
+from drumline.doctor.pairs.judge import judge
+from drumline.doctor.pairs.survey import Edge, HostSeen, Survey
 
 GOOD = Edge(data="open", received=65536, latency_s=5e-5, bytes_per_s=1e9)
 

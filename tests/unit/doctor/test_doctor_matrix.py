@@ -7,12 +7,12 @@ import time
 
 import pytest
 
+from drumline.doctor.differences.groups import row_of
 from drumline.doctor.finding import Finding
-from drumline.doctor.groups import row_of
-from drumline.doctor.judge import judge
-from drumline.doctor.matrix import all_letters, matrix
+from drumline.doctor.pairs.judge import judge
+from drumline.doctor.pairs.matrix import all_letters, matrix
+from drumline.doctor.pairs.speed_words import bit_rate, latency, short_rate
 from drumline.doctor.report import as_json, finding_lines, plain_lines, report, verdict
-from drumline.doctor.speed_words import bit_rate, latency, short_rate
 from tests.unit.doctor.simulated import Cluster, examine
 
 

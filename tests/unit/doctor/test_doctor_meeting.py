@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from drumline.doctor.joining import Place, check_place, join
-from drumline.doctor.meeting import Meeting, listen
-from drumline.doctor.node import Subject
+from drumline.doctor.pairs.joining import Place, check_place, join
+from drumline.doctor.pairs.meeting import Meeting, listen
+from drumline.doctor.pairs.node import Subject
 from drumline.errors import DrumlineError, UsageError
 from tests.ranks import free_port
 
@@ -127,7 +127,7 @@ def test_a_node_says_itself_that_nobody_listens_and_that_a_name_leads_nowhere() 
 
 
 def test_a_node_says_itself_that_there_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drumline.doctor.joining.CONNECT_S", 0.3)
+    monkeypatch.setattr("drumline.doctor.pairs.joining.CONNECT_S", 0.3)
     # A listener whose queue is full does not answer, as a firewall that drops packets does not.
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         port = listener.getsockname()[1]

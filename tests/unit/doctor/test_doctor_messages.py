@@ -11,8 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.doctor.messages import MAX_BYTES, Lines, MessageError, decode, encode, send, want, want_list
-from drumline.doctor.secret import is_proof, nonce, proof
+from drumline.doctor.pairs.messages import (
+    MAX_BYTES,
+    Lines,
+    MessageError,
+    decode,
+    encode,
+    send,
+    want,
+    want_list,
+)
+from drumline.doctor.pairs.secret import is_proof, nonce, proof
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from drumline.doctor import listeners as server
-from drumline.doctor.listeners import CALL, PING, Listeners
-from drumline.doctor.names import resolve_all
-from drumline.doctor.probe import LARGE_BYTES, Target, probe, probe_all
-from drumline.doctor.speed import measure
+from drumline.doctor.pairs import listeners as server
+from drumline.doctor.pairs.listeners import CALL, PING, Listeners
+from drumline.doctor.pairs.names import resolve_all
+from drumline.doctor.pairs.probe import LARGE_BYTES, Target, probe, probe_all
+from drumline.doctor.pairs.speed import measure
 from tests.ranks import free_port
 
 HERE, TOKEN = "127.0.0.1", b"0123456789abcdef"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from drumline.doctor import ranks
-from drumline.doctor.channel import Channel
-from drumline.doctor.group import collective_findings, collectives_line
-from drumline.doctor.ranks import Ranks, Share
+from drumline.doctor.collectives import processes as ranks
+from drumline.doctor.collectives.on_all_hosts import collective_findings, collectives_line
+from drumline.doctor.collectives.processes import Ranks, Share
+from drumline.doctor.pairs.channel import Channel
 
 GOOD = """
 import json, os
@@ -91,7 +91,7 @@ def test_what_ranks_found_is_told_once() -> None:
 
 def test_a_node_whose_input_ends_ends_too() -> None:
     async def try_it() -> int:
-        channel = await Channel.start(sys.executable, "-m", "drumline.doctor.node")
+        channel = await Channel.start(sys.executable, "-m", "drumline.doctor.pairs.node")
         await channel.meet()
         assert isinstance(json.loads(json.dumps(await channel.ask("clock", 20))), float)
         channel.writer.close()

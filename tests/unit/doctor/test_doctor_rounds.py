@@ -8,7 +8,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.doctor.rounds import rounds, rounds_of
+from drumline.doctor.pairs.rounds import rounds, rounds_of
 
 
 @given(st.integers(min_value=0, max_value=65))

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from drumline.doctor import system
-from drumline.doctor.facts import machine_facts
-from drumline.doctor.gpu_findings import num_visible
-from drumline.doctor.gpus import GpuQuestion, kernel_answer, read_answer
-from drumline.doctor.machine import machine_findings
-from drumline.doctor.packages import installed_packages
-from drumline.doctor.question import Question
-from drumline.doctor.summary import machine_rows, variable_rows
-from drumline.doctor.variables import NOT_SHOWN, shown_variables
+from drumline.doctor.machine import system
+from drumline.doctor.machine.facts import machine_facts
+from drumline.doctor.machine.findings import machine_findings
+from drumline.doctor.machine.gpu_findings import num_visible
+from drumline.doctor.machine.gpus import GpuQuestion, kernel_answer, read_answer
+from drumline.doctor.machine.packages import installed_packages
+from drumline.doctor.machine.question import Question
+from drumline.doctor.machine.summary import machine_rows, variable_rows
+from drumline.doctor.machine.variables import NOT_SHOWN, shown_variables
 from tests.unit.doctor.machines import healthy
 
 # In the form that nvidia-smi writes.
@@ -64,8 +64,8 @@ def test_this_machine_is_what_it_is(tmp_path: Path) -> None:
 
 def test_the_doctor_knows_a_machine_without_loading_torch() -> None:
     code = (
-        "import sys, drumline.doctor.facts, drumline.doctor.machine, drumline.doctor.compare, "
-        "drumline.doctor.local_collectives;"
+        "import sys, drumline.doctor.machine.facts, drumline.doctor.machine.findings, "
+        "drumline.doctor.differences.compare, drumline.doctor.collectives.on_one_host;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'rich')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -208,7 +208,7 @@ def test_the_version_of_torch_is_that_of_the_torch_that_would_be_imported(tmp_pa
     )
     (tmp_path / "nvidia_nccl_cu13-2.28.9.dist-info").mkdir()
     code = (
-        "from drumline.doctor.packages import *; print(torch_facts(installed_packages())); import sys;"
+        "from drumline.doctor.machine.packages import *; print(torch_facts(installed_packages())); import sys;"
         "sys.modules['torch'] = None; print(torch_facts({}))"
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', Path.cwd())}"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from drumline.doctor.finding import Finding, must_be_mended, sorted_findings
-from drumline.doctor.machine import machine_findings
+from drumline.doctor.machine.findings import machine_findings
 from tests.unit.doctor.machines import GIB, gpu, healthy, network
 
 MIB = 1 << 20

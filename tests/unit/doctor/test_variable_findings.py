@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drumline.doctor.variable_findings import variable_findings
-from drumline.doctor.variables import FAMILIES, MEANING, RENAMED, RULES, STILL_READ
+from drumline.doctor.machine.variable_findings import variable_findings
+from drumline.doctor.machine.variables import FAMILIES, MEANING, RENAMED, RULES, STILL_READ
 from tests.unit.doctor.machines import healthy
 
 

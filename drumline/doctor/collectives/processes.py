@@ -1,0 +1,130 @@
+"""A node's ranks of the collectives phase: processes of our own module, each says one line, and all are ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+COMMAND = (sys.executable, "-m", "drumline.doctor.collectives.rank")
+MOST_BYTES = 1 << 18
+POLL_S = 0.05
+LAST_WORDS = 600
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which ranks of the group are this node's, and where all meet."""
+
+    first_rank: int
+    num_procs: int
+    world_size: int
+    address: str
+    port: int
+    limit_s: float
+    backend: str = "auto"
+
+    def command(self) -> list[str]:
+        return [*COMMAND, "--backend", self.backend]
+
+    def variables(self, local_rank: int) -> dict[str, str]:
+        """What torchrun would give the rank."""
+        return {
+            "RANK": str(self.first_rank + local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(self.num_procs),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+            # Of its own: what a launcher may have set belongs to another group.
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "OMP_NUM_THREADS": "1",
+        }
+
+
+class Ranks:
+    """The processes of one share."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._is_over = False
+
+    def run(self, share: Share, environment: Mapping[str, str]) -> list[dict[str, Any]]:
+        """What each rank said, or how it ended without a word; none is left when this returns."""
+        outputs = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in range(share.num_procs)]  # noqa: SIM115
+        try:
+            for number, (out, err) in enumerate(outputs):
+                self._start(share.command(), {**environment, **share.variables(number)}, out, err)
+            self._wait(time.monotonic() + share.limit_s)
+            # Those that still run have hung; the line tells that by having no exit code.
+            codes = [process.poll() for process in self._running]
+            self.end()
+            return [
+                {"rank": share.first_rank + number, **_said(code, out, err, share.limit_s)}
+                for number, (code, (out, err)) in enumerate(zip(codes, outputs, strict=True))
+            ]
+        finally:
+            self.end()
+            for file in (file for pair in outputs for file in pair):
+                file.close()
+
+    def end(self) -> None:
+        """Kill what runs, and let nothing start any more."""
+        with self._lock:
+            self._is_over = True
+            for process in self._running:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+
+    def _start(
+        self, command: Sequence[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
+    ) -> None:
+        with self._lock:
+            if self._is_over:
+                return
+            self._running.append(
+                subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
+            )
+
+    def _wait(self, deadline: float) -> None:
+        """Until all have ended, or time is up."""
+        while time.monotonic() < deadline and any(process.poll() is None for process in self._running):
+            time.sleep(POLL_S)
+
+
+def _said(code: int | None, out: IO[bytes], err: IO[bytes], limit_s: float) -> dict[str, Any]:
+    out.seek(0)
+    lines = out.read(MOST_BYTES).splitlines()
+    for line in reversed(lines):
+        try:
+            result = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(result, dict):
+            return {"code": code, "result": result}
+    how = f"it had not ended after {limit_s:g} s" if code is None else f"it ended with code {code}"
+    return {"code": code, "result": None, "error": f"{how}{_last_words(err)}"}
+
+
+def _last_words(err: IO[bytes]) -> str:
+    err.seek(0, os.SEEK_END)
+    err.seek(max(0, err.tell() - 4 * LAST_WORDS))
+    lines = [line for line in err.read().decode(errors="replace").splitlines() if line.strip()]
+    return f": {lines[-1].strip()[:LAST_WORDS]}" if lines else ""

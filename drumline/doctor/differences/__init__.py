@@ -1,0 +1,1 @@
+"""What differs between the machines of a job."""

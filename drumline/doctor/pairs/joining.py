@@ -1,0 +1,133 @@
+"""By hand, a node's side: goes to node 0, says who it is, and does what it is asked.
+
+People, srun and pods start nodes in any order, so it tries for a while. When it cannot get there it says why itself:
+nobody else would know.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass
+
+from drumline.doctor.pairs.messages import Lines, Message, MessageError, decode, send, want
+from drumline.doctor.pairs.node import Node, Subject
+from drumline.doctor.pairs.secret import VARIABLE, is_proof, nonce, proof
+from drumline.errors import PreflightError, UsageError
+
+CONNECT_S = 2.0
+AGAIN_S = 0.3
+HANDSHAKE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which node of how many, and where they meet."""
+
+    node: int
+    nodes: int
+    master: str
+    port: int
+    secret: str | None
+    wait_s: float
+
+
+def join(place: Place, subject: Subject) -> Message:
+    """Take part until node 0 ends the examination; what it said then."""
+    with _connect(place) as line:
+        line.settimeout(None)
+        _shake_hands(line, place)
+        node = Node(line.fileno(), line.fileno(), subject, may_be_told=False)
+        last = node.serve()
+    if last is None:
+        raise PreflightError(
+            f"node 0 at {place.master}:{place.port} went away before the end",
+            next_step="look at what it says, and start all nodes again",
+        )
+    return last
+
+
+def _connect(place: Place) -> socket.socket:
+    deadline = time.monotonic() + place.wait_s
+    while True:
+        try:
+            return socket.create_connection((place.master, place.port), timeout=CONNECT_S)
+        except OSError as error:
+            if time.monotonic() + AGAIN_S > deadline:
+                raise _not_reached(place, error) from error
+        time.sleep(AGAIN_S)
+
+
+def _not_reached(place: Place, error: OSError) -> PreflightError:
+    where, here = f"{place.master}:{place.port}", socket.gethostname()
+    start = f"start `drumline doctor --node-rank 0` on {place.master}"
+    if isinstance(error, socket.gaierror):
+        return PreflightError(
+            f"the name {place.master} does not resolve on {here}: {error.strerror}",
+            next_step="add it to /etc/hosts or DNS, or give --master by address",
+        )
+    if isinstance(error, TimeoutError):
+        return PreflightError(
+            f"silence from {where} for {place.wait_s:g} s, seen from {here}: packets are dropped, or the host is down",
+            next_step=f"open TCP {place.port} on {place.master} to this host, and {start}",
+        )
+    if isinstance(error, ConnectionRefusedError):
+        return PreflightError(
+            f"{where} refuses connections from {here}: the host is there, and nothing listens at that port",
+            next_step=f"{start} (it waits; a longer --wait gives more time to start it)",
+        )
+    return PreflightError(
+        f"{where} cannot be reached from {here}: {error.strerror or error}",
+        next_step="check the address, and that a route leads there",
+    )
+
+
+def _shake_hands(line: socket.socket, place: Place) -> None:
+    source = Lines(line.fileno())
+    challenge = _next(source, place)
+    has_secret = want(challenge, "secret", bool)
+    mine, theirs = nonce(), want(challenge, "nonce", str)
+    nonces = (theirs, mine)
+    answer: Message = {
+        "node": place.node,
+        "nodes": place.nodes,
+        "nonce": mine,
+        "secret": place.secret is not None,
+    }
+    if place.secret is not None and has_secret:
+        answer["proof"] = proof(place.secret, "node", nonces, place.node, place.nodes)
+    send(line.fileno(), answer)
+    verdict = _next(source, place)
+    if "refused" in verdict:
+        raise PreflightError(
+            f"node 0 refuses node {place.node}: {verdict['refused']}", next_step=verdict.get("next")
+        )
+    if place.secret is not None and not is_proof(
+        verdict.get("proof"), proof(place.secret, "master", nonces, place.node, place.nodes)
+    ):
+        raise PreflightError(
+            f"who answers at {place.master}:{place.port} does not know {VARIABLE}",
+            next_step="give the same value on all nodes, and check --master",
+        )
+
+
+def _next(source: Lines, place: Place) -> Message:
+    line = source.next(HANDSHAKE_S)
+    try:
+        if line is not None:
+            return decode(line)
+    except MessageError:
+        pass
+    raise PreflightError(
+        f"what listens at {place.master}:{place.port} is not drumline's doctor",
+        next_step="end it, or give another port with --master ADDRESS:PORT",
+    )
+
+
+def check_place(node: int, nodes: int) -> None:
+    """Of --nodes and --node-rank."""
+    if not 0 <= node < nodes:
+        raise UsageError(
+            f"--node-rank is {node} of --nodes {nodes}",
+            next_step=f"give each node a number from 0 to {nodes - 1}",
+        )

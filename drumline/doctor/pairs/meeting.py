@@ -1,0 +1,172 @@
+"""By hand, node 0's side: listens at the master's address for the others, and tells each who may not come why.
+
+Only that address is listened on. Whoever connects must say which node it is, and prove that it knows the secret where
+there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from drumline.doctor.pairs.channel import Channel
+from drumline.doctor.pairs.joining import HANDSHAKE_S, Place
+from drumline.doctor.pairs.messages import MAX_BYTES, Message, MessageError, decode, encode, want
+from drumline.doctor.pairs.node import HELLO
+from drumline.doctor.pairs.secret import VARIABLE, is_proof, nonce, proof
+from drumline.errors import PreflightError
+from drumline.launch.interfaces import interfaces
+
+SHOW_EVERY_S = 2.0
+
+
+class RefusedError(PreflightError):
+    """This node may not take part."""
+
+
+class Meeting:
+    """Who has come so far."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.address = ""
+        self.came: dict[int, Channel] = {}
+        self.addresses: dict[int, str] = {}
+        self.refused: dict[int, str] = {}
+        self._all_here = asyncio.Event()
+
+    async def wait(self, progress: Callable[[str], None]) -> None:
+        """Until all nodes are here, or the time that they are given is over."""
+        listener = listen(self.place)
+        self.address = listener.getsockname()[0]
+        server = await asyncio.start_server(self._greet, sock=listener, limit=MAX_BYTES)
+        try:
+            left = self.place.wait_s
+            while left > 0 and not self._all_here.is_set():
+                missing = ", ".join(map(str, self.missing()))
+                progress(
+                    f"waiting for node {missing} at {self.address}:{self.place.port} ({left:.0f} s left)"
+                )
+                try:
+                    await asyncio.wait_for(self._all_here.wait(), min(SHOW_EVERY_S, left))
+                except TimeoutError:
+                    left -= SHOW_EVERY_S
+        finally:
+            server.close()  # those who have come stay connected
+
+    def missing(self) -> list[int]:
+        return [number for number in range(1, self.place.nodes) if number not in self.came]
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            number = await asyncio.wait_for(self._shake_hands(reader, writer), HANDSHAKE_S)
+        except RefusedError as error:
+            writer.write(encode({"refused": error.what, "next": error.next_step}))
+            writer.close()
+        except (TimeoutError, OSError, ValueError, MessageError):
+            writer.close()  # nobody of ours
+        else:
+            self.came[number] = Channel(reader, writer)
+            self.addresses[number] = writer.get_extra_info("peername")[0]
+            self.refused.pop(number, None)
+            if not self.missing():
+                self._all_here.set()
+
+    async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
+        secret, mine = self.place.secret, nonce()
+        writer.write(encode({**HELLO, "nonce": mine, "secret": secret is not None}))
+        answer = decode(await reader.readline())
+        number = int(want(answer, "node", int, 0, 1 << 20))
+        try:
+            self._check(answer, number, mine)
+        except RefusedError as error:
+            if number not in self.came:
+                self.refused[number] = error.what
+            raise
+        welcome: dict[str, Any] = {"welcome": True}
+        if secret is not None:
+            nonces = (mine, str(answer["nonce"]))
+            welcome["proof"] = proof(secret, "master", nonces, number, self.place.nodes)
+        writer.write(encode(welcome))
+        return number
+
+    def _check(self, answer: Message, number: int, mine: str) -> None:
+        nodes, secret = self.place.nodes, self.place.secret
+        if want(answer, "secret", bool) != (secret is not None):
+            has, lacks = ("node 0", f"node {number}") if secret is not None else (f"node {number}", "node 0")
+            raise RefusedError(
+                f"{VARIABLE} is set on {has} and not on {lacks}",
+                next_step="set it to one value on all nodes, or on none",
+            )
+        if secret is not None:
+            expected = proof(
+                secret, "node", (mine, want(answer, "nonce", str)), number, want(answer, "nodes", int)
+            )
+            if not is_proof(answer.get("proof"), expected):
+                raise RefusedError(
+                    f"{VARIABLE} of node {number} is not that of node 0",
+                    next_step="set it to one value on all nodes",
+                )
+        if answer["nodes"] != nodes:
+            raise RefusedError(
+                f"it has --nodes {answer['nodes']}, node 0 has {nodes}",
+                next_step="give the same --nodes everywhere",
+            )
+        if not 0 < number < nodes or number in self.came:
+            raise RefusedError(
+                f"there is a node {number} already",
+                next_step=f"give each node a --node-rank of its own, 0 to {nodes - 1}",
+            )
+
+
+def listen(place: Place) -> socket.socket:
+    """A socket at the master's address, which must be one of this machine."""
+    where = f"--master {place.master}"
+    try:
+        address = str(
+            socket.getaddrinfo(place.master, place.port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+        )
+    except OSError as error:
+        raise PreflightError(
+            f"{where} does not resolve on {socket.gethostname()}: {error.strerror}",
+            next_step="give the address of this machine that the others reach",
+        ) from error
+    _refuse_loopback(place, address)
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, place.port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(place, address, error) from error
+    return listener
+
+
+def _refuse_loopback(place: Place, address: str) -> None:
+    """Debian gives a host the address 127.0.1.1 in its own /etc/hosts, where nobody else can come to."""
+    said_so = place.master == "localhost" or place.master.startswith("127.")
+    if address.startswith("127.") and not said_so:
+        raise PreflightError(
+            f"--master {place.master} leads to {address} on {socket.gethostname()}, which no other host reaches",
+            next_step=f"give the address instead: {_own_addresses()}",
+        )
+
+
+def _cannot_listen(place: Place, address: str, error: OSError) -> PreflightError:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return PreflightError(
+            f"--master {place.master} is {address}, which {socket.gethostname()} does not have",
+            next_step=f"node 0 is the machine with that address; this one has {_own_addresses()}",
+        )
+    return PreflightError(
+        f"node 0 cannot listen on {address}:{place.port}: {error.strerror}",
+        next_step=f"ss -ltnp 'sport = :{place.port}' shows who has it; or give another: --master {place.master}:PORT",
+    )
+
+
+def _own_addresses() -> str:
+    return ", ".join(one.address for one in interfaces() if one.address and not one.is_loopback) or "none"
