@@ -82,7 +82,7 @@ def nccl_interface(found: Sequence[Interface], environment: Mapping[str, str]) -
 
 
 def interface_towards(found: Sequence[Interface], host: str) -> Interface | None:
-    """The one from which the kernel would send to that host; None when no way leads there."""
+    """The one from which the kernel would send to that host; None when no way leads there, or none out of this one."""
     try:
         family, kind, _, _, target = socket.getaddrinfo(host, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -90,8 +90,9 @@ def interface_towards(found: Sequence[Interface], host: str) -> Interface | None
             source: str = probe.getsockname()[0]
     except OSError:
         return None
-    one = _holder(found, source)
-    return None if one is None else replace(one, address=source)
+    if source == target[0]:
+        return None
+    return next((replace(one, address=source) for one in found if source in (one.address, *one.ipv6)), None)
 
 
 def own_addresses() -> list[str]:

@@ -35,6 +35,8 @@ class Topology:
     """Whether the agent of this node has started its ranks before."""
     agent_hosts_store: bool = False
     """torchrun's agent runs the store; otherwise rank 0 does."""
+    node_names: tuple[str, ...] = ()
+    """The hosts in the order of their ranks, where the launcher tells them and all have as many ranks as this one."""
 
     @property
     def host(self) -> str:

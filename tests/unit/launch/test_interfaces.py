@@ -95,6 +95,6 @@ def test_this_machines_own_networks_are_found() -> None:
     loopback = next(one for one in found if one.name == "lo")
     assert (loopback.address, loopback.is_up, loopback.is_loopback) == ("127.0.0.1", True, True)
     assert loopback.mtu > 1000
-    assert name(interface_towards(found, "127.0.0.1")) == "lo 127.0.0.1"
+    assert interface_towards(found, "127.0.0.1") is None, "that way does not leave the host"
     assert interface_towards(found, "no-such-host.invalid") is None
     assert all(isinstance(address, str) for address in own_addresses())
