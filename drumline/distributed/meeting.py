@@ -10,7 +10,7 @@ import errno
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -19,9 +19,10 @@ from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 
 POLL_S = 0.2
-CONNECT_S = 3.0
+CONNECT_S = 2.0
 FIRST_NOTICE_S = 5.0
 NEXT_NOTICE_S = 15.0
+LOOPBACK = "127.0.0.1"
 NAME_PATIENCE_S = 30.0  # a pod's name may come later than the pod
 
 UNKNOWN_NAME = "the name does not resolve here"
@@ -37,21 +38,19 @@ CAUSES = {
 class Notices:
     """When it is time to say what is waited for: soon, and then now and again."""
 
-    begun: float
+    timeout_s: float
+    begun: float = field(default_factory=time.monotonic)
     given: int = 0
 
-    @classmethod
-    def start(cls) -> Notices:
-        return cls(time.monotonic())
-
     def is_due(self) -> bool:
-        due = time.monotonic() - self.begun >= FIRST_NOTICE_S + self.given * NEXT_NOTICE_S
+        first = min(FIRST_NOTICE_S, self.timeout_s / 4)
+        due = time.monotonic() - self.begun >= first + self.given * NEXT_NOTICE_S
         self.given += due
         return due
 
-    def say(self, text: str, *, timeout_s: float) -> None:
+    def say(self, text: str) -> None:
         waited = time.monotonic() - self.begun
-        print(f"drumline: {text} ({waited:.0f} s of {timeout_s:g} s)", file=sys.stderr, flush=True)
+        print(f"drumline: {text} ({waited:.0f} s of {self.timeout_s:g} s)", file=sys.stderr, flush=True)
 
 
 def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
@@ -64,8 +63,9 @@ def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
     else:
         _wait_until_open(topology, deadline=deadline, timeout_s=timeout_s)
     try:
+        # It listens on all addresses. Its host needs no name for itself, and may not know the one the others use.
         store = dist.TCPStore(
-            topology.master_addr,
+            LOOPBACK if hosts_store else topology.master_addr,
             topology.master_port,
             is_master=hosts_store,
             timeout=timedelta(seconds=timeout_s),
@@ -82,18 +82,18 @@ def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
 
 
 def _wait_until_open(topology: Topology, *, deadline: float, timeout_s: float) -> None:
-    notices = Notices.start()
+    notices = Notices(timeout_s)
     address = f"{topology.master_addr}:{topology.master_port}"
     while cause := obstacle(topology.master_addr, topology.master_port, patience_s=min(CONNECT_S, timeout_s)):
+        # All of a host see the same; one of them says it.
+        if topology.local_rank == 0 and notices.is_due():
+            who = f"rank {topology.rank} on {topology.host}"
+            notices.say(f"{who} waits for rank 0's meeting point {address}: {cause}")
         now = time.monotonic()
         if cause == UNKNOWN_NAME and now - notices.begun > NAME_PATIENCE_S:
             raise _unreachable(topology, f": {cause}")
         if now > deadline:
             raise _unreachable(topology, f" within {timeout_s:g} s: {cause}")
-        # All of a host see the same; one of them says it.
-        if topology.local_rank == 0 and notices.is_due():
-            who = f"rank {topology.rank} on {topology.host}"
-            notices.say(f"{who} waits for rank 0's meeting point {address}: {cause}", timeout_s=timeout_s)
         time.sleep(POLL_S)
 
 

@@ -28,7 +28,7 @@ MOST_DIFFERENCES = 8
 NEXT_STEPS = {
     "versions": "install the same versions on every node",
     "variables": "set the same environment variables on every node before the ranks start",
-    "settings": "start every rank with the same command and settings (data.dir alone may differ)",
+    "settings": "start every rank with the same command and settings",
     "code": "bring every node to the same code: the same commit, with no change of its own",
     "machine": "The slowest sets the pace, and last bits may differ.",
 }

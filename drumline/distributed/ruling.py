@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from drumline.errors import PreflightError
 
-HEARING_S = 5.0
+HEARING_S = 2.0
 POLL_S = 0.02
 Ruling = dict[str, Any]
 

@@ -90,9 +90,8 @@ def interface_towards(found: Sequence[Interface], host: str) -> Interface | None
             source: str = probe.getsockname()[0]
     except OSError:
         return None
-    if source == target[0]:
-        return None
-    return next((replace(one, address=source) for one in found if source in (one.address, *one.ipv6)), None)
+    one = next((replace(one, address=source) for one in found if source in (one.address, *one.ipv6)), None)
+    return None if one is None or one.is_loopback or source == target[0] else one
 
 
 def own_addresses() -> list[str]:

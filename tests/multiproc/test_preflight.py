@@ -71,7 +71,7 @@ def test_settings_versions_and_code_are_compared_with_the_value_of_each_rank(tmp
     settings, versions, code = texts
     assert settings == (
         f"ranks differ in the setting optim.lr: rank 0 ({HOST}): 0.1; rank 1 ({HOST}): 0.2\n"
-        "  next: start every rank with the same command and settings (data.dir alone may differ)"
+        "  next: start every rank with the same command and settings"
     )
     lines = versions.splitlines()
     assert lines[0] == "ranks differ in 3 things:"
