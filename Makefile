@@ -37,10 +37,13 @@ bench-exact: .venv/ready ## what exactness costs: the elastic step, the sample l
 	$(BIN)/python benchmarks/ledger.py
 	$(BIN)/python benchmarks/sentinel.py
 
+bench-preflight: .venv/ready ## what it costs that ranks compare themselves before the first step
+	$(BIN)/python benchmarks/preflight.py
+
 soak-exact: .venv/ready ## hundreds of random kills and resumes, compared bit for bit
 	$(BIN)/python -m tests.schedules --count 300
 
 clean: ## remove what the targets above made
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check tools test bench bench-exact soak-exact clean
+.PHONY: help setup demo check tools test bench bench-exact bench-preflight soak-exact clean

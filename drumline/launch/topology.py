@@ -68,6 +68,7 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
         attempt=restarts if agent_hosts_store else "0",
         is_restart=restarts != "0",
         agent_hosts_store=agent_hosts_store,
+        node_names=tuple(filter(None, variables.get("DRUMLINE_NODE_NAMES", "").split(","))),
     )
     if not 0 <= topology.rank < topology.world_size:
         raise PreflightError(
