@@ -23,6 +23,18 @@ def too_late(topology: Topology, hosts: Mapping[int, str], *, timeout_s: float) 
     )
 
 
+def waiting_for_first(topology: Topology) -> str:
+    """Without rank 0 nobody knows who else is here."""
+    return f"rank {topology.rank} on {topology.host} waits for {_named([0], {}, topology)}"
+
+
+def first_is_late(topology: Topology, *, timeout_s: float) -> PreflightError:
+    return PreflightError(
+        f"{_named([0], {}, topology)}, which opens the meeting, did not start within {timeout_s:g} s",
+        next_step="look at rank 0's own output; raise --dist.start_timeout_s if it is only slow",
+    )
+
+
 def waiting_for(topology: Topology, hosts: Mapping[int, str]) -> str:
     """What a rank says while it waits; nothing when all are here. `hosts`: of the ranks that are."""
     missing = _missing(topology, hosts)

@@ -6,6 +6,7 @@ milliseconds when all is well, seconds when a firewall drops what is sent, and n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -70,14 +71,18 @@ def _open(
     towards = interface_towards(found, topology.master_addr)
     fact: dict[str, Any] = {
         "host": topology.host,
+        "told": environment.get(VARIABLES.get(backend, "")),
         "source": towards and towards.address,
         "networks": [one.name for one in found],
     }
     door = None
-    if chosen is not None and chosen.address is not None:
-        door = OpenDoor(chosen.address)
-        mine = Door(topology.rank, topology.host, chosen.name, chosen.address, door.port, door.word)
-        fact["door"] = asdict(mine)
+    with contextlib.suppress(
+        OSError
+    ):  # an address may be on its way out; the others must hear of it all the same
+        if chosen is not None and chosen.address is not None:
+            door = OpenDoor(chosen.address)
+            mine = Door(topology.rank, topology.host, chosen.name, chosen.address, door.port, door.word)
+            fact["door"] = asdict(mine)
     store.set(f"door/{topology.rank}", json.dumps(fact))
     return door
 
@@ -116,10 +121,14 @@ def _check_all_have_doors(
 ) -> None:
     for rank, fact in facts.items():
         if "door" not in fact:
-            variable = VARIABLES.get(backend, "")
+            variable, networks = VARIABLES.get(backend, ""), ", ".join(fact["networks"])
+            told = (
+                f"{variable} is {fact['told']}, which fits"
+                if fact["told"]
+                else f"without {variable} it takes"
+            )
             raise PreflightError(
-                f"{fact['host']} has no network for {backend}: {variable} names none of "
-                f"{', '.join(fact['networks'])} that has an address",
+                f"{fact['host']} has no network for {backend}: {told} none of {networks} that is up and has an address",
                 next_step=f"export {variable}={wanted[rank] or 'NAME_OF_THE_NETWORK'} on {fact['host']}",
             )
 

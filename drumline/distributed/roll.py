@@ -18,7 +18,7 @@ from typing import Any
 import blake3
 import torch.distributed as dist
 
-from drumline.distributed.absent import too_late, waiting_for
+from drumline.distributed.absent import first_is_late, too_late, waiting_for, waiting_for_first
 from drumline.distributed.meeting import Notices
 from drumline.distributed.rank_facts import Facts, check_differences
 from drumline.distributed.ruling import Ruling, follow, has_ruled, hear, rule
@@ -144,17 +144,18 @@ class _Attendance:
 
     def _say(self) -> None:
         """Once on each host, and after that from one rank alone."""
-        hosts = self._hosts()
-        is_first = self.topology.rank == min(hosts)
-        speaks = is_first or (self.topology.local_rank == 0 and self.notices.given == 1)
-        if speaks and (text := waiting_for(self.topology, hosts)):
+        hosts = self._hosts() if self.room_name else {}
+        is_first = self.topology.rank == min(hosts, default=1)
+        text = waiting_for(self.topology, hosts) if hosts else waiting_for_first(self.topology)
+        if text and (is_first or (self.topology.local_rank == 0 and self.notices.given == 1)):
             self.notices.say(text)
 
     def _hosts(self) -> dict[int, str]:
-        known = {rank: card["host"] for rank, card in self._cards().items()} if self.room_name else {}
-        return {**known, self.topology.rank: self.topology.host}
+        return {rank: card["host"] for rank, card in self._cards().items()}
 
     def _too_late(self) -> PreflightError:
+        if not self.room_name:
+            return first_is_late(self.topology, timeout_s=self.timeout_s)
         return too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
 
 

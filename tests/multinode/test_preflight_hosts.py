@@ -65,7 +65,8 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
         "eth0 is the one that leads to the other hosts\n  next: export GLOO_SOCKET_IFNAME=eth0 on b"
     )
     assert told(fly(bed, {"a": {}, "c": WRONG_NETWORK})) == (
-        "error: c has no network for gloo: GLOO_SOCKET_IFNAME names none of lo, eth0 that has an address\n"
+        "error: c has no network for gloo: GLOO_SOCKET_IFNAME is docker0, which fits none of lo, eth0 that is up and "
+        "has an address\n"
         "  next: export GLOO_SOCKET_IFNAME=eth0 on c"
     )
     for host in (a, b):  # as Debian writes it for the host itself

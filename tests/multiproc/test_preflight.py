@@ -189,6 +189,41 @@ def come_twice(agent_port: int) -> str:
     return str(caught.value)
 
 
+def test_a_first_rank_that_never_comes_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    agent = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    place = {"master_addr": "127.0.0.1", "master_port": port, "agent_hosts_store": True}
+    with pytest.raises(PreflightError) as caught:
+        meet(Topology(rank=2, world_size=4, local_world_size=2, **place), timeout_s=0.5)
+    assert str(caught.value) == (
+        "rank 0 (node 0), which opens the meeting, did not start within 0.5 s\n"
+        "  next: look at rank 0's own output; raise --dist.start_timeout_s if it is only slow"
+    )
+    assert f"drumline: rank 2 on {HOST} waits for rank 0 (node 0) (0 s of 0.5 s)\n" in capfd.readouterr().err
+    del agent
+
+
+def lead_twice(agent_port: int) -> str:
+    """Two first ranks; each has a second that never comes, so both wait."""
+    topology = Elsewhere if os.environ["RANK"] == "1" else Topology
+    one = topology(world_size=2, master_addr="127.0.0.1", master_port=agent_port, agent_hosts_store=True)
+    store = open_store(one, timeout_s=20)
+    while os.environ["RANK"] == "1" and not store.check(["meeting"]):
+        time.sleep(0.01)
+    with pytest.raises(PreflightError) as caught:
+        call_roll(store, one, deadline=time.monotonic() + 3, timeout_s=3)
+    return str(caught.value)
+
+
+def test_two_first_ranks_are_named() -> None:
+    port = free_port()
+    agent = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    assert (
+        f"there are two ranks 0: one on node-c, and this one on {HOST}\n" in run_ranks(2, lead_twice, port)[0]
+    )
+    del agent
+
+
 def meet_with_another_size() -> str:
     given = topology_from(os.environ)
     assert given is not None
