@@ -71,9 +71,10 @@ class Job:
             self.eval_loader.close()
 
 
-def make_manager(config: Config) -> DDPManager:
-    """The rank's place in the group, as the settings want it."""
+def make_manager(config: Config, task: str = "") -> DDPManager:
+    """The rank's place in the group, as the settings want it. `task`: as the user named it."""
     is_elastic = config.train.exact == "elastic"
+    settings = {name: value for name, value in flat(config).items() if name != "data.dir"}
     return DDPManager(
         device=config.dist.device,
         backend=config.dist.backend,
@@ -82,7 +83,8 @@ def make_manager(config: Config) -> DDPManager:
         seed=config.train.seed,
         deterministic=config.train.deterministic or is_elastic,
         threads=config.dist.threads or (1 if is_elastic else None),
-        settings={name: value for name, value in flat(config).items() if name != "data.dir"},
+        # The task's file may lie in another folder on each node.
+        settings={**settings, "TASK": task.rpartition("/")[2]},
     )
 
 

@@ -26,12 +26,16 @@ START_TIMEOUT_S = 30.0
 
 
 def fly(bed: Testbed, hosts: Mapping[str, Mapping[str, Any]], *, patience_s: float = 90.0) -> dict[str, str]:
-    """One rank on each of these hosts; what it wrote to stderr and its last word, with how long that took."""
-    outputs = {host: bed.folder / f"{host}.said" for host in hosts}
+    """One rank on each of these hosts; what it wrote to stderr and its last word, with how long that took.
+
+    One of another name goes to the `host` it is told.
+    """
+    outputs = {name: bed.folder / f"{name}.said" for name in hosts}
     flying = []
-    for rank, (host, orders) in enumerate(hosts.items()):
+    for rank, (name, orders) in enumerate(hosts.items()):
         standard = {"rank": rank, "world_size": len(hosts), "environment": {}}
-        work = (bed[host].space.pid, Path.cwd(), {**standard, **orders}, outputs[host])
+        host = bed[orders.get("host", name)]
+        work = (host.space.pid, Path.cwd(), {**standard, **orders}, outputs[name])
         flying.append(ranks._context.Process(target=_be_a_rank, args=work))
         flying[-1].start()
     for process in flying:
@@ -40,7 +44,7 @@ def fly(bed: Testbed, hosts: Mapping[str, Mapping[str, Any]], *, patience_s: flo
             process.kill()
             process.join()
         process.close()
-    return {host: output.read_text() for host, output in outputs.items()}
+    return {name: output.read_text() for name, output in outputs.items()}
 
 
 def _be_a_rank(host_pid: int, folder: Path, orders: dict[str, Any], output: Path) -> None:
@@ -92,7 +96,7 @@ def _fly(orders: dict[str, Any]) -> str:
         sys.path.insert(0, orders["code"])
         importlib.import_module("user_model")
     dist = DistConfig(device="cpu", start_timeout_s=orders.get("timeout_s", START_TIMEOUT_S))
-    ddp = make_manager(Config(optim=OptimConfig(lr=orders.get("lr", 0.1)), dist=dist))
+    ddp = make_manager(Config(optim=OptimConfig(lr=orders.get("lr", 0.1)), dist=dist), orders.get("task", ""))
     ddp.setup()
     ddp.loader(TensorDataset(torch.ones(orders.get("samples", 10), 2)), batch_size=4)
     ddp.wrap(nn.Linear(2, 2))

@@ -30,12 +30,13 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
     a, b, _ = bed.hosts
     assert told(fly(bed, {"a": {}, "b": {}, "c": {}})) == "trained"
 
+    second = {"host": "b", "environment": {"LOCAL_RANK": "1"}}
     # gloo has the larger address call the smaller: b calls a and not the other way round, c calls both.
     firewall.close_all_but(b, PORT)
     assert re.fullmatch(
         r"error: c cannot reach b's data port: 10.77.0.2 \(eth0\) port \d+ is silent \(a firewall drops it\?\)\n"
         r"  next: open all TCP ports between the nodes \(in AWS: .*\), on b",
-        told(fly(bed, {"a": {}, "b": {}, "c": {}})),
+        told(fly(bed, {"a": {}, "b": {}, "b, too": second, "c": {}})),
     )
     for host in (a, bed["c"]):
         firewall.close_all_but(host, PORT)
@@ -84,9 +85,13 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
 def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed, tmp_path: Path) -> None:
     bed = make_testbed("a", "b", "c")
     different = "rank 0, 2 (a, c): {}; rank 1 (b): {}"
-    assert told(fly(bed, {"a": {}, "b": {"lr": 0.2}, "c": {}})).startswith(
+    orders = {host.name: {"task": f"/home/{host.name}/mine.py:Task"} for host in bed}
+    orders["b"]["lr"] = 0.2
+    assert told(fly(bed, orders)).startswith(
         "error: ranks differ in the setting optim.lr: " + different.format(0.1, 0.2)
     )
+    orders = {host.name: {"task": f"{'yours' if host.name == 'b' else 'mine'}.py:Task"} for host in bed}
+    assert different.format("mine.py:Task", "yours.py:Task") in told(fly(bed, orders))
     assert re.search(
         r"ranks differ in the training data: rank 0, 2 \(a, c\): 10 samples, .*; rank 1 \(b\): 11 samples",
         told(fly(bed, {"a": {}, "b": {"samples": 11}, "c": {}})),
