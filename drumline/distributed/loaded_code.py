@@ -36,7 +36,8 @@ def code_hashes() -> dict[str, str]:
 
 
 def _source(name: str, module: ModuleType | None, library: tuple[str, ...]) -> str | None:
-    file = getattr(module, "__file__", None)
+    # Not getattr: some modules load themselves when they are asked for anything.
+    file = getattr(module, "__dict__", {}).get("__file__")
     if not isinstance(file, str) or not file.endswith(".py"):
         return None
     if name.partition(".")[0] == OWN:
