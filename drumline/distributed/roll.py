@@ -50,7 +50,8 @@ def call_roll(
     """Collective: wait until every rank has said its name, and compare what they are about to run."""
     who = _Attendance(store, topology, timeout_s, facts or {})
     ruling = who.lead(deadline) if topology.rank == 0 else who.join(deadline)
-    value = follow(who.room, ROLL, ruling, listeners=who.others_here() if topology.rank == 0 else ())
+    listeners = [int(rank) for rank in ruling["names"] if int(rank) > 0] if topology.rank == 0 else []
+    value = follow(who.room, ROLL, ruling, listeners=listeners)
     if value["world_size"] != topology.world_size:
         raise PreflightError(
             f"ranks differ in their number: rank 0 is one of {value['world_size']}, rank {topology.rank} on "
@@ -103,9 +104,6 @@ class _Attendance:
                 raise _double(self.topology, host) if other else self._too_late()
             self._wait()
 
-    def others_here(self) -> list[int]:
-        return [rank for rank in self._cards() if rank != self.topology.rank]
-
     def _enter(self, room: str) -> None:
         if room == self.room_name:
             return
@@ -132,7 +130,9 @@ class _Attendance:
 
     def _cards(self) -> dict[int, dict[str, Any]]:
         """Of those that are here."""
-        here = [rank for rank in range(self.topology.world_size) if self.room.check([_card(rank)])]
+        here = list(range(self.topology.world_size))
+        if not self.room.check([_card(rank) for rank in here]):  # one question, while all is well
+            here = [rank for rank in here if self.room.check([_card(rank)])]
         texts = self.room.multi_get([_card(rank) for rank in here])
         return {rank: json.loads(text) for rank, text in zip(here, texts, strict=True)}
 
