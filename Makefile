@@ -40,6 +40,9 @@ bench-exact: .venv/ready ## what exactness costs: the elastic step, the sample l
 bench-doctor: .venv/ready ## what planning and reporting cost the doctor for 256 hosts
 	$(BIN)/python -m benchmarks.doctor_scale
 
+bench-preflight: .venv/ready ## what it costs that ranks compare themselves before the first step
+	$(BIN)/python benchmarks/preflight.py
+
 soak-exact: .venv/ready ## hundreds of random kills and resumes, compared bit for bit
 	$(BIN)/python -m tests.schedules --count 300
 
@@ -49,4 +52,4 @@ soak-restarts: .venv/ready tools ## restart after restart under gloo, on two hos
 clean: ## remove what the targets above made
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check tools test bench bench-exact bench-doctor soak-exact soak-restarts clean
+.PHONY: help setup demo check tools test bench bench-exact bench-doctor bench-preflight soak-exact soak-restarts clean

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,15 +21,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from drumline.data.fingerprint import fingerprint
 from drumline.data.loaders import make_evaluation_loader, make_loader
 from drumline.data.plan import Sharing
 from drumline.data.serving import Loading
-from drumline.distributed.agree import check_same_weights
+from drumline.distributed.agree import check_same, check_same_weights
 from drumline.distributed.collectives import all_sum
 from drumline.distributed.determinism import CUBLAS_WORKSPACE, use_deterministic_kernels
 from drumline.distributed.device import choose_backend, choose_device
 from drumline.distributed.failure import Failure, claim_failure, summary
 from drumline.distributed.group import join_group, leave_group
+from drumline.distributed.rank_facts import rank_facts
 from drumline.distributed.seeds import seed_rank, seed_shared
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
 from drumline.errors import Place, UsageError
@@ -51,8 +53,10 @@ class DDPManager:
         seed: int = 0,
         deterministic: bool = False,
         threads: int | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """`deterministic`: only kernels that give the same bits each time. `threads`: of the CPU, for this rank."""
+        """`deterministic`: only kernels that give the same bits each time. `threads`: of the CPU, for this rank.
+        `settings`: your own (`vars(args)`, say), which `setup()` then compares across ranks."""
         self._wanted_device = device
         self._wanted_backend = backend
         self._start_timeout_s = start_timeout_s
@@ -60,6 +64,7 @@ class DDPManager:
         self._seed = seed
         self._deterministic = deterministic
         self._threads = threads
+        self._settings = settings or {}
         self._topology = Topology()
         self._device: torch.device | None = None
         self._store: dist.Store | None = None
@@ -80,15 +85,28 @@ class DDPManager:
             use_deterministic_kernels()
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
         if topology is not None:
-            self._store = join_group(
-                topology,
-                backend=choose_backend(self._wanted_backend, device=self._device),
-                device=self._device,
-                start_timeout_s=self._start_timeout_s,
-                train_timeout_s=self._train_timeout_s,
-            )
+            self._join(topology, self._device)
         seed_shared(self._seed)
         return topology is not None
+
+    def _join(self, topology: Topology, device: torch.device) -> None:
+        backend = choose_backend(self._wanted_backend, device=device)
+        own = {
+            "number of ranks": topology.world_size,
+            "seed": self._seed,
+            "start timeout": self._start_timeout_s,
+            "train timeout": self._train_timeout_s,
+            "choice of deterministic kernels": self._deterministic,
+        }
+        self._store = join_group(
+            topology,
+            backend=backend,
+            device=device,
+            start_timeout_s=self._start_timeout_s,
+            train_timeout_s=self._train_timeout_s,
+            facts=rank_facts(os.environ, backend=backend, device=device, own=own, settings=self._settings),
+            environment=os.environ,
+        )
 
     def cleanup(self, *, broken: bool = False) -> None:
         """Leave the group; `broken` when a rank has failed, so that nobody waits for it."""
@@ -215,8 +233,9 @@ class DDPManager:
         persistent_workers: bool = True,
         prefetch_factor: int = 2,
         collate: Callable[[list[Any]], Any] | None = None,
+        compare: bool = True,
     ) -> Any:
-        """This rank's share of a dataset, on its device: every sample once an epoch over all ranks.
+        """Collective: this rank's share of a dataset, on its device: every sample once an epoch over all ranks.
 
         `train=True`: reshuffled each epoch by itself; `batch_size` is the global batch of one optimizer step;
         multiply a mean loss by `loader.scale`, and the averaged gradient is that of the whole global batch, however
@@ -224,7 +243,10 @@ class DDPManager:
         many as keep them that small.
         `train=False`: in order, in batches of `batch_size` dealt to the ranks in turn; sum what you measure with
         `ddp.sum`.
+        `compare`: the length and a few samples across ranks, which must have the same dataset.
         """
+        if compare and self.world_size > 1:
+            self._compare_data(dataset, "the training data" if train else "the evaluation data")
         loading = Loading(
             workers=workers,
             pin_memory=pin_memory,
@@ -255,6 +277,14 @@ class DDPManager:
         )
         self._warn_about_small_batches()
         return make_loader(dataset, sharing=sharing, device=self.device, seed=self._seed, loading=loading)
+
+    def _compare_data(self, dataset: Any, name: str) -> None:
+        check_same(
+            {name: fingerprint(dataset)},
+            host=self.host,
+            device=self.device,
+            next_step="give every rank the same dataset; where they are meant to differ, loader(..., compare=False)",
+        )
 
     def _warn_about_small_batches(self) -> None:
         """Once both the model and the batch are known, in whichever order they came."""

@@ -29,7 +29,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     ddp, progress = DDPManager(), Progress()
     try:
         task_class, config = _load(task, layers)
-        ddp = make_manager(config)
+        ddp = make_manager(config, task)
         ddp.setup()
         train(Request(task, config, folder, fresh, tuple(argv)), task_class, ddp, progress)
     except KeyboardInterrupt:

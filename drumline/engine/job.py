@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -72,9 +71,10 @@ class Job:
             self.eval_loader.close()
 
 
-def make_manager(config: Config) -> DDPManager:
-    """The rank's place in the group, as the settings want it."""
+def make_manager(config: Config, task: str = "") -> DDPManager:
+    """The rank's place in the group, as the settings want it. `task`: as the user named it."""
     is_elastic = config.train.exact == "elastic"
+    settings = {name: value for name, value in flat(config).items() if name != "data.dir"}
     return DDPManager(
         device=config.dist.device,
         backend=config.dist.backend,
@@ -83,6 +83,8 @@ def make_manager(config: Config) -> DDPManager:
         seed=config.train.seed,
         deterministic=config.train.deterministic or is_elastic,
         threads=config.dist.threads or (1 if is_elastic else None),
+        # The task's file may lie in another folder on each node.
+        settings={**settings, "TASK": task.rpartition("/")[2]},
     )
 
 
@@ -92,7 +94,7 @@ def build_job(config: Config, task: Task, ddp: DDPManager, batch: Batch | None =
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
     train_data, eval_data = task.train_data(), task.eval_data()
     data_fingerprint = fingerprint(train_data)
-    _check_ranks_agree(config, ddp, data_fingerprint, None if eval_data is None else fingerprint(eval_data))
+    _check_same_data(config, ddp, data_fingerprint, None if eval_data is None else fingerprint(eval_data))
     loader, eval_loader = _make_loaders(config, task, ddp, batch, train_data, eval_data)
     model = _wrap(config, task.model(), ddp)
     _warn_of_a_lonely_sample(model, loader.num_samples, batch.size)
@@ -145,6 +147,7 @@ def _make_loaders(
         "persistent_workers": data.persistent_workers,
         "prefetch_factor": data.prefetch_factor,
         "collate": task.collate,
+        "compare": False,  # build_job has done it for all data at once
     }
     loader = ddp.loader(
         train_data,
@@ -189,20 +192,15 @@ def flat(config: Config) -> dict[str, Any]:
     }
 
 
-def _check_ranks_agree(config: Config, ddp: DDPManager, train_data: str, eval_data: str | None) -> None:
-    """What differs here would otherwise be a hang, or two runs that only look like one."""
+def _check_same_data(config: Config, ddp: DDPManager, train_data: str, eval_data: str | None) -> None:
+    """What differs here would otherwise be a hang, or two runs that only look like one. Versions, settings and code
+    were compared when the ranks met."""
+    is_elastic = config.train.exact == "elastic"
+    machine = (
+        {f"the {name}": value for name, value in machine_facts(ddp.device).items()} if is_elastic else {}
+    )
     check_same(
-        {
-            "torch's version": torch.__version__,
-            **{f"the setting {name}": value for name, value in flat(config).items() if name != "data.dir"},
-            "the training data": train_data,
-            "the evaluation data": eval_data,
-            **(
-                {f"the {name}": value for name, value in machine_facts(ddp.device).items()}
-                if config.train.exact == "elastic"
-                else {}
-            ),
-        },
+        {"the training data": train_data, "the evaluation data": eval_data, **machine},
         host=ddp.host,
         device=ddp.device,
         next_step="start every rank with the same command, packages and data (data.dir alone may differ)",

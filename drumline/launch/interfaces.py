@@ -7,63 +7,120 @@ container's bridge, the loopback) shows as a group that never comes together.
 from __future__ import annotations
 
 import fcntl
+import ipaddress
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
 NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"
-NETWORKS = Path("/sys/class/net")
-GET_ADDRESS = 0x8915
+NCCL_FAMILY = "NCCL_SOCKET_FAMILY"
+IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+# Requests of ioctl. /sys has the same, but in a container it may tell of another network than ours.
+GET_FLAGS, GET_ADDRESS, GET_MTU = 0x8913, 0x8915, 0x8921
+IS_RUNNING = 0x40
 # What NCCL takes only when there is nothing else, in this order.
-NCCL_LAST = ("docker", "lo")
+NCCL_LAST = ("docker", "lo", "virbr")
+LOOPBACK = "127.0.0.1"
+DISCARD_PORT = 9
 
 
 @dataclass(frozen=True)
 class Interface:
-    """One network of this machine, by its IPv4 address."""
+    """One network of this machine. `address` is the IPv4 one, or the one that was chosen."""
 
     name: str
     address: str | None
     mtu: int
     is_up: bool
+    ipv6: tuple[str, ...] = ()
+    """Addresses that are good beyond the link, and ::1."""
 
     @property
     def is_loopback(self) -> bool:
-        return self.address is not None and self.address.startswith("127.")
+        return self.address is not None and ipaddress.ip_address(self.address).is_loopback
 
 
 def interfaces() -> list[Interface]:
     """All of them, in the kernel's order."""
+    ipv6 = _ipv6_addresses()
     return [
-        Interface(name, _address(name), int(_read(name, "mtu") or 0), _read(name, "operstate") != "down")
+        Interface(name, _address(name), _number(name, GET_MTU), _is_running(name), tuple(ipv6.get(name, ())))
         for _, name in socket.if_nameindex()
     ]
 
 
-def gloo_interface(found: Sequence[Interface], environment: Mapping[str, str]) -> Interface | None:
-    """The one gloo would take: the named one, else the one with the address that this host's name resolves to."""
+def gloo_interface(
+    found: Sequence[Interface], environment: Mapping[str, str], *, own: Sequence[str] | None = None
+) -> Interface | None:
+    """The one gloo would take: the named one, else the one with the address that this host's name resolves to.
+
+    `own`: what the name resolves to; looked up where it is not given.
+    """
     if named := environment.get(GLOO_VARIABLE):
         wanted = named.split(",")[0]
-        return next((one for one in found if one.name == wanted and one.address), None)
-    try:
-        address = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
-    except OSError:
-        address = "127.0.0.1"  # gloo falls back to it, with a warning
-    loopback = next((one for one in found if one.is_loopback), None)
-    # Debian gives a host the name 127.0.1.1, which no interface has and the loopback serves.
-    return next((one for one in found if one.address == address), loopback)
+        return next(
+            (_addressed(one) for one in found if one.name == wanted and (one.address or one.ipv6)), None
+        )
+    for address in own_addresses() if own is None else own:
+        if one := _holder(found, address):
+            return replace(one, address=address)
+    # The name is unknown, or an address that this machine does not have: torch warns, and takes the loopback.
+    return _holder(found, LOOPBACK)
 
 
 def nccl_interface(found: Sequence[Interface], environment: Mapping[str, str]) -> Interface | None:
     """The first one NCCL would take: by the prefixes it is told, else any but bridges of containers and loopback."""
-    usable = [one for one in found if one.is_up and one.address]
-    if named := environment.get(NCCL_VARIABLE):
+    family = environment.get(NCCL_FAMILY)
+    usable = [one for one in (_of_family(one, family) for one in found if one.is_up) if one is not None]
+    named = environment.get(NCCL_VARIABLE, "")
+    if len(named) > 1:  # NCCL does not look at a single character
         return next((one for one in usable if _matches(one.name, named)), None)
-    ordered = sorted(usable, key=_nccl_place)
-    return ordered[0] if ordered else None
+    return min(usable, key=_nccl_place, default=None)
+
+
+def interface_towards(found: Sequence[Interface], host: str) -> Interface | None:
+    """The one from which the kernel would send to that host; None when no way leads there, or none out of this one."""
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)  # of a datagram socket: chooses the way, sends nothing
+            source: str = probe.getsockname()[0]
+    except OSError:
+        return None
+    one = next((replace(one, address=source) for one in found if source in (one.address, *one.ipv6)), None)
+    return None if one is None or one.is_loopback or source == target[0] else one
+
+
+def own_addresses() -> list[str]:
+    """What this host's name resolves to, in the resolver's order."""
+    try:
+        answers = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [str(answer[4][0]) for answer in answers]
+
+
+def _holder(found: Sequence[Interface], address: str) -> Interface | None:
+    if one := next((one for one in found if address == one.address or address in one.ipv6), None):
+        return one
+    # Debian gives a host the name 127.0.1.1, which no interface has and the loopback serves.
+    is_loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    return next((one for one in found if one.is_loopback), None) if is_loopback else None
+
+
+def _addressed(one: Interface) -> Interface:
+    return one if one.address else replace(one, address=one.ipv6[0])
+
+
+def _of_family(one: Interface, family: str | None) -> Interface | None:
+    """With the address NCCL would use; it never takes the IPv6 loopback."""
+    ipv6 = [address for address in one.ipv6 if address != "::1"]
+    if one.address and family != "AF_INET6":
+        return one
+    return replace(one, address=ipv6[0]) if ipv6 and family != "AF_INET" else None
 
 
 def _nccl_place(one: Interface) -> int:
@@ -73,26 +130,47 @@ def _nccl_place(one: Interface) -> int:
 
 
 def _matches(name: str, wanted: str) -> bool:
-    """`eth,ib` are prefixes, `=eth0` is a whole name, `^docker` is all but that."""
+    """`eth,ib` are prefixes, `=eth0` is a whole name, `^docker` is all but that; a port behind a name says nothing."""
     excludes = wanted.startswith("^")
     text = wanted.removeprefix("^")
     is_exact = text.startswith("=")
-    words = [word for word in text.removeprefix("=").split(",") if word]
+    words = [word.partition(":")[0] for word in text.removeprefix("=").split(",") if word]
     hit = any(name == word if is_exact else name.startswith(word) for word in words)
     return hit != excludes
 
 
 def _address(name: str) -> str | None:
+    answer = _ask(name, GET_ADDRESS)
+    return None if answer is None else socket.inet_ntoa(answer[20:24])
+
+
+def _is_running(name: str) -> bool:
+    """Up, and with a link: NCCL asks for just this."""
+    answer = _ask(name, GET_FLAGS)
+    return answer is not None and bool(struct.unpack("H", answer[16:18])[0] & IS_RUNNING)
+
+
+def _number(name: str, request: int) -> int:
+    answer = _ask(name, request)
+    return 0 if answer is None else int(struct.unpack("i", answer[16:20])[0])
+
+
+def _ask(name: str, request: int) -> bytes | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            answer = fcntl.ioctl(probe.fileno(), GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+            return fcntl.ioctl(probe.fileno(), request, struct.pack("256s", name.encode()[:15]))
         except OSError:
             return None
-    return socket.inet_ntoa(answer[20:24])
 
 
-def _read(name: str, fact: str) -> str:
+def _ipv6_addresses() -> dict[str, list[str]]:
+    """By interface; those of the link alone (fe80) are no use to others."""
+    found: dict[str, list[str]] = {}
     try:
-        return (NETWORKS / name / fact).read_text().strip()
+        lines = IPV6_ADDRESSES.read_text().splitlines()
     except OSError:
-        return ""
+        return found
+    for digits, _, _, scope, _, name in (line.split() for line in lines):
+        if scope != "20":
+            found.setdefault(name, []).append(str(ipaddress.IPv6Address(int(digits, 16))))
+    return found

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 from drumline.errors import PreflightError
+from drumline.launch.node_list import node_names
 
 FIRST_PORT = 20_000
 NUM_PORTS = 20_000
@@ -30,6 +31,7 @@ def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": _first_count(environment.get("SLURM_STEP_TASKS_PER_NODE", "1")),
         "MASTER_ADDR": first_host(environment["SLURM_STEP_NODELIST"]),
         "MASTER_PORT": str(FIRST_PORT + (job * 7 + step) % NUM_PORTS),
+        "DRUMLINE_NODE_NAMES": _names(environment),
     }
 
 
@@ -44,6 +46,13 @@ def first_host(node_list: str) -> str:
             next_step="set MASTER_ADDR to the first host of the job",
         )
     return match["prefix"] + (match["first"] or "") + (match["suffix"] or "")
+
+
+def _names(environment: Mapping[str, str]) -> str:
+    """The hosts in the order of their ranks; nothing where ranks are not dealt in equal blocks."""
+    is_even = "," not in environment.get("SLURM_STEP_TASKS_PER_NODE", "1")
+    in_blocks = environment.get("SLURM_DISTRIBUTION", "block").startswith("block")
+    return ",".join(node_names(environment["SLURM_STEP_NODELIST"])) if is_even and in_blocks else ""
 
 
 def _first_count(tasks_per_node: str) -> str:

@@ -37,6 +37,8 @@ class Topology:
     """Whether the agent of this node has started its ranks before."""
     agent_hosts_store: bool = False
     """torchrun's agent runs the store; otherwise rank 0 does."""
+    node_names: tuple[str, ...] = ()
+    """The hosts in the order of their ranks, where the launcher tells them and all have as many ranks as this one."""
 
     @property
     def host(self) -> str:
@@ -68,6 +70,7 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
         attempt=restarts if agent_hosts_store else "0",
         is_restart=restarts != "0" or variables.get(RESTARTED) == "1",
         agent_hosts_store=agent_hosts_store,
+        node_names=tuple(filter(None, variables.get("DRUMLINE_NODE_NAMES", "").split(","))),
     )
     if not 0 <= topology.rank < topology.world_size:
         raise PreflightError(

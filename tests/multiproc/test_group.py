@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 
 import pytest
@@ -138,18 +139,39 @@ def come_late() -> str:
     return str(caught.value)
 
 
-def test_ranks_that_never_start_are_named() -> None:
+def test_ranks_that_never_start_are_named_on_every_rank() -> None:
     first, second, _ = run_ranks(3, come_late)
-    assert "1 of 3 ranks did not start within 1 s: missing 2; here: 0 on " in first
+    assert "1 of 3 ranks did not start within 1 s: missing rank 2; here: 0, 1 on " in first
     assert "raise --dist.start_timeout_s if they are only slow" in first
-    assert "rank 0, which runs the meeting point, ended before all 3 ranks were there" in second
+    assert second == first
+
+
+def lose_rank_0() -> str:
+    topology = topology_from(os.environ)
+    assert topology is not None
+    store = group.open_store(topology, timeout_s=20)
+    if topology.rank == 0:
+        store.wait(["connected"], timedelta(seconds=20))
+        return "gone"
+    store.set("connected", "")
+    with pytest.raises(PreflightError) as caught, group._explained(topology, 20):
+        group.call_roll(store, topology, deadline=time.monotonic() + 20, timeout_s=20)
+    return str(caught.value)
+
+
+def test_a_meeting_point_that_goes_away_is_named() -> None:
+    assert run_ranks(2, lose_rank_0)[1] == (
+        "rank 0, which runs the meeting point, ended before all 2 ranks were there\n"
+        "  next: look at rank 0's own output"
+    )
 
 
 def test_a_meeting_point_that_nobody_runs_is_named() -> None:
     port = free_port()
     topology = Topology(rank=1, world_size=2, master_addr="127.0.0.1", master_port=port)
     with pytest.raises(
-        PreflightError, match=rf"rank 1 could not reach rank 0's meeting point 127.0.0.1:{port} within 1 s"
+        PreflightError,
+        match=rf"rank 1 on .* could not reach rank 0's meeting point 127.0.0.1:{port} within 1 s: it refuses the",
     ):
         group.open_store(topology, timeout_s=1)
 

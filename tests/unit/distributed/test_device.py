@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from drumline.distributed.device import choose_device
-from drumline.distributed.group import claim_gpu, refuse_shared_gpu
+from drumline.distributed.roll import call_roll
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 
@@ -27,18 +31,27 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(monkeypatch:
     assert choose_device("auto", local_rank=3).index == 0
 
 
-def meet(uuids: list[str | None], *, local_world_size: int = 2) -> dist.Store:
+def meet(gpus: list[str | None]) -> list[str]:
+    """What each of the ranks that meet is told; nothing when all is well."""
     store = dist.HashStore()
-    for rank, uuid in enumerate(uuids):
-        claim_gpu(store, Topology(rank=rank, world_size=2, local_world_size=local_world_size), uuid)
-    return store
+
+    def rank(number: int) -> str:
+        topology = Topology(rank=number, world_size=len(gpus), local_rank=number, local_world_size=len(gpus))
+        try:
+            call_roll(store, topology, deadline=time.monotonic() + 20, timeout_s=20, gpu=gpus[number])
+        except PreflightError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(len(gpus)) as pool:
+        return list(pool.map(rank, range(len(gpus))))
 
 
 def test_ranks_that_would_share_a_gpu_are_refused_on_all() -> None:
-    for uuids in (["x", "y"], [None, None]):
-        refuse_shared_gpu(meet(uuids))
-    refuse_shared_gpu(meet(["x", "x"], local_world_size=1))  # two jobs of one rank that try out two nodes
-    with pytest.raises(PreflightError) as caught:
-        refuse_shared_gpu(meet(["x", "x"]))
-    assert caught.value.what.startswith("two ranks or more would compute on one GPU: x of ")
-    assert "--gpus-per-task=1" in str(caught.value.next_step)
+    assert meet(["x", "y", None, None]) == ["", "", "", ""]
+    told = set(meet(["x", "y", "x"]))
+    (text,) = told
+    assert text.startswith(
+        f"ranks 0 and 2 on {socket.gethostname()} would compute on one GPU, x\n  next: start at most"
+    )
+    assert "--gpus-per-task=1" in text

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from drumline.errors import PreflightError, UsageError
+from drumline.launch.node_list import node_names
 from drumline.launch.slurm import first_host, rank_variables
 from drumline.launch.topology import topology_from
 
@@ -112,3 +113,27 @@ def test_the_first_host_of_slurms_shorthand(node_list: str, host: str) -> None:
 def test_an_unreadable_node_list_is_quoted() -> None:
     with pytest.raises(PreflightError, match=r"SLURM_STEP_NODELIST is '\[1-2\]'"):
         first_host("[1-2]")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("gpu[007-009,12],login", ["gpu007", "gpu008", "gpu009", "gpu12", "login"]),
+        ("rack[1-2]n[1-2]", ["rack1n1", "rack1n2", "rack2n1", "rack2n2"]),
+        ("a,b", ["a", "b"]),
+        ("n[1-99999]", []),
+        ("", []),
+    ],
+)
+def test_slurms_names_of_hosts_are_spelled_out(text: str, names: list[str]) -> None:
+    assert node_names(text) == names
+
+
+def test_hosts_have_names_where_ranks_are_dealt_in_equal_blocks() -> None:
+    topology = topology_from(SRUN)
+    assert topology is not None
+    assert topology.node_names == ("gpu007", "gpu008")
+    for other in ({"SLURM_STEP_TASKS_PER_NODE": "4,3"}, {"SLURM_DISTRIBUTION": "cyclic"}):
+        topology = topology_from({**SRUN, **other})
+        assert topology is not None
+        assert topology.node_names == ()

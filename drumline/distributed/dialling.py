@@ -1,0 +1,156 @@
+"""One host opens a door where its data will come in, and the others knock: plain TCP, answered with a word.
+
+The word is the host's own, made up for this start. An address may be held by more than one machine (every docker0 has
+the same), so that somebody answers is not enough.
+"""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+CONNECT_S = 3.0
+ANSWER_S = 10.0
+AT_ONCE = 256
+SILENT, REFUSED, NO_ROUTE, STRANGER, MUTE = "silent", "refused", "no route", "stranger", "mute"
+CAUSES = {
+    errno.ECONNREFUSED: REFUSED,
+    errno.ETIMEDOUT: SILENT,
+    errno.EHOSTUNREACH: NO_ROUTE,
+    errno.ENETUNREACH: NO_ROUTE,
+}
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where a host can be reached, if it can."""
+
+    rank: int
+    host: str
+    interface: str
+    address: str
+    port: int
+    word: str
+
+
+class OpenDoor:
+    """Tells its word to whoever connects, until it is closed."""
+
+    def __init__(self, address: str) -> None:
+        self.word = secrets.token_hex(16)
+        self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        self._socket.bind((address, 0))
+        self._socket.listen(512)
+        self.port: int = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._answer, name="drumline-door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._thread.join()
+        self._socket.close()
+
+    def _answer(self) -> None:
+        while True:
+            try:
+                caller, _ = self._socket.accept()
+            except OSError:
+                return
+            with caller:
+                caller.settimeout(ANSWER_S)
+                try:
+                    caller.sendall(self.word.encode())
+                except OSError:
+                    continue
+
+
+@dataclass
+class _Call:
+    door: Door
+    heard: bytes = b""
+    is_connected: bool = False
+    deadline: float = field(default_factory=lambda: time.monotonic() + CONNECT_S)
+
+
+def knock(doors: Sequence[Door]) -> dict[int, str]:
+    """What stands in the way, by the rank behind each door that did not open; some hundred doors at a time."""
+    failed: dict[int, str] = {}
+    for first in range(0, len(doors), AT_ONCE):
+        failed |= _knock(doors[first : first + AT_ONCE])
+    return failed
+
+
+def _knock(doors: Sequence[Door]) -> dict[int, str]:
+    failed: dict[int, str] = {}
+    with selectors.DefaultSelector() as selector:
+        for door in doors:
+            if cause := _dial(selector, door):
+                failed[door.rank] = cause
+        while selector.get_map():
+            until = min(key.data.deadline for key in selector.get_map().values())
+            ready = selector.select(max(0.0, until - time.monotonic()))
+            for key, _ in ready:
+                _go_on(selector, key, failed)
+            # Only with nothing to hear: this process itself may not have run for seconds.
+            if not ready:
+                _give_up_on_late(selector, failed)
+    return failed
+
+
+def _dial(selector: selectors.BaseSelector, door: Door) -> str | None:
+    caller = socket.socket(socket.AF_INET6 if ":" in door.address else socket.AF_INET)
+    caller.setblocking(False)
+    number = caller.connect_ex((door.address, door.port))
+    if number not in (0, errno.EINPROGRESS):
+        caller.close()
+        return _cause(number)
+    selector.register(caller, selectors.EVENT_WRITE, _Call(door))
+    return None
+
+
+def _go_on(selector: selectors.BaseSelector, key: selectors.SelectorKey, failed: dict[int, str]) -> None:
+    call: _Call = key.data
+    caller = key.fileobj
+    assert isinstance(caller, socket.socket)
+    if not call.is_connected:
+        if number := caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            failed[call.door.rank] = _cause(number)
+            _hang_up(selector, caller)
+            return
+        call.is_connected, call.deadline = True, time.monotonic() + ANSWER_S
+        selector.modify(caller, selectors.EVENT_READ, call)
+        return
+    try:
+        part = caller.recv(256)
+    except OSError:
+        part = b""
+    call.heard += part
+    word = call.door.word.encode()
+    if part and len(call.heard) < len(word):
+        return
+    if call.heard != word:
+        failed[call.door.rank] = STRANGER
+    _hang_up(selector, caller)
+
+
+def _give_up_on_late(selector: selectors.BaseSelector, failed: dict[int, str]) -> None:
+    for key in list(selector.get_map().values()):
+        if key.data.deadline <= time.monotonic():
+            failed[key.data.door.rank] = MUTE if key.data.is_connected else SILENT
+            assert isinstance(key.fileobj, socket.socket)
+            _hang_up(selector, key.fileobj)
+
+
+def _hang_up(selector: selectors.BaseSelector, caller: socket.socket) -> None:
+    selector.unregister(caller)
+    caller.close()
+
+
+def _cause(number: int) -> str:
+    return CAUSES.get(number) or errno.errorcode.get(number, str(number))

@@ -1,0 +1,147 @@
+"""Where ranks meet before there is a group: the store that torchrun's agent or rank 0 runs.
+
+torch waits for it in silence, and prints its own C++ stack when it gives up. So a plain socket goes first: it knows a
+name that does not resolve from a port that refuses and from one that is silent, and it can say so on the way.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from drumline.errors import PreflightError
+from drumline.launch.addresses import LOOPBACK
+from drumline.launch.sockets import listen_on_loopback
+from drumline.launch.topology import Topology
+
+POLL_S = 0.2
+CONNECT_S = 2.0
+FIRST_NOTICE_S = 5.0
+NEXT_NOTICE_S = 15.0
+NAME_PATIENCE_S = 30.0  # a pod's name may come later than the pod
+
+UNKNOWN_NAME = "the name does not resolve here"
+CAUSES = {
+    errno.ECONNREFUSED: "it refuses the connection (nobody listens there, or not yet)",
+    errno.ETIMEDOUT: "it is silent (the host is not up, or a firewall drops what is sent to that port)",
+    errno.EHOSTUNREACH: "no host answers at that address",
+    errno.ENETUNREACH: "no route leads there from here",
+}
+
+
+@dataclass
+class Notices:
+    """When it is time to say what is waited for: soon, and then now and again."""
+
+    timeout_s: float
+    begun: float = field(default_factory=time.monotonic)
+    given: int = 0
+
+    def is_due(self) -> bool:
+        first = min(FIRST_NOTICE_S, self.timeout_s / 4)
+        due = time.monotonic() - self.begun >= first + self.given * NEXT_NOTICE_S
+        self.given += due
+        return due
+
+    def say(self, text: str) -> None:
+        waited = time.monotonic() - self.begun
+        print(f"drumline: {text} ({waited:.0f} s of {self.timeout_s:g} s)", file=sys.stderr, flush=True)
+
+
+def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
+    """Connect to the store that torchrun's agent or rank 0 runs."""
+    deadline = time.monotonic() + timeout_s
+    hosts_store = topology.rank == 0 and not topology.agent_hosts_store
+    address = f"{topology.master_addr}:{topology.master_port}"
+    if hosts_store:
+        _warn_of_a_strange_address(topology)
+    else:
+        _wait_until_open(topology, deadline=deadline, timeout_s=timeout_s)
+    try:
+        # Its host needs no name for itself, and may not know the one the others use.
+        store = dist.TCPStore(
+            LOOPBACK if hosts_store else topology.master_addr,
+            topology.master_port,
+            is_master=hosts_store,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=_own_listener(topology) if hosts_store else None,
+        )
+    except (dist.DistError, RuntimeError, OSError) as error:
+        if not hosts_store:
+            raise _unreachable(topology, f"within {timeout_s:g} s: {_first_line(error)}") from error
+        raise PreflightError(
+            f"rank 0 could not open its meeting point {address}: {_first_line(error)}",
+            next_step="choose another MASTER_PORT, and a MASTER_ADDR that is this host",
+        ) from error
+    return dist.PrefixStore(f"drumline/{topology.attempt}", store)
+
+
+def _own_listener(topology: Topology) -> int | None:
+    """Ranks that meet on the loopback are all on this machine: the store need not be open to others, as it would be."""
+    if topology.master_addr not in (LOOPBACK, "localhost"):
+        return None
+    return listen_on_loopback(topology.master_port)[0]
+
+
+def _wait_until_open(topology: Topology, *, deadline: float, timeout_s: float) -> None:
+    notices = Notices(timeout_s)
+    address = f"{topology.master_addr}:{topology.master_port}"
+    while cause := obstacle(topology.master_addr, topology.master_port, patience_s=min(CONNECT_S, timeout_s)):
+        # All of a host see the same; one of them says it.
+        if topology.local_rank == 0 and notices.is_due():
+            who = f"rank {topology.rank} on {topology.host}"
+            notices.say(f"{who} waits for rank 0's meeting point {address}: {cause}")
+        now = time.monotonic()
+        if cause == UNKNOWN_NAME and now - notices.begun > NAME_PATIENCE_S:
+            raise _unreachable(topology, f": {cause}")
+        if now > deadline:
+            raise _unreachable(topology, f" within {timeout_s:g} s: {cause}")
+        time.sleep(POLL_S)
+
+
+def obstacle(host: str, port: int, *, patience_s: float) -> str:
+    """What stands between this host and that port; empty when it can be reached."""
+    try:
+        socket.create_connection((host, port), timeout=patience_s).close()
+    except socket.gaierror:
+        return UNKNOWN_NAME
+    except TimeoutError:
+        return CAUSES[errno.ETIMEDOUT]
+    except OSError as error:
+        return CAUSES.get(error.errno or 0, error.strerror or str(error))
+    return ""
+
+
+def _unreachable(topology: Topology, why: str) -> PreflightError:
+    address = f"{topology.master_addr}:{topology.master_port}"
+    return PreflightError(
+        f"rank {topology.rank} on {topology.host} could not reach rank 0's meeting point {address}{why}",
+        next_step="check that rank 0 runs, that MASTER_ADDR is its host as this one knows it, and that no firewall "
+        "closes the port",
+    )
+
+
+def _warn_of_a_strange_address(topology: Topology) -> None:
+    """A service's address is not its host's either, so that is no error; but mostly it is a mistake."""
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(topology.master_addr, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(target)
+    except OSError as error:
+        known = "does not resolve" if isinstance(error, socket.gaierror) else "is no address of this host"
+        print(
+            f"drumline: MASTER_ADDR {topology.master_addr} {known}, though rank 0 runs here, on {topology.host}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,197 @@
+"""The roll call: every rank says in the store who it is and what it is about to run. Rank 0 looks at all of it.
+
+A rank that has not come is named while the others wait. Ranks that are here but are about to run something else are
+named too, with the value of each: before there is a group, because ranks of two versions may not get one.
+
+torchrun's own store outlives a restart, and what an earlier start left there looks like ranks that are here. So rank 0
+opens each meeting under a name of its own, and a rank believes it only when its own name is on the list.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import blake3
+import torch.distributed as dist
+
+from drumline.distributed.absent import first_is_late, too_late, waiting_for, waiting_for_first
+from drumline.distributed.meeting import Notices
+from drumline.distributed.rank_facts import Facts, check_differences
+from drumline.distributed.ruling import Ruling, follow, has_ruled, hear, rule
+from drumline.errors import PreflightError
+from drumline.launch.topology import Topology
+
+FIRST_POLL_S, LAST_POLL_S = 0.01, 0.2
+GRACE_S = 2.0  # what rank 0 finds at its deadline is better told than what each other rank does at its own
+CURRENT = "meeting"
+ROLL = "roll"
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """All ranks of one start: the store's part that is theirs alone, and their hosts by the first rank on each."""
+
+    store: dist.Store
+    hosts: dict[int, str]
+
+
+def call_roll(
+    store: dist.Store,
+    topology: Topology,
+    *,
+    deadline: float,
+    timeout_s: float,
+    facts: Facts | None = None,
+    gpu: str | None = None,
+) -> Meeting:
+    """Collective: wait until every rank has said its name, and compare what they are about to run.
+
+    `gpu`: the one that this rank must have to itself.
+    """
+    who = _Attendance(store, topology, timeout_s, facts or {}, gpu)
+    ruling = who.lead(deadline) if topology.rank == 0 else who.join(deadline)
+    listeners = [int(rank) for rank in ruling["names"] if int(rank) > 0] if topology.rank == 0 else []
+    value = follow(who.room, ROLL, ruling, listeners=listeners)
+    if value["world_size"] != topology.world_size:
+        raise PreflightError(
+            f"ranks differ in their number: rank 0 is one of {value['world_size']}, rank {topology.rank} on "
+            f"{topology.host} one of {topology.world_size}",
+            next_step="start every node with the same number of nodes and ranks",
+        )
+    return Meeting(who.room, {int(rank): host for rank, host in value["hosts"].items()})
+
+
+class _Attendance:
+    """One rank's part in the roll call."""
+
+    def __init__(
+        self, store: dist.Store, topology: Topology, timeout_s: float, facts: Facts, gpu: str | None
+    ) -> None:
+        self.store, self.topology, self.timeout_s, self.gpu = store, topology, timeout_s, gpu
+        self.facts = json.dumps(facts, sort_keys=True)
+        self.name = secrets.token_hex(4)
+        """Of this process, in this start."""
+        self.room = store
+        self.room_name = ""
+        self.notices = Notices(timeout_s)
+        self.pause_s = FIRST_POLL_S
+
+    def lead(self, deadline: float) -> Ruling:
+        """On rank 0: open the meeting, wait for all, and rule."""
+        opened = json.dumps({"room": self.name, "host": self.topology.host})
+        self.store.set(CURRENT, opened)
+        self._enter(self.name)
+        everyone = [_card(rank) for rank in range(self.topology.world_size)]
+        while not self.room.check(everyone):
+            if time.monotonic() > deadline:
+                break
+            if (current := self.store.get(CURRENT).decode()) != opened:
+                raise _double(self.topology, json.loads(current)["host"])
+            self._wait()
+        names = {rank: [card["name"], card["host"]] for rank, card in self._cards().items()}
+        return rule(self.room, ROLL, self._decide, names=names)
+
+    def join(self, deadline: float) -> Ruling:
+        """On the other ranks: enter whatever meeting is the current one, until one has this rank on its list."""
+        other = None
+        while True:
+            if self.store.check([CURRENT]):
+                self._enter(json.loads(self.store.get(CURRENT))["room"])
+                if has_ruled(self.room, ROLL):
+                    ruling = hear(self.room, ROLL, deadline=deadline)
+                    other, host = ruling["names"].get(str(self.topology.rank), (None, ""))
+                    if other == self.name or (other is None and "what" not in ruling):
+                        return ruling
+            if time.monotonic() > deadline + (GRACE_S if self.room_name else 0):
+                raise _double(self.topology, host) if other else self._too_late()
+            self._wait()
+
+    def _enter(self, room: str) -> None:
+        if room == self.room_name:
+            return
+        self.room, self.room_name = dist.PrefixStore(room, self.store), room
+        self.room.set(f"facts/{self.topology.rank}", self.facts)
+        card = {
+            "name": self.name,
+            "host": self.topology.host,
+            "local_rank": self.topology.local_rank,
+            "gpu": self.gpu,
+            "digest": blake3.blake3(self.facts.encode()).hexdigest(16),
+        }
+        self.room.set(_card(self.topology.rank), json.dumps(card))
+
+    def _decide(self) -> dict[str, Any]:
+        cards = self._cards()
+        ranks = range(self.topology.world_size)
+        if len(cards) < len(ranks):
+            raise self._too_late()
+        if any(card["digest"] != cards[0]["digest"] for card in cards.values()):
+            texts = self.room.multi_get([f"facts/{rank}" for rank in ranks])
+            check_differences([json.loads(text) for text in texts], [cards[rank]["host"] for rank in ranks])
+        _refuse_shared_gpus(cards)
+        hosts = {rank: card["host"] for rank, card in cards.items() if card["local_rank"] == 0}
+        return {"world_size": len(ranks), "hosts": hosts}
+
+    def _cards(self) -> dict[int, dict[str, Any]]:
+        """Of those that are here."""
+        here = list(range(self.topology.world_size))
+        if not self.room.check([_card(rank) for rank in here]):  # one question, while all is well
+            here = [rank for rank in here if self.room.check([_card(rank)])]
+        texts = self.room.multi_get([_card(rank) for rank in here])
+        return {rank: json.loads(text) for rank, text in zip(here, texts, strict=True)}
+
+    def _wait(self) -> None:
+        if self.notices.is_due():
+            self._say()
+        time.sleep(self.pause_s)
+        self.pause_s = min(LAST_POLL_S, self.pause_s * 1.3)
+
+    def _say(self) -> None:
+        """Once on each host, and after that from one rank alone."""
+        hosts = self._hosts() if self.room_name else {}
+        is_first = self.topology.rank == min(hosts, default=1)
+        text = waiting_for(self.topology, hosts) if hosts else waiting_for_first(self.topology)
+        if text and (is_first or (self.topology.local_rank == 0 and self.notices.given == 1)):
+            self.notices.say(text)
+
+    def _hosts(self) -> dict[int, str]:
+        return {rank: card["host"] for rank, card in self._cards().items()}
+
+    def _too_late(self) -> PreflightError:
+        if not self.room_name:
+            return first_is_late(self.topology, timeout_s=self.timeout_s)
+        return too_late(self.topology, self._hosts(), timeout_s=self.timeout_s)
+
+
+def _card(rank: int) -> str:
+    return f"card/{rank}"
+
+
+def _refuse_shared_gpus(cards: Mapping[int, Mapping[str, Any]]) -> None:
+    """Two ranks on one GPU would wait for each other in NCCL."""
+    first: dict[str, int] = {}
+    for rank, card in cards.items():
+        other = first.setdefault(card["gpu"], rank) if card["gpu"] else rank
+        if other != rank:
+            raise PreflightError(
+                f"ranks {other} and {rank} on {card['host']} would compute on one GPU, {card['gpu']}",
+                next_step="start at most as many ranks on a host as it has GPUs; with srun, give each task its own "
+                "(--gpus-per-task=1) or all of them (--gpus-per-node); or use --dist.device cpu",
+            )
+
+
+def _double(topology: Topology, host: str) -> PreflightError:
+    if topology.rank > 0 and host == topology.host:
+        return PreflightError(
+            f"rank 0 went on with an earlier rank {topology.rank} on {host}, and did not start again",
+            next_step="stop what is left of the earlier start; look at rank 0's own output",
+        )
+    return PreflightError(
+        f"there are two ranks {topology.rank}: one on {host}, and this one on {topology.host}",
+        next_step="give every node its own --node-rank (NODE_RANK), and every rank its own RANK",
+    )

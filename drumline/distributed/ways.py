@@ -1,0 +1,120 @@
+"""The ways between hosts on which data will go: which are closed, whether that matters, and in which words it is told.
+
+The meeting point is one port on one host, and open. Data takes other ports, on the network that the backend chose,
+from host to host: where that is closed, the group waits in silence. Nothing is measured here; `reach` does that.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from drumline.distributed.agree import some
+from drumline.distributed.dialling import MUTE, NO_ROUTE, REFUSED, SILENT, STRANGER, Door
+from drumline.errors import PreflightError
+from drumline.launch.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
+
+VARIABLES = {"gloo": GLOO_VARIABLE, "nccl": NCCL_VARIABLE}
+MOST_LINES = 8
+CAUSES = {
+    SILENT: "is silent (a firewall drops it?)",
+    REFUSED: "refuses the connection (a firewall rejects it?)",
+    NO_ROUTE: "cannot be reached: no route leads there",
+    STRANGER: "is answered by another machine",
+    MUTE: "takes the connection and says nothing",
+}
+
+
+@dataclass(frozen=True)
+class ClosedWay:
+    """One host could not get through to another."""
+
+    caller: Door
+    door: Door
+    cause: str
+
+    @property
+    def is_local(self) -> bool:
+        return ipaddress.ip_address(self.door.address).is_loopback
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is wrong in words, and what mends it."""
+
+    errors: Sequence[str]
+    warnings: Sequence[str]
+    fixes: Sequence[str]
+
+    def raise_errors(self) -> None:
+        if not self.errors:
+            return
+        lines = [*self.errors[:MOST_LINES]]
+        if len(self.errors) > MOST_LINES:
+            lines.append(f"and {len(self.errors) - MOST_LINES} more of this kind")
+        what = (
+            lines[0]
+            if len(lines) == 1
+            else "data cannot go between these hosts:\n  - " + "\n  - ".join(lines)
+        )
+        raise PreflightError(what, next_step="; ".join(self.fixes))
+
+
+def judge(closed: Sequence[ClosedWay], wanted: Mapping[int, str | None], *, backend: str) -> Judged:
+    """`wanted`: the network of each host (by rank) that leads to the others, as far as it is known."""
+    needed = [way for way in closed if is_needed(way.caller, way.door, backend)]
+    spare = [way for way in closed if way not in needed]
+    warnings = [
+        f"{line}. {backend} does without this way, as the addresses are now" for line in _lines(spare, wanted)
+    ]
+    return Judged(_lines(needed, wanted), warnings, _fixes(needed, wanted, backend))
+
+
+def is_needed(caller: Door, door: Door, backend: str) -> bool:
+    """gloo has the host with the larger address call the other one, and never the other way round."""
+    if backend != "gloo":
+        return True
+    mine, theirs = ipaddress.ip_address(caller.address), ipaddress.ip_address(door.address)
+    return mine.version != theirs.version or int(mine) >= int(theirs)
+
+
+def _lines(ways: Sequence[ClosedWay], wanted: Mapping[int, str | None]) -> list[str]:
+    """One for each host that cannot be reached in one way, with all who tried."""
+    groups: dict[tuple[int, str], list[ClosedWay]] = {}
+    for way in ways:
+        groups.setdefault((way.door.rank, way.cause), []).append(way)
+    return [_line([way.caller.host for way in group], group[0], wanted) for group in groups.values()]
+
+
+def _line(callers: Sequence[str], way: ClosedWay, wanted: Mapping[int, str | None]) -> str:
+    door, who = way.door, some(callers)
+    place = f"{door.address} ({door.interface})"
+    if way.is_local:
+        return f"{door.host} takes data on its loopback, {place}, where {who} cannot reach it"
+    if _is_wrong(door, wanted):
+        better = wanted[door.rank]
+        cause = CAUSES.get(way.cause, way.cause)
+        return (
+            f"{door.host} takes data on the wrong network, {place}, where {who} cannot reach it: "
+            f"port {door.port} {cause}; {better} is the one that leads to the other hosts"
+        )
+    return f"{who} cannot reach {door.host}'s data port: {place} port {door.port} {CAUSES.get(way.cause, way.cause)}"
+
+
+def _is_wrong(door: Door, wanted: Mapping[int, str | None]) -> bool:
+    return wanted.get(door.rank) not in (None, door.interface)
+
+
+def _fixes(ways: Sequence[ClosedWay], wanted: Mapping[int, str | None], backend: str) -> list[str]:
+    fixes: dict[str, list[str]] = {}
+    for way in ways:
+        if way.is_local or _is_wrong(way.door, wanted):
+            name = wanted.get(way.door.rank) or "NAME_OF_THE_NETWORK"
+            fix = f"export {VARIABLES.get(backend, GLOO_VARIABLE)}={name} on"
+        else:
+            fix = "open all TCP ports between the nodes (in AWS: all traffic from the security group itself), on"
+        hosts = fixes.setdefault(fix, [])
+        if way.door.host not in hosts:
+            hosts.append(way.door.host)
+    return [f"{fix} {some(hosts)}" for fix, hosts in fixes.items()]

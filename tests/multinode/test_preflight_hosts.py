@@ -1,0 +1,140 @@
+"""What stops a job before its first step, on real hosts: named with the right host, and long before the timeout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.multinode import firewall
+from tests.multinode.flights import PORT, START_TIMEOUT_S, fly
+from tests.multinode.hosts import Testbed
+
+MakeTestbed = Callable[..., Testbed]
+WRONG_NETWORK = {"environment": {"GLOO_SOCKET_IFNAME": "docker0"}}
+
+
+def told(said: dict[str, str]) -> str:
+    """What all ranks said alike, well before the start timeout was over."""
+    texts = set()
+    for text in said.values():
+        words, _, seconds = text.strip().rpartition("\nafter ")
+        assert float(seconds.removesuffix(" s")) < START_TIMEOUT_S / 2, text
+        texts.add(words)
+    assert len(texts) == 1, said
+    return texts.pop()
+
+
+def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTestbed) -> None:
+    bed = make_testbed("a", "b", "c")
+    a, b, _ = bed.hosts
+    assert told(fly(bed, {"a": {}, "b": {}, "c": {}})) == "trained"
+
+    second = {"host": "b", "environment": {"LOCAL_RANK": "1"}}
+    # gloo has the larger address call the smaller: b calls a and not the other way round, c calls both.
+    firewall.close_all_but(b, PORT)
+    assert re.fullmatch(
+        r"error: c cannot reach b's data port: 10.77.0.2 \(eth0\) port \d+ is silent \(a firewall drops it\?\)\n"
+        r"  next: open all TCP ports between the nodes \(in AWS: .*\), on b",
+        told(fly(bed, {"a": {}, "b": {}, "b, too": second, "c": {}})),
+    )
+    for host in (a, bed["c"]):
+        firewall.close_all_but(host, PORT)
+    both = told(fly(bed, {"a": {}, "b": {}, "c": {}}))
+    assert (
+        "error: data cannot go between these hosts:\n  - b, c cannot reach a's data port: 10.77.0.1 (eth0)"
+        in both
+    )
+    assert "\n  - c cannot reach b's data port: 10.77.0.2 (eth0) port" in both
+    assert both.endswith(", on a, b")
+    for host in bed:
+        firewall.lift(host)
+
+    a.add_interface("docker0", "172.17.0.1/16")
+    b.add_interface("docker0", "9.9.0.1/16")
+    harmless = fly(bed, {"a": WRONG_NETWORK, "b": {}})
+    assert "trained" in harmless["b"]
+    assert harmless["a"].startswith(
+        "a takes data on the wrong network, 172.17.0.1 (docker0), where b cannot reach it"
+    )
+    assert "gloo does without this way, as the addresses are now\ntrained\n" in harmless["a"]
+    wrong = told(fly(bed, {"a": {}, "b": WRONG_NETWORK}))
+    assert wrong.startswith(
+        "error: b takes data on the wrong network, 9.9.0.1 (docker0), where a cannot reach it: "
+    )
+    assert wrong.endswith(
+        "eth0 is the one that leads to the other hosts\n  next: export GLOO_SOCKET_IFNAME=eth0 on b"
+    )
+    assert told(fly(bed, {"a": {}, "c": WRONG_NETWORK})) == (
+        "error: c has no network for gloo: GLOO_SOCKET_IFNAME is docker0, which fits none of lo, eth0 that is up and "
+        "has an address\n"
+        "  next: export GLOO_SOCKET_IFNAME=eth0 on c"
+    )
+    for host in (a, b):  # as Debian writes it for the host itself
+        names = {"a": a.address, "b": b.address}
+        host.set_names({**names, host.name: "127.0.1.1"})
+    by_name = {"environment": {"GLOO_SOCKET_IFNAME": None}}
+    assert told(fly(bed, {"a": by_name, "b": by_name})) == (
+        "error: data cannot go between these hosts:\n"
+        "  - b takes data on its loopback, 127.0.1.1 (lo), where a cannot reach it\n"
+        "  - a takes data on its loopback, 127.0.1.1 (lo), where b cannot reach it\n"
+        "  next: export GLOO_SOCKET_IFNAME=eth0 on b, a"
+    )
+
+
+def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+    bed = make_testbed("a", "b", "c")
+    different = "rank 0, 2 (a, c): {}; rank 1 (b): {}"
+    orders = {host.name: {"task": f"/home/{host.name}/mine.py:Task"} for host in bed}
+    orders["b"]["lr"] = 0.2
+    assert told(fly(bed, orders)).startswith(
+        "error: ranks differ in the setting optim.lr: " + different.format(0.1, 0.2)
+    )
+    orders = {host.name: {"task": f"{'yours' if host.name == 'b' else 'mine'}.py:Task"} for host in bed}
+    assert different.format("mine.py:Task", "yours.py:Task") in told(fly(bed, orders))
+    assert re.search(
+        r"ranks differ in the training data: rank 0, 2 \(a, c\): 10 samples, .*; rank 1 \(b\): 11 samples",
+        told(fly(bed, {"a": {}, "b": {"samples": 11}, "c": {}})),
+    )
+    for host in bed:
+        place = tmp_path / f"code-{host.name}"
+        place.mkdir()
+        (place / "user_model.py").write_text(f"width = {2 if host.name == 'c' else 1}\n")
+    assert re.match(
+        r"error: ranks differ in the code of user_model: rank 0, 1 \(a, b\): \w+; rank 2 \(c\): \w+\n  next: bring",
+        told(fly(bed, {host.name: {"code": str(tmp_path / f"code-{host.name}")} for host in bed})),
+    )
+
+    # c is told a name that it does not know, and never comes; b is kept out by a firewall.
+    lost = {"environment": {"MASTER_ADDR": "nowhere"}, "timeout_s": 4}
+    said = fly(bed, {"a": {"timeout_s": 4}, "b": {"timeout_s": 4}, "c": lost})
+    for rank, host in enumerate("ab"):
+        notice, error, _, _ = said[host].splitlines()
+        assert re.fullmatch(
+            rf"drumline: rank {rank} on {host} waits for rank 2 \(node 2\) \([12] s of 4 s\)", notice
+        )
+        assert (
+            error
+            == "error: 1 of 3 ranks did not start within 4 s: missing rank 2 (node 2); here: 0 on a, 1 on b"
+        )
+    assert (
+        "drumline: rank 2 on c waits for rank 0's meeting point nowhere:29500: the name does not res"
+        in said["c"]
+    )
+    assert (
+        "error: rank 2 on c could not reach rank 0's meeting point nowhere:29500 within 4 s: the nam"
+        in said["c"]
+    )
+
+    firewall.drop_port(bed["a"], PORT)
+    astray = {"environment": {"MASTER_ADDR": "b"}, "timeout_s": 4}
+    said = fly(bed, {"a": astray, "b": {"timeout_s": 4}, "c": astray})
+    assert said["a"].startswith(
+        "drumline: MASTER_ADDR b is no address of this host, though rank 0 runs here, on a\n"
+    )
+    assert (
+        "rank 1 on b waits for rank 0's meeting point a:29500: it is silent (the host is not up, or a f"
+        in said["b"]
+    )
+    assert "rank 2 on c waits for rank 0's meeting point b:29500: it refuses the connection" in said["c"]
+    assert not any("frame #" in text for text in said.values()), "torch's own stack is not shown"

@@ -1,0 +1,92 @@
+"""Which closed ways between hosts matter, and in which words they are told."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from drumline.distributed.dialling import REFUSED, SILENT, STRANGER, Door, OpenDoor, knock
+from drumline.distributed.ways import ClosedWay, is_needed, judge
+from drumline.errors import PreflightError
+
+
+def door(number: int, *, address: str | None = None, interface: str = "eth0") -> Door:
+    return Door(number, f"node-{number}", interface, address or f"10.0.0.{number}", 40000 + number, "word")
+
+
+def text_of(closed: list[ClosedWay], wanted: dict[int, str | None], *, backend: str = "gloo") -> str:
+    with pytest.raises(PreflightError) as caught:
+        judge(closed, wanted, backend=backend).raise_errors()
+    return str(caught.value)
+
+
+def test_gloo_needs_the_way_from_the_larger_address_and_nccl_needs_both() -> None:
+    assert is_needed(door(2), door(1), "gloo")
+    assert not is_needed(door(1), door(2), "gloo")
+    assert not is_needed(door(9), door(10), "gloo"), "as numbers, not as text"
+    assert is_needed(door(1), door(2, address="10.0.0.1"), "gloo"), "the same address on two hosts"
+    assert is_needed(door(1), door(2, address="fd00::2"), "gloo")
+    assert is_needed(door(1), door(2), "nccl")
+    assert is_needed(door(2), door(1), "nccl")
+
+
+def test_one_closed_way_is_one_sentence_with_its_cause() -> None:
+    assert text_of([ClosedWay(door(2), door(1), REFUSED)], {1: "eth0"}) == (
+        "node-2 cannot reach node-1's data port: 10.0.0.1 (eth0) port 40001 refuses the connection (a firewall rejects "
+        "it?)\n  next: open all TCP ports between the nodes (in AWS: all traffic from the security group itself), on "
+        "node-1"
+    )
+    assert "port 40001 is answered by another machine" in text_of([ClosedWay(door(2), door(1), STRANGER)], {})
+    assert "port 40001 EPERM" in text_of([ClosedWay(door(2), door(1), "EPERM")], {})
+
+
+def test_a_way_that_is_not_needed_is_a_warning() -> None:
+    judged = judge([ClosedWay(door(1), door(2), SILENT)], {}, backend="gloo")
+    judged.raise_errors()
+    assert judged.warnings == [
+        "node-1 cannot reach node-2's data port: 10.0.0.2 (eth0) port 40002 is silent (a firewall drops it?). gloo "
+        "does without this way, as the addresses are now"
+    ]
+
+
+def test_a_network_that_is_not_known_is_left_to_the_user() -> None:
+    local = door(1, address="127.0.0.1", interface="lo")
+    assert text_of([ClosedWay(door(2), local, REFUSED)], {}, backend="nccl") == (
+        "node-1 takes data on its loopback, 127.0.0.1 (lo), where node-2 cannot reach it\n"
+        "  next: export NCCL_SOCKET_IFNAME=NAME_OF_THE_NETWORK on node-1"
+    )
+
+
+def test_sixty_four_hosts_are_a_few_lines() -> None:
+    doors = [door(number) for number in range(1, 65)]
+    closed = [ClosedWay(one, other, SILENT) for one in doors for other in doors if one is not other]
+    lines = text_of(closed, dict.fromkeys(range(1, 65), "eth0")).splitlines()
+    assert len(lines) == 1 + 8 + 1 + 1
+    assert (
+        "  - node-2, node-3, node-4, node-5 and 59 more cannot reach node-1's data port: 10.0.0.1" in lines[1]
+    )
+    assert lines[9] == "  - and 55 more of this kind"
+    assert lines[10].endswith(", on node-1, node-2, node-3, node-4 and 59 more")
+
+
+def test_many_doors_open_at_once_and_strangers_do_not_count() -> None:
+    opened = [OpenDoor("127.0.0.1") for _ in range(70)]
+    doors = [Door(rank, "here", "lo", "127.0.0.1", one.port, one.word) for rank, one in enumerate(opened)]
+    try:
+        assert knock(doors) == {}
+        assert knock([Door(7, "here", "lo", "127.0.0.1", opened[0].port, opened[1].word)]) == {7: STRANGER}
+    finally:
+        for one in opened:
+            one.close()
+    assert knock([doors[0]]) == {0: REFUSED}
+    assert knock([]) == {}
+
+
+def test_one_that_ends_the_call_at_once_is_a_stranger() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answer = threading.Thread(target=lambda: listener.accept()[0].close())
+        answer.start()
+        assert knock([Door(1, "x", "lo", "127.0.0.1", listener.getsockname()[1], "word")]) == {1: STRANGER}
+        answer.join()
