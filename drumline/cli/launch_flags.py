@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from drumline.cli.launch_program import is_script
 from drumline.config import Flags
 from drumline.config.schema import Bounds, Count, CountOrZero
+from drumline.launch.guard import GRACE_S
 from drumline.launch.kubernetes import wrong_name
 from drumline.launch.plan import SCRIPT_RESTARTS, TASK_RESTARTS
 from drumline.launch.torchrun import DEFAULT_PORT
@@ -22,6 +23,11 @@ ANYWHERE: FlagTable = {
         "N",
         f"How often failed ranks are started again [{TASK_RESTARTS} for a task, which goes on from its newest "
         f"checkpoint; {SCRIPT_RESTARTS} for a script, which may begin anew each time].",
+    ),
+    "grace": (
+        Annotated[float, Bounds(low=0)],
+        "SECONDS",
+        f"How long ranks that are asked to end (SIGTERM) may take, to save what they have [{GRACE_S:g}].",
     ),
     "print": (bool, "", "Show the torchrun line of each node, and start nothing."),
     "env-file": (
