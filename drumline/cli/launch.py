@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from drumline.cli.launch_flags import OWN_FLAGS, wrong_flags, wrong_target
 from drumline.cli.launch_here import run_here
-from drumline.cli.launch_hosts import run_on_hosts
+from drumline.cli.launch_hosts import launch_on_hosts
 from drumline.cli.launch_kubernetes import write_manifest
 from drumline.config import read_flags
 from drumline.config.values import SWITCH_WORDS
@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
     if flags.own.get("kubernetes"):
         return write_manifest(flags, target, arguments)
     if "hosts" in flags.own or "hostfile" in flags.own:
-        return run_on_hosts(flags, target, arguments)
+        return launch_on_hosts(flags, target, arguments)
     return run_here(flags, target, arguments)
 
 

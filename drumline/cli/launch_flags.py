@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal
 
 from drumline.cli.launch_program import is_script
 from drumline.config import Flags
+from drumline.config.flags import REPEATED
 from drumline.config.schema import Bounds, Count, CountOrZero
 from drumline.launch.guard import GRACE_S
 from drumline.launch.kubernetes import wrong_name
 from drumline.launch.plan import SCRIPT_RESTARTS, TASK_RESTARTS
 from drumline.launch.torchrun import DEFAULT_PORT
+from drumline.launch.variables import NAMES, PREFIXES
 
 # Its type, what stands for the value in the help, and the help.
 FlagTable = Mapping[str, tuple[Any, str, str]]
@@ -39,13 +41,24 @@ ANYWHERE: FlagTable = {
     ),
 }
 OF_HOSTS: FlagTable = {
-    "hosts": (str, "A,B:4,C", "With --print: the hosts, each with its number of ranks if they differ."),
-    "hostfile": (str, "FILE", "With --print: the hosts, one on a line: `host` or `host slots=N`."),
+    "hosts": (str, "A,B:4,C", "On these hosts, over ssh; each with its number of ranks if they differ."),
+    "hostfile": (str, "FILE", "The same from a file, one on a line: `host` or `host slots=N`."),
     "port": (
         Annotated[int, Bounds(low=1, high=65535)],
         "N",
         f"Where the hosts meet, on the first of them [{DEFAULT_PORT}].",
     ),
+    "ssh": (str, "WORDS", "How to call OpenSSH's client [DRUMLINE_SSH, or ssh], such as 'ssh -F file'."),
+    "python": (str, "PATH", "The Python to run on the hosts [the one that runs this]."),
+    "env": (
+        REPEATED,
+        "NAME | NAME=VALUE",
+        "A variable for the ranks' environment, from here or as given; may be repeated. Those that begin with "
+        f"{', '.join(PREFIXES)} go along anyway, and {', '.join(NAMES)}.",
+    ),
+    "sync": (bool, "", "First copy the current folder to the same place on every host, with rsync."),
+    "exclude": (REPEATED, "PATTERN", "With --sync: leave out what has this name or path; may be repeated."),
+    "logs": (str, "DIR", "Where the output of ranks is kept, on each host [runs/launch/TIME-JOB]."),
 }
 OF_KUBERNETES: FlagTable = {
     "kubernetes": (bool, "", "Write a manifest for kubectl; nothing is applied."),
@@ -88,14 +101,11 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
             for name in OF_KUBERNETES
             if name in given and name != "kubernetes"
         )
-    has_hosts = "hosts" in wheres or "hostfile" in wheres
-    if "port" in given and not has_hosts:
-        yield "--port: belongs to --hosts and --hostfile"
-    if has_hosts and not given.get("print"):
-        yield (
-            f"--{'hosts' if 'hosts' in wheres else 'hostfile'}: is for --print; add that, and run the printed line "
-            "on each host"
-        )
+    if "hosts" in wheres or "hostfile" in wheres:
+        if "exclude" in given and not given.get("sync"):
+            yield "--exclude: belongs to --sync"
+    else:
+        yield from (f"--{name}: belongs to --hosts and --hostfile" for name in OF_HOSTS if name in given)
 
 
 def _wrong_for_kubernetes(given: Mapping[str, Any]) -> Iterator[str]:

@@ -50,21 +50,34 @@ def parent_of(pid: int) -> int:
     return 0 if state == b"Z" else int(parent)
 
 
-def end_all(find: Callable[[], Iterable[int]], grace_s: float) -> None:
-    """SIGTERM to the topmost of those, who tell their own; when the grace is over, SIGKILL to all."""
-    told: set[int] = set()
-    deadline = time.monotonic() + grace_s
-    while (left := set(find())) and time.monotonic() < deadline:
-        # What an ended process leaves behind is topmost then.
-        tops = {pid for pid in left if parent_of(pid) not in left} - told
-        told |= tops
-        for number in (signal.SIGTERM, signal.SIGCONT):  # one that was stopped would not hear the first
-            _send(tops, number)
-        time.sleep(0.05)
-    deadline = time.monotonic() + KILL_WAIT_S
-    while (left := set(find())) and time.monotonic() < deadline:
-        _send(left, signal.SIGKILL)
-        time.sleep(0.02)
+class Ending:
+    """SIGTERM to the topmost of some processes, who tell their own; when the grace is over, SIGKILL to all."""
+
+    def __init__(self, find: Callable[[], Iterable[int]], grace_s: float) -> None:
+        self._find = find
+        self._deadline = time.monotonic() + grace_s
+        self._told: set[int] = set()
+
+    def hurry(self, grace_s: float) -> None:
+        """From now on there is no more time than this."""
+        self._deadline = min(self._deadline, time.monotonic() + grace_s)
+
+    def step(self) -> bool:
+        """To be called again and again, until it says that all have ended; or cannot be made to."""
+        left, now = set(self._find()), time.monotonic()
+        if now >= self._deadline:
+            _send(left, signal.SIGKILL)
+        else:
+            # What an ended process leaves behind is topmost then.
+            tops = {pid for pid in left if parent_of(pid) not in left} - self._told
+            self._told |= tops
+            for number in (signal.SIGTERM, signal.SIGCONT):  # one that was stopped would not hear the first
+                _send(tops, number)
+        return not left or now >= self._deadline + KILL_WAIT_S
+
+    def finish(self) -> None:
+        while not self.step():
+            time.sleep(0.05)
 
 
 class Guard:
@@ -92,7 +105,8 @@ def main(job: str, grace_s: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.stdin.buffer.read() != IN_ORDER:
-        end_all(lambda: marked(job), float(grace_s))
+        # The launcher itself may carry the name, and waits for us when it is still there.
+        Ending(lambda: {*marked(job)} - {os.getppid()}, float(grace_s)).finish()
 
 
 def _everyone() -> list[int]:

@@ -53,6 +53,9 @@ def run_node(
         code = _run_guarded(node, program, log_dir, terms)
         return code
     finally:
+        # The agent's handlers raise, which is of no use any more: from here on the guard does the rest alone.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
         watcher.close(in_order=code == ExitCode.SUCCESS)
 
 
@@ -67,7 +70,8 @@ def _run_guarded(node: Node, program: Program, log_dir: Path | None, terms: Supe
     try:
         result = _run_agent(node, num_procs, program, terms)
     except (SignalException, KeyboardInterrupt):
-        print(INTERRUPTED if program.is_task else STOPPED, file=sys.stderr)
+        if terms.folder is None:
+            print(INTERRUPTED if program.is_task else STOPPED, file=sys.stderr)
         return ExitCode.INTERRUPTED
     if not result.is_failed():
         return ExitCode.SUCCESS

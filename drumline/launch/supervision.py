@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from drumline.launch import guard
+from drumline.launch.follow import is_traceback, last_lines
 
-# What a rank wrote to stderr this short before its end was its last words, and their time is that of the failure.
-LAST_WORDS_S = 5.0
+# A traceback that was written this short before the end was about the end.
+LAST_WORDS_S = 30.0
+LAST_LINES = 80
 
 
 @dataclass(frozen=True)
@@ -51,4 +53,6 @@ def failure_time(err: Path | None) -> float:
         spoke = err.stat().st_mtime if err else now
     except OSError:
         return now
-    return spoke if now - LAST_WORDS_S < spoke < now else now
+    if err is None or not now - LAST_WORDS_S < spoke < now:
+        return now
+    return spoke if any(map(is_traceback, last_lines(err, LAST_LINES))) else now
