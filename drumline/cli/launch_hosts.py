@@ -18,7 +18,7 @@ from drumline.launch.guard import GRACE_S, new_job
 from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag
 from drumline.launch.plan import nodes_of_hosts
 from drumline.launch.ssh import ssh_client
-from drumline.launch.sync import sync_folder
+from drumline.launch.sync import Sync
 from drumline.launch.torchrun import DEFAULT_PORT, Node, Program, torchrun_command
 from drumline.launch.variables import variables_for_ranks, wrong_variables
 
@@ -43,9 +43,9 @@ def launch_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
         raise ConfigError(problems)
     job = _job(flags, hosts, nodes, program)
     if flags.own.get("sync"):
-        sync_folder(
-            job.cwd, hosts, client=job.client, python=job.python, exclude=flags.own.get("exclude", [])
-        )
+        sync = Sync(job.cwd, job.client, job.python, job.python_path)
+        digest = sync.run(hosts, flags.own.get("exclude", []))
+        print(f"drumline: the code is the same on all hosts ({digest[:12]})", flush=True)
     return run_on_hosts(job)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -56,6 +57,7 @@ class HostsJob:
 
 def run_on_hosts(job: HostsJob) -> int:
     """To the end; returns the exit code, when all that can be said has been said."""
+    sys.stdout.flush()
     screen = Screen()
     try:
         return asyncio.run(Controller(job, screen).run())
@@ -142,7 +144,7 @@ class Controller:
         if not remote.has_begun:
             if self.is_ending:
                 return
-            said, job = list(remote.said), self.job
+            said, job = list(remote.said) or list(remote.greeting), self.job
             error = not_reached(remote.host, code or 0, said, python=job.python, cwd=str(job.cwd))
         else:
             error = was_lost(remote.host, code, list(remote.said))

@@ -35,7 +35,9 @@ class Remote:
     """Called for each frame that is not about output."""
 
     said: deque[str] = field(default_factory=lambda: deque(maxlen=20))
-    """ssh's own last words, and those of whatever else speaks before the supervisor does."""
+    """What came on stderr since the last thing that went well: ssh's own words, or why there is no supervisor."""
+    greeting: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    """What a shell over there says to whoever comes, or to whom it does not let in."""
     has_begun: bool = False
     was_refused: bool = False
     ranks: list[int] = field(default_factory=list)
@@ -115,7 +117,7 @@ class Remote:
     def _take(self, line: bytes) -> None:
         frame = decode(line)
         if frame is None:
-            self.said.append(shown(line))
+            self.greeting.append(shown(line))
             return
         self.heard_at = time.time()
         if frame["kind"] == "lines":
@@ -132,6 +134,7 @@ class Remote:
         kind = frame["kind"]
         if kind == "hello":
             self.has_begun = True
+            self.said.clear()  # a banner, most likely
         elif kind == "refused":
             self.was_refused = True
         elif kind == "started":

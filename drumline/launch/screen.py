@@ -7,11 +7,10 @@ files on the nodes have them all.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
-import sys
 import threading
 from collections.abc import Iterable
-from typing import TextIO
 
 MAX_WAITING = 20_000
 CLOSE_S = 5.0
@@ -20,8 +19,9 @@ CLOSE_S = 5.0
 class Screen:
     """Used from one thread; what it writes appears in order."""
 
-    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
-        self._streams = {"out": out or sys.stdout, "err": err or sys.stderr}
+    def __init__(self, out: int = 1, err: int = 2) -> None:
+        # Past Python's own buffers: those would be written once more at the end, and complain if nobody reads.
+        self._fds = {"out": out, "err": err}
         self._waiting: queue.Queue[tuple[str, str] | None] = queue.Queue(MAX_WAITING)
         self._left_out = 0
         self._thread = threading.Thread(target=self._write_all, name="screen", daemon=True)
@@ -60,10 +60,7 @@ class Screen:
     def _write_all(self) -> None:
         while (item := self._waiting.get()) is not None:
             stream, text = item
-            with contextlib.suppress(OSError, ValueError):
-                self._streams[stream].write(text)
-                if self._waiting.empty():
-                    self._streams[stream].flush()
-        for last in self._streams.values():
-            with contextlib.suppress(OSError, ValueError):
-                last.flush()
+            data = text.encode(errors="replace")
+            with contextlib.suppress(OSError):
+                while data:
+                    data = data[os.write(self._fds[stream], data) :]

@@ -148,9 +148,9 @@ class Supervisor:
         return next((lines for path in places if (lines := last_lines(path, LAST_LINES))), [])
 
     def _diverted(self, rank: int) -> list[Path]:
-        """Where a rank of a task writes to by itself."""
+        """Where a rank of a task writes to by itself; rank 0, which speaks for all, does so besides."""
         folder = self.spec["task_logs"]
-        return [] if folder is None else [Path(folder) / f"rank-{rank:05d}.log"]
+        return [] if folder is None or rank == 0 else [Path(folder) / f"rank-{rank:05d}.log"]
 
 
 def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import shutil
 import signal
 import sys
 import time
@@ -11,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multinode import processes
+from tests.multinode import needs, processes
 from tests.multinode.hosts import Host, Testbed
 from tests.multinode.job import Job
 from tests.multinode.sshd import SshDaemons
@@ -61,10 +64,10 @@ class Desk:
         self.ssh = SshDaemons(bed)
 
     def launch(self, *words: str, env: dict[str, str] | None = None) -> Job:
-        ssh = f"ssh -F {self.ssh.config}"
+        ssh = {"DRUMLINE_SSH": f"ssh -F {self.ssh.config}"}
         return self.bed.hosts[0].start(
-            *(sys.executable, "-m", "drumline", "launch", "--ssh", ssh, *words),
-            env={"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "eth0", **(env or {})},
+            *(sys.executable, "-m", "drumline", "launch", *words),
+            env={"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "eth0", **ssh, **(env or {})},
             cwd=self.folder,
         )
 
@@ -90,8 +93,8 @@ class Desk:
 @pytest.fixture(name="make_desk")
 def _make_desk(make_testbed: MakeTestbed, tmp_path: Path) -> Callable[..., Desk]:
     def make(*names: str) -> Desk:
-        folder = tmp_path / "a folder"
-        folder.mkdir()
+        folder = tmp_path / "mine" / "a folder"
+        folder.mkdir(parents=True)
         return Desk(make_testbed(*names), folder)
 
     return make
@@ -168,3 +171,95 @@ def test_a_lost_host_ends_the_job_on_all(make_desk: MakeDesk) -> None:
     print(job.text(), time.monotonic() - cut_at)
     assert "drumline: error: b was lost: " in job.text()
     assert "drumline: error: c was lost: " in job.text()
+
+
+def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDesk, tmp_path: Path) -> None:
+    desk = make_desk("a", "b")
+    (desk.folder / "sleep.py").write_text(SLEEP)
+    job = desk.launch("--hosts", "a,nowhere", "--procs", "1", "sleep.py")
+    assert job.wait() == 3
+    assert "error: nowhere: its name is not known here (ssh: Could not resolve hostname nowhere" in job.text()
+    assert not desk.bed["a"].find("RANK=0"), "the others are ended"
+
+    bare = tmp_path / "bare-python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    stranger = tmp_path / "config"
+    stranger.write_text(re.sub("IdentityFile .*", "IdentityFile none", desk.ssh.config.read_text()))
+    cases = [
+        (["--python", "/no/python"], "b: there is no Python at /no/python (env: "),
+        (["--python", str(bare)], f"b: drumline cannot be loaded by {bare} there ("),
+        (["--ssh", f"ssh -F {stranger}"], "b: it refused our key (root@b: Permission denied"),
+        (["--ssh", "/no/ssh"], "/no/ssh cannot be started: No such file or directory"),
+        (["--logs", "/proc/logs"], "b: the log folder /proc/logs cannot be made: "),
+    ]
+    jobs = [desk.launch("--hosts", "b", "--procs", "1", *words, "sleep.py") for words, _ in cases]
+    for job, (_, message) in zip(jobs, cases, strict=True):
+        assert job.wait() == 3
+        assert f"drumline: error: {message}" in job.text()
+        assert "\n  next: " in job.text()
+    # The folder of the code is this machine's own, as far as b knows.
+    desk.bed["b"].run("mount", "-t", "tmpfs", "tmpfs", str(desk.folder))
+    job = desk.launch("--hosts", "b", "--procs", "1", "sleep.py")
+    assert job.wait() == 3
+    assert (
+        f"error: b: there is no file sleep.py in {desk.folder}\n  next: copy the code there, or add --sync"
+        in job.text()
+    )
+    desk.bed["b"].run("mount", "-t", "tmpfs", "tmpfs", str(desk.folder.parent))
+    job = desk.launch("--hosts", "b", "--procs", "1", "sleep.py")
+    assert job.wait() == 3
+    assert f"error: b: the folder {desk.folder} is not there (env: " in job.text()
+
+
+# An rsync that copies, and then spoils what it has copied.
+SPOILS = """#!/bin/sh
+{real} "$@"
+code=$?
+echo spoiled >> {file}
+exit $code
+"""
+
+
+def test_code_is_copied_first_and_must_be_the_same_everywhere(make_desk: MakeDesk, tmp_path: Path) -> None:
+    desk = make_desk("a", "b")
+    b, folder = desk.bed["b"], desk.folder
+    b.run("mount", "-t", "tmpfs", "tmpfs", str(folder))
+    (folder / "part").mkdir()
+    (folder / "part" / "one.py").write_text("WORD = 'fresh'\n")
+    (folder / "main.py").write_text("from part.one import WORD\nprint(f'the code is {WORD}')\n")
+    (folder / "secret.txt").write_text("not code")
+    words = ("--sync", "--exclude", "*.txt", "--hosts", "a,b", "--procs", "1", "main.py")
+    job = desk.launch(*words)
+    assert job.wait() == 0, job.text()
+    assert re.search(r"drumline: the code is the same on all hosts \([0-9a-f]{12}\)\n", job.text())
+    assert "[b 1] the code is fresh\n" in job.text()
+    names = b.run("ls", str(folder)).stdout.split()
+    assert names == ["main.py", "part", "runs"], "the logs of b are on b"
+
+    fake, real = tmp_path / "rsync", tmp_path / "real-rsync"
+    shutil.copy(needs.tool("rsync"), real)
+    fake.write_text(SPOILS.format(real=shlex.quote(str(real)), file=shlex.quote(f"{folder}/part/one.py")))
+    fake.chmod(0o755)
+    assert b.run("mount", "--bind", str(fake), needs.tool("rsync")).returncode == 0
+    job = desk.launch(*words)
+    assert job.wait() == 3
+    assert f"error: b has other code in {folder} after --sync: part/one.py\n  next: see" in job.text()
+    # As a shell says it that finds no rsync; /usr/bin cannot be taken away from a host.
+    fake.write_text("#!/bin/sh\necho 'sh: 1: rsync: not found' >&2\nexit 127\n")
+    job = desk.launch(*words)
+    assert job.wait() == 3
+    assert "error: b: rsync is not installed there\n  next: apt-get install rsync" in job.text()
+
+
+def test_a_task_trains_on_two_hosts(make_desk: MakeDesk) -> None:
+    desk = make_desk("a", "b")
+    small = ("--model.widths", "8", "--train.steps", "4", "--run", "here")
+    job = desk.launch("--hosts", "a,b", "--procs", "1", "--env", "OMP_NUM_THREADS=1", "digits", *small)
+    assert job.wait(150) == 0, job.text()
+    assert "[a 0] digits on 2 ranks (cpu, gloo)\n" in job.text(), "rank 0 is on the first host"
+    assert "[b 1] digits on 2 ranks (cpu, gloo)\n" in job.text(), (
+        "what other ranks write to the run folder is shown"
+    )
+    ranks = json.loads((desk.folder / "here" / "environment.json").read_text())["ranks"]
+    assert [(entry["rank"], entry["host"]) for entry in ranks] == [(0, "a"), (1, "b")]
