@@ -1,4 +1,4 @@
-"""`drumline launch [where] TASK|SCRIPT.py [args]`: starts a job's ranks here, or shows how to start them elsewhere.
+"""`drumline launch [where] TASK|SCRIPT.py [args]`: starts a job's ranks here or on other hosts, or shows how to.
 
 Here the command is taken apart and handed to the module of its place: launch_here, launch_hosts, launch_kubernetes.
 """
@@ -19,13 +19,13 @@ from drumline.errors import ConfigError, ExitCode
 USAGE = """\
 usage: drumline launch [flags] TASK|SCRIPT.py [arguments]
 
-Starts any script that torchrun could start, or `drumline train TASK`, on several ranks of this machine, or on this
-machine as one node of a job; or shows how to start it on other hosts. What stands behind the script's or
-task's name belongs to it.
+Starts any script that torchrun could start, or `drumline train TASK`, on several ranks of this machine, on other hosts
+over ssh, or on this machine as one node of a job; or shows how to. What stands behind the script's or task's name
+belongs to it.
 """
 EXIT_CODES = """\
-exit codes: 0 success, 2 wrong usage, 3 the nodes did not meet, 130 interrupted; otherwise that of the rank that
-            failed first (1 when a signal ended it)
+exit codes: 0 success, 2 wrong usage, 3 a host could not take part or the nodes did not meet, 130 interrupted;
+            otherwise that of the rank that failed first (1 when a signal ended it, or its host was lost)
 """
 
 

@@ -73,18 +73,22 @@ class Controller:
         self.screen = screen
         self.remotes = [self._remote(host, node) for host, node in zip(job.hosts, job.nodes, strict=True)]
         self.problems: list[DrumlineError] = []
+        self.ended_first: Remote | None = None
+        """Whose part of the job failed without us."""
         self.was_interrupted = False
         self.is_ending = False
         self.num_ranks = 0
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        # Under nohup, a terminal that goes away is none of our business.
+        heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        for number in heeded:
             loop.add_signal_handler(number, self._interrupted)
         count = len(self.remotes)
         self.screen.say(f"{count} host{'s' if count > 1 else ''}; logs in {self.job.logs} on each")
         await asyncio.gather(*(self._stay_with(remote) for remote in self.remotes))
-        for number in SIGNALS:
+        for number in heeded:
             loop.remove_signal_handler(number)
         return self._conclude()
 
@@ -129,7 +133,10 @@ class Controller:
                 self._fail(PreflightError(f"{remote.name}: {what}", next_step=step))
         elif kind == "started":
             self._started(frame["world_size"])
-        elif (kind == "failed" and not frame["restarts_left"]) or (kind == "ended" and frame["code"]):
+        elif kind == "ended" and frame["code"] and not self.is_ending:
+            self.ended_first = self.ended_first or remote
+            asyncio.get_running_loop().call_later(SETTLE_S, self._end, self.job.grace_s)
+        elif kind == "failed" and not frame["restarts_left"]:
             asyncio.get_running_loop().call_later(SETTLE_S, self._end, self.job.grace_s)
 
     def _started(self, num_ranks: int) -> None:
@@ -208,8 +215,11 @@ class Controller:
                 return exit_code_of(failures[0].code, is_task=self.job.program.is_task)
         if self.problems:
             return self.problems[0].exit_code
-        codes = (remote.code for remote in self.remotes if remote.code)
-        return next((exit_code_of(code, is_task=True) for code in codes), ExitCode.SUCCESS)
+        if self.ended_first is None or self.ended_first.code is None:
+            return ExitCode.SUCCESS
+        if not failures:
+            self.screen.write(self.ended_first.last_words())
+        return exit_code_of(self.ended_first.code, is_task=True)
 
     def _last_word_of_lost(self) -> float:
         """When the first of the hosts that were lost was heard for the last time: it was lost after that."""

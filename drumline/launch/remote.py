@@ -15,9 +15,11 @@ from drumline.launch.follow import shown
 from drumline.launch.frames import decode, encode
 from drumline.launch.hosts import Host
 from drumline.launch.screen import Screen
-from drumline.launch.verdict import Failure
+from drumline.launch.verdict import Failure, how_it_ended
 
 BEAT_S = 2.0
+# ssh itself mostly notices sooner; not where the connection is one that others share.
+SILENCE_S = 15.0
 # More than that unsent is a network that is cut; beats that wait in a queue prove nothing.
 MAX_UNSENT = 1 << 14
 
@@ -45,8 +47,12 @@ class Remote:
     """Since the ranks were last started."""
     code: int | None = None
     """What the node's job ended with."""
+    node_words: list[str] = field(default_factory=list)
+    """What the agent said last, when that was no success."""
     ssh_code: int | None = None
     heard_at: float = 0.0
+    """By the clock on the wall, as the times of failures are."""
+    _answered_at: float = 0.0
     _process: asyncio.subprocess.Process | None = None
     _beats: dict[int, float] = field(default_factory=dict)
     _clock: tuple[float, float] = (float("inf"), 0.0)
@@ -83,6 +89,12 @@ class Remote:
         if stdin is not None and not stdin.is_closing():
             stdin.write(encode(frame))
 
+    def last_words(self) -> str:
+        """How its part of the job ended, when no rank was to blame."""
+        how = how_it_ended(self.code or 0)
+        lines = [f"drumline: the job failed on {self.name} ({how}){':' if self.node_words else ''}"]
+        return "".join(f"{line}\n" for line in [*lines, *(f"  {line}" for line in self.node_words)])
+
     def end(self, grace_s: float) -> None:
         """Ask the supervisor to end the job."""
         if self.has_begun:
@@ -105,6 +117,9 @@ class Remote:
                 self.send({"kind": "beat", "number": number})
             number += 1
             await asyncio.sleep(BEAT_S)
+            if self.has_begun and time.monotonic() - self._answered_at > SILENCE_S:
+                self.said.append(f"no answer for {SILENCE_S:g} s")
+                self.hang_up()
 
     async def _read_frames(self, stdout: asyncio.StreamReader) -> None:
         async for line in _lines(stdout):
@@ -119,7 +134,7 @@ class Remote:
         if frame is None:
             self.greeting.append(shown(line))
             return
-        self.heard_at = time.time()
+        self.heard_at, self._answered_at = time.time(), time.monotonic()
         if frame["kind"] == "lines":
             rank = frame["rank"]
             label = self.name if rank is None else f"{self.name} {rank}"
@@ -140,7 +155,7 @@ class Remote:
         elif kind == "started":
             self.ranks, self.failures = frame["ranks"], []
         elif kind == "ended":
-            self.code = frame["code"]
+            self.code, self.node_words = frame["code"], frame["last_words"]
         elif kind == "failed":
             at = frame["at"] - self._clock[1]
             words = tuple(frame["last_words"])

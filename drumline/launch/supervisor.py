@@ -42,18 +42,18 @@ class Supervisor:
         self.controller = controller
         self.out = out
         self.logs = Path(spec["logs"])
+        self.node_log = self.logs / f"node-{spec['node']['node_rank']}.log"
         self.heard_at = time.monotonic()
         self.ending: guard.Ending | None = None
         self.followers: dict[tuple[int | None, str], Follower] = {}
 
-    def run(self) -> int:
-        """To the end of the job; returns its exit code."""
+    def run(self) -> None:
+        """To the end of the job, which is told."""
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: self.end(self.spec["grace_s"]))
-        node_log = self.logs / f"node-{self.spec['node']['node_rank']}.log"
-        self.followers[None, "err"] = Follower(node_log, from_end=True)
-        job, self.status = self._start(node_log)
+        self.followers[None, "err"] = Follower(self.node_log, from_end=True)
+        job, self.status = self._start()
         while job.poll() is None or self.ending:
             self._wait()
             self._hear()
@@ -63,7 +63,8 @@ class Supervisor:
         # The job has ended; what its ranks left running ends as well.
         guard.Ending(self._find, LOST_GRACE_S).finish()
         self._pass_on(is_last=True)
-        return job.wait()
+        code = job.wait()
+        self.out.send("ended", code=code, last_words=last_lines(self.node_log, LAST_LINES) if code else [])
 
     def end(self, grace_s: float) -> None:
         """Ask all to end, and see to it that they do."""
@@ -71,7 +72,7 @@ class Supervisor:
             self.ending = guard.Ending(self._find, grace_s)
         self.ending.hurry(grace_s)
 
-    def _start(self, node_log: Path) -> tuple[subprocess.Popen[bytes], FrameReader]:
+    def _start(self) -> tuple[subprocess.Popen[bytes], FrameReader]:
         reading, writing = os.pipe()
         environment = {
             **os.environ,
@@ -79,7 +80,7 @@ class Supervisor:
             **self.spec["environment"],
             guard.VARIABLE: self.spec["job"],
         }
-        with node_log.open("ab") as log:
+        with self.node_log.open("ab") as log:
             job = subprocess.Popen(
                 [sys.executable, "-m", "drumline.launch.node_job", str(writing)],
                 stdin=subprocess.PIPE,
@@ -177,8 +178,7 @@ def main() -> int:
     if problems or spec["protocol"] != PROTOCOL:
         out.send("refused", problems=problems)
     else:
-        supervisor = Supervisor(spec, controller, out)
-        out.send("ended", code=supervisor.run())
+        Supervisor(spec, controller, out).run()
     deadline = time.monotonic() + DRAIN_S
     while not out.is_empty() and time.monotonic() < deadline:
         select.select([], [1], [], TICK_S)

@@ -7,6 +7,7 @@ a host where they differ stops the start.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
@@ -22,8 +23,8 @@ from drumline.launch.tree import code_files, digests, tree_digest
 
 MAX_AT_ONCE = 32
 MAX_NAMED = 5
-# What a shell answers for a command that it does not find, and rsync for one that was not found over there.
-NOT_FOUND = 127
+# As shells say it: `bash: line 1: rsync: command not found`, `sh: 1: rsync: not found`.
+NOT_FOUND = re.compile(r"rsync: (command )?not found")
 INSTALL = "apt-get install rsync (or your system's way), or copy the code yourself and leave --sync out"
 
 
@@ -84,7 +85,7 @@ class Sync:
             )
         except FileNotFoundError:
             raise UsageError("--sync needs rsync, which is not installed here", next_step=INSTALL) from None
-        if done.returncode == NOT_FOUND or "rsync: command not found" in done.stderr:
+        if NOT_FOUND.search(done.stderr):
             raise PreflightError(f"{host.name}: rsync is not installed there", next_step=INSTALL)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
