@@ -111,6 +111,8 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
 def _wrong_for_kubernetes(given: Mapping[str, Any]) -> Iterator[str]:
     if "image" not in given:
         yield "--image: is missing; a pod needs a container image, which holds the code"
+    if "grace" in given:
+        yield "--grace: a pod's own terminationGracePeriodSeconds says that"
     if given.get("print"):
         yield "--print: --kubernetes writes a manifest and starts nothing anyway"
     for name in (name for name in ("name", "namespace", "claim") if name in given):

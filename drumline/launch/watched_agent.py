@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import LogsDest, SubprocessContext
 
@@ -50,9 +52,10 @@ class WatchedAgent(TellingAgent):
 
     def __init__(self, *args: Any, supervision: Supervision, scratch: str, **kwargs: Any) -> None:
         self.files = RankFiles(scratch, supervision.folder)
-        # How long SIGTERM is given; whole seconds in torch's signature, though any number works.
-        timeout = max(1, round(supervision.grace_s))
-        super().__init__(*args, logs_specs=self.files, shutdown_timeout=timeout, **kwargs)
+        # torch 2.11 takes 30 s whatever is wished; who waits for less kills the rest.
+        if "shutdown_timeout" in inspect.signature(LocalElasticAgent).parameters:
+            kwargs["shutdown_timeout"] = max(1, round(supervision.grace_s))
+        super().__init__(*args, logs_specs=self.files, **kwargs)
         self.tell = supervision.tell
         self.failed_first: list[int] = []
         """Global ranks, the first one first; those that the agent ended itself are not among them."""
