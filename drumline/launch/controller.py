@@ -140,8 +140,9 @@ class Controller:
             asyncio.get_running_loop().call_later(SETTLE_S, self._end, self.job.grace_s)
 
     def _started(self, num_ranks: int) -> None:
-        if sum(len(remote.ranks) for remote in self.remotes) >= num_ranks != self.num_ranks:
-            count = sum(bool(remote.ranks) for remote in self.remotes)
+        here = [remote for remote in self.remotes if remote.is_running and remote.ranks]
+        if sum(len(remote.ranks) for remote in here) >= num_ranks != self.num_ranks:
+            count = len(here)
             self.screen.say(f"{num_ranks} ranks run on {count} host{'s' if count > 1 else ''}")
             self.num_ranks = num_ranks
 

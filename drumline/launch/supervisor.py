@@ -7,6 +7,7 @@ gone or out of reach: it ends the job, all of it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -56,6 +57,7 @@ class Supervisor:
         job, self.status = self._start()
         while job.poll() is None or self.ending:
             self._wait()
+            _bury_all_but(job.pid)
             self._hear()
             self._pass_on()
             if self.ending and self.ending.step() and job.poll() is not None:
@@ -111,8 +113,9 @@ class Supervisor:
                 self.out.send("beat", number=frame["number"], now=time.time())
             elif frame["kind"] == "end":
                 self.end(frame["grace_s"])
-        if self.controller.is_closed and self.ending is None:
-            self.end(self.spec["grace_s"])
+        if self.controller.is_closed:
+            if self.ending is None:
+                self.end(self.spec["grace_s"])
         elif time.monotonic() - self.heard_at > self.spec["lease_s"]:
             self.end(LOST_GRACE_S)
 
@@ -152,6 +155,14 @@ class Supervisor:
         """Where a rank of a task writes to by itself; rank 0, which speaks for all, does so besides."""
         folder = self.spec["task_logs"]
         return [] if folder is None or rank == 0 else [Path(folder) / f"rank-{rank:05d}.log"]
+
+
+def _bury_all_but(pid: int) -> None:
+    """Orphans of the job are our children, and stay as zombies until we have looked at them."""
+    look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitid(os.P_ALL, 0, look)) is not None and found.si_pid != pid:
+            os.waitpid(found.si_pid, 0)
 
 
 def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:

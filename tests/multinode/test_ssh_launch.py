@@ -19,6 +19,7 @@ from tests.multinode.job import Job
 from tests.multinode.sshd import SshDaemons
 
 MakeTestbed = Callable[..., Testbed]
+SUPERVISOR = f"{sys.executable} -m drumline.launch.supervisor "
 MakeDesk = Callable[..., "Desk"]
 ROOT = Path(__file__).parents[2]
 # Ranks that do not load torch: that they are started, shown and ended is what is looked at.
@@ -143,10 +144,9 @@ def test_no_rank_outlives_the_controller_and_the_supervisor(make_desk: MakeDesk)
     assert "drumline: interrupted; all ranks were stopped\n" in job.text()
     assert not any(host.find(marker) for host in desk.bed), "also the one that does not heed SIGTERM"
 
-    # Both at once: on a nobody but the supervisor is left to end the job, and on b not even that.
+    # Both at once: on b nobody but the supervisor is left to end the job, and on a, where the nodes met, not even that.
     job, marker = desk.sleepers("--grace", "2")
-    b = desk.bed["b"]
-    (supervisor,) = [pid for pid in b.space.pids() if "launch.supervisor" in processes.command(pid)]
+    (supervisor,) = [pid for pid in desk.bed["a"].space.pids() if processes.command(pid) == SUPERVISOR]
     processes.send([supervisor], signal.SIGKILL)
     job.send(signal.SIGKILL)
     desk.wait_for_none(marker)
