@@ -30,6 +30,8 @@ from drumline.launch.verdict import in_order, last_lines
 SETTLE_S = 1.0
 # How much longer than the grace the end of a job may take, until hosts that do not answer are given up.
 ENDING_S = 5.0
+# A jump host's sshd turns away at random when many knock at once.
+MAX_LOGGING_IN = 10
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -75,6 +77,7 @@ class Controller:
         self.problems: list[DrumlineError] = []
         self.ended_first: Remote | None = None
         """Whose part of the job failed without us."""
+        self.logging_in = asyncio.Semaphore(MAX_LOGGING_IN)
         self.was_interrupted = False
         self.is_ending = False
         self.num_ranks = 0
@@ -112,8 +115,16 @@ class Controller:
         return Remote(host, words, spec, self.screen, self._heard)
 
     async def _stay_with(self, remote: Remote) -> None:
+        async with self.logging_in:
+            if self.is_ending:  # before its turn came
+                remote.ssh_code, remote.was_refused = -1, True
+                return
+            running = asyncio.create_task(remote.run())
+            begun = asyncio.create_task(remote.begun.wait())
+            await asyncio.wait({running, begun}, return_when=asyncio.FIRST_COMPLETED)
+            begun.cancel()
         try:
-            await remote.run()
+            await running
         except OSError as error:
             remote.ssh_code = -1
             what = f"{self.job.client[0]} cannot be started: {error.strerror}"

@@ -40,7 +40,7 @@ class Remote:
     """What came on stderr since the last thing that went well: ssh's own words, or why there is no supervisor."""
     greeting: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     """What a shell over there says to whoever comes, or to whom it does not let in."""
-    has_begun: bool = False
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
     was_refused: bool = False
     ranks: list[int] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -61,6 +61,11 @@ class Remote:
     @property
     def name(self) -> str:
         return self.host.address
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a supervisor has answered."""
+        return self.begun.is_set()
 
     @property
     def is_running(self) -> bool:
@@ -148,7 +153,7 @@ class Remote:
     def _remember(self, frame: Mapping[str, Any]) -> None:
         kind = frame["kind"]
         if kind == "hello":
-            self.has_begun = True
+            self.begun.set()
             self.said.clear()  # a banner, most likely
         elif kind == "refused":
             self.was_refused = True

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,30 @@ def test_another_version_is_named(make: Make, said: Path) -> None:
     code, lines = conclude(asyncio.run(go()), said)
     assert code == 3
     assert lines[0] == "drumline: error: b has another version of drumline"
+
+
+# As ssh is called, and as it is answered: a host that says hello and is done, or one that refuses us.
+FAKE_SSH = """#!/bin/sh
+for word; do last=$word host=$before before=$word; done
+echo "$host" >> {log}
+[ "$host" = h13 ] && echo "Permission denied" >&2 && exit 255
+echo '{{"kind": "hello", "host": "x", "protocol": 1}}'
+read -r spec; read -r beat; read -r end
+echo '{{"kind": "ended", "code": 130, "last_words": []}}'
+"""
+
+
+def test_of_many_hosts_one_that_refuses_us_ends_the_start(make: Make, said: Path, tmp_path: Path) -> None:
+    client, log = tmp_path / "ssh", tmp_path / "log"
+    client.write_text(FAKE_SSH.format(log=log))
+    client.chmod(0o755)
+    hosts = [Host(f"h{number}") for number in range(40)]
+    nodes = nodes_of_hosts(hosts, num_procs=1, port=1, max_restarts=0)
+    job = replace(make().job, hosts=hosts, nodes=nodes, client=[str(client)])
+    controller = Controller(job, make().screen)
+    assert asyncio.run(controller.run()) == 3
+    controller.screen.close()
+    assert "drumline: error: h13: it refused our key (Permission denied)\n" in said.read_text()
+    called = log.read_text().split()
+    assert "h13" in called
+    assert len(called) < 40, "the last ones were not asked any more"
