@@ -10,7 +10,7 @@ from drumline.errors import DrumlineError, ExitCode, did_you_mean
 
 VERBS = {
     "train": "train a task: alone, on several ranks of this machine, or as a rank of a larger job",
-    "launch": "start a task or any torchrun script on this machine, by hand on several, or for Kubernetes",
+    "launch": "start a task or any torchrun script: here, on hosts over ssh, by hand on several, on Slurm, Kubernetes",
     "doctor": "examine this machine, or hosts and every pair of them, before a run",
     "verify": "check run folders: checkpoints, each sample exactly once an epoch, events",
     "prove-resume": "kill a job with -9, resume it, and compare every bit with a run that was not killed",

@@ -1,4 +1,4 @@
-"""`drumline launch [where] TASK|SCRIPT.py [args]`: starts a job's ranks here, or shows how to start them elsewhere.
+"""`drumline launch [where] TASK|SCRIPT.py [args]`: starts a job's ranks here or on other hosts, or shows how to.
 
 Here the command is taken apart and handed to the module of its place: launch_here, launch_hosts, launch_kubernetes.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from drumline.cli.launch_flags import OWN_FLAGS, wrong_flags, wrong_target
 from drumline.cli.launch_here import run_here
-from drumline.cli.launch_hosts import run_on_hosts
+from drumline.cli.launch_hosts import launch_on_hosts
 from drumline.cli.launch_kubernetes import write_manifest
 from drumline.config import read_flags
 from drumline.config.values import SWITCH_WORDS
@@ -19,13 +19,13 @@ from drumline.errors import ConfigError, ExitCode
 USAGE = """\
 usage: drumline launch [flags] TASK|SCRIPT.py [arguments]
 
-Starts any script that torchrun could start, or `drumline train TASK`, on several ranks of this machine, or on this
-machine as one node of a job; or shows how to start it on other hosts. What stands behind the script's or
-task's name belongs to it.
+Starts any script that torchrun could start, or `drumline train TASK`, on several ranks of this machine, on other hosts
+over ssh, or on this machine as one node of a job; or shows how to. What stands behind the script's or task's name
+belongs to it.
 """
 EXIT_CODES = """\
-exit codes: 0 success, 2 wrong usage, 3 the nodes did not meet, 130 interrupted; otherwise that of the rank that
-            failed first (1 when a signal ended it)
+exit codes: 0 success, 2 wrong usage, 3 a host could not take part or the nodes did not meet, 130 interrupted;
+            otherwise that of the rank that failed first (1 when a signal ended it, or its host was lost)
 """
 
 
@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
     if flags.own.get("kubernetes"):
         return write_manifest(flags, target, arguments)
     if "hosts" in flags.own or "hostfile" in flags.own:
-        return run_on_hosts(flags, target, arguments)
+        return launch_on_hosts(flags, target, arguments)
     return run_here(flags, target, arguments)
 
 

@@ -8,11 +8,14 @@ from typing import Annotated, Any, Literal
 
 from drumline.cli.launch_program import is_script
 from drumline.config import Flags
+from drumline.config.flags import REPEATED
 from drumline.config.schema import Bounds, Count, CountOrZero
 from drumline.launch.counts import wrong_counts
+from drumline.launch.guard import GRACE_S
 from drumline.launch.kubernetes import wrong_name
 from drumline.launch.plan import SCRIPT_RESTARTS, TASK_RESTARTS
 from drumline.launch.torchrun import DEFAULT_PORT, JOIN_TIMEOUT_S, LAST_CALL_S, LOST_AFTER_S
+from drumline.launch.variables import NAMES, PREFIXES
 
 # Its type, what stands for the value in the help, and the help.
 FlagTable = Mapping[str, tuple[Any, str, str]]
@@ -23,6 +26,11 @@ ANYWHERE: FlagTable = {
         "N",
         f"How often failed ranks are started again [{TASK_RESTARTS} for a task, which goes on from its newest "
         f"checkpoint; {SCRIPT_RESTARTS} for a script, which may begin anew each time].",
+    ),
+    "grace": (
+        Annotated[float, Bounds(low=0)],
+        "SECONDS",
+        f"How long ranks that are asked to end (SIGTERM) may take, to save what they have [{GRACE_S:g}].",
     ),
     "print": (bool, "", "Show the torchrun line of each node, and start nothing."),
     "env-file": (
@@ -49,13 +57,24 @@ OF_NODES: FlagTable = {
     "lost-after": (Count, "SECONDS", f"A node that was not heard for so long is gone [{LOST_AFTER_S}]."),
 }
 OF_HOSTS: FlagTable = {
-    "hosts": (str, "A,B:4,C", "With --print: the hosts, each with its number of ranks if they differ."),
-    "hostfile": (str, "FILE", "With --print: the hosts, one on a line: `host` or `host slots=N`."),
+    "hosts": (str, "A,B:4,C", "On these hosts, over ssh; each with its number of ranks if they differ."),
+    "hostfile": (str, "FILE", "The same from a file, one on a line: `host` or `host slots=N`."),
     "port": (
         Annotated[int, Bounds(low=1, high=65535)],
         "N",
         f"Where the hosts meet, on the first of them [{DEFAULT_PORT}].",
     ),
+    "ssh": (str, "WORDS", "How to call OpenSSH's client [DRUMLINE_SSH, or ssh], such as 'ssh -F file'."),
+    "python": (str, "PATH", "The Python to run on the hosts [the one that runs this]."),
+    "env": (
+        REPEATED,
+        "NAME | NAME=VALUE",
+        "A variable for the ranks' environment, from here or as given; may be repeated. Those that begin with "
+        f"{', '.join(PREFIXES)} go along anyway, and {', '.join(NAMES)}.",
+    ),
+    "sync": (bool, "", "First copy the current folder to the same place on every host, with rsync."),
+    "exclude": (REPEATED, "PATTERN", "With --sync: leave out what has this name or path; may be repeated."),
+    "logs": (str, "DIR", "Where the output of ranks is kept, on each host [runs/launch/TIME-JOB]."),
 }
 OF_KUBERNETES: FlagTable = {
     "kubernetes": (bool, "", "Write a manifest for kubectl; nothing is applied unless --apply is given."),
@@ -106,18 +125,17 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
         )
     elif "nnodes" in given and (wrong := wrong_counts(given["nnodes"])):
         yield wrong
-    if "port" in given and not has_hosts:
-        yield "--port: belongs to --hosts and --hostfile"
-    if has_hosts and not given.get("print"):
-        yield (
-            f"--{'hosts' if 'hosts' in wheres else 'hostfile'}: is for --print; add that, and run the printed line "
-            "on each host"
-        )
+    if not has_hosts:
+        yield from (f"--{name}: belongs to --hosts and --hostfile" for name in OF_HOSTS if name in given)
+    elif "exclude" in given and not given.get("sync"):
+        yield "--exclude: belongs to --sync"
 
 
 def _wrong_for_kubernetes(given: Mapping[str, Any]) -> Iterator[str]:
     if "image" not in given:
         yield "--image: is missing; a pod needs a container image, which holds the code"
+    if "grace" in given:
+        yield "--grace: a pod's own terminationGracePeriodSeconds says that"
     if given.get("print"):
         yield "--print: --kubernetes writes a manifest, and starts nothing without --apply"
     for name in (name for name in ("name", "namespace", "claim") if name in given):

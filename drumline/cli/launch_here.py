@@ -14,7 +14,9 @@ from drumline.config import Flags
 from drumline.errors import ExitCode, UsageError
 from drumline.launch.counts import least_nodes
 from drumline.launch.env_file import NodeSettings, read_env_file
+from drumline.launch.guard import GRACE_S
 from drumline.launch.plan import node_from_settings, settings_defaults
+from drumline.launch.supervision import Supervision
 from drumline.launch.topology import topology_from
 from drumline.launch.torchrun import Node, Program, torchrun_command
 
@@ -47,7 +49,7 @@ def run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
 
     from drumline.launch.local import run_node
 
-    return run_node(node, program)
+    return run_node(node, program, supervision=Supervision(grace_s=flags.own.get("grace", GRACE_S)))
 
 
 def _print_node(node: Node, program: Program, settings: NodeSettings | None) -> None:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from drumline.cli import train
 from drumline.cli.launch_program import program_of, restarts_of, with_waits
-from drumline.config import Flags
-from drumline.errors import ExitCode
+from drumline.config import Flags, read_flags
+from drumline.errors import ConfigError, ExitCode
+from drumline.launch.controller import HostsJob, run_on_hosts
 from drumline.launch.counts import least_nodes
-from drumline.launch.hosts import hosts_from_file, hosts_from_flag
+from drumline.launch.guard import GRACE_S, new_job
+from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag
 from drumline.launch.plan import nodes_of_hosts
-from drumline.launch.torchrun import DEFAULT_PORT, torchrun_command
+from drumline.launch.ssh import ssh_client
+from drumline.launch.sync import Sync
+from drumline.launch.torchrun import DEFAULT_PORT, Node, Program, torchrun_command
+from drumline.launch.variables import variables_for_ranks, wrong_variables
 
 
-def run_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
-    """Show the line to run on each host."""
+def launch_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
+    """Start the job and stay with it; with --print show the line to run on each host."""
     listed, file = flags.own.get("hosts"), flags.own.get("hostfile")
     hosts = hosts_from_flag(listed) if listed is not None else hosts_from_file(Path(str(file)))
     program = program_of(target, arguments)
@@ -29,7 +38,42 @@ def run_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
         min_nodes=least,
     )
     nodes = [with_waits(node, flags) for node in nodes]
-    for host, node in zip(hosts, nodes, strict=True):
-        print(f"# {host.name}")
-        print(shlex.join(torchrun_command(node, program)))
-    return ExitCode.SUCCESS
+    if flags.own.get("print"):
+        for host, node in zip(hosts, nodes, strict=True):
+            print(f"# {host.name}")
+            print(shlex.join(torchrun_command(node, program)))
+        return ExitCode.SUCCESS
+    if problems := list(wrong_variables(flags.own.get("env", []), os.environ)):
+        raise ConfigError(problems)
+    job = _job(flags, hosts, nodes, program)
+    if flags.own.get("sync"):
+        sync = Sync(job.cwd, job.client, job.python, job.python_path)
+        digest = sync.run(hosts, flags.own.get("exclude", []))
+        print(f"drumline: the code is the same on all hosts ({digest[:12]})", flush=True)
+    return run_on_hosts(job)
+
+
+def _job(flags: Flags, hosts: Sequence[Host], nodes: Sequence[Node], program: Program) -> HostsJob:
+    given, name = flags.own, new_job()
+    started = time.strftime("%Y%m%d-%H%M%S")
+    return HostsJob(
+        job=name,
+        hosts=hosts,
+        nodes=nodes,
+        program=program,
+        client=ssh_client(given.get("ssh"), os.environ),
+        python=given.get("python", sys.executable),
+        python_path=os.environ.get("PYTHONPATH"),
+        cwd=Path.cwd(),
+        logs=Path(given.get("logs") or Path("runs", "launch", f"{started}-{name[:6]}")),
+        task_logs=_run_folder(program) / "logs" if program.is_task else None,
+        environment=variables_for_ranks(given.get("env", []), os.environ),
+        grace_s=given.get("grace", GRACE_S),
+        min_nodes=nodes[0].min_nodes,
+    )
+
+
+def _run_folder(program: Program) -> Path:
+    own = {name: kind for name, (kind, *_) in train.OWN_FLAGS.items()}
+    flags = read_flags(program.words[1:], own=own, max_words=1)
+    return train.run_folder(flags, program.words[1])

@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
         let_first_rank_speak(topology)
         raise
     assert task is not None
-    folder = Path(flags.own.get("run") or Path("runs") / run_name(task))
+    folder = run_folder(flags, task)
     if topology is None and (code := _start_ranks(flags, layers, folder, argv)) is not None:
         return code
 
@@ -104,6 +104,11 @@ def _wants_cpu(layers: Layers) -> bool:
         layer.settings["dist.device"] for layer in layers.strongest_first() if "dist.device" in layer.settings
     ]
     return bool(given) and given[0].value == "cpu"
+
+
+def run_folder(flags: Flags, task: str) -> Path:
+    """Where the run is kept."""
+    return Path(flags.own.get("run") or Path("runs") / run_name(task))
 
 
 def run_name(task: str) -> str:

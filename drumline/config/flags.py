@@ -16,6 +16,8 @@ from drumline.config.layer import Layer, Setting, check_layer
 from drumline.config.values import SWITCH_WORDS, Mismatch, describe, is_optional
 
 NEGATIVE_NUMBER = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
+# Each value is a text, taken as it is; the flag's value is a list of them.
+REPEATED = list[str]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -35,7 +37,8 @@ def read_flags(argv: Sequence[str], *, own: Mapping[str, Any] = NOTHING, max_wor
     """Take a command line apart; never raises, problems are kept in `layer`.
 
     `own` names the flags that belong to the command itself and are no settings, with the type of each
-    (`{"run": str, "procs": Count, "fresh": bool}`); `max_words` says how many words may stand beside the flags.
+    (`{"run": str, "procs": Count, "fresh": bool}`; one of REPEATED may be given again and again); `max_words` says how
+    many words may stand beside the flags.
     """
     reader = _Reader(list(argv), own, max_words)
     while reader.tokens:
@@ -56,6 +59,7 @@ class _Reader:
         self.own = own
         self.max_words = max_words
         self.given: dict[str, Setting] = {}
+        self.repeated: dict[str, list[str]] = {}
         self.words: list[str] = []
         self.problems: list[str] = []
         self.broken: set[str] = set()
@@ -80,7 +84,7 @@ class _Reader:
             self.broken.add(path)
 
     def own_values(self) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = dict(self.repeated)
         for name in (name for name in self.own if name in self.given):
             try:
                 values[name] = self.given[name].coerced(self.own[name]).value
@@ -114,6 +118,9 @@ class _Reader:
             raise Mismatch(f"{flag}: only a true | false setting can be turned off this way{hint}")
 
     def _keep(self, setting: Setting) -> None:
+        if self.own.get(setting.path) == REPEATED:
+            self.repeated.setdefault(setting.path, []).append(setting.value)
+            return
         before = self.given.setdefault(setting.path, setting)
         if before.value != setting.value:
             raise Mismatch(f"{setting.where}: given twice, as {before.value!r} and as {setting.value!r}")

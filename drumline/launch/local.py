@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drumline.errors import ExitCode
+from drumline.launch import guard
 from drumline.launch.addresses import check_is_own
+from drumline.launch.supervision import Supervision
 from drumline.launch.torchrun import Node, Program
 
 if TYPE_CHECKING:
@@ -42,10 +44,26 @@ def run_ranks(num_procs: int, arguments: Sequence[str], *, log_dir: Path) -> Exi
     )
 
 
-def run_node(node: Node, program: Program, *, log_dir: Path | None = None) -> int:
+def run_node(
+    node: Node, program: Program, *, log_dir: Path | None = None, supervision: Supervision | None = None
+) -> int:
     """Run this node's ranks to the end; the exit code is that of the rank that failed first."""
     if node.num_nodes > 1 and node.node_rank == 0:
         check_is_own(node.endpoint)
+    terms = supervision or Supervision()
+    os.environ[guard.VARIABLE] = terms.job
+    watcher, code = guard.Guard(terms.job, terms.grace_s), None
+    try:
+        code = _run_guarded(node, program, log_dir, terms)
+        return code
+    finally:
+        # The agent's handlers raise, which is of no use any more: from here on the guard does the rest alone.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        watcher.close(in_order=code == ExitCode.SUCCESS)
+
+
+def _run_guarded(node: Node, program: Program, log_dir: Path | None, terms: Supervision) -> int:
     _load_torch_quietly()
     from torch.distributed.elastic.multiprocessing import SignalException
 
@@ -55,26 +73,29 @@ def run_node(node: Node, program: Program, *, log_dir: Path | None = None) -> in
     # Several ranks that each take all cores would only fight for them.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_procs)))
     try:
-        result = _run_agent(node, num_procs, program)
+        result = _run_agent(node, num_procs, program, terms)
     except (SignalException, KeyboardInterrupt):
-        print(INTERRUPTED if program.is_task else STOPPED, file=sys.stderr)
+        if terms.folder is None:
+            print(INTERRUPTED if program.is_task else STOPPED, file=sys.stderr)
         return ExitCode.INTERRUPTED
     if not result.is_failed():
         return ExitCode.SUCCESS
     rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
+    if terms.folder is not None:
+        return exit_code_of(failure.exitcode, is_task=program.is_task)  # the controller tells of it
     if program.is_task:
         return _explain(rank, failure.exitcode, log_dir)
     return _explain_script(rank, failure.exitcode, program.words[0])
 
 
-def _run_agent(node: Node, num_procs: int, program: Program) -> RunResult:
+def _run_agent(node: Node, num_procs: int, program: Program, terms: Supervision) -> RunResult:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.launcher.api import LaunchConfig
 
-    from drumline.launch.agent import TellingAgent
     from drumline.launch.meeting import address_of, open_rendezvous
     from drumline.launch.rendezvous import FixedRanks
+    from drumline.launch.watched_agent import WatchedAgent
 
     # For what it knows of this machine: which cores are near which GPU.
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs)
@@ -91,9 +112,10 @@ def _run_agent(node: Node, num_procs: int, program: Program) -> RunResult:
         numa_options=config.numa_options,
     )
     with tempfile.TemporaryDirectory(prefix="drumline-agent-") as scratch:
-        agent = TellingAgent(
+        agent = WatchedAgent(
             spec=spec,
-            logs_specs=DefaultLogsSpecs(log_dir=scratch),
+            supervision=terms,
+            scratch=scratch,
             final_codes={ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED} if program.is_task else (),
             goes_on="they go on from the newest checkpoint" if program.is_task else "the script begins anew",
         )
@@ -127,11 +149,16 @@ def _explain(rank: int, exit_code: int, log_dir: Path | None) -> ExitCode:
         hint = f"\n  next: see {log}" if log is not None and log.exists() else ""
         name = signal.Signals(-exit_code).name
         print(f"drumline: rank {rank} was ended by {name}; the others were stopped{hint}", file=sys.stderr)
-        return ExitCode.TRAINING_FAILED
-    return ExitCode(exit_code) if exit_code in list(ExitCode) else ExitCode.TRAINING_FAILED
+    return ExitCode(exit_code_of(exit_code, is_task=True))
+
+
+def exit_code_of(rank_code: int, *, is_task: bool) -> int:
+    """What the launcher ends with after a rank ended with this; a signal is a failure like others."""
+    known = rank_code in list(ExitCode) if is_task else rank_code > 0
+    return rank_code if known else ExitCode.TRAINING_FAILED
 
 
 def _explain_script(rank: int, exit_code: int, script: str) -> int:
     how = f"ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
     print(f"drumline: {script} failed on rank {rank} ({how}); the other ranks were stopped", file=sys.stderr)
-    return exit_code if exit_code > 0 else ExitCode.TRAINING_FAILED
+    return exit_code_of(exit_code, is_task=False)

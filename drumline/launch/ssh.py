@@ -19,6 +19,8 @@ OPTIONS = (
     f"ConnectTimeout={CONNECT_TIMEOUT_S}",
     f"ServerAliveInterval={ALIVE_EVERY_S}",
     f"ServerAliveCountMax={ALIVE_COUNT}",
+    # A connection that is there already may be used; one that we open is ours alone, and ends with us.
+    "ControlMaster=no",
     "ForwardAgent=no",
     "ForwardX11=no",
 )

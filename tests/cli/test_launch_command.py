@@ -296,14 +296,21 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
         (["--optim.lr", "1", "digits"], ["--optim.lr: settings of a task stand behind its name"]),
         (["--prcs", "2", "digits"], ["1 problem", "--prcs: unknown setting; did you mean 'procs'?"]),
         (["--prcs", "digits"], ["1 problem", "did you mean 'procs'?"]),
+        (["--hosts", "a,b", "x.py"], ["there is no file x.py (looked in "]),
         (
-            ["--hosts", "a,b", "x.py"],
-            ["--hosts: is for --print; add that, and run the printed line on each host"],
+            ["--hosts", "a,-b,a", "digits"],
+            ["'-b': a host's name does not start with a dash", "a is there twice"],
         ),
+        (["--hosts", "a", "--exclude", "x", "digits"], ["--exclude: belongs to --sync"]),
         (
-            ["--hostfile", "f", "x.py"],
-            ["--hostfile: is for --print; add that, and run the printed line on each"],
+            ["--hosts", "a", "--env", "NO_SUCH", "--env", "=hunter2", "digits"],
+            [
+                "--env NO_SUCH: is not set here; set it, or give --env NO_SUCH=VALUE",
+                "--env: number 2 is neither",
+            ],
         ),
+        (["--ssh", "'", "--hosts", "a", "digits"], ['--ssh "\'" cannot be read: No closing quotation']),
+        (["--sync", "--env", "A", "digits"], ["--env: belongs to --hosts", "--sync: belongs to --hosts"]),
         (
             ["--hosts", "a", "--env-file", "e", "--print", "x.py"],
             ["--env-file and --hosts exclude each other"],
@@ -347,6 +354,7 @@ def test_what_is_wrong_is_said(
     errors = capsys.readouterr().err
     for message in messages:
         assert message in errors
+    assert "hunter2" not in errors
 
 
 def test_under_a_launcher_it_does_not_launch(

@@ -6,7 +6,7 @@ PATH=$PATH:/usr/sbin:/sbin
 
 missing=
 for pair in ip:iproute2 tc:iproute2 nft:nftables sshd:openssh-server ssh:openssh-client ssh-keygen:openssh-client \
-    nsenter:util-linux unshare:util-linux setpriv:util-linux; do
+    rsync:rsync nsenter:util-linux unshare:util-linux setpriv:util-linux; do
     command -v "${pair%%:*}" >/dev/null || case " $missing " in
         *" ${pair#*:} "*) ;;
         *) missing="$missing ${pair#*:}" ;;

@@ -15,6 +15,7 @@ TOOLS = {
     "sshd": "openssh-server",
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
+    "rsync": "rsync",
     "nsenter": "util-linux",
     "unshare": "util-linux",
     "setpriv": "util-linux",

@@ -34,6 +34,13 @@ def children(pid: int) -> list[int]:
     return [other for other in everyone() if parent(other) == pid]
 
 
+def command(pid: int) -> str:
+    """The words it was started with."""
+    with contextlib.suppress(*GONE):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+    return ""
+
+
 def environment(pid: int) -> list[str]:
     """The `KEY=VALUE` words that a process was started with."""
     with contextlib.suppress(*GONE):

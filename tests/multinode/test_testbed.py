@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -370,20 +369,3 @@ def test_the_reason_to_skip_names_what_is_missing(monkeypatch: pytest.MonkeyPatc
 def test_what_is_installed_is_what_is_needed() -> None:
     pairs = re.findall(r"\b([a-z-]+):([a-z0-9-]+)", (Path(__file__).parent / "install.sh").read_text())
     assert dict(pairs) == needs.TOOLS
-
-
-def test_two_agents_on_two_hosts_train_one_model(make_testbed: MakeTestbed, tmp_path: Path) -> None:
-    bed = make_testbed("a", "b")
-    run = tmp_path / "run"
-    torchrun = (
-        "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint a:29500"
-    )
-    train = f"-m -- drumline train digits --model.widths 8 --train.steps 6 --run {run}"
-    variables = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-    jobs = [
-        host.start(sys.executable, *torchrun.split(), *train.split(), env=variables, cwd=ROOT) for host in bed
-    ]
-    assert [job.wait(150) for job in jobs] == [0, 0], [job.text() for job in jobs]
-    ranks = json.loads((run / "environment.json").read_text())["ranks"]
-    assert sorted(entry["host"] for entry in ranks) == ["a", "b"]
-    assert sorted(entry["rank"] for entry in ranks) == [0, 1]

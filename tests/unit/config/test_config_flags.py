@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drumline.config.flags import read_flags
+from drumline.config.flags import REPEATED, read_flags
 from drumline.config.schema import Count
 
 OWN = {"run": str, "procs": Count, "fresh": bool, "help": bool}
@@ -119,3 +119,9 @@ def test_the_commands_own_flags_and_words_are_told_from_settings() -> None:
 )
 def test_problems_with_the_commands_own_flags_are_collected_too(argv: list[str], problem: str) -> None:
     assert read_flags(argv, own=OWN, max_words=1).layer.problems == (problem,)
+
+
+def test_a_repeated_flag_keeps_each_value_as_it_is() -> None:
+    flags = read_flags(["--env", "A=1", "--env=B=true", "--env", "A=2"], own={"env": REPEATED})
+    assert flags.own == {"env": ["A=1", "B=true", "A=2"]}
+    assert not flags.layer.problems

@@ -1,0 +1,127 @@
+"""Follows a file that a rank writes to, and gives what is new as lines for a screen; the file keeps all as it was.
+
+A screen is slower than a file: of what comes too fast a part is left out, and how much is said.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+MAX_LINE = 4000
+MAX_READ = 1 << 16
+# Who is further behind than this jumps to the end, but for the last few lines.
+MAX_LAG = 1 << 22
+KEPT_OF_LAG = 1 << 13
+WITHOUT_TRACEBACK = 20
+# A progress bar moves on one line, which has no end.
+PROGRESS_EVERY_S = 2.0
+# Bells, cursor movements and zero bytes; tabs and colours may pass.
+UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in range(32) if chr(code) not in "\t\x1b"}
+
+
+class Follower:
+    """One file, which need not be there yet, and may be moved away and made anew."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self.path = path
+        found = _size_and_inode(path) if from_end else None
+        self._offset, self._inode = found or (0, 0)
+        self._partial = b""
+        self._in_long_line = False
+        self._shown_at = time.monotonic()
+
+    def read(self) -> list[str]:
+        """The lines that are whole by now."""
+        return [*self._skip_lag(), *self._take(self._new_bytes())]
+
+    def rest(self) -> list[str]:
+        """When nobody writes any more: what is left, its last line whole or not."""
+        lines = self.read()
+        while more := self._new_bytes():
+            lines += self._take(more)
+        last, self._partial = self._partial, b""
+        return [*lines, *([] if self._in_long_line or not last else [shown(last)])]
+
+    def _new_bytes(self) -> bytes:
+        found = _size_and_inode(self.path)
+        if found is None:
+            return b""
+        size, inode = found
+        if inode != (self._inode or inode) or size < self._offset:
+            self._offset, self._partial = 0, b""
+        self._inode = inode
+        if size == self._offset:
+            return b""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(MAX_READ)
+        except OSError:
+            return b""
+        self._offset += len(data)
+        return data
+
+    def _skip_lag(self) -> list[str]:
+        found = _size_and_inode(self.path)
+        if found is None or found[0] - self._offset <= MAX_LAG:
+            return []
+        skipped = found[0] - KEPT_OF_LAG - self._offset
+        self._offset += skipped
+        self._partial, self._in_long_line = b"", True  # until the next line begins
+        return [f"... {skipped:,} bytes are not shown; all is in {self.path}"]
+
+    def _take(self, data: bytes) -> list[str]:
+        *whole, self._partial = (self._partial + data).split(b"\n")
+        if whole and self._in_long_line:
+            self._in_long_line = False
+            del whole[0]
+        lines = [shown(line) for line in whole]
+        if self._in_long_line:
+            self._partial = b""
+        elif len(self._partial) > MAX_LINE and b"\r" not in self._partial:
+            lines.append(shown(self._partial))
+            self._partial, self._in_long_line = b"", True
+        elif b"\r" in self._partial and time.monotonic() - self._shown_at > PROGRESS_EVERY_S:
+            done, _, self._partial = self._partial.rpartition(b"\r")
+            lines += [shown(done)] if done else []
+        if lines:
+            self._shown_at = time.monotonic()
+        return lines
+
+
+def shown(line: bytes) -> str:
+    """A line as a screen shall have it: what a progress bar wrote over is gone, as are odd bytes and great length."""
+    text = (
+        line.rstrip(b"\r")
+        .rpartition(b"\r")[2][: 4 * MAX_LINE]
+        .decode(errors="replace")
+        .translate(UNPRINTABLE)
+    )
+    return text if len(text) <= MAX_LINE else f"{text[:MAX_LINE]} ..."
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The end of a file, from a traceback on if there is one within these lines."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_READ))
+            lines = [shown(line) for line in file.read().splitlines()][-count:]
+    except OSError:
+        return []
+    begins = [number for number, line in enumerate(lines) if is_traceback(line)]
+    return lines[begins[0] if begins else max(0, len(lines) - WITHOUT_TRACEBACK) :]
+
+
+def is_traceback(line: str) -> bool:
+    """Whether it begins here."""
+    return line.startswith("Traceback (most recent call last)")
+
+
+def _size_and_inode(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_ino

@@ -1,0 +1,57 @@
+"""A node's job as its supervisor starts it: `python -m drumline.launch.node_job FD`, which runs the node's agent.
+
+It reads what to run from stdin, and writes starts and failures of ranks to the pipe FD. It ends when the supervisor
+does: the kernel sends it a SIGTERM then, the agent ends its ranks, and the guard beside it ends whatever is left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from drumline.errors import DrumlineError
+from drumline.launch.frames import FrameWriter
+from drumline.launch.supervision import Supervision
+from drumline.launch.torchrun import Node, Program
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(fd: int) -> int:
+    """Run the job that stdin describes."""
+    spec: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    _end_with(spec["supervisor"])
+    os.set_inheritable(fd, False)
+    logging.disable(logging.CRITICAL)  # torch's agent tells what we tell better
+    status = FrameWriter(fd)
+    supervision = Supervision(
+        job=spec["job"],
+        grace_s=spec["grace_s"],
+        folder=Path(spec["logs"]),
+        tell=lambda frame: status.send(**frame),
+    )
+    program = Program(tuple(spec["program"]["words"]), is_task=spec["program"]["is_task"])
+
+    from drumline.launch.local import run_node
+
+    try:
+        return run_node(Node(**spec["node"]), program, supervision=supervision)
+    except DrumlineError as error:
+        print(f"drumline: error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _end_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it was gone already
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

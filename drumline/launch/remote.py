@@ -1,0 +1,186 @@
+"""One host of a job as the controller sees it: the ssh client, the frames both ways, and what is known of its ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from drumline.launch.follow import shown
+from drumline.launch.frames import decode, encode
+from drumline.launch.hosts import Host
+from drumline.launch.screen import Screen
+from drumline.launch.verdict import Failure, how_it_ended
+
+BEAT_S = 2.0
+# ssh itself mostly notices sooner; not where the connection is one that others share.
+SILENCE_S = 15.0
+# More than that unsent is a network that is cut; beats that wait in a queue prove nothing.
+MAX_UNSENT = 1 << 14
+
+
+@dataclass(eq=False)
+class Remote:
+    """Its ssh client runs as long as `run` does."""
+
+    host: Host
+    words: list[str]
+    """The command line, which has nothing secret in it."""
+    spec: Mapping[str, Any] = field(repr=False)
+    screen: Screen
+    heard: Callable[[Remote, Mapping[str, Any]], None]
+    """Called for each frame that is not about output."""
+
+    said: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    """What came on stderr since the last thing that went well: ssh's own words, or why there is no supervisor."""
+    greeting: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    """What a shell over there says to whoever comes, or to whom it does not let in."""
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    was_refused: bool = False
+    ranks: list[int] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    """Since the ranks were last started."""
+    code: int | None = None
+    """What the node's job ended with."""
+    node_words: list[str] = field(default_factory=list)
+    """What the agent said last, when that was no success."""
+    ssh_code: int | None = None
+    heard_at: float = 0.0
+    """By the clock on the wall, as the times of failures are."""
+    _answered_at: float = 0.0
+    _process: asyncio.subprocess.Process | None = None
+    _beats: dict[int, float] = field(default_factory=dict)
+    _clock: tuple[float, float] = (float("inf"), 0.0)
+    """The shortest way to and fro, and how far the host's clock was ahead then."""
+
+    @property
+    def name(self) -> str:
+        return self.host.address
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a supervisor has answered."""
+        return self.begun.is_set()
+
+    @property
+    def is_running(self) -> bool:
+        return self.ssh_code is None
+
+    async def run(self) -> None:
+        """Start the supervisor over there, and stay with it to the end."""
+        # Apart from our terminal: Ctrl-C is for us, and we tell the supervisors.
+        self._process = await asyncio.create_subprocess_exec(
+            *self.words,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        self.send(self.spec)
+        beating = asyncio.create_task(self._beat())
+        assert self._process.stdout
+        assert self._process.stderr
+        await asyncio.gather(self._read_frames(self._process.stdout), self._read_errors(self._process.stderr))
+        self.ssh_code = await self._process.wait()
+        beating.cancel()
+
+    def send(self, frame: Mapping[str, Any]) -> None:
+        stdin = self._process.stdin if self._process else None
+        if stdin is not None and not stdin.is_closing():
+            stdin.write(encode(frame))
+
+    def last_words(self) -> str:
+        """How its part of the job ended, when no rank was to blame."""
+        how = how_it_ended(self.code or 0)
+        lines = [f"drumline: the job failed on {self.name} ({how}){':' if self.node_words else ''}"]
+        return "".join(f"{line}\n" for line in [*lines, *(f"  {line}" for line in self.node_words)])
+
+    def end(self, grace_s: float) -> None:
+        """Ask the supervisor to end the job."""
+        if self.has_begun:
+            self.send({"kind": "end", "grace_s": grace_s})
+        else:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """End the connection; a supervisor at its other end takes that for the end of us."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+
+    async def _beat(self) -> None:
+        number = 0
+        while True:
+            stdin = self._process.stdin if self._process else None
+            if stdin is not None and stdin.transport.get_write_buffer_size() < MAX_UNSENT:
+                self._beats = {**dict(list(self._beats.items())[-10:]), number: time.time()}
+                self.send({"kind": "beat", "number": number})
+            number += 1
+            await asyncio.sleep(BEAT_S)
+            if self.has_begun and time.monotonic() - self._answered_at > SILENCE_S:
+                self.said.append(f"no answer for {SILENCE_S:g} s")
+                self.hang_up()
+
+    async def _read_frames(self, stdout: asyncio.StreamReader) -> None:
+        async for line in _lines(stdout):
+            self._take(line)
+
+    async def _read_errors(self, stderr: asyncio.StreamReader) -> None:
+        async for line in _lines(stderr):
+            self.said.append(shown(line))
+
+    def _take(self, line: bytes) -> None:
+        frame = decode(line)
+        if frame is None:
+            self.greeting.append(shown(line))
+            return
+        self.heard_at, self._answered_at = time.time(), time.monotonic()
+        if frame["kind"] == "lines":
+            rank = frame["rank"]
+            label = self.name if rank is None else f"{self.name} {rank}"
+            self.screen.show(label, frame["lines"], is_error=frame["stream"] == "err")
+        elif frame["kind"] == "beat":
+            self._set_clock(frame)
+        else:
+            self._remember(frame)
+            self.heard(self, frame)
+
+    def _remember(self, frame: Mapping[str, Any]) -> None:
+        kind = frame["kind"]
+        if kind == "hello":
+            self.begun.set()
+            self.said.clear()  # a banner, most likely
+        elif kind == "refused":
+            self.was_refused = True
+        elif kind == "started":
+            self.ranks, self.failures = frame["ranks"], []
+        elif kind == "ended":
+            self.code, self.node_words = frame["code"], frame["last_words"]
+        elif kind == "failed":
+            at = frame["at"] - self._clock[1]
+            words = tuple(frame["last_words"])
+            self.failures.append(
+                Failure(host=self.name, rank=frame["rank"], code=frame["code"], at=at, last_words=words)
+            )
+
+    def _set_clock(self, frame: Mapping[str, Any]) -> None:
+        sent = self._beats.pop(frame["number"], None)
+        if sent is not None:
+            way = self.heard_at - sent
+            self._clock = min(self._clock, (way, frame["now"] - sent - way / 2))
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """However long they are; the last one need not be whole."""
+    partial = b""
+    while data := await stream.read(1 << 16):
+        *whole, partial = (partial + data).split(b"\n")
+        for line in whole:
+            yield line
+    if partial:
+        yield partial

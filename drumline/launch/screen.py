@@ -1,0 +1,66 @@
+"""One screen for the output of all ranks. A terminal that stands still, or a pipe that is gone, holds up nobody.
+
+Lines are written by a thread of their own. When it cannot keep up, lines are left out of the screen, and counted; the
+files on the nodes have them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Iterable
+
+MAX_WAITING = 20_000
+CLOSE_S = 5.0
+
+
+class Screen:
+    """Used from one thread; what it writes appears in order."""
+
+    def __init__(self, out: int = 1, err: int = 2) -> None:
+        # Past Python's own buffers: those would be written once more at the end, and complain if nobody reads.
+        self._fds = {"out": out, "err": err}
+        self._waiting: queue.Queue[tuple[str, str] | None] = queue.Queue(MAX_WAITING)
+        self._left_out = 0
+        self._thread = threading.Thread(target=self._write_all, name="screen", daemon=True)
+        self._thread.start()
+
+    def say(self, text: str, *, is_error: bool = False) -> None:
+        """A word of Drumline's own."""
+        self._put("err" if is_error else "out", f"drumline: {text}\n")
+
+    def show(self, label: str, lines: Iterable[str], *, is_error: bool = False) -> None:
+        """Lines of a rank or a host."""
+        for line in lines:
+            self._put("err" if is_error else "out", f"[{label}] {line}\n")
+
+    def write(self, text: str) -> None:
+        """As it is, where errors go."""
+        self._put("err", text)
+
+    def close(self) -> None:
+        """Wait until all is written, unless nobody reads it."""
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=CLOSE_S)
+        self._thread.join(CLOSE_S)
+
+    def _put(self, stream: str, text: str) -> None:
+        try:
+            if self._left_out:
+                self._waiting.put_nowait(
+                    ("err", f"drumline: {self._left_out:,} lines are not shown; the logs have them\n")
+                )
+                self._left_out = 0
+            self._waiting.put_nowait((stream, text))
+        except queue.Full:
+            self._left_out += 1
+
+    def _write_all(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            stream, text = item
+            data = text.encode(errors="replace")
+            with contextlib.suppress(OSError):
+                while data:
+                    data = data[os.write(self._fds[stream], data) :]

@@ -1,0 +1,83 @@
+"""Why a host could not be reached or was lost: from what ssh said and its exit code to a sentence and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from drumline.errors import DrumlineError, PreflightError, TrainingError
+from drumline.launch.hosts import Host
+
+SSH_FAILED = 255
+# What is said, what that means, and what to do about it; the first that fits counts. By ssh itself:
+OF_SSH = (
+    (r"Could not resolve hostname", "its name is not known here", "check the name: `ssh {host}` must work"),
+    (
+        r"Permission denied",
+        "it refused our key",
+        "`ssh {host}` must work without a password: ssh-copy-id {host}",
+    ),
+    (
+        r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "its host key is not the known one",
+        "type `ssh {host}` once and look at what it asks",
+    ),
+    (
+        r"Connection refused",
+        "nothing listens for ssh there",
+        "start sshd there, or give its port in ~/.ssh/config",
+    ),
+    (
+        r"timed out|No route to host|Network is unreachable|not responding",
+        "it does not answer",
+        "see whether it is up, and whether a firewall lets ssh through",
+    ),
+)
+# By `env` or Python over there:
+OVER_THERE = (
+    (
+        r"cannot change directory",
+        "the folder {cwd} is not there",
+        "add --sync to copy it, or share it between hosts",
+    ),
+    (
+        r"unrecognized option.*chdir|illegal option",
+        "its `env` knows no --chdir",
+        "install GNU coreutils 8.28 or later",
+    ),
+    (
+        r"{python}.*(No such file|not found|Permission denied)",
+        "there is no Python at {python}",
+        "say where it is on the hosts: --python PATH",
+    ),
+    (
+        r"No module named|ModuleNotFoundError|SyntaxError|ImportError",
+        "drumline cannot be loaded by {python} there",
+        "install the same version there, or say where it is installed: --python PATH",
+    ),
+)
+
+
+def not_reached(host: Host, code: int, said: Sequence[str], *, python: str, cwd: str) -> DrumlineError:
+    """A host on which nothing has begun."""
+    text = "\n".join(said)
+    last = next((line for line in reversed(said) if line.strip()), f"exit code {code}")
+    for pattern, cause, step in OF_SSH if code == SSH_FAILED else OVER_THERE:
+        if re.search(pattern.replace("{python}", re.escape(python)), text):
+            place = {"host": host.name, "python": python, "cwd": cwd}
+            return PreflightError(
+                f"{host.name}: {cause.format(**place)} ({last})", next_step=step.format(**place)
+            )
+    what = "ssh could not log in" if code == SSH_FAILED else "the supervisor could not be started"
+    return PreflightError(f"{host.name}: {what} ({last})", next_step=f"see what `ssh {host.name}` says")
+
+
+def was_lost(host: Host, code: int | None, said: Sequence[str]) -> DrumlineError:
+    """A host on which ranks ran."""
+    last = next((line for line in reversed(said) if line.strip()), None)
+    is_silent = code is None or code < 0 or code == SSH_FAILED
+    why = last or ("it no longer answers" if is_silent else f"its supervisor ended with {code}")
+    return TrainingError(
+        f"{host.name} was lost: {why}",
+        next_step="see whether it is up and its network works; its part of the job has ended, or will within seconds",
+    )

@@ -1,0 +1,58 @@
+"""What a node's agent is told by its supervisor, and what it tells back: starts and failures of ranks, at once.
+
+The agent knows of a failure before it ends the other ranks, which may take long, and whoever asks which rank was first
+over several nodes must hear of it then. Times are by this machine's clock; the controller knows how that differs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drumline.launch import guard
+from drumline.launch.follow import is_traceback, last_lines
+
+# A traceback that was written this short before the end was about the end.
+LAST_WORDS_S = 30.0
+LAST_LINES = 80
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """The terms of a node's job."""
+
+    job: str = field(default_factory=guard.new_job)
+    grace_s: float = guard.GRACE_S
+    """Between the SIGTERM and the SIGKILL of ranks that are to end."""
+    folder: Path | None = None
+    """Where ranks write to; None leaves their output to the screen."""
+    tell: Callable[[Mapping[str, Any]], None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class RankOutput:
+    """The two files of one start of one rank."""
+
+    out: Path
+    err: Path
+
+
+def rank_output(folder: Path, rank: int, start: int) -> RankOutput:
+    """A later start of the same rank has files of its own: `rank-00003.out`, `rank-00003.restart-1.out`."""
+    stem = f"rank-{rank:05d}" + (f".restart-{start}" if start else "")
+    return RankOutput(folder / f"{stem}.out", folder / f"{stem}.err")
+
+
+def failure_time(err: Path | None) -> float:
+    """When a rank that has ended just now failed: a process may take long to end after its last words."""
+    now = time.time()
+    try:
+        spoke = err.stat().st_mtime if err else now
+    except OSError:
+        return now
+    if err is None or not now - LAST_WORDS_S < spoke < now:
+        return now
+    return spoke if any(map(is_traceback, last_lines(err, LAST_LINES))) else now

@@ -1,0 +1,63 @@
+"""Which rank of all hosts failed first, and the last lines that say so."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+FOLLOWER = " stopped, because "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One rank that ended by itself, and not well."""
+
+    host: str
+    rank: int
+    code: int
+    at: float
+    """By the controller's clock."""
+    last_words: tuple[str, ...] = ()
+
+    @property
+    def is_follower(self) -> bool:
+        """A task's ranks know which of them was first; see `drumline.cli.rank`."""
+        return any(FOLLOWER in line for line in self.last_words)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.host} ({how_it_ended(self.code)})"
+
+
+def how_it_ended(code: int) -> str:
+    """`exit code 7`, or `ended by SIGKILL`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"ended by signal {-code}"
+
+
+def in_order(failures: Sequence[Failure]) -> list[Failure]:
+    """The first one first: by what ranks of a task say of each other, then by time."""
+    return sorted(failures, key=lambda failure: (failure.is_follower, failure.at, failure.rank))
+
+
+def last_lines(failures: Sequence[Failure], num_ranks: int, *, lost_first: bool = False) -> Iterator[str]:
+    """What the user reads last: the first failure with its last words, and all others in one line.
+
+    With `lost_first` it was a host, of which was told already: then all ranks are others.
+    """
+    later = in_order(failures)
+    if not lost_first:
+        first = later.pop(0)
+        yield f"drumline: {first} failed first{':' if first.last_words else ''}"
+        yield from (f"  {line}" for line in first.last_words)
+    parts = [f"{failure} failed after it" for failure in later[:3]]
+    if len(later) > 3:
+        parts.append(f"{len(later) - 3} more failed")
+    if (stopped := num_ranks - len(failures)) > 0:
+        parts.append(f"{stopped} rank{'s were' if stopped > 1 else ' was'} stopped")
+    if parts:
+        yield f"drumline: the others: {'; '.join(parts)}"

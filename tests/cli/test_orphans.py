@@ -1,0 +1,59 @@
+"""No rank outlives the launcher that started it, however that one ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from drumline.launch.guard import marked
+
+ROOT = Path(__file__).parents[2]
+# A rank in a session of its own, as torchrun starts it, with a child in another; the second one does not heed SIGTERM.
+SCRIPT = """
+import os, signal, subprocess, sys, time
+if os.environ["RANK"] == "1":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGTERM, lambda *_: (open("told", "w").close(), os._exit(75)))
+subprocess.Popen(["setsid", "sleep", "1000"])
+print(os.environ["DRUMLINE_JOB"], flush=True)
+time.sleep(1000)
+"""
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_ranks_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "drumline", "launch", "--grace", "1", "--procs", "2", "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert launcher.stdout
+    try:
+        (job,) = {launcher.stdout.readline().strip() for _ in range(2)}
+        wait_until(lambda: len(marked(job)) == 4)
+        launcher.send_signal(number)
+        launcher.wait(60)
+        wait_until(lambda: not marked(job))
+    finally:
+        launcher.stdout.close()
+        launcher.kill()
+        launcher.wait()
+    assert (tmp_path / "told").exists(), "ranks are asked before they are made to"

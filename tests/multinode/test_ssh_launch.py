@@ -1,0 +1,272 @@
+"""`drumline launch --hosts` on real hosts: one command starts, shows and ends the whole job, whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.multinode import needs, processes
+from tests.multinode.hosts import Host, Testbed
+from tests.multinode.job import Job
+from tests.multinode.sshd import SshDaemons
+
+MakeTestbed = Callable[..., Testbed]
+SUPERVISOR = f"{sys.executable} -m drumline.launch.supervisor "
+MakeDesk = Callable[..., "Desk"]
+ROOT = Path(__file__).parents[2]
+# Ranks that do not load torch: that they are started, shown and ended is what is looked at.
+TALK = """
+import os, socket, sys, time
+from pathlib import Path
+rank = int(os.environ["RANK"])
+print(f"rank {rank} of {os.environ['WORLD_SIZE']} is on {socket.gethostname()} with {sys.argv[1:]}")
+print(f"{os.environ['NOTE']} {len(os.environ['TOKEN'])} {os.environ.get('STAYS')}", file=sys.stderr)
+if rank == 1:
+    sys.stdout.buffer.write(b"\\xff\\x00\\x07 bytes\\n" + b"long" * 50_000 + b"\\n")
+    sys.stdout.buffer.write(b"fast\\n" * 2_000_000 + b"no end")
+    sys.stdout.flush()
+    Path("said").touch()
+    raise ValueError("this is the first")
+while not Path("said").exists() or rank != 2:
+    time.sleep(0.05)
+time.sleep(0.3)
+sys.exit(9)
+"""
+# Says when it is up and when it is asked to end, which rank 1 does not heed; has a child in a session of its own.
+SLEEP = """
+import os, signal, subprocess, time
+rank = os.environ["RANK"]
+def leave(*_):
+    print(f"rank {rank} saves", flush=True)
+    if rank != "1":
+        os._exit(75)
+signal.signal(signal.SIGTERM, leave)
+subprocess.Popen(["setsid", "sleep", "1000"])
+print(f"rank {rank} is up as {os.environ['DRUMLINE_JOB']}", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+class Desk:
+    """Where the user sits: the first host, from which ssh leads to all."""
+
+    def __init__(self, bed: Testbed, folder: Path) -> None:
+        self.bed, self.folder = bed, folder
+        self.ssh = SshDaemons(bed)
+
+    def launch(self, *words: str, env: dict[str, str] | None = None) -> Job:
+        ssh = {"DRUMLINE_SSH": f"ssh -F {self.ssh.config}"}
+        return self.bed.hosts[0].start(
+            *(sys.executable, "-m", "drumline", "launch", *words),
+            env={"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "eth0", **ssh, **(env or {})},
+            cwd=self.folder,
+        )
+
+    def sleepers(self, *words: str) -> tuple[Job, str]:
+        """A job that would run for ever, up on all its ranks; and its marker."""
+        (self.folder / "sleep.py").write_text(SLEEP)
+        hosts = ",".join(host.name for host in self.bed)
+        job = self.launch("--hosts", hosts, "--procs", "1", *words, "sleep.py")
+        for rank in range(len(self.bed.hosts)):
+            job.wait_for(f"rank {rank} is up as ")
+        (name,) = set(re.findall(r" is up as (\w+)", job.text()))
+        for host in self.bed:
+            assert len(host.find(f"DRUMLINE_JOB={name}")) >= 3, "the agent, the rank and its child"
+        return job, f"DRUMLINE_JOB={name}"
+
+    def wait_for_none(self, marker: str, *hosts: Host) -> None:
+        for host in hosts or self.bed.hosts:
+            processes.wait_until(
+                lambda host=host: not host.find(marker), f"no {marker} on {host}", timeout_s=20
+            )
+
+
+@pytest.fixture(name="make_desk")
+def _make_desk(make_testbed: MakeTestbed, tmp_path: Path) -> Callable[..., Desk]:
+    def make(*names: str) -> Desk:
+        folder = tmp_path / "mine" / "a folder"
+        folder.mkdir(parents=True)
+        return Desk(make_testbed(*names), folder)
+
+    return make
+
+
+def test_all_ranks_are_on_one_screen_and_the_first_failure_is_told_last(make_desk: MakeDesk) -> None:
+    desk = make_desk("a", "b", "c")
+    (desk.folder / "talk.py").write_text(TALK)
+    (desk.folder / "hosts").write_text("a\nb\nroot@c slots=2\n")
+    job = desk.launch(
+        *("--hostfile", "hosts", "--procs", "1", "--env", "TOKEN", "--env", "NOTE=a note", "--grace", "2"),
+        *("talk.py", "x y"),
+        env={"TOKEN": "hunter2", "STAYS": "here"},
+    )
+    job.wait_for("is on c")
+    assert not any("hunter2" in processes.command(pid) for host in desk.bed for pid in host.space.pids())
+    code, text = job.wait(), job.text()
+    assert code == 1, text[-3000:]
+    for rank, host in enumerate("abcc"):
+        assert f"[{host} {rank}] rank {rank} of 4 is on {host} with ['x y']\n" in text
+        assert f"[{host} {rank}] a note 7 None\n" in text
+    assert f"[b 1] {chr(0xFFFD) * 3} bytes\n" in text
+    assert f"[b 1] {'long' * 1000} ...\n" in text
+    assert "[b 1] fast\n" in text
+    assert "[b 1] no end\n" in text
+    (logs,) = (desk.folder / "runs" / "launch").iterdir()
+    assert f"drumline: 3 hosts; logs in runs/launch/{logs.name} on each\n" in text
+    whole = (logs / "rank-00001.out").read_bytes()
+    assert whole.count(b"fast\n") == 2_000_000
+    assert whole.endswith(b"no end")
+    assert "bytes are not shown; all is in" in text
+    last = text[text.rindex("drumline: rank") :].splitlines()
+    assert last[0] == "drumline: rank 1 on b (exit code 1) failed first:"
+    assert last[1] == "  Traceback (most recent call last):"
+    assert last[-3] == "  ValueError: this is the first"
+    assert last[-2] == "drumline: the others: rank 2 on c (exit code 9) failed after it; 2 ranks were stopped"
+    assert last[-1] == f"drumline: logs in runs/launch/{logs.name} on each host"
+    assert "hunter2" not in text + "".join(path.read_text(errors="replace") for path in logs.iterdir())
+
+
+def test_no_rank_outlives_the_controller_and_the_supervisor(make_desk: MakeDesk) -> None:
+    desk = make_desk("a", "b")
+    job, marker = desk.sleepers("--grace", "2")
+    job.send(signal.SIGTERM)
+    assert job.wait() == 130
+    assert "[a 0] rank 0 saves" in job.text()
+    assert "drumline: interrupted; all ranks were stopped\n" in job.text()
+    assert not any(host.find(marker) for host in desk.bed), "also the one that does not heed SIGTERM"
+
+    # Both at once: on b nobody but the supervisor is left to end the job, and on a, where the nodes met, not even that.
+    job, marker = desk.sleepers("--grace", "2")
+    (supervisor,) = [pid for pid in desk.bed["a"].space.pids() if processes.command(pid) == SUPERVISOR]
+    processes.send([supervisor], signal.SIGKILL)
+    job.send(signal.SIGKILL)
+    desk.wait_for_none(marker)
+    logs = max((desk.folder / "runs" / "launch").iterdir())
+    for rank in range(2):
+        assert f"rank {rank} saves" in (logs / f"rank-0000{rank}.out").read_text()
+
+
+def test_a_lost_host_ends_the_job_on_all(make_desk: MakeDesk) -> None:
+    desk = make_desk("a", "b", "c")
+    job, marker = desk.sleepers("--grace", "2")
+    b, c = desk.bed["b"], desk.bed["c"]
+    b.cut()
+    c.power_off()
+    desk.wait_for_none(marker, desk.bed["a"], b)
+    assert job.wait() == 1
+    assert "drumline: error: b was lost: " in job.text()
+    assert "drumline: error: c was lost: " in job.text()
+
+
+def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDesk, tmp_path: Path) -> None:
+    desk = make_desk("a", "b")
+    (desk.folder / "sleep.py").write_text(SLEEP)
+    job = desk.launch("--hosts", "a,nowhere", "--procs", "1", "sleep.py")
+    assert job.wait() == 3
+    assert "error: nowhere: its name is not known here (ssh: Could not resolve hostname nowhere" in job.text()
+    assert not desk.bed["a"].find("RANK=0"), "the others are ended"
+
+    job = desk.launch("--hosts", "a,b", "--procs", "1", "--port", "22", "sleep.py")
+    assert job.wait() == 3
+    last = job.text()[job.text().rindex("drumline: the job failed on a (exit code 3):\n") :]
+    assert "\n  drumline: error: node 0 of 2 did not meet the others at a:22: " in last, "sshd has that port"
+
+    bare = tmp_path / "bare-python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    stranger = tmp_path / "config"
+    stranger.write_text(re.sub("IdentityFile .*", "IdentityFile none", desk.ssh.config.read_text()))
+    cases = [
+        (["--python", "/no/python"], "b: there is no Python at /no/python (env: "),
+        (["--python", str(bare)], f"b: drumline cannot be loaded by {bare} there ("),
+        (["--ssh", f"ssh -F {stranger}"], "b: it refused our key (root@b: Permission denied"),
+        (["--ssh", "/no/ssh"], "/no/ssh cannot be started: No such file or directory"),
+        (["--logs", "/proc/logs"], "b: the log folder /proc/logs cannot be made: "),
+    ]
+    jobs = [desk.launch("--hosts", "b", "--procs", "1", *words, "sleep.py") for words, _ in cases]
+    for job, (_, message) in zip(jobs, cases, strict=True):
+        assert job.wait() == 3
+        assert f"drumline: error: {message}" in job.text()
+        assert "\n  next: " in job.text()
+    # The folder of the code is this machine's own, as far as b knows.
+    desk.bed["b"].run("mount", "-t", "tmpfs", "tmpfs", str(desk.folder))
+    job = desk.launch("--hosts", "b", "--procs", "1", "sleep.py")
+    assert job.wait() == 3
+    assert (
+        f"error: b: there is no file sleep.py in {desk.folder}\n  next: copy the code there, or add --sync"
+        in job.text()
+    )
+    desk.bed["b"].run("mount", "-t", "tmpfs", "tmpfs", str(desk.folder.parent))
+    job = desk.launch("--hosts", "b", "--procs", "1", "sleep.py")
+    assert job.wait() == 3
+    assert f"error: b: the folder {desk.folder} is not there (env: " in job.text()
+
+
+# An rsync that copies, and then spoils what it has copied.
+SPOILS = """#!/bin/sh
+{real} "$@"
+code=$?
+echo spoiled >> {file}
+exit $code
+"""
+
+
+MINE = """
+from drumline.tasks.classification import ImageClassification
+from part.one import WORD
+
+class Mine(ImageClassification):
+    defaults = {"data.name": "digits", "model.widths": [8], "train.steps": 2, "train.batch_size": 32}
+
+    def loss(self, model, batch):
+        print(f"the code is {WORD}")
+        return super().loss(model, batch)
+"""
+
+
+def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
+    make_desk: MakeDesk, tmp_path: Path
+) -> None:
+    desk = make_desk("a", "b")
+    b, folder = desk.bed["b"], desk.folder
+    b.run("mount", "-t", "tmpfs", "tmpfs", str(folder))
+    (folder / "part").mkdir()
+    (folder / "part" / "one.py").write_text("WORD = 'fresh'\n")
+    (folder / "mine.py").write_text(MINE)
+    (folder / "note.txt").write_text("not code")
+    words = ("--sync", "--exclude", "*.txt", "--hosts", "a,b", "--procs", "1", "--env", "OMP_NUM_THREADS=1")
+    words = (*words, "mine.py:Mine", "--run", "runs/here")
+    job = desk.launch(*words)
+    assert job.wait(150) == 0, job.text()
+    assert re.search(r"drumline: the code is the same on all hosts \([0-9a-f]{12}\)\n", job.text())
+    names = set(b.run("ls", str(folder)).stdout.split())
+    assert names - {"__pycache__"} == {"mine.py", "part", "runs"}, (
+        "what is excluded is not there; its logs are"
+    )
+    assert "[a 0] mine.py:Mine on 2 ranks (cpu, gloo)\n" in job.text()
+    assert "[b 1] the code is fresh\n" in job.text(), "what other ranks write to the run folder is shown"
+    ranks = json.loads((folder / "runs" / "here" / "environment.json").read_text())["ranks"]
+    assert [(entry["rank"], entry["host"]) for entry in ranks] == [(0, "a"), (1, "b")]
+
+    fake, real = tmp_path / "rsync", tmp_path / "real-rsync"
+    shutil.copy(needs.tool("rsync"), real)
+    fake.write_text(SPOILS.format(real=shlex.quote(str(real)), file=shlex.quote(f"{folder}/part/one.py")))
+    fake.chmod(0o755)
+    assert b.run("mount", "--bind", str(fake), needs.tool("rsync")).returncode == 0
+    job = desk.launch(*words)
+    assert job.wait() == 3
+    assert f"error: b has other code in {folder} after --sync: part/one.py\n  next: see" in job.text()
+    # As a shell says it that finds no rsync; /usr/bin cannot be taken away from a host.
+    fake.write_text("#!/bin/sh\necho 'sh: 1: rsync: not found' >&2\nexit 127\n")
+    job = desk.launch(*words)
+    assert job.wait() == 3
+    assert "error: b: rsync is not installed there\n  next: apt-get install rsync" in job.text()

@@ -1,0 +1,207 @@
+"""What the controller makes of what it hears: whose failure was first, whose loss can be borne."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.launch.controller import Controller, HostsJob
+from drumline.launch.frames import PROTOCOL
+from drumline.launch.hosts import Host
+from drumline.launch.plan import nodes_of_hosts
+from drumline.launch.remote import Remote
+from drumline.launch.screen import Screen
+from drumline.launch.torchrun import Program
+
+Make = Callable[..., Controller]
+
+
+@pytest.fixture(name="said")
+def _said(tmp_path: Path) -> Path:
+    return tmp_path / "said"
+
+
+@pytest.fixture(name="make")
+def _make(said: Path) -> Iterator[Make]:
+    """A controller of hosts a, b and c, which nothing has been started on."""
+    with said.open("wb") as file:
+        screen = Screen(file.fileno(), file.fileno())
+
+        def make(**more: Any) -> Controller:
+            hosts = [Host("a"), Host("me@b"), Host("c")]
+            return Controller(
+                HostsJob(
+                    job="j",
+                    hosts=hosts,
+                    nodes=nodes_of_hosts(hosts, num_procs=1, port=1, max_restarts=0),
+                    program=Program(("train.py", "a secret argument")),
+                    client=["ssh"],
+                    python="/py thon",
+                    cwd=Path("/code"),
+                    logs=Path("logs"),
+                    environment={"TOKEN": "hunter2"},
+                    grace_s=1,
+                    **more,
+                ),
+                screen,
+            )
+
+        yield make
+        screen.close()
+
+
+def hear(remote: Remote, kind: str, **content: Any) -> None:
+    remote._take(json.dumps({"kind": kind, **content}).encode())
+
+
+def conclude(controller: Controller, said: Path) -> tuple[int, list[str]]:
+    code = controller._conclude()
+    controller.screen.close()
+    return code, said.read_text().splitlines()
+
+
+async def start(controller: Controller) -> tuple[Remote, Remote, Remote]:
+    a, b, c = controller.remotes
+    for rank, remote in enumerate((a, b, c)):
+        hear(remote, "hello", host=remote.name, protocol=PROTOCOL)
+        hear(remote, "started", ranks=[rank], world_size=3, start=0)
+    return a, b, c
+
+
+def test_nothing_secret_is_on_a_command_line(make: Make) -> None:
+    controller = make(python_path="/lib")
+    for remote in controller.remotes:
+        assert "hunter2" not in f"{remote.words}{remote}{controller.job}"
+        assert "secret" not in f"{remote.words}"
+    words = controller.remotes[1].words
+    assert words[-2:] == [
+        "me@b",
+        "env --chdir=/code PYTHONPATH=/lib '/py thon' -m drumline.launch.supervisor",
+    ]
+
+
+def test_a_wrong_clock_does_not_change_who_was_first(make: Make, said: Path) -> None:
+    async def go() -> Controller:
+        controller = make()
+        a, b, _ = await start(controller)
+        now = time.time()
+        a._beats[0] = b._beats[0] = now
+        hear(a, "beat", number=0, now=now + 1000)  # its clock is fast
+        hear(b, "beat", number=0, now=now)
+        failed = {"code": 7, "restarts_left": 0, "start": 0}
+        hear(b, "failed", rank=1, at=now + 3, last_words=["late"], **failed)
+        hear(a, "failed", rank=0, at=now + 1002, last_words=["first"], **failed)
+        return controller
+
+    code, lines = conclude(asyncio.run(go()), said)
+    assert code == 7
+    assert lines[1:5] == [
+        "drumline: rank 0 on a (exit code 7) failed first:",
+        "  first",
+        "drumline: the others: rank 1 on b (exit code 7) failed after it; 1 rank was stopped",
+        "drumline: logs in logs on each host",
+    ]
+
+
+def test_failures_before_a_restart_are_forgotten(make: Make, said: Path) -> None:
+    async def go() -> Controller:
+        controller = make()
+        a, b, c = await start(controller)
+        hear(b, "failed", rank=1, code=9, at=1.0, restarts_left=1, last_words=[], start=0)
+        hear(b, "started", ranks=[1], world_size=3, start=1)
+        for remote in (a, b, c):
+            hear(remote, "ended", code=0, last_words=[])
+        return controller
+
+    code, lines = conclude(asyncio.run(go()), said)
+    assert (code, lines[-1]) == (0, "drumline: done; logs in logs on each host")
+
+
+def test_ranks_that_fail_after_a_host_was_lost_are_not_to_blame(make: Make, said: Path) -> None:
+    async def go() -> Controller:
+        controller = make()
+        a, b, _ = await start(controller)
+        hear(a, "failed", rank=0, code=1, at=time.time() + 1, restarts_left=0, last_words=["reset"], start=0)
+        b.ssh_code = 255
+        controller._lost(b)
+        assert controller.is_ending
+        return controller
+
+    code, lines = conclude(asyncio.run(go()), said)
+    assert code == 1
+    assert lines[1] == "drumline: error: me@b was lost: it no longer answers"
+    assert lines[3] == (
+        "drumline: the others: rank 0 on a (exit code 1) failed after it; 2 ranks were stopped"
+    )
+
+
+def test_a_job_that_may_have_fewer_nodes_goes_on_without_one(make: Make, said: Path) -> None:
+    async def go() -> Controller:
+        controller = make(min_nodes=2)
+        _, b, c = await start(controller)
+        c.ssh_code = 255
+        controller._lost(c)
+        assert not controller.is_ending
+        b.ssh_code = 255
+        controller._lost(b)
+        assert controller.is_ending, "one is less than two"
+        return controller
+
+    code, lines = conclude(asyncio.run(go()), said)
+    assert code == 1
+    assert lines[1] == "drumline: WARNING: c was lost: it no longer answers; the job goes on with a, b"
+    assert lines[2] == "drumline: error: me@b was lost: it no longer answers"
+
+    async def lose_first() -> None:
+        controller = make(min_nodes=2)
+        a, *_ = await start(controller)
+        a.ssh_code = 255
+        controller._lost(a)
+        assert controller.is_ending, "all meet at the first"
+
+    asyncio.run(lose_first())
+
+
+def test_another_version_is_named(make: Make, said: Path) -> None:
+    async def go() -> Controller:
+        controller = make()
+        hear(controller.remotes[1], "hello", host="b", protocol=PROTOCOL + 1)
+        return controller
+
+    code, lines = conclude(asyncio.run(go()), said)
+    assert code == 3
+    assert lines[0] == "drumline: error: b has another version of drumline"
+
+
+# As ssh is called, and as it is answered: a host that says hello and is done, or one that refuses us.
+FAKE_SSH = """#!/bin/sh
+for word; do last=$word host=$before before=$word; done
+echo "$host" >> {log}
+[ "$host" = h13 ] && echo "Permission denied" >&2 && exit 255
+echo '{{"kind": "hello", "host": "x", "protocol": 1}}'
+read -r spec; read -r beat; read -r end
+echo '{{"kind": "ended", "code": 130, "last_words": []}}'
+"""
+
+
+def test_of_many_hosts_one_that_refuses_us_ends_the_start(make: Make, said: Path, tmp_path: Path) -> None:
+    client, log = tmp_path / "ssh", tmp_path / "log"
+    client.write_text(FAKE_SSH.format(log=log))
+    client.chmod(0o755)
+    hosts = [Host(f"h{number}") for number in range(40)]
+    nodes = nodes_of_hosts(hosts, num_procs=1, port=1, max_restarts=0)
+    job = replace(make().job, hosts=hosts, nodes=nodes, client=[str(client)])
+    controller = Controller(job, make().screen)
+    assert asyncio.run(controller.run()) == 3
+    controller.screen.close()
+    assert "drumline: error: h13: it refused our key (Permission denied)\n" in said.read_text()
+    called = log.read_text().split()
+    assert "h13" in called
+    assert len(called) < 40, "the last ones were not asked any more"

@@ -1,0 +1,79 @@
+"""What a screen gets of a file that grows: whole lines, never too many, never what a terminal could not bear."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drumline.launch import follow
+from drumline.launch.follow import MAX_LAG, MAX_LINE, Follower, last_lines, shown
+
+
+def test_lines_are_given_when_they_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    follower = Follower(path)
+    assert follower.read() == []
+    with path.open("wb", buffering=0) as file:
+        file.write(b"one\ntw")
+        assert follower.read() == ["one"]
+        assert follower.read() == []
+        file.write(b"o\nthr")
+        assert follower.read() == ["two"]
+    assert follower.rest() == ["thr"]
+    assert follower.rest() == []
+
+
+def test_a_file_that_is_made_anew_is_read_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old\n")
+    follower = Follower(path, from_end=True)
+    assert follower.read() == []
+    path.rename(tmp_path / "aside")
+    path.write_text("fresh\n")
+    assert follower.read() == ["fresh"]
+    path.write_text("x\n")
+    assert follower.read() == ["x"]
+
+
+def test_a_long_line_is_cut_and_the_next_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"y" * 3 * follow.MAX_READ + b"\nnext\n")
+    follower = Follower(path)
+    lines = [line for _ in range(5) for line in follower.read()]
+    assert lines == ["y" * MAX_LINE + " ...", "next"]
+
+
+def test_who_is_far_behind_jumps_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"first\n" + b"many\n" * MAX_LAG)
+    lines = Follower(path).rest()
+    assert lines[0] == f"... {5 * MAX_LAG + 6 - follow.KEPT_OF_LAG:,} bytes are not shown; all is in {path}"
+    assert set(lines[1:]) == {"many"}
+    assert len(lines) < follow.KEPT_OF_LAG
+
+
+def test_a_progress_bar_is_shown_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    follower = Follower(path)
+    with path.open("wb", buffering=0) as file:
+        file.write(b"\r 10%\r 20%")
+        assert follower.read() == []
+        monkeypatch.setattr(follow, "PROGRESS_EVERY_S", 0)
+        assert follower.read() == [" 10%"]
+        file.write(b"\r100%\n")
+        assert follower.read() == ["100%"]
+
+
+def test_odd_bytes_do_not_reach_a_terminal() -> None:
+    assert shown(b"a\xff\x00\x07\tb\x1b[31mred\r") == "a\ufffd\ufffd\ufffd\tb\x1b[31mred"
+    assert shown("\N{SNOWMAN}".encode()) == "\N{SNOWMAN}"
+
+
+def test_last_lines_begin_with_the_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("noise\n" * 50 + "Traceback (most recent call last):\n  File\nValueError: x\n")
+    assert last_lines(path, 80) == ["Traceback (most recent call last):", "  File", "ValueError: x"]
+    path.write_text("noise\n" * 50)
+    assert last_lines(path, 80) == ["noise"] * 20
+    assert last_lines(tmp_path / "none", 80) == []

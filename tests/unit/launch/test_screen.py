@@ -1,0 +1,94 @@
+"""One screen for all: in order, and never in the way."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from drumline.launch.frames import FrameReader, FrameWriter, decode
+from drumline.launch.screen import MAX_WAITING, Screen
+from drumline.launch.variables import variables_for_ranks, wrong_variables
+
+
+def test_lines_have_their_label_and_go_where_they_belong(tmp_path: Path) -> None:
+    out, err = tmp_path / "out", tmp_path / "err"
+    with out.open("wb") as first, err.open("wb") as second:
+        screen = Screen(first.fileno(), second.fileno())
+        screen.say("2 hosts")
+        screen.show("a 0", ["one", "two"])
+        screen.show("b", ["oh"], is_error=True)
+        screen.write("last\n")
+        screen.close()
+    assert out.read_text() == "drumline: 2 hosts\n[a 0] one\n[a 0] two\n"
+    assert err.read_text() == "[b] oh\nlast\n"
+
+
+def test_a_screen_that_stands_still_holds_up_nobody() -> None:
+    reading, writing = os.pipe()
+    screen = Screen(writing, writing)
+    screen.show("a 0", ["x" * 100] * (MAX_WAITING + 5_000))  # nobody reads: this returns all the same
+    with os.fdopen(reading) as reader:
+        for _ in range(MAX_WAITING):
+            assert reader.readline() == f"[a 0] {'x' * 100}\n"
+        screen.say("again")
+        rest = []
+        while (line := reader.readline()) != "drumline: again\n":
+            rest.append(line)
+        screen.close()
+    os.close(writing)
+    assert rest[-1].startswith("drumline: ")
+    assert rest[-1].endswith(" lines are not shown; the logs have them\n")
+
+
+def test_a_screen_that_is_gone_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    screen = Screen(writing, writing)
+    screen.show("a 0", ["x"] * 1000)
+    screen.close()
+    os.close(writing)
+    assert not screen._thread.is_alive()
+
+
+def test_frames_wait_for_no_one_and_a_greeting_is_no_frame() -> None:
+    reading, writing = os.pipe()
+    reader, writer = FrameReader(reading), FrameWriter(writing)
+    while writer.has_room():
+        writer.send("lines", lines=["x" * 1000])
+    assert not writer.is_empty()
+    frames = []
+    while not writer.is_empty():
+        frames += reader.read()
+        writer.flush()
+    os.close(writing)
+    frames += reader.read()
+    assert reader.is_closed
+    assert {frame["kind"] for frame in frames} == {"lines"}
+    os.close(reading)
+    assert decode(b"Welcome to b") is None
+    assert decode(b"[1]") is None
+    assert decode(b'{"kind": "beat"}') == {"kind": "beat"}
+
+
+def test_a_broken_pipe_is_noted_and_no_more() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    writer = FrameWriter(writing)
+    writer.send("beat")
+    assert writer.is_broken
+    assert writer.is_empty()
+    os.close(writing)
+
+
+def test_few_variables_go_along_by_themselves() -> None:
+    here = {"NCCL_DEBUG": "INFO", "HOME": "/h", "AWS_SECRET": "s", "OMP_NUM_THREADS": "2", "TOKEN": "t"}
+    assert variables_for_ranks(["TOKEN", "A=b=c"], here) == {
+        "NCCL_DEBUG": "INFO",
+        "OMP_NUM_THREADS": "2",
+        "TOKEN": "t",
+        "A": "b=c",
+    }
+    assert list(wrong_variables(["A=", "TOKEN", "NONE", "1=secret"], here)) == [
+        "--env NONE: is not set here; set it, or give --env NONE=VALUE",
+        "--env: number 4 is neither NAME nor NAME=VALUE",
+    ]

@@ -1,0 +1,49 @@
+"""What went wrong with a host, in a sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from drumline.errors import ExitCode
+from drumline.launch.hosts import Host
+from drumline.launch.ssh_errors import not_reached, was_lost
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "what", "step"),
+    [
+        (
+            255,
+            "ssh: Could not resolve hostname b: Name unknown",
+            "its name is not known here",
+            "check the name",
+        ),
+        (255, "me@b: Permission denied (publickey).", "it refused our key", "ssh-copy-id me@b"),
+        (255, "Host key verification failed.", "its host key is not the known one", "type `ssh me@b` once"),
+        (255, "ssh: connect to host b port 22: Connection refused", "nothing listens for ssh", "start sshd"),
+        (255, "ssh: connect to host b port 22: Connection timed out", "it does not answer", "firewall"),
+        (255, "kex_exchange_identification: odd", "ssh could not log in", "see what `ssh me@b` says"),
+        (125, "env: cannot change directory to '/c': No such file", "the folder /c is not there", "--sync"),
+        (125, "env: unrecognized option '--chdir=/c'", "its `env` knows no --chdir", "coreutils"),
+        (127, "env: '/p': No such file or directory", "there is no Python at /p", "--python PATH"),
+        (126, "env: '/p': Permission denied", "there is no Python at /p", "--python PATH"),
+        (1, "/p: No module named drumline", "drumline cannot be loaded by /p there", "the same version"),
+        (9, "", "the supervisor could not be started (exit code 9)", "see what"),
+    ],
+)
+def test_a_host_that_was_not_reached(code: int, said: str, what: str, step: str) -> None:
+    error = not_reached(Host("me@b"), code, ["Welcome", said] if said else [], python="/p", cwd="/c")
+    assert error.what.startswith(f"me@b: {what}")
+    assert step in str(error.next_step)
+    assert said in error.what
+    assert error.exit_code is ExitCode.PREFLIGHT_FAILED
+
+
+def test_a_host_that_was_lost() -> None:
+    host = Host("b")
+    assert was_lost(host, 255, ["Timeout, server b not responding."]).what == (
+        "b was lost: Timeout, server b not responding."
+    )
+    assert was_lost(host, -15, []).what == "b was lost: it no longer answers"
+    assert was_lost(host, 137, []).what == "b was lost: its supervisor ended with 137"
+    assert was_lost(host, 255, []).exit_code is ExitCode.TRAINING_FAILED

@@ -1,0 +1,49 @@
+"""Which rank of all was first, and how it is told."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from drumline.launch.supervision import failure_time, rank_output
+from drumline.launch.verdict import Failure, how_it_ended, in_order, last_lines
+
+
+def failure(rank: int, at: float, *words: str, code: int = 1) -> Failure:
+    return Failure(host="ab"[rank % 2], rank=rank, code=code, at=at, last_words=words)
+
+
+def test_the_earliest_is_first_unless_it_names_another() -> None:
+    assert in_order([failure(1, 2.0), failure(0, 1.0)])[0].rank == 0
+    follower = failure(0, 1.0, "drumline: rank 0 on a stopped, because rank 1 on b failed first: x")
+    assert in_order([follower, failure(1, 2.0, "x")])[0].rank == 1
+
+
+def test_the_others_are_one_line() -> None:
+    failures = [failure(rank, float(rank), "Traceback", "x", code=7 if rank else -9) for rank in range(6)]
+    assert list(last_lines(failures, 8)) == [
+        "drumline: rank 0 on a (ended by SIGKILL) failed first:",
+        "  Traceback",
+        "  x",
+        "drumline: the others: rank 1 on b (exit code 7) failed after it; rank 2 on a (exit code 7) failed after it; "
+        "rank 3 on b (exit code 7) failed after it; 2 more failed; 2 ranks were stopped",
+    ]
+    assert list(last_lines([failure(0, 1.0)], 1)) == ["drumline: rank 0 on a (exit code 1) failed first"]
+    assert list(last_lines([failure(0, 1.0)], 2, lost_first=True)) == [
+        "drumline: the others: rank 0 on a (exit code 1) failed after it; 1 rank was stopped"
+    ]
+    assert how_it_ended(-99) == "ended by signal 99"
+
+
+def test_a_failure_is_as_old_as_its_traceback(tmp_path: Path) -> None:
+    err = rank_output(tmp_path, 3, 1).err
+    assert err.name == "rank-00003.restart-1.err"
+    now = time.time()
+    assert failure_time(err) >= now, "nothing was written"
+    err.write_text("Traceback (most recent call last):\nValueError\n")
+    os.utime(err, (now - 2, now - 2))
+    assert abs(failure_time(err) - (now - 2)) < 0.01
+    err.write_text("a warning\n")
+    os.utime(err, (now - 2, now - 2))
+    assert failure_time(err) >= now, "words that were not about the end do not tell when it was"
