@@ -86,8 +86,8 @@ def wait_for_port(endpoint: str, *, timeout_s: float) -> None:
 
 
 def say(words: str) -> None:
-    """A line on the launcher's screen."""
-    print(f"drumline: {words}", file=sys.stderr, flush=True)
+    """A line on the launcher's screen, in one piece: several threads may speak."""
+    print(f"drumline: {words}\n", end="", file=sys.stderr, flush=True)
 
 
 def _why_not(error: OSError) -> str:

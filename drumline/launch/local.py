@@ -129,6 +129,8 @@ def _run_agent(node: Node, num_procs: int, program: Program, terms: Supervision)
         finally:
             if isinstance(rendezvous, FixedRanks):
                 rendezvous.remind()
+        if isinstance(rendezvous, FixedRanks) and result.is_failed():
+            rendezvous.tell_failure(_how_it_failed(result))
         rendezvous.shutdown()
     return result
 
@@ -141,6 +143,15 @@ def _load_torch_quietly() -> None:
         import torch.distributed  # noqa: F401
 
         del os.environ[STORE_LOG]
+
+
+def _how_it_failed(result: RunResult) -> str:
+    rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
+    return f"rank {rank} failed ({_how(failure.exitcode)})"
+
+
+def _how(exit_code: int) -> str:
+    return f"ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
 
 
 def _explain(rank: int, exit_code: int, log_dir: Path | None) -> ExitCode:
@@ -159,6 +170,8 @@ def exit_code_of(rank_code: int, *, is_task: bool) -> int:
 
 
 def _explain_script(rank: int, exit_code: int, script: str) -> int:
-    how = f"ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
-    print(f"drumline: {script} failed on rank {rank} ({how}); the other ranks were stopped", file=sys.stderr)
+    print(
+        f"drumline: {script} failed on rank {rank} ({_how(exit_code)}); the other ranks were stopped",
+        file=sys.stderr,
+    )
     return exit_code_of(exit_code, is_task=False)

@@ -31,6 +31,7 @@ from drumline.launch.roll import DONE, MEETS, WORKS, Roll
 from drumline.launch.torchrun import Node
 
 POLL_S = 0.1
+LINGER_S = 5.0
 PART_FIRST_WORD_S = 15.0
 PART_EVERY_S = 60.0
 
@@ -45,6 +46,7 @@ class FixedRanks(RendezvousHandler):
         self.roll = roll
         self.members: dict[int, int] = {}
         """The node rank of each participant of this round, by c10d's number."""
+        self._ask = Patience(first_s=1, every_s=1)
         self.why_again = ""
         """Why this node's ranks are started again although they run."""
 
@@ -116,6 +118,9 @@ class FixedRanks(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Not 0 also when a node is gone: its ranks would be waited for in the next collective, and long."""
         with self.explained():
+            if self._ask.is_over() and (failure := self.roll.failure()):
+                self.roll.now(DONE)
+                raise self._error(failure, "see what it said")
             if self.roll.was_ousted:
                 raise self._error(f"another launcher has taken NODE_RANK {self.node.node_rank} from this one")
             waiting = self.inner.num_nodes_waiting()
@@ -139,13 +144,24 @@ class FixedRanks(RendezvousHandler):
         with contextlib.suppress(RendezvousError, dist.DistError):
             self.roll.now(DONE)
             self.inner.set_closed()  # who comes now comes too late, and is told so
-            others = [rank for rank in self.members.values() if rank != self.node.node_rank]
-            self.roll.hear()
-            while others := [rank for rank in others if self.roll.is_there(rank, WORKS, MEETS)]:
+            while others := self._others_at_work():
                 if patience.is_over():
                     say(f"the ranks here are done; waiting for those of {self.roll.names(others)}")
-                time.sleep(0.2)
-                self.roll.hear()
+                time.sleep(POLL_S)
+
+    def tell_failure(self, what: str) -> None:
+        """This node gives up, and the job with it: let the others know why, before the store is gone."""
+        patience = Patience(first_s=LINGER_S)
+        with contextlib.suppress(RendezvousError, dist.DistError):
+            self.roll.tell_failure(what)
+            while self.node.node_rank == 0 and self._others_at_work() and not patience.is_over():
+                time.sleep(POLL_S)
+
+    def _others_at_work(self) -> list[int]:
+        self.roll.hear()
+        others = (rank for rank in self.members.values() if rank != self.node.node_rank)
+        limit_s = self.node.lost_after_s
+        return [rank for rank in others if self.roll.is_there(rank, WORKS, MEETS, within_s=limit_s)]
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -160,18 +176,20 @@ class FixedRanks(RendezvousHandler):
                 "start it there, with the same settings and a NODE_RANK of its own; see that it reaches that port",
             ) from error
         except RendezvousClosedError as error:
-            what = (
-                "another node ended the job" if self.members else "the job is over, or another node ended it"
-            )
-            raise self._error(
-                f"{what}; node {node.node_rank} cannot join it", "see what the others said"
-            ) from error
+            raise self._error(self._why_closed(), "see what the others said") from error
         except (RendezvousError, dist.DistError) as error:
             raise self._error(
                 f"the first node, {self.roll.name(0)}, is gone, or the way to it: nothing answers at {where}, "
                 "where the nodes meet",
                 "see what ended it; start all nodes again: a task goes on from its newest checkpoint",
             ) from error
+
+    def _why_closed(self) -> str:
+        with contextlib.suppress(dist.DistError):
+            if failure := self.roll.failure():
+                return failure
+        what = "another node ended the job" if self.members else "the job is over, or another node ended it"
+        return f"{what}; node {self.node.node_rank} cannot join it"
 
     def _error(self, what: str, next_step: str | None = None) -> DrumlineError:
         kind = TrainingError if self.members else PreflightError
@@ -187,6 +205,8 @@ class FixedRanks(RendezvousHandler):
         return self.inner.get_run_id()
 
     def shutdown(self) -> bool:
+        with contextlib.suppress(dist.DistError):
+            self.roll.now(DONE)
         self.roll.sign_out()
         return self.inner.shutdown()
 

@@ -111,12 +111,21 @@ class Roll:
             if rank not in self._heard or self._heard[rank][0] != word:
                 self._heard[rank] = (word, time.monotonic())
 
-    def is_there(self, rank: int, *doing: str) -> bool:
+    def is_there(self, rank: int, *doing: str, within_s: float | None = None) -> bool:
         """Whether that node was heard lately, and does one of these if any is named."""
         if rank not in self._heard:
             return False
         word, at = self._heard[rank]
-        return time.monotonic() - at <= QUIET_BEATS * BEAT_S and (not doing or word.doing in doing)
+        limit_s = QUIET_BEATS * BEAT_S if within_s is None else within_s
+        return time.monotonic() - at <= limit_s and (not doing or word.doing in doing)
+
+    def tell_failure(self, what: str) -> None:
+        """Before this node ends the job: the others shall know who did, and why."""
+        self.store.set("failed", f"{self.name(self.node.node_rank)} ended the job: {what}")
+
+    def failure(self) -> str | None:
+        """What the first node that gave up has told."""
+        return self.store.get("failed").decode() if self.store.check(["failed"]) else None
 
     def missing(self) -> list[int]:
         """Nodes that have not come to the meeting in which this one waits."""
@@ -126,7 +135,9 @@ class Roll:
     def name(self, rank: int) -> str:
         """`node 2 (node-c)`: as the user knows it, else as it called itself."""
         host = self.node.peers[rank] if rank < len(self.node.peers) else None
-        if host is None and rank in self._heard:
+        if host is None and rank == self.node.node_rank:
+            host = self.mine.host
+        elif host is None and rank in self._heard:
             host = self._heard[rank][0].host
         return f"node {rank} ({host})" if host else f"node {rank}"
 

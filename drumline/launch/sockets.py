@@ -26,7 +26,7 @@ def notice_silence(port: int, *, after_s: int) -> None:
     store waits for its answer without end, and a host that loses its power sends no farewell."""
     if not OPEN_FILES.is_dir():
         return
-    for number in [int(entry.name) for entry in OPEN_FILES.iterdir()]:
+    for number in [int(entry.name) for entry in OPEN_FILES.iterdir() if _is_socket(entry)]:
         # What was listed may be closed by now, or be no connection. The copy shares its settings with the original.
         with (
             contextlib.suppress(OSError),
@@ -35,6 +35,13 @@ def notice_silence(port: int, *, after_s: int) -> None:
             peer = connection.getpeername()
             if isinstance(peer, tuple) and peer[1] == port:
                 _break_after(connection, after_s)
+
+
+def _is_socket(entry: Path) -> bool:
+    """Python would keep its copy of anything else open for ever."""
+    with contextlib.suppress(OSError):
+        return str(entry.readlink()).startswith("socket:")
+    return False
 
 
 def _break_after(connection: socket.socket, after_s: int) -> None:

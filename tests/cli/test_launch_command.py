@@ -53,9 +53,9 @@ if "fail" in sys.argv and said["RANK"] == "1":
     sys.exit(7)
 if "fail-once" in sys.argv and said["RANK"] == "1" and not starts:
     sys.exit(7)
-if "fail-once" in sys.argv and not (folder / "1-1.json").exists():
+while "fail-once" in sys.argv and not (folder / "1-1.json").exists():
     import time
-    time.sleep(60)  # until the agent ends it
+    time.sleep(0.05)  # until the agent ends it, or the other was started again
 """
 
 
@@ -153,6 +153,22 @@ def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script:
         "drumline: starting the ranks again (restart 1 of 1); the script begins anew\n",
         f"drumline: starting the ranks again (node 1 ({socket.gethostname()}) did so); the script begins anew\n",
     ]
+
+
+def test_a_node_that_gives_up_is_named_on_the_other_which_would_not_have_known(tmp_path: Path) -> None:
+    port = free_port()
+    # Rank 0 ends, on the node that keeps the store; rank 1 does something else, and would do so for long.
+    (tmp_path / "apart.py").write_text(
+        "import os, sys, time\nfrom pathlib import Path\n"
+        "if os.environ['RANK'] == '1':\n    Path('up').touch()\n    time.sleep(600)\n"
+        "while not Path('up').exists():\n    time.sleep(0.05)\nsys.exit(7)\n"
+    )
+    files = [env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port) for rank in range(2)]
+    nodes = [start("--env-file", file, "apart.py", cwd=tmp_path) for file in files]
+    (first, _, said_first), (second, _, said_second) = finish(*nodes)
+    assert (first, second) == (7, 1), said_first + said_second
+    name = f"node 0 ({socket.gethostname()})"
+    assert f"drumline: error: {name} ended the job: rank 0 failed (exit code 7)\n" in said_second
 
 
 def test_a_first_node_whose_port_is_taken_says_so(tmp_path: Path, script: str) -> None:

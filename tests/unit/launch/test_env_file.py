@@ -119,3 +119,14 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff")
     with pytest.raises(UsageError, match="cannot be read: it is not text"):
         read_env_file(tmp_path / "binary")
+
+
+def test_fewer_nodes_may_do(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    rest = "NODE_RANK=2\nNUMBER_OF_GPUS=1\nMASTER_ADDR=a\nMASTER_PORT=1\n"
+    file.write_text(f"NUMBER_OF_NODES=2:3\n{rest}")
+    settings = read_env_file(file)
+    assert (settings.min_nodes, settings.num_nodes) == (2, 3)
+    file.write_text(f"NUMBER_OF_NODES=2:\n{rest}")
+    with pytest.raises(UsageError, match="NUMBER_OF_NODES is '2:'; give a number of nodes"):
+        read_env_file(file)
