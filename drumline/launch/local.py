@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from drumline.errors import DrumlineError, ExitCode, PreflightError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "drumline: interrupted; the same command goes on from the last checkpoint"
 STOPPED = "drumline: interrupted; all ranks were stopped"
+FINAL_CODES = {ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.PREEMPTED}
+TOO_EARLY = "drumline: told to leave before the first step; the same command goes on from where the run stood"
 
 
 def default_procs() -> int:
@@ -44,13 +47,21 @@ def run_node(node: Node, program: Program, *, log_dir: Path | None = None) -> in
     """Run this node's ranks to the end; the exit code is that of the rank that failed first."""
     from torch.distributed.elastic.multiprocessing import SignalException
 
+    from drumline.launch.agent import LeftAsTold
+
     # The agent would add its own table and traceback below ours.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL + 1)
+    for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     num_procs = node.num_procs or default_procs()
     # Several ranks that each take all cores would only fight for them.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_procs)))
+    signal.signal(signal.SIGUSR1, _end_early)
     try:
         result = _run_agent(node, num_procs, program)
+    except LeftAsTold as left:
+        if not left.has_told:
+            print(TOO_EARLY, file=sys.stderr)
+        return ExitCode.PREEMPTED
     except (SignalException, KeyboardInterrupt):
         print(INTERRUPTED if program.is_task else STOPPED, file=sys.stderr)
         return ExitCode.INTERRUPTED
@@ -60,6 +71,12 @@ def run_node(node: Node, program: Program, *, log_dir: Path | None = None) -> in
     if program.is_task:
         return _explain(rank, failure.exitcode, log_dir)
     return _explain_script(rank, failure.exitcode, program.words[0])
+
+
+def _end_early(number: int, frame: FrameType | None) -> None:
+    """SIGUSR1 while there are no ranks yet to pass it on to."""
+    print(TOO_EARLY, file=sys.stderr, flush=True)
+    os._exit(ExitCode.PREEMPTED)
 
 
 def _run_agent(node: Node, num_procs: int, program: Program) -> RunResult:
@@ -92,12 +109,15 @@ def _run_agent(node: Node, num_procs: int, program: Program) -> RunResult:
         agent = TellingAgent(
             spec=spec,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
-            final_codes={ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED} if program.is_task else (),
+            final_codes=FINAL_CODES if program.is_task else (),
             goes_on="they go on from the newest checkpoint" if program.is_task else "the script begins anew",
         )
         try:
             result: RunResult = agent.run()
-        except SignalException:
+            if agent.told:
+                agent.check_left_as_told(agent.told, is_task=program.is_task)
+        except SignalException as error:
+            agent.check_left_as_told(error.sigval, is_task=program.is_task)
             raise  # this node may come back: the others' meeting place stays open
         except RendezvousError as error:
             rendezvous.shutdown()

@@ -1,0 +1,185 @@
+"""Told to leave by SIGTERM or SIGUSR1, a run finishes its step, saves, and ends so that the same command goes on later.
+
+The signal may come to one rank or to all, at any moment. Python runs a signal's handler only when its main thread comes
+back from what it does, which in a collective may be never; so the signal is heard by a thread, the watcher, over a pipe
+that the system writes to at once. It talks to the watchers of the other ranks (`distributed/stop_vote.py`) until all
+know the step to stop at. The training loop pays for all this with one look at `is_asked` after each step.
+
+Only the rank process of `drumline train` listens; in a loop of the user's own signals do what they always did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch.distributed as dist
+
+from drumline.distributed.failure import COUNT
+from drumline.distributed.stop_vote import StopVote
+from drumline.engine.saving import Progress
+from drumline.errors import ExitCode
+from drumline.manager import DDPManager
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+POLL_S, BUSY_POLL_S = 0.5, 0.05
+# A scheduler that signals a process and its parent, which passes it on, has said one thing, not two.
+SAME_WORD_S = 2.0
+TOO_EARLY = (
+    "drumline: told to leave by {} before the first step; the same command goes on from where the run stood"
+)
+
+
+class Preemption:
+    """Made for every run; one that does not `listen` never stops it."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        """Whether anybody was told to leave: all that the hot path looks at."""
+        self.cause: dict[str, Any] = {}
+        """Who was told, by which signal, when."""
+        self._is_speaker = False
+        self._vote: StopVote | None = None
+        self._store: dist.Store | None = None
+        self._told: tuple[int, float] | None = None
+        self._is_joined = self._is_leaving = self._is_closed = False
+        self._place: dict[str, Any] = {}
+        self._pipe: tuple[int, int] | None = None
+        self._before: dict[int, Any] = {}
+        self._thread = threading.Thread(target=self._watch, name="drumline-preemption", daemon=True)
+
+    def listen(self, *, is_speaker: bool) -> None:
+        """From the main thread, as early as can be. `is_speaker`: whether this rank tells the user."""
+        self._is_speaker = is_speaker
+        self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        for number in SIGNALS:
+            self._before[number] = signal.signal(number, _heard_elsewhere)
+            signal.siginterrupt(number, False)
+        os.register_at_fork(after_in_child=self._forget)
+        self._thread.start()
+
+    def join(self, ddp: DDPManager, progress: Progress) -> None:
+        """The group is there: from now on all ranks stop together."""
+        self._place = {"host": ddp.host, "rank": ddp.rank}
+        if self._pipe is not None and ddp.store is not None:
+            self._store = ddp.store.clone()  # type: ignore[attr-defined]  # torch has it, its types do not
+            self._vote = StopVote(
+                self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step
+            )
+        self._is_joined = True
+
+    def begin(self) -> None:
+        """The loop is about to take its first step."""
+        if self._vote is not None:
+            self._vote.begin()
+
+    def stops_at(self, step: int) -> bool:
+        """Whether the run ends at the end of this step; waits while the ranks settle that."""
+        return self.is_asked and (self._vote is None or self._vote.stops_at(step))
+
+    def leave(self) -> None:
+        """All is saved: that a launcher ends the last ranks by a signal, as the first are gone, is no second wish."""
+        self._is_leaving = True
+
+    def close(self) -> None:
+        """From the main thread, before the group is left. May be called twice."""
+        self._is_closed = True
+        if self._pipe is None:
+            return
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._pipe[1], b"\0")
+        self._thread.join()
+        signal.set_wakeup_fd(-1)
+        if not self._is_leaving:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+        for end in self._pipe:
+            os.close(end)
+        self._pipe = None
+
+    def _forget(self) -> None:
+        """In a forked child (a DataLoader worker), which shares the pipe: signals to it are not meant for the run."""
+        if self._pipe is not None and not self._is_closed:
+            signal.set_wakeup_fd(-1)
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+
+    def _watch(self) -> None:
+        assert self._pipe is not None
+        timeout = POLL_S
+        while not self._is_closed:
+            if select.select([self._pipe[0]], [], [], timeout)[0]:
+                for number in os.read(self._pipe[0], 256):
+                    if number in SIGNALS:
+                        self._hear(number)
+            timeout = BUSY_POLL_S if self._with_store(self._tick) else POLL_S
+
+    def _hear(self, number: int) -> None:
+        now = time.monotonic()
+        if self._is_leaving or self._is_closed:
+            return
+        if self._told is not None:
+            if now - self._told[1] > SAME_WORD_S:
+                os._exit(128 + number)  # in the middle of whatever: a checkpoint is whole or not there
+            return
+        self._told = number, now
+        name = signal.Signals(number).name
+        self.cause = {"signal": name, **self._place, "time": time.time()}
+        if not self._is_joined:
+            self._end_early(name)
+        elif self._vote is None:
+            self.is_asked = True
+        else:
+            self._with_store(self._ask)
+
+    def _end_early(self, name: str) -> None:
+        if self._is_speaker:
+            print(TOO_EARLY.format(name), file=sys.stderr, flush=True)
+        os._exit(ExitCode.PREEMPTED)
+
+    def _ask(self) -> bool:
+        assert self._store is not None
+        assert self._vote is not None
+        assert self._told is not None
+        if self._told[0] == signal.SIGTERM and self._store.check([COUNT]):
+            os._exit(128 + signal.SIGTERM)  # a rank has failed, and the launcher ends the others
+        self._vote.request(self.cause)
+        return True
+
+    def _tick(self) -> bool:
+        if self._vote is None:
+            return False
+        is_busy = self._vote.tick()
+        if self._vote.cause is not None:
+            # The vote joins in one tick and answers in a later one: the loop looks before it could miss its step.
+            self.cause, self.is_asked = self._vote.cause, True
+        if self._vote.is_decided and self._vote.stop is None:
+            self._give_up()
+        return is_busy
+
+    def _with_store(self, action: Callable[[], bool]) -> bool:
+        try:
+            return action()
+        except (dist.DistError, RuntimeError):  # whoever runs the store has ended
+            if self._vote is not None:
+                self._vote.abandon()
+            self._give_up()
+            return False
+
+    def _give_up(self) -> None:
+        self.is_asked = False
+        if self._told is not None and not self._is_leaving and not self._is_closed:
+            os._exit(128 + self._told[0])
+
+
+def _heard_elsewhere(number: int, frame: FrameType | None) -> None:
+    """Python writes to the pipe only for signals that have a handler."""
