@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from drumline.cli.launch_program import is_script
+from drumline.cli.launch_slurm import wrong_for_slurm
 from drumline.config import Flags
 from drumline.config.schema import Bounds, Count, CountOrZero
 from drumline.launch.kubernetes import wrong_name
 from drumline.launch.plan import SCRIPT_RESTARTS, TASK_RESTARTS
+from drumline.launch.sbatch import MAX_REQUEUES, SIGNAL_BEFORE_S
 from drumline.launch.torchrun import DEFAULT_PORT
 
 # Its type, what stands for the value in the help, and the help.
@@ -23,7 +25,7 @@ ANYWHERE: FlagTable = {
         f"How often failed ranks are started again [{TASK_RESTARTS} for a task, which goes on from its newest "
         f"checkpoint; {SCRIPT_RESTARTS} for a script, which may begin anew each time].",
     ),
-    "print": (bool, "", "Show the torchrun line of each node, and start nothing."),
+    "print": (bool, "", "Show the torchrun line of each node, or the batch file, and start nothing."),
     "env-file": (
         str,
         "FILE",
@@ -51,14 +53,42 @@ OF_KUBERNETES: FlagTable = {
     "image": (str, "IMAGE", "The container image; it holds the code, and drumline for a task."),
     "name": (str, "NAME", "What the job is called in the cluster [after the task or script]."),
     "namespace": (str, "NAME", "The namespace it belongs to [kubectl's own]."),
-    "nodes": (Count, "N", "Pods [1]."),
-    "gpus": (CountOrZero, "N", "GPUs of each pod [one per rank]; 0 for none."),
     "claim": (str, "NAME", "A PersistentVolumeClaim for run folders, mounted at /runs in every pod."),
-    "out": (str, "FILE", "Where to write the manifest [the screen]."),
+}
+OF_SLURM: FlagTable = {
+    "slurm": (bool, "", "Write a batch file and submit it with sbatch; with --print only show it."),
+    "partition": (str, "NAME", "Of the cluster."),
+    "time": (str, "T", "The time limit, as sbatch takes it: minutes, H:M:S, D-H:M:S."),
+    "account": (str, "NAME", "Whom the job is charged to."),
+    "qos": (str, "NAME", "Its quality of service."),
+    "cpus": (Count, "N", "Cores of each node."),
+    "mem": (str, "SIZE", "Memory of each node, as in 64G."),
+    "job-name": (str, "NAME", "What the job and its log are called [after the task or script]."),
+    "signal-before": (
+        Count,
+        "S",
+        f"How long before the time limit the run is told to save [{SIGNAL_BEFORE_S} s].",
+    ),
+    "max-requeues": (
+        CountOrZero,
+        "N",
+        f"How often a job that was told to leave is requeued [{MAX_REQUEUES}].",
+    ),
+    "sbatch": (str, "FLAGS", "Any other flags of sbatch's: --sbatch='--exclusive --constraint=a100'."),
+    "srun": (bool, "", "This process is one node's only task of an srun step: start the node's ranks."),
+}
+OF_CLUSTERS: FlagTable = {
+    "nodes": (Count, "N", "Pods, or nodes of a Slurm job [1]."),
+    "gpus": (
+        CountOrZero,
+        "N",
+        "GPUs of each [pods: one per rank; 0 for none. Slurm: as the partition has it].",
+    ),
+    "out": (str, "FILE", "Where to write the manifest [the screen] or the batch file [NAME.sbatch]."),
 }
 HELP: FlagTable = {"help": (bool, "", "Show this text.")}
-OWN_FLAGS: FlagTable = {**ANYWHERE, **OF_HOSTS, **OF_KUBERNETES, **HELP}
-WHERES = ("env-file", "hosts", "hostfile", "kubernetes")
+OWN_FLAGS: FlagTable = {**ANYWHERE, **OF_HOSTS, **OF_SLURM, **OF_KUBERNETES, **OF_CLUSTERS, **HELP}
+WHERES = ("env-file", "hosts", "hostfile", "kubernetes", "slurm", "srun")
 
 
 def wrong_flags(flags: Flags) -> Iterator[str]:
@@ -82,6 +112,16 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
             for name in OF_KUBERNETES
             if name in given and name != "kubernetes"
         )
+    if "slurm" in wheres:
+        yield from wrong_for_slurm(given)
+    else:
+        yield from (
+            f"--{name}: belongs to --slurm" for name in OF_SLURM if name in given and name not in WHERES
+        )
+    if not {"slurm", "kubernetes"} & set(wheres):
+        yield from (f"--{name}: belongs to --kubernetes and --slurm" for name in OF_CLUSTERS if name in given)
+    if "srun" in wheres and given.get("print"):
+        yield "--print: --srun is for srun to run"
     has_hosts = "hosts" in wheres or "hostfile" in wheres
     if "port" in given and not has_hosts:
         yield "--port: belongs to --hosts and --hostfile"
