@@ -26,6 +26,7 @@ PREFIX = "preemption"
 AHEAD_S = 1.0
 # A rank whose thread does not speak for so long is gone, or not to be reached: nobody can save then.
 PATIENCE_S = 60.0
+LITTLE_PATIENCE_S = 10.0
 
 
 class StopVote:
@@ -52,8 +53,10 @@ class StopVote:
         self._seen = (time.monotonic(), self._step())
         self._has_begun = True
 
-    def request(self, cause: dict[str, Any]) -> None:
+    def request(self, cause: dict[str, Any], *, in_a_hurry: bool = False) -> None:
         """Ask all ranks to stop. The first to ask is the cause, however many do."""
+        if in_a_hurry:
+            self._patient_until = time.monotonic() + LITTLE_PATIENCE_S
         self._store.compare_set("request", "", json.dumps(cause))
 
     def tick(self) -> bool:
@@ -91,7 +94,7 @@ class StopVote:
             self._changed.notify_all()
 
     def _join(self) -> None:
-        self._patient_until = time.monotonic() + PATIENCE_S
+        self._patient_until = min(self._patient_until, time.monotonic() + PATIENCE_S)
         self._margin = max(1, math.ceil(self._steps_per_s() * AHEAD_S))
         self.cause = json.loads(self._store.get("request"))
         self._store.set(f"position/0/{self._rank}", str(self._position()))

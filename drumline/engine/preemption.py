@@ -50,6 +50,7 @@ class Preemption:
         self._vote: StopVote | None = None
         self._store: dist.Store | None = None
         self._told: tuple[int, float] | None = None
+        self._siblings: list[str] = []
         self._is_joined = self._is_leaving = self._is_closed = False
         self._place: dict[str, Any] = {}
         self._pipe: tuple[int, int] | None = None
@@ -71,6 +72,8 @@ class Preemption:
         """The group is there: from now on all ranks stop together."""
         self._place = {"host": ddp.host, "rank": ddp.rank}
         if self._pipe is not None and ddp.store is not None:
+            ddp.store.set(f"pid/{ddp.host}/{ddp.get_local_rank()}", str(os.getpid()))
+            self._siblings = [f"pid/{ddp.host}/{rank}" for rank in range(ddp.local_world_size)]
             self._store = ddp.store.clone()  # type: ignore[attr-defined]  # torch has it, its types do not
             self._vote = StopVote(
                 self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step
@@ -150,10 +153,18 @@ class Preemption:
         assert self._store is not None
         assert self._vote is not None
         assert self._told is not None
-        if self._told[0] == signal.SIGTERM and self._store.check([COUNT]):
+        is_end = self._told[0] == signal.SIGTERM
+        if is_end and (self._store.check([COUNT]) or self._has_lost_a_sibling()):
             os._exit(128 + signal.SIGTERM)  # a rank has failed, and the launcher ends the others
-        self._vote.request(self.cause)
+        self._vote.request(self.cause, in_a_hurry=is_end)
         return True
+
+    def _has_lost_a_sibling(self) -> bool:
+        """Whether a rank of this host has ended."""
+        assert self._store is not None
+        # One that has not come so far has nothing to say yet.
+        known = [key for key in self._siblings if self._store.check([key])]
+        return not all(_is_running(int(pid)) for pid in self._store.multi_get(known))
 
     def _tick(self) -> bool:
         if self._vote is None:
@@ -179,6 +190,14 @@ class Preemption:
         self.is_asked = False
         if self._told is not None and not self._is_leaving and not self._is_closed:
             os._exit(128 + self._told[0])
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _heard_elsewhere(number: int, frame: FrameType | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from types import FrameType
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
@@ -61,11 +61,19 @@ class TellingAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
+        if self._makes_room(result, worker_group):
+            return RunResult(state=WorkerState.HEALTHY)  # torch starts them again, as nodes wait
         if result.is_failed() and (
             self.told or any(failure.exitcode in self.final_codes for failure in result.failures.values())
         ):
             self._remaining_restarts = 0
         return result
+
+    def _makes_room(self, result: RunResult, worker_group: WorkerGroup) -> bool:
+        """Whether the ranks saved and left because another node's agent ended its own, to let a waiting node in."""
+        codes = {failure.exitcode for failure in result.failures.values()}
+        is_waited_for = worker_group.spec.rdzv_handler.num_nodes_waiting
+        return codes == {ExitCode.PREEMPTED} and not self.told and is_waited_for() > 0
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         if self.told:

@@ -104,7 +104,7 @@ class Slurm:
         assert shown.returncode == 0, shown.stderr
         return dict(word.split("=", 1) for word in shown.stdout.split() if "=" in word)
 
-    def wait_for(self, job: str, state: str, *, timeout_s: float = 60.0) -> dict[str, str]:
+    def wait_for(self, job: str, state: str, *, timeout_s: float = 120.0) -> dict[str, str]:
         """Until the job is in that state; what Slurm knows of it then."""
         processes.wait_until(
             lambda: self.facts_of(job)["JobState"] == state, f"job {job} {state}", timeout_s=timeout_s

@@ -123,8 +123,7 @@ def test_a_rank_that_waits_at_a_proposal_goes_on_when_a_later_one_replaces_it(st
     waiting = threading.Thread(target=lambda: answers.append(first.vote.stops_at(1)))
     answers: list[bool] = []
     waiting.start()
-    assert not second.vote.stops_at(1)  # it has not heard of the proposal, and goes on
-    second.step = 2
+    assert not second.vote.stops_at(1)  # it has not heard of the proposal, and goes on to its next step
     assert not answers
     while not first.vote.is_decided:
         second.vote.tick()
@@ -132,7 +131,7 @@ def test_a_rank_that_waits_at_a_proposal_goes_on_when_a_later_one_replaces_it(st
     waiting.join(10)
     assert answers == [False]
     second.vote.tick()
-    assert first.vote.stop == second.vote.stop == 4  # twice as far ahead of the foremost
+    assert first.vote.stop == second.vote.stop == 3  # twice as far ahead of the foremost
 
 
 def test_a_rank_that_never_answers_makes_all_give_up_together(

@@ -117,7 +117,9 @@ def test_a_file_of_the_users_own_is_not_written_over(tmp_path: Path) -> None:
     path.write_text("#!/bin/sh\n")
     with pytest.raises(UsageError, match="is there, and was not written by drumline launch"):
         write_batch_file(path, "")
-    with pytest.raises(UsageError, match=r"nowhere/mine\.sbatch cannot be written: No such file or directory"):
+    with pytest.raises(
+        UsageError, match=r"nowhere/mine\.sbatch cannot be written: No such file or directory"
+    ):
         write_batch_file(tmp_path / "nowhere" / "mine.sbatch", "")
 
 
