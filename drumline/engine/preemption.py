@@ -1,24 +1,20 @@
 """Told to leave by SIGTERM or SIGUSR1, a run finishes its step, saves, and ends so that the same command goes on later.
 
-The signal may come to one rank or to all, at any moment. Python runs a signal's handler only when its main thread comes
-back from what it does, which in a collective may be never; so the signal is heard by a thread, the watcher, over a pipe
-that the system writes to at once. It talks to the watchers of the other ranks (`distributed/stop_vote.py`) until all
-know the step to stop at. The training loop pays for all this with one look at `is_asked` after each step.
+The signal may come to one rank or to all, at any moment. It is heard by a thread, the watcher (`signal_pipe.py`), which
+talks to the watchers of the other ranks (`distributed/stop_vote.py`) until all know the step to stop at. The training
+loop pays for all this with one look at `is_asked` after each step.
 
 Only the rank process of `drumline train` listens; in a loop of the user's own signals do what they always did.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -26,6 +22,7 @@ import torch.distributed as dist
 from drumline.distributed.failure import COUNT
 from drumline.distributed.stop_vote import StopVote
 from drumline.engine.saving import Progress
+from drumline.engine.signal_pipe import SignalPipe
 from drumline.errors import ExitCode
 from drumline.manager import DDPManager
 
@@ -53,19 +50,13 @@ class Preemption:
         self._siblings: list[str] = []
         self._is_joined = self._is_leaving = self._is_closed = False
         self._place: dict[str, Any] = {}
-        self._pipe: tuple[int, int] | None = None
-        self._before: dict[int, Any] = {}
+        self._pipe: SignalPipe | None = None
         self._thread = threading.Thread(target=self._watch, name="drumline-preemption", daemon=True)
 
     def listen(self, *, is_speaker: bool) -> None:
         """From the main thread, as early as can be. `is_speaker`: whether this rank tells the user."""
         self._is_speaker = is_speaker
-        self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        for number in SIGNALS:
-            self._before[number] = signal.signal(number, _heard_elsewhere)
-            signal.siginterrupt(number, False)
-        os.register_at_fork(after_in_child=self._forget)
+        self._pipe = SignalPipe(SIGNALS)
         self._thread.start()
 
     def join(self, ddp: DDPManager, progress: Progress) -> None:
@@ -98,32 +89,17 @@ class Preemption:
         self._is_closed = True
         if self._pipe is None:
             return
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._pipe[1], b"\0")
+        self._pipe.wake()
         self._thread.join()
-        signal.set_wakeup_fd(-1)
-        if not self._is_leaving:
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
-        for end in self._pipe:
-            os.close(end)
+        self._pipe.close(stay_deaf=self._is_leaving)
         self._pipe = None
-
-    def _forget(self) -> None:
-        """In a forked child (a DataLoader worker), which shares the pipe: signals to it are not meant for the run."""
-        if self._pipe is not None and not self._is_closed:
-            signal.set_wakeup_fd(-1)
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
 
     def _watch(self) -> None:
         assert self._pipe is not None
         timeout = POLL_S
         while not self._is_closed:
-            if select.select([self._pipe[0]], [], [], timeout)[0]:
-                for number in os.read(self._pipe[0], 256):
-                    if number in SIGNALS:
-                        self._hear(number)
+            for number in self._pipe.wait(timeout):
+                self._hear(number)
             timeout = BUSY_POLL_S if self._with_store(self._tick) else POLL_S
 
     def _hear(self, number: int) -> None:
@@ -198,7 +174,3 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _heard_elsewhere(number: int, frame: FrameType | None) -> None:
-    """Python writes to the pipe only for signals that have a handler."""
