@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from drumline.cli.launch_program import is_script
-from drumline.cli.launch_slurm import wrong_for_slurm
+from drumline.cli.launch_slurm import OF_SLURM, wrong_for_slurm
 from drumline.config import Flags
 from drumline.config.schema import Bounds, Count, CountOrZero
 from drumline.launch.kubernetes import wrong_name
 from drumline.launch.plan import SCRIPT_RESTARTS, TASK_RESTARTS
-from drumline.launch.sbatch import MAX_REQUEUES, SIGNAL_BEFORE_S
 from drumline.launch.torchrun import DEFAULT_PORT
 
 # Its type, what stands for the value in the help, and the help.
@@ -44,7 +43,7 @@ OF_HOSTS: FlagTable = {
     ),
 }
 OF_KUBERNETES: FlagTable = {
-    "kubernetes": (bool, "", "Write a manifest for kubectl; nothing is applied."),
+    "kubernetes": (bool, "", "Write a manifest for kubectl; nothing is applied unless --apply is given."),
     "api": (
         Literal["v2", "v1", "job"],
         "v2 | v1 | job",
@@ -54,28 +53,7 @@ OF_KUBERNETES: FlagTable = {
     "name": (str, "NAME", "What the job is called in the cluster [after the task or script]."),
     "namespace": (str, "NAME", "The namespace it belongs to [kubectl's own]."),
     "claim": (str, "NAME", "A PersistentVolumeClaim for run folders, mounted at /runs in every pod."),
-}
-OF_SLURM: FlagTable = {
-    "slurm": (bool, "", "Write a batch file and submit it with sbatch; with --print only show it."),
-    "partition": (str, "NAME", "Of the cluster."),
-    "time": (str, "T", "The time limit, as sbatch takes it: minutes, H:M:S, D-H:M:S."),
-    "account": (str, "NAME", "Whom the job is charged to."),
-    "qos": (str, "NAME", "Its quality of service."),
-    "cpus": (Count, "N", "Cores of each node."),
-    "mem": (str, "SIZE", "Memory of each node, as in 64G."),
-    "job-name": (str, "NAME", "What the job and its log are called [after the task or script]."),
-    "signal-before": (
-        Count,
-        "S",
-        f"How long before the time limit the run is told to save [{SIGNAL_BEFORE_S} s].",
-    ),
-    "max-requeues": (
-        CountOrZero,
-        "N",
-        f"How often a job that was told to leave is requeued [{MAX_REQUEUES}].",
-    ),
-    "sbatch": (str, "FLAGS", "Any other flags of sbatch's: --sbatch='--exclusive --constraint=a100'."),
-    "srun": (bool, "", "This process is one node's only task of an srun step: start the node's ranks."),
+    "apply": (bool, "", "Hand the manifest to `kubectl apply`, in kubectl's own context."),
 }
 OF_CLUSTERS: FlagTable = {
     "nodes": (Count, "N", "Pods, or nodes of a Slurm job [1]."),
@@ -136,7 +114,7 @@ def _wrong_for_kubernetes(given: Mapping[str, Any]) -> Iterator[str]:
     if "image" not in given:
         yield "--image: is missing; a pod needs a container image, which holds the code"
     if given.get("print"):
-        yield "--print: --kubernetes writes a manifest and starts nothing anyway"
+        yield "--print: --kubernetes writes a manifest, and starts nothing without --apply"
     for name in (name for name in ("name", "namespace", "claim") if name in given):
         if wrong := wrong_name(f"--{name}", given[name]):
             yield wrong

@@ -1,9 +1,11 @@
-"""`drumline launch --kubernetes`: writes a manifest, and applies nothing."""
+"""`drumline launch --kubernetes`: writes a manifest, and applies it only when asked to."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +13,12 @@ from pathlib import Path
 from drumline.cli import train
 from drumline.cli.launch_program import is_script, program_of, restarts_of
 from drumline.config import Flags
-from drumline.errors import ExitCode, UsageError
+from drumline.errors import ExitCode, PreflightError, UsageError
 from drumline.launch.kubernetes import Manifest, manifest_text, wrong_name
 
 
 def write_manifest(flags: Flags, target: str, arguments: Sequence[str]) -> int:
-    """To the screen or a file."""
+    """To the screen, a file or the cluster."""
     given = flags.own
     name = given.get("name") or default_name(target)
     if wrong := wrong_name(f"no --name, and the job would be named after {target}", name):
@@ -36,13 +38,37 @@ def write_manifest(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     )
     text = manifest_text(manifest, given.get("api", "v2"))
     if out := given.get("out"):
-        try:
-            Path(out).write_text(text)
-        except OSError as error:
-            raise UsageError(f"{out} cannot be written: {error.strerror}", next_step="check --out") from error
+        _write(out, text)
+    if given.get("apply"):
+        return _apply(text)
+    if out:
         print(f"drumline: wrote {out}; apply it with: kubectl apply -f {shlex.quote(out)}", file=sys.stderr)
     else:
         print(text, end="")
+    return ExitCode.SUCCESS
+
+
+def _write(out: str, text: str) -> None:
+    try:
+        Path(out).write_text(text)
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}", next_step="check --out") from error
+
+
+def _apply(text: str) -> int:
+    """By kubectl, with the user's own context; what it says is shown as it is."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        raise UsageError(
+            "--apply needs kubectl, which is not installed here",
+            next_step="install kubectl, or write the manifest with --out and apply it elsewhere",
+        )
+    done = subprocess.run([kubectl, "apply", "-f", "-"], input=text, text=True, check=False)
+    if done.returncode:
+        raise PreflightError(
+            f"kubectl did not take the manifest (exit code {done.returncode}); what it said is above",
+            next_step="look at it with --out FILE; `kubectl config current-context` names the cluster",
+        )
     return ExitCode.SUCCESS
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from drumline.cli.launch_kubernetes import default_name
 from drumline.cli.launch_program import is_script, program_of, restarts_of
 from drumline.config import Flags
+from drumline.config.schema import Count, CountOrZero
 from drumline.errors import ExitCode
 from drumline.launch.sbatch import (
     MAX_REQUEUES,
@@ -25,7 +26,29 @@ from drumline.launch.sbatch import (
 )
 from drumline.launch.slurm import node_of_step
 
-# Flags that mean the same to sbatch.
+OF_SLURM: Mapping[str, tuple[Any, str, str]] = {
+    "slurm": (bool, "", "Write a batch file and submit it with sbatch; with --print only show it."),
+    "partition": (str, "NAME", "Of the cluster."),
+    "time": (str, "T", "The time limit, as sbatch takes it: minutes, H:M:S, D-H:M:S."),
+    "account": (str, "NAME", "Whom the job is charged to."),
+    "qos": (str, "NAME", "Its quality of service."),
+    "cpus": (Count, "N", "Cores of each node."),
+    "mem": (str, "SIZE", "Memory of each node, as in 64G."),
+    "job-name": (str, "NAME", "What the job and its log are called [after the task or script]."),
+    "signal-before": (
+        Count,
+        "S",
+        f"How long before the time limit the run is told to save [{SIGNAL_BEFORE_S} s].",
+    ),
+    "max-requeues": (
+        CountOrZero,
+        "N",
+        f"How often a job that was told to leave is requeued [{MAX_REQUEUES}].",
+    ),
+    "sbatch": (str, "FLAGS", "Any other flags of sbatch's: --sbatch='--exclusive --constraint=a100'."),
+    "srun": (bool, "", "This process is one node's only task of an srun step: start the node's ranks."),
+}
+# Those that mean the same to sbatch.
 OPTIONS = ("partition", "time", "account", "qos", "mem")
 SUBMITTED = """\
 drumline: submitted {path} as job {job}

@@ -245,6 +245,37 @@ def test_a_manifest_is_printed_or_written(
     assert "no --name, and the job would be named after ___.py: '' is no name" in capsys.readouterr().err
 
 
+# No cluster runs here; this stands for kubectl, to see what it is given.
+KUBECTL = """#!/bin/sh
+echo "$@" > words
+cat > applied.yaml
+grep -q "image: \\"wrong\\"" applied.yaml && exit 4
+exit 0
+"""
+
+
+def test_a_manifest_is_applied_when_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    words = ["launch", "--kubernetes", "--apply", "--image"]
+    assert main([*words, "i", "digits"]) == 2
+    assert (
+        "--apply needs kubectl, which is not installed here\n  next: install kubectl"
+        in capfd.readouterr().err
+    )
+    (tools / "kubectl").write_text(KUBECTL)
+    (tools / "kubectl").chmod(0o755)
+    assert main([*words, "i", "--out", "job.yaml", "digits"]) == 0
+    assert (tmp_path / "words").read_text() == "apply -f -\n"
+    assert (tmp_path / "applied.yaml").read_text() == (tmp_path / "job.yaml").read_text()
+    assert main([*words, "wrong", "digits"]) == 3
+    assert "kubectl did not take the manifest (exit code 4)" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "messages"),
     [

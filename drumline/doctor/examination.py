@@ -1,0 +1,87 @@
+"""What ranks find out once they have met: devices, collectives, a step under DDP, bandwidth; all under the guard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+
+from drumline.distributed.collectives import gather_json
+from drumline.doctor.ddp_step import ddp_faults
+from drumline.doctor.exchange import LARGE, SMALL, Exchange, Trial, trials
+from drumline.doctor.guard import Guard
+from drumline.manager import DDPManager
+
+ROUNDS = 5
+LARGE_ON_GPUS = 16 * LARGE
+DEVICE_FIX = "give each rank a GPU of its own: one process per GPU, LOCAL_RANK from 0 up"
+VALUE_FIX = "test memory and links of that host (nvidia-smi -q -d ECC; dmesg), and leave it out until then"
+
+
+def check_everything(
+    ddp: DDPManager, guard: Guard, exchange: Exchange, wrong: Callable[[str, str], None]
+) -> dict[str, float]:
+    """Collective: each fault goes to `wrong`, with its fix; returns what was measured."""
+    with guard.phase("the look at devices"):
+        for what in _shared_devices(ddp):
+            wrong(what, DEVICE_FIX)
+    for trial in trials(exchange, rank=ddp.rank, world_size=ddp.world_size):
+        with guard.phase(trial.name):
+            if fault := _fault(trial, exchange):
+                wrong(fault, VALUE_FIX)
+    with guard.phase("a step under DDP"):
+        for fault in ddp_faults(ddp):
+            wrong(fault, VALUE_FIX)
+    with guard.phase("the measurement of bandwidth"):
+        numbers = _measured(exchange, ddp.world_size)
+    with guard.phase("the last barrier"):
+        ddp.barrier()
+        exchange.wait()
+    return numbers
+
+
+def _fault(trial: Trial, exchange: Exchange) -> str | None:
+    """Collective: what came out wrong; nothing, of a collective that the backend does not have."""
+    try:
+        return trial.fault(exchange)
+    except RuntimeError as error:
+        if trial.is_needed or "support" not in str(error):
+            raise
+        return None
+
+
+def _shared_devices(ddp: DDPManager) -> Iterator[str]:
+    """Collective: two ranks on one GPU would each get half of it."""
+    mine = None
+    if ddp.device.type == "cuda":
+        mine = str(torch.cuda.get_device_properties(ddp.device).uuid)
+    everyone = gather_json({"host": ddp.host, "gpu": mine}, device=ddp.device)
+    for other, one in enumerate(everyone[: ddp.rank]):
+        if mine is not None and one == everyone[ddp.rank]:
+            yield f"it computes on the same GPU {mine} as rank {other}"
+
+
+def _measured(exchange: Exchange, world_size: int) -> dict[str, float]:
+    """Collective: what an all_reduce moves over the slowest link, counted as nccl-tests do, and how long the smallest
+    one takes."""
+    size = LARGE_ON_GPUS if exchange.device.type == "cuda" else LARGE
+    tensor = torch.ones(size, device=exchange.device)
+    seconds = _seconds(exchange, tensor)
+    moved = tensor.nbytes * 2 * (world_size - 1) / world_size
+    return {
+        "all_reduce_bytes": tensor.nbytes,
+        "all_reduce_gb_per_s": moved / seconds / 1e9,
+        "all_reduce_latency_us": _seconds(exchange, torch.ones(SMALL, device=exchange.device)) * 1e6,
+    }
+
+
+def _seconds(exchange: Exchange, tensor: torch.Tensor) -> float:
+    exchange.all_reduce(tensor, dist.ReduceOp.MAX)  # connections and buffers are made at the first one
+    exchange.wait()
+    start = time.perf_counter()
+    for _ in range(ROUNDS):
+        exchange.all_reduce(tensor, dist.ReduceOp.MAX)
+    exchange.wait()
+    return (time.perf_counter() - start) / ROUNDS

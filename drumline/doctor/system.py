@@ -1,0 +1,139 @@
+"""What the kernel gives a process here: memory, processors, shared memory, open files, disk and clock. In a container
+that is less than the machine has, and the smaller number is the one that counts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+CGROUPS = Path("/sys/fs/cgroup")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written to
+TIME_ERROR = 5
+TIMEX_BYTES = 512
+
+
+def memory_facts() -> dict[str, int | None]:
+    """`limit_bytes` is the container's, where it is less than there is."""
+    numbers = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        numbers[name] = int(value.split()[0]) * 1024
+    limits = [
+        int(text) for text in _cgroup("memory", "memory.max", "memory.limit_in_bytes") if text.isdigit()
+    ]
+    total = numbers["MemTotal"]
+    limit = min(limits, default=total)
+    return {
+        "bytes": total,
+        "available_bytes": numbers.get("MemAvailable"),
+        "limit_bytes": limit if limit < total else None,
+    }
+
+
+def cpu_facts() -> dict[str, Any]:
+    """`count` of the machine, `usable` by this process, and the share of them that a container may use, if limited."""
+    quotas = [float(a) / float(b) for a, b in map(str.split, _cgroup("cpu", "cpu.max")) if a != "max"]
+    whole, period = _cgroup("cpu", "cpu.cfs_quota_us"), _cgroup("cpu", "cpu.cfs_period_us")
+    quotas += [int(a) / int(b) for a, b in zip(whole, period, strict=False) if int(a) > 0]
+    return {
+        "count": os.cpu_count() or 1,
+        "usable": len(os.sched_getaffinity(0)),
+        "quota": min(quotas, default=None),
+    }
+
+
+def shared_memory_facts(need_bytes: int | None) -> dict[str, int | None] | None:
+    """Through which loader workers and NCCL hand over their tensors; None where there is none."""
+    try:
+        status = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return None
+    return {
+        "bytes": status.f_frsize * status.f_blocks,
+        "free_bytes": status.f_frsize * status.f_bavail,
+        "need_bytes": need_bytes,
+    }
+
+
+def open_file_facts() -> dict[str, int | None]:
+    """How many a process may have open, and how far it may raise that; None: without limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {
+        "soft": None if soft == resource.RLIM_INFINITY else soft,
+        "hard": None if hard == resource.RLIM_INFINITY else hard,
+    }
+
+
+def disk_facts(folder: Path) -> dict[str, Any]:
+    """Of the folder, or where it would be made."""
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    status = os.statvfs(parent)
+    return {
+        "folder": str(folder),
+        "parent": str(parent),
+        "bytes": status.f_frsize * status.f_blocks,
+        "free_bytes": status.f_frsize * status.f_bavail,
+        "free_files": status.f_favail if status.f_files else None,
+        "error": _write_error(parent),
+        "file_system": file_system_of(parent, Path("/proc/self/mounts").read_text()),
+    }
+
+
+def file_system_of(folder: Path, mounts: str) -> str:
+    """`ext4`, `nfs4`, ...: of the mount that is nearest above the folder."""
+    resolved = folder.resolve()
+    above = {str(path) for path in (resolved, *resolved.parents)}
+    nearest, kind = "", "?"
+    for line in mounts.splitlines():
+        _, place, found, *_ = line.split()
+        place = place.replace("\\040", " ")
+        if place in above and len(place) >= len(nearest):
+            nearest, kind = place, found
+    return kind
+
+
+def clock_facts() -> dict[str, Any]:
+    """The time, and whether the kernel says that somebody keeps it right; None: it does not say."""
+    # Zeros: nothing is set, only read.
+    buffer = ctypes.create_string_buffer(TIMEX_BYTES)
+    try:
+        state = ctypes.CDLL(None).adjtimex(buffer)
+    except (OSError, AttributeError):
+        state = -1
+    return {"time": time.time(), "synchronised": None if state < 0 else state != TIME_ERROR}
+
+
+def _write_error(folder: Path) -> str:
+    """Why nothing can be written there, or nothing; the file has no name and is gone at once."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"drumline doctor")
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _cgroup(controller: str, *names: str) -> list[str]:
+    """What these files say, of this process's group and of the root that it sees, in versions 1 and 2."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    folders = {CGROUPS, CGROUPS / controller}
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            folders.add(CGROUPS / (controller if controllers else "") / path.lstrip("/"))
+    texts = []
+    for folder in sorted(folders):
+        for name in names:
+            try:
+                texts.append((folder / name).read_text().strip())
+            except OSError:
+                continue
+    return texts

@@ -1,0 +1,316 @@
+"""The doctor's collectives on real ranks: right ones, a wrong value, a model that is not kept in step, ranks that never
+come, and one that freezes; each told with its rank."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import queue
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from drumline.doctor import collectives, guard
+from drumline.doctor.collectives import Rank, examine
+from drumline.doctor.exchange import LARGE, Exchange
+from drumline.doctor.finding import Finding
+from drumline.doctor.guard import Guard
+from drumline.doctor.local_collectives import local_collectives, merge_results, read_result
+from drumline.errors import Place
+from drumline.manager import DDPManager
+from tests.ranks import RanksFailed, run_ranks
+
+HOST = socket.gethostname()
+ENVIRONMENT = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def whole_program() -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        code = collectives.main(["--backend", "gloo", "--limit-s", "60"])
+    assert code == 0, output.getvalue()
+    return f"NCCL version 2.27.5\n{output.getvalue()}goodbye\n{{not json}}\n"
+
+
+def test_healthy_ranks_find_nothing_and_measure() -> None:
+    results = {rank: read_result(text) for rank, text in enumerate(run_ranks(3, whole_program))}
+    assert {rank: (one["rank"], one["host"], one["ok"]) for rank, one in results.items()} == {
+        rank: (rank, HOST, True) for rank in range(3)
+    }
+    findings, numbers = merge_results(results)
+    assert findings == []
+    assert numbers["all_reduce_bytes"] == 4 * LARGE
+    assert numbers["all_reduce_gb_per_s"] > 0
+    assert numbers["all_reduce_latency_us"] > 0
+
+
+class WrongOnRank1(Exchange):
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+        super().all_reduce(tensor, op)
+        if dist.get_rank() == 1 and tensor.dtype == torch.int64 and tensor.numel() == LARGE:
+            tensor[17] += 1
+        return tensor
+
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
+        raise RuntimeError("this backend does not support reduce_scatter")
+
+
+class NotWrapped(DDPManager):
+    """As in a script that forgets DDP."""
+
+    def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
+        return model
+
+
+def examined(ddp: DDPManager, exchange: type[Exchange] = Exchange) -> list[tuple[str, str, str]]:
+    lines: list[str] = []
+    rank = Rank(ddp, tell=lines.append)
+    examine(
+        rank,
+        Guard(limit_s=60, place=ddp.place, on_late=rank.give_up),
+        start_timeout_s=60,
+        make_exchange=exchange,
+    )
+    rank.tell()
+    ddp.cleanup()
+    result = json.loads(lines[0])
+    assert result["ok"] == (not result["findings"])
+    return [(one["where"], one["what"], one["fix"]) for one in result["findings"]]
+
+
+def wrong_value() -> Any:
+    return examined(DDPManager(backend="gloo", device="cpu"), WrongOnRank1)
+
+
+def not_wrapped() -> Any:
+    return examined(NotWrapped(backend="gloo", device="cpu"))
+
+
+def test_a_wrong_value_is_told_by_the_rank_that_got_it() -> None:
+    first, second = run_ranks(2, wrong_value)
+    assert first == []
+    assert second == [
+        (
+            HOST,
+            f"rank 1 on {HOST}: all_reduce (sum) of 8 MiB as int64 gave 1 wrong values of 1048576: element 17 is 13 "
+            "where 12 is right",
+            "test memory and links of that host (nvidia-smi -q -d ECC; dmesg), and leave it out until then",
+        )
+    ]
+
+
+def test_gradients_that_are_not_averaged_and_weights_apart_are_seen() -> None:
+    for rank, found in enumerate(run_ranks(2, not_wrapped)):
+        texts = [what for _, what, _ in found]
+        assert len(texts) == 5
+        start = (
+            f"rank {rank} on {HOST}: the gradient of 0.weight is not the average over 2 ranks: element 0 is "
+        )
+        assert texts[0].startswith(start)
+        assert texts[-1] == (
+            f"rank {rank} on {HOST}: after one step under DDP the weights of rank 1 on {HOST} are not those of "
+            f"rank 0 on {HOST}"
+        )
+
+
+def never_met() -> Any:
+    os.environ["WORLD_SIZE"] = "2"
+    alone = examined(DDPManager(backend="gloo", device="cpu", start_timeout_s=0.5))
+    no_gpu = examined(DDPManager(device="cuda"))
+    for name in ("RANK", "WORLD_SIZE"):
+        del os.environ[name]
+    return alone, no_gpu, examined(DDPManager(backend="gloo", device="cpu"))
+
+
+def test_a_rank_that_never_came_is_told_and_so_is_a_missing_launcher() -> None:
+    ((alone, no_gpu, no_launcher),) = run_ranks(1, never_met)
+    assert alone == [
+        (
+            HOST,
+            f"rank 0 on {HOST}: 1 of 2 ranks did not start within 0.5 s: missing 1; here: 0 on {HOST}",
+            "look at the missing ranks' own output; raise --dist.start_timeout_s if they are only slow",
+        )
+    ]
+    if not torch.cuda.is_available():
+        assert [what for _, what, _ in no_gpu] == [
+            f"rank 0 on {HOST}: dist.device is 'cuda', but torch sees no GPU here"
+        ]
+    assert no_launcher == [
+        (
+            HOST,
+            f"rank 0 on {HOST}: there is no RANK in the environment",
+            "start it by way of drumline doctor --collectives",
+        )
+    ]
+
+
+class FreezesInTheLargeSum(Exchange):
+    """Rank 1 stops dead, as by `kill -STOP`."""
+
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+        if tensor.numel() == LARGE and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().all_reduce(tensor, op)
+
+
+def frozen(folder: Path) -> None:
+    (folder / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
+
+    def tell(line: str) -> None:
+        (folder / "line").write_text(line)
+        os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
+
+    collectives.LINGER_S = 0.0
+    ddp = DDPManager(backend="gloo", device="cpu")
+    rank = Rank(ddp, tell=tell)
+    examine(
+        rank,
+        Guard(limit_s=3, place=ddp.place, on_late=rank.give_up),
+        start_timeout_s=60,
+        make_exchange=FreezesInTheLargeSum,
+    )
+
+
+def test_a_frozen_rank_is_named_by_the_one_that_waits_for_it(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed) as ended:
+        run_ranks(2, frozen, tmp_path)
+    assert ended.value.errors == dict.fromkeys((0, 1), "the process ended without a word")
+    result = read_result((tmp_path / "line").read_text())
+    assert result is not None
+    assert (result["rank"], result["ok"], result["numbers"]) == (0, False, {})
+    assert result["findings"] == [
+        {
+            "level": "problem",
+            "check": "collectives",
+            "where": HOST,
+            "what": f"rank 1 on {HOST} did not come out of all_reduce (sum) of 4 MiB as float32 within 3 s, and says "
+            "nothing any more: it is stopped, or its host is cut off",
+            "fix": "see what that process does (py-spy dump, dmesg) and whether its host is reached: drumline doctor "
+            "--hosts",
+        }
+    ]
+
+
+BLAMES = """
+import json, os, signal, sys
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+finding = dict(level="problem", check="collectives", where="h", what="rank 1 on h froze", fix="look")
+print(json.dumps(dict(rank=0, host="h", ok=False, findings=[finding], numbers={})))
+sys.exit(3)
+"""
+
+
+def test_a_rank_that_another_blames_is_not_waited_for_and_ended() -> None:
+    findings, numbers = local_collectives(
+        2, environment=ENVIRONMENT, num_gpus=0, backend="gloo", deadline_s=100, program=["-c", BLAMES]
+    )
+    assert [one.what for one in findings] == ["rank 1 on h froze"]
+    assert numbers == {}
+
+
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [
+        ("print('boom'); raise SystemExit(9)", "ended with exit code 9 without a result: boom"),
+        ("import os; os.kill(os.getpid(), 9)", "was ended by SIGKILL without a result"),
+        ("import time; time.sleep(60)", "was still at it after 1 s, and was ended without a result"),
+    ],
+)
+def test_a_rank_that_says_nothing_is_told_by_its_end(program: str, what: str) -> None:
+    findings, _ = local_collectives(
+        1, environment=ENVIRONMENT, num_gpus=0, deadline_s=1, limit_s=1, program=["-c", program]
+    )
+    assert [one.what for one in findings] == [f"rank 0 on {HOST} {what}"]
+
+
+def test_more_ranks_than_gpus_are_refused_for_nccl() -> None:
+    def refused(procs: int | None, num_gpus: int) -> tuple[str, str]:
+        ((finding,), _) = local_collectives(procs, environment={}, num_gpus=num_gpus, backend="nccl")
+        return finding.what, finding.fix
+
+    assert refused(2, 1) == (
+        "2 ranks cannot talk by NCCL here: it takes one rank per GPU, and torch sees 1",
+        "--procs 1, or --backend gloo",
+    )
+    assert refused(None, 0) == (
+        "1 ranks cannot talk by NCCL here: it takes one rank per GPU, and torch sees 0",
+        "--backend gloo",
+    )
+
+
+class Watched:
+    """Two ranks' guards on one store, and what each says when a phase is late."""
+
+    def __init__(self, store: dist.Store, limits: tuple[float, float]) -> None:
+        self.said: queue.Queue[list[Finding]] = queue.Queue()
+        self.guards = [Guard(limit_s=limit, place=Place, on_late=self.said.put) for limit in limits]
+        for rank, one in enumerate(self.guards):
+            one.joined(store, rank=rank, world_size=2, host=f"node-{'ab'[rank]}")
+
+    def next(self) -> list[tuple[str, str]]:
+        return [(one.where, one.what) for one in self.said.get(timeout=20)]
+
+
+def test_the_guard_tells_who_is_behind_who_is_silent_and_when_nobody_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard, "GRACE_S", 1.0)
+    behind = Watched(dist.HashStore(), (0.1, 60))
+    with behind.guards[1].phase("A"):
+        with behind.guards[0].phase("A", limit_s=60):
+            pass
+        with behind.guards[0].phase("B"):
+            assert behind.next() == [
+                ("node-b", "rank 1 on node-b did not come to B within 0.1 s: it is still in A")
+            ]
+    never = Watched(dist.HashStore(), (0.1, 60))
+    with never.guards[0].phase("A"):
+        assert never.next() == [
+            ("its host", "rank 1 on its host did not come to A within 0.1 s: it is still in its start")
+        ]
+    stuck = Watched(dist.HashStore(), (0.1, 0.1))
+    with stuck.guards[0].phase("A"), stuck.guards[1].phase("A"):
+        what = "rank 0 and rank 1 all came to A, and were not through within 0.1 s: what they send does not arrive"
+        assert stuck.next() == stuck.next() == [("node-a and node-b", what)]
+    silent = Watched(dist.HashStore(), (0.1, 60))
+    with silent.guards[0].phase("A"), silent.guards[1].phase("A"):
+        what = "rank 1 on node-b did not come out of A within 0.1 s, and says nothing any more: it is stopped, or its "
+        assert silent.next() == [("node-b", what + "host is cut off")]
+
+
+class StoppedStore(dist.HashStore):
+    """As that of a rank 0 that was stopped: connected, and silent."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise dist.DistNetworkError("failed to recv, got 0 bytes")
+
+
+def test_the_guard_knows_a_store_that_is_gone_and_a_meeting_that_does_not_end() -> None:
+    gone = Watched(StoppedStore(), (0.1, 60))
+    with gone.guards[0].phase("A"):
+        assert gone.next() == [
+            (
+                "node-a",
+                "rank 0 did not come out of A within 0.1 s, and rank 0, where ranks tell each other how far they are, "
+                "does not answer: it is stopped, or its host is cut off",
+            )
+        ]
+    said: queue.Queue[list[Finding]] = queue.Queue()
+    alone = Guard(limit_s=0.1, place=lambda: Place(host="node-b", rank=1), on_late=said.put)
+    with alone.phase("the meeting of all ranks"):
+        assert [(one.where, one.what, one.fix) for one in said.get(timeout=20)] == [
+            (
+                "node-b",
+                "rank 1 on node-b did not come out of the meeting of all ranks within 0.1 s: ranks reach the place "
+                "where they meet, but not each other",
+                "open high ports between the hosts, and see which network they take: drumline doctor --hosts",
+            )
+        ]

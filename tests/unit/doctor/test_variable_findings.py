@@ -1,0 +1,112 @@
+"""What is said of NCCL's and torch's variables: bad, old and misspelt ones; and that the table holds together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from drumline.doctor.variable_findings import variable_findings
+from drumline.doctor.variables import FAMILIES, MEANING, RENAMED, RULES, STILL_READ
+from tests.unit.doctor.machines import healthy
+
+
+def said(**variables: str) -> list[tuple[str, str, str]]:
+    found = list(variable_findings(healthy(variables=variables)))
+    assert all((one.where, one.check) == ("node-a", "variables") for one in found)
+    return [(one.level, one.what, one.fix) for one in found]
+
+
+def test_the_table_holds_together() -> None:
+    assert all(name.startswith(FAMILIES) for name in MEANING.keys() | RENAMED.keys())
+    assert {rule.name for rule in RULES} <= MEANING.keys()
+    assert set(STILL_READ) <= RENAMED.keys()
+    assert {new for new in RENAMED.values() if new} <= MEANING.keys()
+
+
+def test_a_harmless_setting_is_no_finding() -> None:
+    assert said(NCCL_DEBUG="WARN", NCCL_P2P_DISABLE="0", NCCL_IB_HCA="mlx5", OMP_NUM_THREADS="8") == []
+    assert said(CUDA_SOMETHING="1", NCCL_UNHEARD_OF_SETTING="1") == []
+
+
+def test_each_rule_is_told_with_its_value_and_a_fix() -> None:
+    for rule in RULES:
+        value = (rule.values or ("x",))[0].lower()
+        assert said(**{rule.name: value}) == [
+            (rule.level, f"{rule.name}={value}: {rule.what}", rule.fix or f"unset {rule.name}")
+        ]
+
+
+NAMES = [
+    (
+        "NCCL_ASYNC_ERROR_HANDLING",
+        "1",
+        "note",
+        "NCCL_ASYNC_ERROR_HANDLING=1 is an old name, which will be ignored one day; it is now "
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "unset NCCL_ASYNC_ERROR_HANDLING; export TORCH_NCCL_ASYNC_ERROR_HANDLING=1",
+    ),
+    (
+        "NCCL_ASYNC_ERROR_HANDLING",
+        "0",
+        "problem",
+        "NCCL_ASYNC_ERROR_HANDLING=0: a rank that waits for one that failed waits for ever",
+        "unset NCCL_ASYNC_ERROR_HANDLING",
+    ),
+    (
+        "NCCL_BLOCKING_WAIT",
+        "1",
+        "warning",
+        "NCCL_BLOCKING_WAIT=1: the host waits for every collective: nothing overlaps",
+        "unset NCCL_BLOCKING_WAIT",
+    ),
+    (
+        "NCCL_LL_THRESHOLD",
+        "0",
+        "warning",
+        "NCCL_LL_THRESHOLD=0 has no effect any more",
+        "unset NCCL_LL_THRESHOLD",
+    ),
+    (
+        "NCCL_MAX_NRINGS",
+        "4",
+        "warning",
+        "NCCL_MAX_NRINGS=4 has no effect any more; see NCCL_MAX_NCHANNELS",
+        "unset NCCL_MAX_NRINGS",
+    ),
+    (
+        "NCCL_SOCKET_IFNAMES",
+        "(set; not shown)",
+        "warning",
+        "NCCL_SOCKET_IFNAMES is read by nobody that we know; did you mean NCCL_SOCKET_IFNAME?",
+        'export NCCL_SOCKET_IFNAME="$NCCL_SOCKET_IFNAMES"; unset NCCL_SOCKET_IFNAMES',
+    ),
+    (
+        "CUDA_VISIBLE_DEVICE",
+        "(set; not shown)",
+        "warning",
+        "CUDA_VISIBLE_DEVICE is read by nobody that we know; did you mean CUDA_VISIBLE_DEVICES?",
+        'export CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICE"; unset CUDA_VISIBLE_DEVICE',
+    ),
+]
+
+
+def test_old_and_misspelt_names() -> None:
+    for name, value, level, what, fix in NAMES:
+        assert said(**{name: value}) == [(level, what, fix)]
+
+
+def test_more_sockets_than_nccl_allows() -> None:
+    assert said(NCCL_SOCKET_NTHREADS="8", NCCL_NSOCKS_PERTHREAD="8") == []
+    assert said(NCCL_SOCKET_NTHREADS="16", NCCL_NSOCKS_PERTHREAD="8") == [
+        (
+            "warning",
+            "NCCL_SOCKET_NTHREADS=16 times NCCL_NSOCKS_PERTHREAD=8 is more than the 64 sockets that NCCL allows, and "
+            "it takes fewer",
+            "export NCCL_NSOCKS_PERTHREAD=4",
+        )
+    ]
+
+
+def test_the_page_tells_every_rule() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
+    told = {rule.name for rule in RULES} | RENAMED.keys()
+    assert {name for name in told if f"`{name}" not in page} == set()
