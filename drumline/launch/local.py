@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "drumline: interrupted; the same command goes on from the last checkpoint"
 STOPPED = "drumline: interrupted; all ranks were stopped"
-FINAL_CODES = {ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.PREEMPTED}
 TOO_EARLY = "drumline: told to leave before the first step; the same command goes on from where the run stood"
 
 
@@ -47,7 +46,7 @@ def run_node(node: Node, program: Program, *, log_dir: Path | None = None) -> in
     """Run this node's ranks to the end; the exit code is that of the rank that failed first."""
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    from drumline.launch.agent import LeftAsTold
+    from drumline.launch.leaving_agent import LeftAsTold
 
     # The agent would add its own table and traceback below ours.
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
@@ -85,7 +84,7 @@ def _run_agent(node: Node, num_procs: int, program: Program) -> RunResult:
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig
 
-    from drumline.launch.agent import TellingAgent
+    from drumline.launch.leaving_agent import LeavingAgent
     from drumline.launch.rendezvous import address_of, open_rendezvous
 
     # For what it knows of this machine: which cores are near which GPU.
@@ -106,18 +105,18 @@ def _run_agent(node: Node, num_procs: int, program: Program) -> RunResult:
         numa_options=config.numa_options,
     )
     with tempfile.TemporaryDirectory(prefix="drumline-agent-") as scratch:
-        agent = TellingAgent(
+        agent = LeavingAgent(
             spec=spec,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
-            final_codes=FINAL_CODES if program.is_task else (),
+            final_codes={ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED} if program.is_task else (),
+            is_task=program.is_task,
             goes_on="they go on from the newest checkpoint" if program.is_task else "the script begins anew",
         )
         try:
             result: RunResult = agent.run()
-            if agent.told:
-                agent.check_left_as_told(agent.told, is_task=program.is_task)
+            agent.check_left_as_told(agent.told)
         except SignalException as error:
-            agent.check_left_as_told(error.sigval, is_task=program.is_task)
+            agent.check_left_as_told(error.sigval)
             raise  # this node may come back: the others' meeting place stays open
         except RendezvousError as error:
             rendezvous.shutdown()

@@ -1,0 +1,83 @@
+"""The agent's part in leaving by a signal: SIGUSR1 reaches the ranks, and ranks that have left are not started again.
+
+torch passes SIGTERM on itself, and gives the ranks some seconds. What the ranks do then: `engine/preemption.py`.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from drumline.errors import ExitCode
+from drumline.launch.agent import TellingAgent
+
+
+class LeftAsTold(Exception):  # noqa: N818  # no error
+    """A signal told this node's ranks to leave, and they did."""
+
+    def __init__(self, *, has_told: bool) -> None:
+        super().__init__()
+        self.has_told = has_told
+        """Whether a rank was far enough to tell the user."""
+
+
+class LeavingAgent(TellingAgent):
+    """`is_task`: the ranks are ours, and mean by 75 that they were told to leave; a script may mean anything."""
+
+    def __init__(self, *args: Any, is_task: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.is_task = is_task
+        self.told: signal.Signals | None = None
+        """What this node's ranks were told to leave by."""
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        ids: dict[int, Any] = super()._start_workers(worker_group)
+        signal.signal(signal.SIGUSR1, self._pass_on)
+        return ids
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        """The ranks finish and save in their own time: who sends this sends it before a time limit."""
+        self.told = signal.Signals(number)
+        for rank in self._ranks():
+            if rank.proc.poll() is None:
+                rank.proc.send_signal(number)
+
+    def _ranks(self) -> list[SubprocessHandler]:
+        return list(getattr(self._pcontext, "subprocess_handlers", {}).values())
+
+    def check_left_as_told(self, number: int | None) -> None:
+        """After a run: raise LeftAsTold if all ranks ended as preempted, told by this signal. A task that has not begun
+        does not catch it yet, and has nothing to save; a script that is ended by it may well have."""
+        if number not in (signal.SIGTERM, signal.SIGUSR1):
+            return  # Ctrl-C asks for no save
+        codes = {rank.proc.poll() for rank in self._ranks()}
+        as_told = {ExitCode.SUCCESS, ExitCode.PREEMPTED, *([-number] if self.is_task else [])}
+        if codes <= as_told and codes != {ExitCode.SUCCESS}:
+            raise LeftAsTold(has_told=ExitCode.PREEMPTED in codes)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        codes = {failure.exitcode for failure in result.failures.values()}
+        if (
+            self.is_task
+            and not self.told
+            and codes == {ExitCode.PREEMPTED}
+            and self._makes_room(worker_group)
+        ):
+            return RunResult(state=WorkerState.HEALTHY)  # torch starts them again, as a node waits
+        if result.is_failed() and (self.told or (self.is_task and ExitCode.PREEMPTED in codes)):
+            self._remaining_restarts = 0
+        return result
+
+    def _makes_room(self, worker_group: WorkerGroup) -> bool:
+        """Whether the ranks left because another node's agent has ended its own, to let a node in that waits."""
+        return worker_group.spec.rdzv_handler.num_nodes_waiting() > 0
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        if self.told:
+            raise LeftAsTold(has_told=False)
+        super()._restart_workers(worker_group)
