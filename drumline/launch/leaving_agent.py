@@ -60,6 +60,8 @@ class LeavingAgent(TellingAgent):
             raise LeftAsTold(has_told=ExitCode.PREEMPTED in codes)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self.told and self._are_leaving():
+            return RunResult(state=WorkerState.HEALTHY)  # torch would end those that still save
         result: RunResult = super()._monitor_workers(worker_group)
         codes = {failure.exitcode for failure in result.failures.values()}
         if (
@@ -72,6 +74,10 @@ class LeavingAgent(TellingAgent):
         if result.is_failed() and (self.told or (self.is_task and ExitCode.PREEMPTED in codes)):
             self._remaining_restarts = 0
         return result
+
+    def _are_leaving(self) -> bool:
+        codes = {rank.proc.poll() for rank in self._ranks()}
+        return None in codes and codes <= {None, ExitCode.SUCCESS, ExitCode.PREEMPTED}
 
     def _makes_room(self, worker_group: WorkerGroup) -> bool:
         """Whether the ranks left because another node's agent has ended its own, to let a node in that waits."""
