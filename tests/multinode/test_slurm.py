@@ -84,7 +84,8 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTes
         "  cancel   scancel 1\n"
     )
     processes.wait_until(lambda: "train" in kinds(run), "steps", timeout_s=120)
-    urgent = a.run("sbatch", "--parsable", "-p", "urgent", "-N2", "--wrap", "true", env=slurm.environment)
+    push_aside = ["sbatch", "--parsable", "-p", "urgent", "-N2", "-o", "/dev/null", "--wrap", "true"]
+    urgent = a.run(*push_aside, env=slurm.environment)
     slurm.wait_for(urgent.stdout.strip(), "COMPLETED")
     (tmp_path / "slow").unlink()
     facts = slurm.wait_for("1", "COMPLETED", timeout_s=120)
