@@ -1,6 +1,7 @@
 """`drumline launch [where] TASK|SCRIPT.py [args]`: starts a job's ranks here or on other hosts, or shows how to.
 
-Here the command is taken apart and handed to the module of its place: launch_here, launch_hosts, launch_kubernetes.
+Here the command is taken apart and handed to the module of its place: launch_here, launch_hosts,
+launch_slurm, launch_kubernetes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from drumline.cli.launch_flags import OWN_FLAGS, wrong_flags, wrong_target
 from drumline.cli.launch_here import run_here
 from drumline.cli.launch_hosts import launch_on_hosts
 from drumline.cli.launch_kubernetes import write_manifest
+from drumline.cli.launch_slurm import run_as_node, submit_to_slurm
 from drumline.config import read_flags
 from drumline.config.values import SWITCH_WORDS
 from drumline.errors import ConfigError, ExitCode
@@ -24,8 +26,9 @@ over ssh, or on this machine as one node of a job; or shows how to. What stands 
 belongs to it.
 """
 EXIT_CODES = """\
-exit codes: 0 success, 2 wrong usage, 3 a host could not take part or the nodes did not meet, 130 interrupted;
-            otherwise that of the rank that failed first (1 when a signal ended it, or its host was lost)
+exit codes: 0 success, 2 wrong usage, 3 a host could not take part or the nodes did not meet, 75 told to leave by a
+            signal, and saved, 130 interrupted; otherwise that of the rank that failed first (1 when a signal ended
+            it, or its host was lost)
 """
 
 
@@ -41,6 +44,10 @@ def run(argv: Sequence[str]) -> int:
     assert target is not None
     if flags.own.get("kubernetes"):
         return write_manifest(flags, target, arguments)
+    if flags.own.get("slurm"):
+        return submit_to_slurm(flags, target, arguments)
+    if flags.own.get("srun"):
+        return run_as_node(flags, target, arguments)
     if "hosts" in flags.own or "hostfile" in flags.own:
         return launch_on_hosts(flags, target, arguments)
     return run_here(flags, target, arguments)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from drumline.cli.launch_program import is_script
+from drumline.cli.launch_slurm import OF_SLURM, wrong_for_slurm
 from drumline.config import Flags
 from drumline.config.flags import REPEATED
 from drumline.config.schema import Bounds, Count, CountOrZero
@@ -32,7 +33,7 @@ ANYWHERE: FlagTable = {
         "SECONDS",
         f"How long ranks that are asked to end (SIGTERM) may take, to save what they have [{GRACE_S:g}].",
     ),
-    "print": (bool, "", "Show the torchrun line of each node, and start nothing."),
+    "print": (bool, "", "Show the torchrun line of each node, or the batch file, and start nothing."),
     "env-file": (
         str,
         "FILE",
@@ -86,15 +87,29 @@ OF_KUBERNETES: FlagTable = {
     "image": (str, "IMAGE", "The container image; it holds the code, and drumline for a task."),
     "name": (str, "NAME", "What the job is called in the cluster [after the task or script]."),
     "namespace": (str, "NAME", "The namespace it belongs to [kubectl's own]."),
-    "nodes": (Count, "N", "Pods [1]."),
-    "gpus": (CountOrZero, "N", "GPUs of each pod [one per rank]; 0 for none."),
     "claim": (str, "NAME", "A PersistentVolumeClaim for run folders, mounted at /runs in every pod."),
-    "out": (str, "FILE", "Where to write the manifest [the screen]."),
     "apply": (bool, "", "Hand the manifest to `kubectl apply`, in kubectl's own context."),
 }
+OF_CLUSTERS: FlagTable = {
+    "nodes": (Count, "N", "Pods, or nodes of a Slurm job [1]."),
+    "gpus": (
+        CountOrZero,
+        "N",
+        "GPUs of each [pods: one per rank; 0 for none. Slurm: as the partition has it].",
+    ),
+    "out": (str, "FILE", "Where to write the manifest [the screen] or the batch file [NAME.sbatch]."),
+}
 HELP: FlagTable = {"help": (bool, "", "Show this text.")}
-OWN_FLAGS: FlagTable = {**ANYWHERE, **OF_NODES, **OF_HOSTS, **OF_KUBERNETES, **HELP}
-WHERES = ("env-file", "hosts", "hostfile", "kubernetes")
+OWN_FLAGS: FlagTable = {
+    **ANYWHERE,
+    **OF_NODES,
+    **OF_HOSTS,
+    **OF_SLURM,
+    **OF_KUBERNETES,
+    **OF_CLUSTERS,
+    **HELP,
+}
+WHERES = ("env-file", "hosts", "hostfile", "kubernetes", "slurm", "srun")
 
 
 def wrong_flags(flags: Flags) -> Iterator[str]:
@@ -118,6 +133,16 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
             for name in OF_KUBERNETES
             if name in given and name != "kubernetes"
         )
+    if "slurm" in wheres:
+        yield from wrong_for_slurm(given)
+    else:
+        yield from (
+            f"--{name}: belongs to --slurm" for name in OF_SLURM if name in given and name not in WHERES
+        )
+    if not {"slurm", "kubernetes"} & set(wheres):
+        yield from (f"--{name}: belongs to --kubernetes and --slurm" for name in OF_CLUSTERS if name in given)
+    if "srun" in wheres and given.get("print"):
+        yield "--print: --srun is for srun to run"
     has_hosts = "hosts" in wheres or "hostfile" in wheres
     if not has_hosts and "env-file" not in wheres:
         yield from (

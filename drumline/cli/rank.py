@@ -12,6 +12,7 @@ from pathlib import Path
 from drumline.config import PRESETS, Config, Layers, resolve
 from drumline.engine.job import make_manager
 from drumline.engine.output import describe_failure, screen
+from drumline.engine.preemption import Preemption
 from drumline.engine.request import Request
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.saving import Progress
@@ -26,12 +27,14 @@ from drumline.tasks.load import load_task
 
 def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequence[str]) -> int:
     """Train as one rank of a group, or alone; returns the exit code."""
-    ddp, progress = DDPManager(), Progress()
+    ddp, progress, preemption = DDPManager(), Progress(), Preemption()
+    preemption.listen(is_speaker=os.environ.get("RANK", "0") == "0")
     try:
         task_class, config = _load(task, layers)
         ddp = make_manager(config, task)
         ddp.setup()
-        train(Request(task, config, folder, fresh, tuple(argv)), task_class, ddp, progress)
+        preemption.join(ddp, progress)
+        code = train(Request(task, config, folder, fresh, tuple(argv)), task_class, ddp, progress, preemption)
     except KeyboardInterrupt:
         if ddp.store is None:  # among several ranks the launcher says so, once
             print(INTERRUPTED, file=sys.stderr)
@@ -39,8 +42,9 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is no success
         _write_traceback(error, RunFolder(folder).log_file(ddp.rank))
         _end_now(_tell(error, ddp, progress))
+    preemption.close()
     ddp.cleanup()
-    return ExitCode.SUCCESS
+    return code
 
 
 def _load(task: str, layers: Layers) -> tuple[type[Task], Config]:

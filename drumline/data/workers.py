@@ -23,6 +23,7 @@ def leave_signals_to_the_rank(worker: int) -> None:
     # torchrun, Slurm and a terminal's Ctrl-C signal the whole process group. What follows is for the rank to
     # decide: it may want to finish its step and save, and needs its workers for that.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from drumline.engine.facts import changes
 from drumline.engine.job import Job
 from drumline.engine.loop import Loop
 from drumline.engine.request import Request
+from drumline.engine.run_folder import RunFolder, write_whole
 from drumline.engine.saving import Found, Progress
 from drumline.launch.commands import resume_command, two_node_command
 from drumline.metrics.events import Reporter
@@ -70,3 +72,15 @@ def report_end(reporter: Reporter, request: Request, loop: Loop) -> None:
         resume_command=resume_command(request.command),
         two_node_command=two_node_command(request.command, procs=job.ddp.local_world_size),
     )
+
+
+def leave_preempted(reporter: Reporter, folder: RunFolder, loop: Loop) -> None:
+    """Collective: leave a marker, tell the user, and part together, so that no rank is ended before all is written."""
+    ddp, step, cause = loop.job.ddp, loop.progress.step, loop.preemption.cause
+    if ddp.is_main_process():
+        write_whole(folder.preempted_file, json.dumps({"step": step, **cause}, indent=1) + "\n")
+    reporter.report(
+        "preempted", step=step, signal=cause["signal"], told_rank=cause["rank"], told_host=cause["host"]
+    )
+    loop.preemption.leave()
+    ddp.barrier()

@@ -21,6 +21,7 @@ from drumline.engine.evaluate import evaluate
 from drumline.engine.job import Job
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.pace import Pace
+from drumline.engine.preemption import Preemption
 from drumline.engine.saving import Progress, save
 from drumline.engine.schedule import rate_factor
 from drumline.engine.step import TrainStep
@@ -57,6 +58,8 @@ class Loop:
     ledger_file: LedgerFile | None = None
     ledger: Ledger = field(default_factory=Ledger)
     trace: Trace | None = None
+    preemption: Preemption = field(default_factory=Preemption)
+    is_preempted: bool = False
     pace: Pace = field(default_factory=Pace)
     metrics: dict[str, float] = field(default_factory=dict)
     """Of the latest evaluation."""
@@ -70,20 +73,25 @@ class Loop:
             on_difference=self.config.watch.on_difference,
             include_buffers=self.config.dist.broadcast_buffers,
         )
+        self._saved_step = self.progress.step
 
     def run(self) -> None:
-        """Collective: train to the end."""
+        """Collective: train to the end, or until the run is told to leave."""
         job, progress = self.job, self.progress
         train_step = self._traced(make_step(job, self.config))
         if progress.step >= self.total_steps:
             self._evaluate()
         self._compare_replicas()
+        self.preemption.begin()
+        self._leave_if_told()
         self.pace.start()
-        while progress.step < self.total_steps:
+        while progress.step < self.total_steps and not self.is_preempted:
             for step in job.loader.steps():
                 self.take_step(train_step, step)
                 self._between_steps(train_step)
-                if progress.step >= self.total_steps:
+                if self.preemption.is_asked:
+                    self._leave_if_told()
+                if progress.step >= self.total_steps or self.is_preempted:
                     break
         self.pace.stop()
 
@@ -161,6 +169,17 @@ class Loop:
                 self._save(fresh_metrics)
             self.pace.start()
 
+    def _leave_if_told(self) -> None:
+        """Collective. A run that is at its end anyway ends as ever."""
+        step = self.progress.step
+        if step >= self.total_steps or not self.preemption.stops_at(step):
+            return
+        self.is_preempted = True
+        if self._saved_step != step:
+            self.pace.stop()
+            self._compare_replicas()
+            self._save({})
+
     def _compare_replicas(self) -> None:
         """Collective. When it is time, and before each save: a checkpoint is one that all ranks held."""
         if self.config.watch.replicas_every > 0:
@@ -200,6 +219,7 @@ class Loop:
             facts=self.facts,
             metrics=metrics,
         )
+        self._saved_step = self.progress.step
         if saved is not None:
             self.reporter.report(
                 "checkpoint",

@@ -1,7 +1,7 @@
 """The folder that a run leaves behind, and how it is opened: new, again, or afresh.
 
 config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
-trace/rank-NNNNN.jsonl (with log.trace)
+trace/rank-NNNNN.jsonl (with log.trace)  preempted.json (while a run that was told to leave waits to go on)
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ class RunFolder:
     def ledger(self) -> Path:
         """Which samples were trained on, when and where."""
         return self.path / "ledger.jsonl"
+
+    @property
+    def preempted_file(self) -> Path:
+        """There as long as the run waits to go on after it was told to leave; scripts that requeue may look for it."""
+        return self.path / "preempted.json"
 
     @property
     def checkpoints(self) -> Path:

@@ -16,13 +16,14 @@ from drumline.config.write import to_toml
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import told_of_refused_kernels
 from drumline.distributed.failure import summary
-from drumline.engine.announce import FINISHED, report_end, report_resume, report_start
+from drumline.engine.announce import FINISHED, leave_preempted, report_end, report_resume, report_start
 from drumline.engine.batch import choose_batch
 from drumline.engine.facts import facts_of
 from drumline.engine.job import Job, build_job, count_steps
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.loop import Loop
 from drumline.engine.output import divert_output
+from drumline.engine.preemption import Preemption
 from drumline.engine.reporting import open_reporter
 from drumline.engine.request import Request
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
@@ -30,13 +31,23 @@ from drumline.engine.saving import Found, Progress, find_newest, restore
 from drumline.engine.stream_check import check_streams
 from drumline.engine.trace import Trace
 from drumline.engine.warm_up import warm_up
+from drumline.errors import ExitCode
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
 from drumline.tasks.base import Task
 
 
-def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: Progress) -> None:
-    """Collective: train to the end. `progress` tells whoever catches an error how far it came."""
+def train(
+    request: Request,
+    task_class: type[Task],
+    ddp: DDPManager,
+    progress: Progress,
+    preemption: Preemption | None = None,
+) -> ExitCode:
+    """Collective: train to the end, or until told to leave.
+
+    `progress` tells whoever catches an error how far it came.
+    """
     folder = RunFolder(request.run)
     with ExitStack() as stack:
         moved_to = _open_folder(folder, request, ddp, stack)
@@ -75,11 +86,16 @@ def train(request: Request, task_class: type[Task], ddp: DDPManager, progress: P
             total_steps=total_steps,
             ledger_file=ledger_file,
             trace=_open_trace(request, folder, job, progress, stack),
+            preemption=preemption or Preemption(),
         )
         with told_of_refused_kernels():
             warm_up(job, static_graph=request.config.dist.static_graph)
             loop.run()
+        if loop.is_preempted:
+            leave_preempted(reporter, folder, loop)
+            return ExitCode.PREEMPTED
         report_end(reporter, request, loop)
+        return ExitCode.SUCCESS
 
 
 def _open_trace(
@@ -135,6 +151,7 @@ def _write_down(request: Request, folder: RunFolder, ddp: DDPManager) -> None:
             "ranks": ranks,
         }
         write_whole(folder.environment_file, json.dumps(environment, indent=1) + "\n")
+        folder.preempted_file.unlink(missing_ok=True)
 
 
 def _open_ledger(folder: RunFolder, job: Job, train: TrainConfig, progress: Progress) -> LedgerFile:

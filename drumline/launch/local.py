@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from drumline.errors import ExitCode
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 INTERRUPTED = "drumline: interrupted; the same command goes on from the last checkpoint"
 STORE_LOG = "TORCH_CPP_LOG_LEVEL"
 STOPPED = "drumline: interrupted; all ranks were stopped"
+TOO_EARLY = "drumline: told to leave before the first step; the same command goes on from where the run stood"
 
 
 def default_procs() -> int:
@@ -67,13 +69,21 @@ def _run_guarded(node: Node, program: Program, log_dir: Path | None, terms: Supe
     _load_torch_quietly()
     from torch.distributed.elastic.multiprocessing import SignalException
 
+    from drumline.launch.leaving_agent import LeftAsTold
+
     # The agent would add its own table and traceback below ours.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL + 1)
+    for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     num_procs = node.num_procs or default_procs()
     # Several ranks that each take all cores would only fight for them.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_procs)))
+    signal.signal(signal.SIGUSR1, _end_early)
     try:
         result = _run_agent(node, num_procs, program, terms)
+    except LeftAsTold as left:
+        if not left.has_told and terms.folder is None:
+            print(TOO_EARLY, file=sys.stderr)
+        return ExitCode.PREEMPTED
     except (SignalException, KeyboardInterrupt):
         if terms.folder is None:
             print(INTERRUPTED if program.is_task else STOPPED, file=sys.stderr)
@@ -86,6 +96,12 @@ def _run_guarded(node: Node, program: Program, log_dir: Path | None, terms: Supe
     if program.is_task:
         return _explain(rank, failure.exitcode, log_dir)
     return _explain_script(rank, failure.exitcode, program.words[0])
+
+
+def _end_early(number: int, frame: FrameType | None) -> None:
+    """SIGUSR1 while there are no ranks yet to pass it on to."""
+    print(TOO_EARLY, file=sys.stderr, flush=True)
+    os._exit(ExitCode.PREEMPTED)
 
 
 def _run_agent(node: Node, num_procs: int, program: Program, terms: Supervision) -> RunResult:
@@ -117,11 +133,14 @@ def _run_agent(node: Node, num_procs: int, program: Program, terms: Supervision)
             supervision=terms,
             scratch=scratch,
             final_codes={ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED} if program.is_task else (),
+            is_task=program.is_task,
             goes_on="they go on from the newest checkpoint" if program.is_task else "the script begins anew",
         )
         try:
             result: RunResult = agent.run()
-        except SignalException:
+            agent.check_left_as_told(agent.told)
+        except SignalException as error:
+            agent.check_left_as_told(error.sigval)
             raise  # this node may come back: the others' meeting place stays open
         except BaseException:
             rendezvous.shutdown()
@@ -129,7 +148,7 @@ def _run_agent(node: Node, num_procs: int, program: Program, terms: Supervision)
         finally:
             if isinstance(rendezvous, FixedRanks):
                 rendezvous.remind()
-        if isinstance(rendezvous, FixedRanks) and result.is_failed():
+        if isinstance(rendezvous, FixedRanks) and result.is_failed() and not agent.has_left(result):
             rendezvous.tell_failure(_how_it_failed(result))
         rendezvous.shutdown()
     return result

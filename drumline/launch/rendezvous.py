@@ -49,6 +49,10 @@ class FixedRanks(RendezvousHandler):
         self._ask = Patience(first_s=1, every_s=1)
         self.why_again = ""
         """Why this node's ranks are started again although they run."""
+        self.is_leaving = False
+        """Whether this node's ranks were told to leave: whoever else comes or goes does not matter any more."""
+        self.has_lost = False
+        """Whether that is because a node is gone, and its ranks with it."""
 
     def get_backend(self) -> str:
         return self.inner.get_backend()
@@ -117,6 +121,8 @@ class FixedRanks(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """Not 0 also when a node is gone: its ranks would be waited for in the next collective, and long."""
+        if self.is_leaving:
+            return 0
         with self.explained():
             if self._ask.is_over() and (failure := self.roll.failure()):
                 self.roll.now(DONE)
@@ -126,7 +132,7 @@ class FixedRanks(RendezvousHandler):
             waiting = self.inner.num_nodes_waiting()
             gone = [self.members[number] for number in self._gone(self.members)]
             if waiting or gone:
-                self.why_again = self._reason(gone)
+                self.why_again, self.has_lost = self._reason(gone), bool(gone)
         return waiting + len(gone)
 
     def _reason(self, gone: list[int]) -> str:

@@ -11,7 +11,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import LogsDest, SubprocessContext
 
-from drumline.launch.agent import TellingAgent
+from drumline.launch.leaving_agent import LeavingAgent
 from drumline.launch.supervision import RankOutput, Supervision, failure_time, rank_output
 
 
@@ -47,7 +47,7 @@ class RankFiles(LogsSpecs):
         return dest
 
 
-class WatchedAgent(TellingAgent):
+class WatchedAgent(LeavingAgent):
     """Sees which ranks ended by themselves before torch's agent ends the others, and tells of them alone."""
 
     def __init__(self, *args: Any, supervision: Supervision, scratch: str, **kwargs: Any) -> None:

@@ -15,6 +15,7 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `note`       | message                                                                                       |
 | `warning`    | message                                                                                       |
 | `error`      | message                                                                                       |
+| `preempted`  | signal, told_rank, told_host: the run was told to leave, and has saved this step              |
 | `end`        | epoch, seconds, samples_per_s, run, resume_command, two_node_command, best_step, metrics      |
 
 The numbers of samples and epochs are null where a stream leaves them unknown.
@@ -34,7 +35,9 @@ from typing import Any, Literal, Self
 
 from drumline.metrics.json_lines import JsonLines, read_lines
 
-Kind = Literal["start", "resume", "train", "evaluation", "checkpoint", "note", "warning", "error", "end"]
+Kind = Literal[
+    "start", "resume", "train", "evaluation", "checkpoint", "note", "warning", "error", "preempted", "end"
+]
 Event = Mapping[str, Any]
 Sink = Callable[[Event], None]
 

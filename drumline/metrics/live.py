@@ -72,6 +72,10 @@ class LiveDisplay(Display):
     def show_error(self, event: Event) -> None:
         self.close()  # the error is printed below the bar, where the run stood
 
+    def show_preempted(self, event: Event) -> None:
+        self.close()
+        self._print(Text(wording.preempted_line(event), "yellow"))
+
     def show_end(self, event: Event) -> None:
         self._live.transient = True  # the summary takes the bar's place
         self.close()

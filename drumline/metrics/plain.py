@@ -83,6 +83,9 @@ class PlainDisplay(Display):
     def show_warning(self, event: Event) -> None:
         self._print_line(event, f"warning: {event['message']}")
 
+    def show_preempted(self, event: Event) -> None:
+        self._print_line(event, wording.preempted_line(event))
+
     def show_end(self, event: Event) -> None:
         self._print_page(wording.closing(event))
 

@@ -66,6 +66,12 @@ def evaluation_line(event: Event, epochs: int | None) -> str:
     return "   ".join([epoch_of(event, epochs), *parts, f"in {duration(event['seconds'])}"])
 
 
+def preempted_line(event: Event) -> str:
+    """A `preempted` event as a sentence."""
+    told = f"{event['signal']} to rank {event['told_rank']} on {event['told_host']}"
+    return f"told to leave by {told}: stopped at step {event['step']}; the same command goes on from there"
+
+
 def step_of(event: Event, total_steps: int) -> str:
     """`step  70/460`, as wide for the first step as for the last."""
     return f"step {event['step']:>{len(str(total_steps))}}/{total_steps}"

@@ -4,33 +4,51 @@
 set -u
 PATH=$PATH:/usr/sbin:/sbin
 
-missing=
-for pair in ip:iproute2 tc:iproute2 nft:nftables sshd:openssh-server ssh:openssh-client ssh-keygen:openssh-client \
-    rsync:rsync nsenter:util-linux unshare:util-linux setpriv:util-linux; do
-    command -v "${pair%%:*}" >/dev/null || case " $missing " in
-        *" ${pair#*:} "*) ;;
-        *) missing="$missing ${pair#*:}" ;;
-    esac
-done
-[ -z "$missing" ] && exit 0
+lacking() {
+    found=
+    for pair in "$@"; do
+        command -v "${pair%%:*}" >/dev/null || case " $found " in
+            *" ${pair#*:} "*) ;;
+            *) found="$found ${pair#*:}" ;;
+        esac
+    done
+    echo "$found"
+}
+for_hosts=$(lacking ip:iproute2 tc:iproute2 nft:nftables sshd:openssh-server ssh:openssh-client \
+    ssh-keygen:openssh-client rsync:rsync nsenter:util-linux unshare:util-linux setpriv:util-linux)
+for_slurm=$(lacking munged:munge slurmctld:slurm-wlm slurmd:slurm-wlm sbatch:slurm-wlm scontrol:slurm-wlm)
 
 skip() {
-    echo "tests/multinode will be skipped: $1 (missing:$missing)"
-    exit 0
+    echo "tests/multinode${3:-} will be skipped: $1 (missing:$2)"
 }
-[ "$(id -u)" = 0 ] || skip "not root"
-command -v apt-get >/dev/null || skip "no apt-get here"
-case "$missing" in *openssh-server*)
-    # On a machine with a service manager the package would open port 22 to the world, now and at each start.
-    [ -d /run/systemd/system ] && skip "openssh-server would start a service; install it yourself if you want that"
-esac
-
 install() {
-    # shellcheck disable=SC2086  # one word per package
-    DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends $missing >"$log" 2>&1
+    log=$(mktemp)
+    echo "tests/multinode: installing$1"
+    # The package lists may be old or absent, but mostly they are good, and getting them takes longer than the rest.
+    get "$1" || { apt-get update --quiet >/dev/null 2>&1 && get "$1"; } || { tail -n 3 "$log"; false; }
+    code=$?
+    rm -f "$log"
+    return $code
 }
-log=$(mktemp)
-echo "tests/multinode: installing$missing"
-# The package lists may be old or absent, but mostly they are good, and getting them takes longer than the rest.
-install || { apt-get update --quiet >/dev/null 2>&1 && install; } || { tail -n 3 "$log"; rm -f "$log"; skip "apt-get failed"; }
-rm -f "$log"
+get() {
+    # shellcheck disable=SC2086  # one word per package
+    DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends $1 >"$log" 2>&1
+}
+# $1: packages; $2: those among them that open ports on a machine with a service manager, now and at each start; $3: which tests
+ensure() {
+    [ -z "$1" ] && return
+    [ "$(id -u)" = 0 ] || { skip "not root" "$1" "${3:-}"; return; }
+    command -v apt-get >/dev/null || { skip "no apt-get here" "$1" "${3:-}"; return; }
+    for package in $2; do
+        case " $1 " in *" $package "*)
+            [ -d /run/systemd/system ] && {
+                skip "$package would start a service; install it yourself if you want that" "$1" "${3:-}"
+                return
+            } ;;
+        esac
+    done
+    install "$1" || skip "apt-get failed" "$1" "${3:-}"
+}
+ensure "$for_hosts" openssh-server
+ensure "$for_slurm" "munge slurm-wlm" "'s Slurm tests"
+exit 0

@@ -1,4 +1,7 @@
-"""What this machine lacks for making hosts, as the one reason that the tests in this folder are skipped with."""
+"""What this machine lacks for making hosts, as the one reason that the tests in this folder are skipped with.
+
+Slurm has a reason of its own: without it all other tests run.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,13 @@ TOOLS = {
     "unshare": "util-linux",
     "setpriv": "util-linux",
 }
+SLURM_TOOLS = {
+    "munged": "munge",
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "sbatch": "slurm-wlm",
+    "scontrol": "slurm-wlm",
+}
 # Where they lie, also for a user whose PATH leaves the administrator's folders out.
 SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 
@@ -35,11 +45,25 @@ def tool(name: str) -> str:
 def missing() -> str | None:
     """Why no hosts can be made here; nothing when they can."""
     lacks = ["root"] if os.geteuid() != 0 else []
-    absent = [name for name in TOOLS if shutil.which(name, path=SEARCH_PATH) is None]
-    lacks += [f"{name} (apt-get install {TOOLS[name]})" for name in absent]
+    lacks += _absent(TOOLS)
     if not lacks and not _may_make_namespaces():
         lacks = ["the right to make network, mount and process namespaces (CAP_SYS_ADMIN)"]
     return f"hosts on one machine need {', '.join(lacks)}" if lacks else None
+
+
+@functools.cache
+def missing_slurm() -> str | None:
+    """Why Slurm cannot be run on hosts; nothing when it can."""
+    absent = _absent(SLURM_TOOLS)
+    return f"a Slurm cluster on one machine needs {', '.join(absent)}" if absent else None
+
+
+def _absent(tools: dict[str, str]) -> list[str]:
+    return [
+        f"{name} (apt-get install {package})"
+        for name, package in tools.items()
+        if shutil.which(name, path=SEARCH_PATH) is None
+    ]
 
 
 def _may_make_namespaces() -> bool:

@@ -5,6 +5,7 @@ The hosts run `drumline launch --env-file`, as a person would type it on each.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -144,7 +145,9 @@ def test_a_task_that_loses_a_node_and_gets_it_back_ends_with_the_same_weights(
     on_a.wait_for("starting the ranks again (node 1 (b) came); they go on from the newest checkpoint")
     (tmp_path / "go").touch()
     assert [on_a.wait(), on_b.wait()] == [0, 0], on_a.text() + on_b.text()
-    assert [f"resumed at step {step} from" in on_a.text() for step in (2, 4)] == [True, True], on_a.text()
+    # The loss of a node costs the steps since a checkpoint; to let one in, the ranks save first.
+    first, second = map(int, re.findall(r"resumed at step (\d+) from", on_a.text()))
+    assert (first, second >= 4) == (2, True), on_a.text()
     assert "this ended with" not in on_a.text(), "all were there at the end"
 
     assert undisturbed.wait() == 0, undisturbed.text()

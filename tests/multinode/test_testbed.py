@@ -364,8 +364,12 @@ def test_the_reason_to_skip_names_what_is_missing(monkeypatch: pytest.MonkeyPatc
         (tmp_path / name).touch(mode=0o755)
     reason = "hosts on one machine need root, nft (apt-get install nftables), sshd (apt-get install openssh-server)"
     assert needs.missing.__wrapped__() == reason
+    for name in needs.SLURM_TOOLS.keys() - {"munged", "slurmd"}:
+        (tmp_path / name).touch(mode=0o755)
+    reason = "a Slurm cluster on one machine needs munged (apt-get install munge), slurmd (apt-get install slurm-wlm)"
+    assert needs.missing_slurm.__wrapped__() == reason
 
 
 def test_what_is_installed_is_what_is_needed() -> None:
     pairs = re.findall(r"\b([a-z-]+):([a-z0-9-]+)", (Path(__file__).parent / "install.sh").read_text())
-    assert dict(pairs) == needs.TOOLS
+    assert dict(pairs) == needs.TOOLS | needs.SLURM_TOOLS

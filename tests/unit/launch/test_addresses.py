@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -75,10 +76,16 @@ def test_a_listener_that_only_this_machine_reaches() -> None:
         listen_on_loopback(taken.getsockname()[1])
 
 
+def open_files() -> list[str]:
+    return sorted(str(path.resolve()) for path in Path("/proc/self/fd").iterdir() if path.exists())
+
+
 def test_connections_to_a_port_are_told_to_notice_silence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
         with socket.create_connection(address) as caller, server.accept()[0] as callee:
+            before = open_files()
             notice_silence(address[1], after_s=6)
+            assert open_files() == before, "a copy that stays open keeps others waiting for the end of a pipe"
             told = [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for one in (caller, callee)]
     assert told == [6000, 0]

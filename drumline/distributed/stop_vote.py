@@ -1,0 +1,144 @@
+"""How ranks agree on the step after which all of them stop, without a collective: through the store alone.
+
+A collective would need every rank to come to it at the same step, which is what is to be agreed on. So a thread of
+each rank (the watcher, see `engine/preemption.py`) talks to the store, and answers even while its rank is busy:
+
+1. One says `request`. All see that, and say how far their rank is.
+2. Rank 0 proposes a step a little ahead of the foremost. Each rank holds itself ready to stop there, then says how far
+   it is now. A rank that comes to the step before all have spoken waits.
+3. All were short of it: it is decided. One was not: rank 0 proposes a later step, twice as far ahead.
+
+The decision is one key that can be set once, so no two ranks ever act on different ones, whoever gives up meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+PREFIX = "preemption"
+AHEAD_S = 1.0
+# A rank whose thread does not speak for so long is gone, or not to be reached: nobody can save then.
+PATIENCE_S = 60.0
+LITTLE_PATIENCE_S = 10.0
+
+
+class StopVote:
+    """One rank's part. `tick` is called by the watcher, again and again; `stops_at` by the training loop."""
+
+    def __init__(self, store: dist.Store, *, rank: int, world_size: int, step: Callable[[], int]) -> None:
+        """`store`: a connection of the watcher's own. `step`: how many this rank has done."""
+        self._store = dist.PrefixStore(PREFIX, store)
+        self._rank, self._world_size, self._step = rank, world_size, step
+        self.stop: int | None = None
+        """The step that is proposed or decided. The loop looks at this after every step, and at nothing else."""
+        self.cause: dict[str, Any] | None = None
+        """Who was told to stop, by what: as the request says."""
+        self.is_decided = False
+        self._changed = threading.Condition()
+        self._has_begun = False
+        self._round = 0
+        self._margin = 1
+        self._seen, self._rate = (time.monotonic(), 0), 0.0
+        self._patient_until = math.inf
+
+    def begin(self) -> None:
+        """The loop is about to look for the first time, before its first step."""
+        self._seen = (time.monotonic(), self._step())
+        self._has_begun = True
+
+    def request(self, cause: dict[str, Any], *, in_a_hurry: bool = False) -> None:
+        """Ask all ranks to stop. The first to ask is the cause, however many do."""
+        if in_a_hurry:
+            self._patient_until = time.monotonic() + LITTLE_PATIENCE_S
+        self._store.compare_set("request", "", json.dumps(cause))
+
+    def tick(self) -> bool:
+        """Do what is to be done now. Whether more is to be done soon."""
+        if self.is_decided:
+            return False
+        if self.cause is None:
+            if not self._store.check(["request"]):
+                self._note_pace()
+                return False
+            self._join()
+            return True
+        if self._store.check([f"proposal/{self._round}"]):
+            self._answer()
+        if self._rank == 0:
+            self._lead()
+        elif time.monotonic() > self._patient_until:
+            self._decide("given up")
+        if self._store.check(["decision"]):
+            self._obey(self._store.get("decision").decode())
+        return not self.is_decided
+
+    def stops_at(self, step: int) -> bool:
+        """Whether the loop stops at the end of this step. Waits while that is being settled."""
+        with self._changed:
+            while self.stop is not None and step >= self.stop and not self.is_decided:
+                self._changed.wait()
+            return self.stop is not None and step >= self.stop
+
+    def abandon(self) -> None:
+        """The store is gone: nothing will be decided, and the loop goes on."""
+        with self._changed:
+            if not self.is_decided:
+                self.is_decided, self.stop = True, None
+            self._changed.notify_all()
+
+    def _join(self) -> None:
+        self._patient_until = min(self._patient_until, time.monotonic() + PATIENCE_S)
+        self._margin = max(1, math.ceil(self._steps_per_s() * AHEAD_S))
+        self.cause = json.loads(self._store.get("request"))
+        self._store.set(f"position/0/{self._rank}", str(self._position()))
+
+    def _answer(self) -> None:
+        with self._changed:
+            # First this, then the position: the loop counts its step, then looks. One of the two sees the other.
+            self.stop = int(self._store.get(f"proposal/{self._round}"))
+            self._changed.notify_all()
+        self._round += 1
+        self._store.set(f"position/{self._round}/{self._rank}", str(self._position()))
+
+    def _lead(self) -> None:
+        keys = [f"position/{self._round}/{rank}" for rank in range(self._world_size)]
+        if not self._store.check(keys):
+            if time.monotonic() > self._patient_until:
+                self._decide("given up")
+            return
+        foremost = max(int(value) for value in self._store.multi_get(keys))
+        if self.stop is not None and foremost < self.stop:
+            self._decide(str(self.stop))
+        elif not self._store.check([f"proposal/{self._round}"]):
+            self._store.set(f"proposal/{self._round}", str(foremost + (self._margin << self._round)))
+
+    def _decide(self, what: str) -> None:
+        self._store.compare_set("decision", "", what)
+
+    def _obey(self, decision: str) -> None:
+        with self._changed:
+            self.stop = None if decision == "given up" else int(decision)
+            self.is_decided = True
+            self._changed.notify_all()
+
+    def _position(self) -> int:
+        """The last step at whose end this rank may have gone on."""
+        return self._step() if self._has_begun else self._step() - 1
+
+    def _note_pace(self) -> None:
+        if time.monotonic() - self._seen[0] > AHEAD_S:
+            self._rate, self._seen = self._steps_per_s(), (time.monotonic(), self._step())
+
+    def _steps_per_s(self) -> float:
+        then, step = self._seen
+        elapsed = time.monotonic() - then
+        if not self._has_begun or elapsed < AHEAD_S / 4:
+            return self._rate
+        return (self._step() - step) / elapsed

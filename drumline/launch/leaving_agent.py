@@ -1,0 +1,105 @@
+"""The agent's part in leaving by a signal: SIGUSR1 reaches the ranks, and ranks that have left are not started again.
+
+torch passes SIGTERM on itself, and gives the ranks some seconds. What the ranks do then: `engine/preemption.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from types import FrameType
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from drumline.errors import DrumlineError, ExitCode
+from drumline.launch.agent import TellingAgent
+from drumline.launch.rendezvous import FixedRanks
+
+
+class LeftAsTold(Exception):  # noqa: N818  # no error
+    """A signal told this node's ranks to leave, and they did."""
+
+    def __init__(self, *, has_told: bool) -> None:
+        super().__init__()
+        self.has_told = has_told
+        """Whether a rank was far enough to tell the user."""
+
+
+class LeavingAgent(TellingAgent):
+    """`is_task`: the ranks are ours, and mean by 75 that they were told to leave; a script may mean anything."""
+
+    def __init__(self, *args: Any, is_task: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.is_task = is_task
+        self.told: signal.Signals | None = None
+        """What this node's ranks were told to leave by."""
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        ids: dict[int, Any] = super()._start_workers(worker_group)
+        signal.signal(signal.SIGUSR1, self._pass_on)
+        return ids
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        """The ranks finish and save in their own time: who sends this sends it before a time limit."""
+        self.told = signal.Signals(number)
+        handler = self._worker_group.spec.rdzv_handler
+        if isinstance(handler, FixedRanks):
+            handler.is_leaving = True
+        for rank in self._ranks():
+            if rank.proc.poll() is None:
+                rank.proc.send_signal(number)
+
+    def _ranks(self) -> list[SubprocessHandler]:
+        return list(getattr(self._pcontext, "subprocess_handlers", {}).values())
+
+    def check_left_as_told(self, number: int | None) -> None:
+        """After a run: raise LeftAsTold if all ranks ended as preempted, told by this signal. A task that has not begun
+        does not catch it yet, and has nothing to save; a script that is ended by it may well have."""
+        if number not in (signal.SIGTERM, signal.SIGUSR1):
+            return  # Ctrl-C asks for no save
+        codes = {rank.proc.poll() for rank in self._ranks()}
+        as_told = {ExitCode.SUCCESS, ExitCode.PREEMPTED, *([-number] if self.is_task else [])}
+        if codes <= as_told and codes != {ExitCode.SUCCESS}:
+            raise LeftAsTold(has_told=ExitCode.PREEMPTED in codes)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self.told and self._are_leaving():
+            return RunResult(state=WorkerState.HEALTHY)  # torch would end those that still save
+        result: RunResult = super()._monitor_workers(worker_group)
+        if not self.told and self.has_left(result) and self._makes_room(worker_group):
+            self._failed = False
+            return RunResult(state=WorkerState.HEALTHY)  # torch starts them again, as a node waits
+        codes = {failure.exitcode for failure in result.failures.values()}
+        if result.is_failed() and (self.told or (self.is_task and ExitCode.PREEMPTED in codes)):
+            self._remaining_restarts = 0
+        return result
+
+    def has_left(self, result: RunResult) -> bool:
+        """Whether the ranks left, told on another node, with all saved."""
+        codes = {failure.exitcode for failure in result.failures.values()}
+        return self.is_task and codes == {ExitCode.PREEMPTED}
+
+    def _are_leaving(self) -> bool:
+        codes = {rank.proc.poll() for rank in self._ranks()}
+        return None in codes and codes <= {None, ExitCode.SUCCESS, ExitCode.PREEMPTED}
+
+    def _makes_room(self, worker_group: WorkerGroup) -> bool:
+        """Whether the ranks left because another node's agent has ended its own, to let a node in that waits."""
+        with contextlib.suppress(DrumlineError):  # the first node may have left already
+            return worker_group.spec.rdzv_handler.num_nodes_waiting() > 0
+        return False
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """By SIGTERM, which lets ranks save before a node is let in. Without those of a lost node they could not."""
+        handler = worker_group.spec.rdzv_handler
+        if self.is_task and isinstance(handler, FixedRanks) and handler.has_lost:
+            self._shutdown(signal.SIGKILL)
+        else:
+            super()._stop_workers(worker_group)
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        if self.told:
+            raise LeftAsTold(has_told=False)
+        super()._restart_workers(worker_group)

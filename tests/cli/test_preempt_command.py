@@ -1,0 +1,115 @@
+"""Signals to a launcher, to a rank, to a script: all leave, none is started again, and the exit code says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from drumline.metrics.events import read_events
+from tests.ranks import free_port
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ["digits", "--model.widths", "8", "--train.epochs", "2000", "--run", "run", "--log.every_steps", "1"]
+SCRIPT = """
+import os, signal, sys, time
+def leave(number, frame):
+    time.sleep(int(os.environ["RANK"]))  # one is quicker
+    print("script saved after", signal.Signals(number).name, flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, leave)
+open(f"ready-{os.environ['RANK']}", "w").close()
+time.sleep(100)
+"""
+
+
+def start(cwd: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "drumline", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(process: subprocess.Popen[str], what: Callable[[], Any]) -> Any:
+    while not (found := what()):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    return found
+
+
+def pid_of_rank(run: Path, rank: int) -> int | None:
+    """Once it takes steps, this time."""
+    file = run / "events" / f"rank-{rank:05d}.jsonl"
+    events = list(read_events(file)) if file.exists() else []
+    if not events or events[-1]["kind"] != "train":
+        return None
+    pid: int = json.loads((run / "environment.json").read_text())["ranks"][rank]["pid"]
+    return pid
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_launched_task_leaves_by_a_signal_to_one_rank_and_to_the_launcher(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for told in ("rank", "launcher"):
+        launcher = start(tmp_path, "launch", "--procs", "2", *TRAIN)
+        pid = wait_for(launcher, lambda: pid_of_rank(run, 1))
+        if told == "rank":
+            os.kill(pid, signal.SIGUSR1)
+        else:
+            launcher.terminate()
+        output, errors = launcher.communicate(timeout=60)
+        assert launcher.returncode == 75, (output, errors)
+        assert errors == ""  # neither "interrupted" nor "starting the ranks again"
+        marker = json.loads((run / "preempted.json").read_text())
+        assert (marker["signal"], marker["rank"]) == ("SIGUSR1", 1) if told == "rank" else "SIGTERM"
+        sentence = f"stopped at step {marker['step']}; the same command goes on from there"
+        assert output.count("told to leave") == output.count(sentence) == 1
+        assert (run / "checkpoints" / f"step-{marker['step']:08d}").is_dir()
+        resumed = "resumed at step" in output
+        assert resumed == (told == "launcher")
+
+
+def test_a_script_gets_the_signal_and_its_code_is_the_launchers(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    launcher = start(tmp_path, "launch", "--procs", "2", "--max-restarts", "2", "script.py")
+    wait_for(launcher, lambda: len(list(tmp_path.glob("ready-*"))) == 2)
+    launcher.send_signal(signal.SIGUSR1)
+    output, errors = launcher.communicate(timeout=60)
+    assert launcher.returncode == 75, (output, errors)
+    assert errors == ""
+    assert output.count("script saved after SIGUSR1") == 2
+
+
+def test_before_the_first_step_there_is_nothing_to_save(tmp_path: Path) -> None:
+    slow = "import pathlib, time\npathlib.Path('loading').touch()\ntime.sleep(100)\n"
+    (tmp_path / "slow.py").write_text(slow)
+    rank = start(tmp_path, "train", "slow.py:Slow", "--procs", "1")
+    port = free_port()
+    settings = (
+        f"NUMBER_OF_NODES=2\nNODE_RANK=0\nNUMBER_OF_GPUS=1\nMASTER_ADDR=127.0.0.1\nMASTER_PORT={port}\n"
+    )
+    (tmp_path / ".env").write_text(settings)
+    node = start(tmp_path, "launch", "--env-file", ".env", "digits")
+    wait_for(rank, (tmp_path / "loading").exists)
+    rank.terminate()
+    wait_for(node, lambda: is_open(port))
+    node.send_signal(signal.SIGUSR1)
+    goes_on = "before the first step; the same command goes on from where the run stood\n"
+    assert rank.communicate(timeout=60)[1] == f"drumline: told to leave by SIGTERM {goes_on}"
+    assert node.communicate(timeout=60)[1] == f"drumline: told to leave {goes_on}"
+    assert (rank.returncode, node.returncode) == (75, 75)

@@ -1,0 +1,167 @@
+"""A run that is told to leave by a signal saves, leaves together, and is the same run when it goes on."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.checkpoint import look
+from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
+from drumline.engine import loop
+from drumline.engine import train as engine
+from drumline.engine.job import make_manager
+from drumline.engine.loop import Loop
+from drumline.engine.preemption import SAME_WORD_S, Preemption
+from drumline.engine.request import Request
+from drumline.engine.saving import Progress
+from drumline.errors import ExitCode
+from drumline.metrics.events import read_events
+from tests.jobs import Everything, make_config, train_on
+from tests.ranks import RanksFailed, run_ranks
+from tests.schedules import digest
+
+STEPS = 200
+ADAM = OptimConfig(name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=1.0)
+
+
+def config(*, workers: int = 0) -> Config:
+    """Dropout, augmentation, BatchNorm, a schedule, several buckets: whatever could differ in the last bit."""
+    made = make_config(
+        dropout=0.3,
+        augment=True,
+        optim=ADAM,
+        steps=STEPS,
+        workers=workers,
+        checkpoint=CheckpointConfig(every_epochs=0),
+        eval_every_epochs=7,
+    )
+    return replace(made, dist=DistConfig(bucket_cap_mb=0.0005, start_timeout_s=60, train_timeout_s=30))
+
+
+def told(where: str, ranks: tuple[int, ...], number: int, config: Config, run: Path) -> tuple[int, int, bool]:
+    """Train as one rank, and send these ranks a signal at that point; how it ended, where, and whether it was told."""
+    preemption, progress, sent = Preemption(), Progress(), []
+    ddp = make_manager(config)
+
+    def send() -> None:
+        if not sent and ddp.rank in ranks:
+            os.kill(os.getpid(), number)
+        sent.append(number)
+
+    take_step = Loop.take_step
+
+    def slowly(self: Loop, *args: Any) -> None:
+        time.sleep(0.03)  # so that a second of steps is a small part of the run
+        take_step(self, *args)
+        if where == "step" and self.progress.step == 5:
+            send()
+
+    def behind(function: Callable[..., Any]) -> Callable[..., Any]:
+        def sending(*args: Any, **options: Any) -> Any:
+            result = function(*args, **options)
+            send()
+            return result
+
+        return sending
+
+    Loop.take_step = slowly  # type: ignore[method-assign]
+    if where == "evaluation":
+        loop.evaluate = behind(loop.evaluate)
+    if where == "warm-up":
+        engine.warm_up = behind(engine.warm_up)
+    preemption.listen(is_speaker=ddp.rank == 0)
+    ddp.setup()
+    preemption.join(ddp, progress)
+    code = engine.train(Request("test", config, run, False, ("test",)), Everything, ddp, progress, preemption)
+    preemption.close()
+    ddp.cleanup()
+    return code, progress.step, bool(sent)
+
+
+WholeRuns = Callable[[int], str]
+
+
+@pytest.fixture(scope="module")
+def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> WholeRuns:
+    """Digests of runs that nobody told anything, by their number of ranks."""
+
+    @functools.cache
+    def digest_of(world_size: int) -> str:
+        run = tmp_path_factory.mktemp("whole") / "run"
+        train_on(world_size, config(), Everything, run)
+        return digest(run, with_rng=True)
+
+    return digest_of
+
+
+@pytest.mark.parametrize(
+    ("world_size", "where", "ranks", "number"),
+    [
+        (2, "step", (1,), signal.SIGUSR1),
+        (2, "evaluation", (0, 1), signal.SIGTERM),
+        (2, "warm-up", (1,), signal.SIGTERM),
+        (1, "step", (0,), signal.SIGTERM),
+    ],
+)
+def test_told_to_leave_and_resumed_is_the_same_run(
+    tmp_path: Path, whole_runs: WholeRuns, world_size: int, where: str, ranks: tuple[int, ...], number: int
+) -> None:
+    workers = 1 if where == "step" else 0
+    run = tmp_path / "told"
+    ends = run_ranks(world_size, told, where, ranks, number, config(workers=workers), run)
+    assert [end[0] for end in ends] == [ExitCode.PREEMPTED] * world_size
+    (step,) = {end[1] for end in ends}
+    marker = json.loads((run / "preempted.json").read_text())
+    assert marker["step"] == step
+    assert marker["signal"] == signal.Signals(number).name
+    assert marker["rank"] in ranks
+    assert step < STEPS
+    saved = run / "checkpoints" / f"step-{step:08d}"
+    assert look.newest_valid(run / "checkpoints").path == (saved if step else None)
+    for rank in range(world_size):
+        last = list(read_events(run / "events" / f"rank-{rank:05d}.jsonl"))[-1]
+        assert (last["kind"], last["step"], last["told_rank"]) == ("preempted", step, marker["rank"])
+
+    train_on(world_size, config(), Everything, run)
+    assert digest(run, with_rng=True) == whole_runs(world_size)
+    assert not (run / "preempted.json").exists()
+
+
+def told_twice(config: Config, run: Path) -> None:
+    """The only rank that takes part in a collective is told, and told again once the first word is no longer news."""
+    preemption, progress = Preemption(), Progress()
+    ddp = make_manager(config)
+    preemption.listen(is_speaker=False)
+    ddp.setup()
+    preemption.join(ddp, progress)
+    if ddp.rank == 1:
+        while ddp.store is not None and not ddp.store.check(
+            ["never"]
+        ):  # until rank 0, which runs the store, is gone
+            time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)  # the same word: a launcher that passes it on
+    while not preemption.is_asked:
+        time.sleep(0.01)
+    Path(f"{run}.asked").touch()
+    if os.fork() == 0:
+        time.sleep(SAME_WORD_S + 0.2)
+        os.kill(os.getppid(), signal.SIGTERM)
+        os._exit(0)
+    ddp.barrier()  # never ends: no handler of Python's would ever run
+
+
+def test_a_second_signal_ends_a_rank_at_once_in_the_middle_of_a_collective(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(2, told_twice, config(), tmp_path / "run", timeout_s=60)
+    assert caught.value.errors[0] == "the process ended without a word"
+    assert (tmp_path / "run.asked").exists()

@@ -1,0 +1,185 @@
+"""The batch file that Slurm gets, what may not stand in it, and what srun says of a node."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drumline.cli import launch
+from drumline.errors import ConfigError, UsageError
+from drumline.launch.sbatch import (
+    BatchJob,
+    batch_text,
+    check_sbatch,
+    seconds_of,
+    submit,
+    write_batch_file,
+    wrong_values,
+)
+from drumline.launch.slurm import node_of_step
+from drumline.launch.torchrun import Node
+
+STEP = {
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_JOB_ID": "3",
+    "SLURM_STEP_ID": "1",
+}
+
+
+def test_a_batch_file_has_all_that_was_asked_for() -> None:
+    job = BatchJob(
+        name="mine",
+        command=["python", "it's", "--x=$HOME"],
+        num_nodes=2,
+        num_gpus=8,
+        num_cpus=4,
+        options={"partition": "long", "time": "1-0"},
+        others=["--exclusive"],
+        signal_before_s=60,
+    )
+    lines = batch_text(job).splitlines()
+    assert lines[0] == "#!/bin/sh"
+    assert [line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")] == [
+        "job-name=mine", "nodes=2", "ntasks-per-node=1", "partition=long", "time=1-0", "gpus-per-node=8",
+        "cpus-per-task=4", "requeue", "signal=USR1@60", "output=mine-%j.log", "open-mode=append", "exclusive",
+    ]  # fmt: skip
+    (srun,) = [line for line in lines if line.startswith("srun ")]
+    flags = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--cpus-per-task=4"]
+    assert shlex.split(srun) == ["srun", *flags, "python", "it's", "--x=$HOME"]
+
+
+@pytest.mark.parametrize(
+    ("code", "count", "requeue", "expected", "said"),
+    [
+        (0, "", 0, 0, ""),
+        (1, "", 0, 1, ""),
+        (75, "", 0, 75, "drumline: job 12 goes back into the queue (requeue 1 of 3)\nrequeue 12\n"),
+        (75, "2", 0, 75, "drumline: job 12 goes back into the queue (requeue 3 of 3)\nrequeue 12\n"),
+        (75, "3", 0, 75, "drumline: told to leave after 3 requeues; --max-requeues is 3, and the job ends\n"),
+        (
+            75, "0", 1, 75,
+            "drumline: job 12 goes back into the queue (requeue 1 of 3)\nrequeue 12\n"
+            "drumline: it could not be requeued; the same command goes on\n",
+        ),
+    ],
+)  # fmt: skip
+def test_only_a_run_that_was_told_to_leave_is_requeued(
+    tmp_path: Path, code: int, count: str, requeue: int, expected: int, said: str
+) -> None:
+    """The file as a shell runs it; Slurm's two commands are stand-ins here, and real in tests/multinode."""
+    for name, text in (("srun", f"exit {code}"), ("scontrol", f'echo "$@" >&2; exit {requeue}')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "job").write_text(batch_text(BatchJob(name="mine", command=["true"], max_requeues=3)))
+    environment = {"PATH": str(tmp_path), "SLURM_JOB_ID": "12"} | (
+        {"SLURM_RESTART_COUNT": count} if count else {}
+    )
+    done = subprocess.run(
+        ["/bin/sh", tmp_path / "job"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (expected, said)
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("90", 5400), ("1:30", 90), ("1:00:00", 3600), ("2-3", 183600), ("1-0:30", 88200), ("1-0:0:5", 86405)],
+)
+def test_a_time_limit_is_read_as_sbatch_does(time: str, seconds: int) -> None:
+    assert seconds_of(time) == seconds
+    assert seconds_of("UNLIMITED") is None
+
+
+def test_what_cannot_stand_in_a_batch_file_is_refused() -> None:
+    options = {"partition": "a\n#SBATCH --uid=0", "qos": "it's", "account": "fine", "time": "2"}
+    assert list(wrong_values(options, ["--exclusive", "-x", "--comment=a b"], 120)) == [
+        "--partition: 'a\\n#SBATCH --uid=0' cannot stand in a batch file; no blanks, quotes and the like",
+        '--qos: "it\'s" cannot stand in a batch file; no blanks, quotes and the like',
+        "--sbatch: '-x' is no flag of sbatch's that can stand in a batch file, as --name or --name=value",
+        "--sbatch: '--comment=a b' is no flag of sbatch's that can stand in a batch file, as --name or --name=value",
+        "--signal-before: 120 s before the end of --time 2 it has not begun",
+    ]
+
+
+def test_a_file_of_the_users_own_is_not_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "mine.sbatch"
+    write_batch_file(path, batch_text(BatchJob(name="a", command=["true"])))
+    write_batch_file(path, batch_text(BatchJob(name="b", command=["true"])))
+    assert "--job-name=b" in path.read_text()
+    path.write_text("#!/bin/sh\n")
+    with pytest.raises(UsageError, match="is there, and was not written by drumline launch"):
+        write_batch_file(path, "")
+    with pytest.raises(
+        UsageError, match=r"nowhere/mine\.sbatch cannot be written: No such file or directory"
+    ):
+        write_batch_file(tmp_path / "nowhere" / "mine.sbatch", "")
+
+
+def test_without_sbatch_and_refused_by_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"sbatch is not installed on {re.escape(os.uname().nodename)}"):
+        check_sbatch(str(tmp_path))
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho 'sbatch: error: no such partition' >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    assert check_sbatch(str(tmp_path)) == str(sbatch)
+    with pytest.raises(UsageError, match=r"sbatch refused job\.sbatch: sbatch: error: no such partition"):
+        submit(str(sbatch), Path("job.sbatch"))
+    sbatch.write_text("#!/bin/sh\necho '7;cluster'\n")
+    assert submit(str(sbatch), Path("job.sbatch")) == "7"
+
+
+def test_print_shows_the_file_and_submits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command = ["--slurm", "--print", "--procs", "2", "--sbatch=--exclusive --nice", "digits", "--run", "a b"]
+    assert launch.run(command) == 0
+    text = capsys.readouterr().out
+    assert "#SBATCH --exclusive\n#SBATCH --nice\n" in text
+    assert (
+        f"{shlex.quote(sys.executable)} -m drumline launch --srun --procs=2 -- digits --run 'a b'\n" in text
+    )
+    with pytest.raises(UsageError, match="sbatch is not installed"):
+        launch.run(["--slurm", "digits"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (["--slurm", "--sbatch='", "digits"], '--sbatch: "\'" cannot be read: No closing quotation'),
+        (["--slurm", "--job-name", "a b", "digits"], "--job-name: 'a b' cannot stand in a batch file"),
+        (["--slurm", "--srun", "digits"], "--slurm and --srun exclude each other"),
+        (["--partition", "a", "digits"], "--partition: belongs to --slurm"),
+        (["--nodes", "2", "digits"], "--nodes: belongs to --kubernetes and --slurm"),
+        (["--srun", "--print", "digits"], "--print: --srun is for srun to run"),
+        (["--slurm", "digits", "--optim.lr", "x"], "--optim.lr"),
+    ],
+)
+def test_wrong_flags_are_told(command: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        launch.run(command)
+
+
+def test_a_node_of_a_step() -> None:
+    node = Node(num_nodes=2, node_rank=1, num_procs=4, endpoint="gpu07:20022", max_restarts=3)
+    assert node_of_step(STEP, num_procs=4, max_restarts=3) == node
+    first = node_of_step({**STEP, "SLURM_NODEID": "0"}, num_procs=4, max_restarts=3)
+    assert (first.node_rank, first.address) == (0, "gpu07")
+    alone = {**STEP, "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
+    assert node_of_step(alone, num_procs=None, max_restarts=0) == Node(num_procs=None)
+    with pytest.raises(UsageError, match="--srun: the step has 8 tasks on 2 nodes"):
+        node_of_step({**STEP, "SLURM_STEP_NUM_TASKS": "8"}, num_procs=4, max_restarts=3)
+    with pytest.raises(
+        UsageError, match="--srun: no srun has started this process: SLURM_NODEID, SLURM_STEP"
+    ):
+        node_of_step({}, num_procs=4, max_restarts=3)
