@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from drumline.cli import train
+from drumline.cli.loading import load_agent
 from drumline.config import Flags, read_flags
 from drumline.config.schema import Bounds, Count, CountOrZero
 from drumline.config.values import SWITCH_WORDS
@@ -213,6 +214,7 @@ def _run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
 
     from drumline.launch.local import run_node
 
+    load_agent()
     return run_node(node, program)
 
 

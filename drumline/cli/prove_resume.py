@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, Literal, NoReturn
 
 from drumline.cli import train
+from drumline.cli.loading import loading
 from drumline.config import PRESETS, Flags, read_flags, read_layers, resolve
 from drumline.config.schema import Count, Seed
 from drumline.errors import ConfigError, DrumlineError, ExitCode, UsageError
@@ -137,7 +138,8 @@ def _defaults(task: str | None) -> Mapping[str, Any]:
     if task is None or not is_class_spec(task):
         return PRESETS[task].defaults if task and task in PRESETS else {}
 
-    from drumline.tasks.load import load_task
+    with loading():
+        from drumline.tasks.load import load_task
 
     try:
         return load_task(task).defaults

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from drumline.cli.loading import loading
 from drumline.config import PRESETS, Config, Layers, resolve
 from drumline.engine.job import make_manager
 from drumline.engine.output import describe_failure, screen
@@ -46,7 +48,12 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
 def _load(task: str, layers: Layers) -> tuple[type[Task], Config]:
     task_class = load_task(task)
     defaults = PRESETS[task].defaults if task in PRESETS else task_class.defaults
-    return task_class, resolve(layers, defaults, task=task_class.__name__)
+    config = resolve(layers, defaults, task=task_class.__name__)
+    with loading():
+        importlib.import_module(
+            "torch._dynamo"
+        )  # as torch would when a model is wrapped or an optimizer made
+    return task_class, config
 
 
 def _tell(error: BaseException, ddp: DDPManager, progress: Progress) -> int:

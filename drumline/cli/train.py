@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from drumline.cli.loading import load_agent, loading
 from drumline.config import PRESETS, Flags, Layers, check_layers, read_flags, read_layers, resolve
 from drumline.config.schema import Count
 from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
@@ -58,7 +59,8 @@ def run(argv: Sequence[str]) -> int:
     if topology is None and (code := _start_ranks(flags, layers, folder, argv)) is not None:
         return code
 
-    from drumline.cli.rank import run_rank
+    with loading():
+        from drumline.cli.rank import run_rank
 
     return run_rank(task, layers, folder=folder, fresh=bool(flags.own.get("fresh")), argv=argv)
 
@@ -93,6 +95,7 @@ def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]
 
     from drumline.launch.local import default_procs, run_ranks
 
+    load_agent()
     num_procs = num_procs or default_procs()
     if num_procs == 1:
         return None
