@@ -15,7 +15,7 @@ import pytest
 
 from drumline.cli import prove_resume
 from drumline.errors import UsageError
-from tests.cli.test_command import DRUMLINE, ROOT, drumline, torch_blocked
+from tests.cli.test_command import ROOT, drumline, python_m, torch_blocked
 from tests.conftest import child_processes
 
 TASKS = """
@@ -106,6 +106,7 @@ def make_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_built_in_task_on_two_ranks_is_proved(folder: Path) -> None:
     result = drumline(
         *(
@@ -135,6 +136,7 @@ def test_a_built_in_task_on_two_ranks_is_proved(folder: Path) -> None:
     assert not list((folder / "tmp").glob("drumline-prove-*"))
 
 
+@pytest.mark.usefixtures("warm")
 def test_another_number_of_ranks_is_proved_in_the_elastic_mode(folder: Path) -> None:
     model = ("--model.widths", "8", "--model.dropout", "0.2", "--data.augment", "--train.shards", "4")
     result = drumline(
@@ -185,6 +187,7 @@ def test_two_kills_in_one_save_and_a_cache_that_is_not_saved(folder: Path) -> No
         ),
     ],
 )
+@pytest.mark.usefixtures("warm")
 def test_what_breaks_it_is_named(folder: Path, task: str, difference: str, cause: str) -> None:
     result = drumline("prove-resume", f"tasks.py:{task}", *KILL, cwd=folder)
     assert result.returncode == 1, result.stdout + result.stderr
@@ -200,6 +203,7 @@ def test_what_breaks_it_is_named(folder: Path, task: str, difference: str, cause
     assert (root / "killed" / "trace-leg-1" / "rank-00000.jsonl").exists()
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_job_that_fails_by_itself_is_shown(folder: Path) -> None:
     result = drumline("prove-resume", "tasks.py:Failing", *KILL, cwd=folder)
     assert result.returncode == 1
@@ -215,7 +219,7 @@ def test_nothing_is_left_of_a_proof_that_is_broken_off(
 ) -> None:
     process = subprocess.Popen(
         [
-            *DRUMLINE,
+            *python_m("drumline"),
             "prove-resume",
             "digits",
             "--world",
