@@ -50,10 +50,12 @@ starts = sorted(folder.glob(f"{said['RANK']}-*.json"))
 (folder / f"{said['RANK']}-{len(starts)}.json").write_text(json.dumps(said))
 if "fail" in sys.argv and said["RANK"] == "1":
     sys.exit(7)
-if "fail-once" in sys.argv and said["RANK"] == "1" and not starts:
-    sys.exit(7)
-if "fail-once" in sys.argv and not (folder / "1-1.json").exists():
+if "fail-once" in sys.argv and not starts:
     import time
+    while not (folder / "0-0.json").exists():
+        time.sleep(0.01)
+    if said["RANK"] == "1":
+        sys.exit(7)
     time.sleep(60)  # until the agent ends it
 """
 
@@ -114,12 +116,14 @@ def test_a_script_runs_on_two_ranks_with_its_own_arguments(tmp_path: Path, scrip
         assert words["argv"] == [str(tmp_path), "--procs", "9", "--", "x"]
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_failing_script_ends_with_its_code_and_is_named(tmp_path: Path, script: str) -> None:
     code, _, errors = launch("--procs", "2", script, str(tmp_path), "fail", cwd=tmp_path)
     assert code == 7
     assert errors == "drumline: script.py failed on rank 1 (exit code 7); the other ranks were stopped\n"
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_task_that_cannot_start_is_not_started_again(tmp_path: Path) -> None:
     code, _, errors = launch("--procs", "1", "cifar10", "--data.dir", "nowhere", cwd=tmp_path)
     assert code == 3, errors
@@ -127,6 +131,7 @@ def test_a_task_that_cannot_start_is_not_started_again(tmp_path: Path) -> None:
     assert "starting the ranks again" not in errors
 
 
+@pytest.mark.usefixtures("warm")
 def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script: str) -> None:
     port = free_port()
     # The node with rank 1 first: people start them in any order.
@@ -154,6 +159,7 @@ def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script:
     ]
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_first_node_whose_port_is_taken_says_so(tmp_path: Path, script: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         file = env_file(tmp_path, ".env", nodes=2, rank=0, port=taken.getsockname()[1])
@@ -163,6 +169,7 @@ def test_a_first_node_whose_port_is_taken_says_so(tmp_path: Path, script: str) -
     assert "see whether the port is free on the first node, and open to the others" in errors
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_task_on_one_node_that_a_file_describes(tmp_path: Path) -> None:
     file = env_file(tmp_path, ".env", nodes=1, rank=0, port=free_port())
     code, output, errors = launch("--env-file", file, "digits", *SMALL, "--run", "here", cwd=tmp_path)
@@ -171,6 +178,7 @@ def test_a_task_on_one_node_that_a_file_describes(tmp_path: Path) -> None:
     assert "train_timeout_s = 77" in (tmp_path / "here" / "config.toml").read_text()
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_task_on_two_nodes_loses_a_rank_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(DIES_ONCE)
     port, more = free_port(), f"OUTPUT_DIR={tmp_path}/out\n"
@@ -220,6 +228,7 @@ def test_print_starts_nothing_and_shows_no_secret(
     ]
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_printed_line_runs(tmp_path: Path, script: str) -> None:
     _, line, _ = launch("--print", "--procs", "2", script, str(tmp_path), cwd=tmp_path)
     typed = line.replace("torchrun", f"{sys.executable} -m torch.distributed.run", 1)
