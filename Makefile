@@ -27,7 +27,7 @@ tools: ## get what tests/multinode needs from apt, where that may be
 	@tests/multinode/install.sh
 
 test: check tools ## everything that must pass before a change lands
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 bench: .venv/ready ## the engine's step against a hand-written loop
 	$(BIN)/python benchmarks/step.py
