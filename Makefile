@@ -40,7 +40,10 @@ bench-exact: .venv/ready ## what exactness costs: the elastic step, the sample l
 soak-exact: .venv/ready ## hundreds of random kills and resumes, compared bit for bit
 	$(BIN)/python -m tests.schedules --count 300
 
+soak-demo: .venv/ready ## the demo to its end: does it still learn to read digits?
+	$(BIN)/python -m tests.multiproc.test_train_built_ins
+
 clean: ## remove what the targets above made
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check tools test bench bench-exact soak-exact clean
+.PHONY: help setup demo check tools test bench bench-exact soak-exact soak-demo clean
