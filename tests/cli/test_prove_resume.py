@@ -303,7 +303,13 @@ def test_kills_that_cannot_be_are_refused(folder: Path) -> None:
     assert "--world: 9 ranks cannot share 8 shards (train.shards)" in few.stderr
 
 
-def test_a_task_that_is_not_there_is_told_before_anything_runs(folder: Path) -> None:
+def test_a_task_that_is_not_there_is_told_before_anything_runs(
+    folder: Path, request: pytest.FixtureRequest
+) -> None:
+    missing = drumline("prove-resume", "task.py:Sound", cwd=folder, **torch_blocked(folder))
+    assert missing.returncode == 2
+    assert f"'task.py:Sound': there is no file task.py (looked in {folder})" in missing.stderr
+    request.getfixturevalue("warm")
     (folder / "broken.py").write_text("import nothing_of_this_name")
     for task, said in (
         ("tasks.py:Sond", "tasks.py has no class 'Sond'; did you mean 'Sound'?"),
@@ -316,9 +322,6 @@ def test_a_task_that_is_not_there_is_told_before_anything_runs(folder: Path) -> 
         assert result.returncode == 2
         assert said in result.stderr
         assert not result.stdout
-    missing = drumline("prove-resume", "task.py:Sound", cwd=folder, **torch_blocked(folder))
-    assert missing.returncode == 2
-    assert f"'task.py:Sound': there is no file task.py (looked in {folder})" in missing.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
