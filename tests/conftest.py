@@ -7,7 +7,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,14 @@ def child_processes() -> set[int]:
             if _state_and_parent(entry)[0] != "Z" and not any(helper in command for helper in HELPERS):
                 children.add(int(pid))
     return children
+
+
+def children_that_stay(before: Set[int] = frozenset()) -> Set[int]:
+    """Those that were not there before. What was killed just now has a moment to go."""
+    deadline = time.monotonic() + 3
+    while (left := child_processes() - before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
 
 
 def _children_of_any_state() -> set[str]:

@@ -100,9 +100,9 @@ def _serve(control: Connection, address: str, program: str) -> None:
 def _start(connection: socket.socket, selector: selectors.BaseSelector, program: str) -> None:
     length, files, *_ = socket.recv_fds(connection, 8, 3)
     text = b""
-    while len(text) < int.from_bytes(length, "little"):
-        text += connection.recv(1 << 16)
-    pid = os.fork()
+    while len(text) < int.from_bytes(length, "little") and (piece := _received(connection, 1 << 16)):
+        text += piece
+    pid = os.fork() if length and len(text) == int.from_bytes(length, "little") else None
     if pid == 0:
         for key in list(selector.get_map().values()):
             if isinstance(key.fileobj, int):
@@ -114,6 +114,9 @@ def _start(connection: socket.socket, selector: selectors.BaseSelector, program:
         _become(json.loads(text), files, program)
     for file in files:
         os.close(file)
+    if pid is None:  # it was ended before it had said what it stands for
+        connection.close()
+        return
     served = _Served(pid, connection)
     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, served)
     selector.register(connection, selectors.EVENT_READ, served)
@@ -132,16 +135,16 @@ def _attend(key: selectors.SelectorKey, selector: selectors.BaseSelector) -> Non
             selector.unregister(served.connection)
         served.connection.close()
     elif served.connection.fileno() >= 0:
-        numbers = _received(served.connection)
+        numbers = _received(served.connection, 64)
         if not numbers:
             selector.unregister(served.connection)
         for number in numbers or [signal.SIGKILL]:
             os.kill(served.pid, number)
 
 
-def _received(connection: socket.socket) -> bytes:
+def _received(connection: socket.socket, most: int) -> bytes:
     try:
-        return connection.recv(64)
+        return connection.recv(most)
     except OSError:
         return b""
 

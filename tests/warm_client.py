@@ -20,10 +20,10 @@ def main(server: str, *words: str) -> None:
         request = {"words": words, "cwd": os.getcwd(), "environment": dict(os.environ)}  # noqa: PTH109
         text = json.dumps(request).encode()
         socket.send_fds(connection, [len(text).to_bytes(8, "little")], [0, 1, 2])
-        for number in RELAYED:
+        connection.sendall(text)
+        for number in RELAYED:  # until here a signal ends this process, and the server sees that
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda caught, _: connection.send(bytes([caught])))
-        connection.sendall(text)
         answer = connection.recv(4)
     if not answer:
         sys.exit("the server of tests/warm.py has gone")

@@ -15,7 +15,7 @@ import pytest
 
 from drumline.config.fields import FIELDS
 from drumline.metrics.events import read_events
-from tests.conftest import child_processes
+from tests.conftest import children_that_stay
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -340,7 +340,7 @@ def test_ctrl_c_ends_every_process_and_the_run_can_go_on(tmp_path: Path, num_pro
     assert errors.count("drumline: interrupted; the same command goes on from the last checkpoint") == 1
     assert "Traceback" not in errors
     assert list(checkpoints.glob("step-*"))
-    assert not child_processes()
+    assert not children_that_stay()
 
 
 @pytest.mark.usefixtures("warm")

@@ -16,7 +16,7 @@ import pytest
 from drumline.cli import prove_resume
 from drumline.errors import UsageError
 from tests.cli.test_command import ROOT, drumline, python_m, torch_blocked
-from tests.conftest import child_processes
+from tests.conftest import children_that_stay
 
 TASKS = """
 import os
@@ -245,7 +245,7 @@ def test_nothing_is_left_of_a_proof_that_is_broken_off(
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number, errors
     assert errors == "drumline: interrupted; nothing of it is left\n"
-    assert not child_processes()
+    assert not children_that_stay()
     assert not list((folder / "tmp").glob("drumline-prove-*"))
 
 
