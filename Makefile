@@ -27,7 +27,7 @@ tools: ## get what tests/multinode needs from apt, where that may be
 	@tests/multinode/install.sh
 
 test: check tools ## everything that must pass before a change lands
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 bench: .venv/ready ## the engine's step against a hand-written loop
 	$(BIN)/python benchmarks/step.py
@@ -49,7 +49,10 @@ soak-exact: .venv/ready ## hundreds of random kills and resumes, compared bit fo
 soak-restarts: .venv/ready tools ## restart after restart under gloo, on two hosts and on one; none may be lost
 	$(BIN)/python -m tests.multinode.restarts --count 20
 
+soak-demo: .venv/ready ## the demo to its end: does it still learn to read digits?
+	$(BIN)/python -m tests.multiproc.test_train_built_ins
+
 clean: ## remove what the targets above made
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check tools test bench bench-exact bench-doctor bench-preflight soak-exact soak-restarts clean
+.PHONY: help setup demo check tools test bench bench-exact bench-doctor bench-preflight soak-exact soak-demo soak-restarts clean

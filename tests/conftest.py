@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import pytest
@@ -14,22 +15,49 @@ import pytest
 # pytest sets the first; torch or its libraries set the others when they are first loaded.
 OWN_VARIABLES = {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"}
 HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "execnet")
+HAS_LISTS = Path("/proc/thread-self/children").exists()
 
 
 def child_processes() -> set[int]:
     """Children of this process that still run, the multiprocessing helpers apart."""
     children = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+    for pid in _children_of_any_state():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            entry = Path("/proc") / pid
             command = (entry / "cmdline").read_bytes().decode(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(parent) == os.getpid() and state != "Z" and not any(helper in command for helper in HELPERS):
-            children.add(int(entry.name))
+            if _state_and_parent(entry)[0] != "Z" and not any(helper in command for helper in HELPERS):
+                children.add(int(pid))
     return children
+
+
+def children_that_stay(before: Set[int] = frozenset()) -> Set[int]:
+    """Those that were not there before. What was killed just now has a moment to go."""
+    deadline = time.monotonic() + 3
+    while (left := child_processes() - before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def _children_of_any_state() -> set[str]:
+    """By the kernel's own lists: to look at every process of the machine would take longer than most tests do."""
+    found = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.update((thread / "children").read_text().split())
+    return found if HAS_LISTS else _children_by_looking()
+
+
+def _children_by_looking() -> set[str]:
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if _state_and_parent(entry)[1] == str(os.getpid()):
+                found.add(entry.name)
+    return found
+
+
+def _state_and_parent(entry: Path) -> list[str]:
+    return (entry / "stat").read_text().rpartition(")")[2].split()[:2]
 
 
 # Orphans of a test become children of this process rather than of init, where nobody would see them.

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-_context = multiprocessing.get_context("forkserver")
+server_context = multiprocessing.get_context("forkserver")
 # torch loads its compiler when a model is first wrapped, which takes longer than most tests.
-_context.set_forkserver_preload(["torch", "torch._dynamo", "drumline.manager", "drumline.engine.train"])
+server_context.set_forkserver_preload(["torch", "torch._dynamo", "drumline.manager", "drumline.engine.train"])
 
 
 class RanksFailed(AssertionError):
@@ -58,9 +58,9 @@ def run_ranks(
     pipes: dict[int, Connection] = {}
     processes = []
     for rank in range(world_size):
-        mine, theirs = _context.Pipe(duplex=False)
+        mine, theirs = server_context.Pipe(duplex=False)
         environment = rank_environment(rank, world_size, port)
-        process = _context.Process(target=_run_rank, args=(theirs, environment, function, args))
+        process = server_context.Process(target=_run_rank, args=(theirs, environment, function, args))
         process.start()
         theirs.close()
         pipes[rank] = mine

@@ -18,6 +18,7 @@ from drumline.cli import train
 from drumline.config import PRESETS, Flags, read_flags, read_layers, resolve
 from drumline.config.schema import Count, Seed
 from drumline.errors import ConfigError, DrumlineError, ExitCode, UsageError
+from drumline.launch.loading import loading
 from drumline.launch.topology import topology_from
 from drumline.prove.proof import Outcome, Proof
 from drumline.prove.schedule import Wishes, worlds_of, wrong_wishes
@@ -137,7 +138,8 @@ def _defaults(task: str | None) -> Mapping[str, Any]:
     if task is None or not is_class_spec(task):
         return PRESETS[task].defaults if task and task in PRESETS else {}
 
-    from drumline.tasks.load import load_task
+    with loading():
+        from drumline.tasks.load import load_task
 
     try:
         return load_task(task).defaults

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import traceback
@@ -18,6 +19,7 @@ from drumline.engine.run_folder import RunFolder
 from drumline.engine.saving import Progress
 from drumline.engine.train import train
 from drumline.errors import DrumlineError, ExitCode, Place
+from drumline.launch.loading import loading
 from drumline.launch.local import INTERRUPTED
 from drumline.launch.topology import let_first_rank_speak, topology_from
 from drumline.manager import DDPManager
@@ -50,7 +52,12 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
 def _load(task: str, layers: Layers) -> tuple[type[Task], Config]:
     task_class = load_task(task)
     defaults = PRESETS[task].defaults if task in PRESETS else task_class.defaults
-    return task_class, resolve(layers, defaults, task=task_class.__name__)
+    config = resolve(layers, defaults, task=task_class.__name__)
+    with loading():
+        importlib.import_module(
+            "torch._dynamo"
+        )  # as torch would when a model is wrapped or an optimizer made
+    return task_class, config
 
 
 def _tell(error: BaseException, ddp: DDPManager, progress: Progress) -> int:

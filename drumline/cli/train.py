@@ -12,6 +12,7 @@ from typing import Any
 from drumline.config import PRESETS, Flags, Layers, check_layers, read_flags, read_layers, resolve
 from drumline.config.schema import Count
 from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
+from drumline.launch.loading import loading
 from drumline.launch.topology import let_first_rank_speak, topology_from
 from drumline.user_code import is_class_spec
 
@@ -58,7 +59,8 @@ def run(argv: Sequence[str]) -> int:
     if topology is None and (code := _start_ranks(flags, layers, folder, argv)) is not None:
         return code
 
-    from drumline.cli.rank import run_rank
+    with loading():
+        from drumline.cli.rank import run_rank
 
     return run_rank(task, layers, folder=folder, fresh=bool(flags.own.get("fresh")), argv=argv)
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from drumline.errors import ExitCode
 from drumline.launch import guard
 from drumline.launch.addresses import check_is_own
+from drumline.launch.loading import loading
 from drumline.launch.supervision import Supervision
 from drumline.launch.torchrun import Node, Program
 
@@ -34,6 +35,7 @@ TOO_EARLY = "drumline: told to leave before the first step; the same command goe
 
 def default_procs() -> int:
     """One rank per GPU, or one on a machine without."""
+    _load_torch_quietly()
     import torch
 
     return max(1, torch.cuda.device_count())
@@ -159,7 +161,8 @@ def _load_torch_quietly() -> None:
     told nothing of this, speak as before."""
     if "torch" not in sys.modules and STORE_LOG not in os.environ:
         os.environ[STORE_LOG] = "ERROR"
-        import torch.distributed  # noqa: F401
+        with loading():
+            import torch.distributed.launcher.api  # noqa: F401
 
         del os.environ[STORE_LOG]
 

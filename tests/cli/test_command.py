@@ -15,12 +15,10 @@ import pytest
 
 from drumline.config.fields import FIELDS
 from drumline.metrics.events import read_events
-from tests.conftest import child_processes
+from tests.conftest import children_that_stay
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
-DRUMLINE = [sys.executable, "-m", "drumline"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 SMALL = ["--model.widths", "8", "--train.epochs", "1", "--log.every_steps", "5"]
 BROKEN_TASK = """
 import os
@@ -38,11 +36,16 @@ class Broken(ImageClassification):
 """
 
 
+def python_m(module: str) -> list[str]:
+    """Cold, or warm in a test that asks for that."""
+    return [sys.executable, "-m", module]
+
+
 def drumline(
     *arguments: str, cwd: Path, timeout_s: float = 120, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*DRUMLINE, *arguments],
+        [*python_m("drumline"), *arguments],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
@@ -124,6 +127,7 @@ def test_all_config_errors_come_at_once_and_before_torch(tmp_path: Path) -> None
         (["digits", "--run", "/proc/nowhere"], "the run folder /proc/nowhere cannot be made"),
     ],
 )
+@pytest.mark.usefixtures("warm")
 def test_wrong_commands_are_explained(tmp_path: Path, arguments: list[str], message: str) -> None:
     result = drumline("train", *arguments, cwd=tmp_path)
     assert result.returncode in (2, 3), result.stderr
@@ -131,7 +135,9 @@ def test_wrong_commands_are_explained(tmp_path: Path, arguments: list[str], mess
     assert "Traceback" not in result.stderr
 
 
-def test_train_on_two_ranks_then_again(tmp_path: Path) -> None:
+def test_train_on_two_ranks_then_again_then_by_torchrun(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     command = ("train", "digits", "--procs", "2", *SMALL)
     first = drumline(*command, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
@@ -152,16 +158,14 @@ def test_train_on_two_ranks_then_again(tmp_path: Path) -> None:
         kinds = [event["kind"] for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl")]
         assert {"start", "train", "evaluation", "end"} <= set(kinds)
         assert (run / "logs" / f"rank-{rank:05d}.log").read_text()
+    request.getfixturevalue("warm")
     again = drumline("train", "digits", "--procs", "2", "--config", str(run / "config.toml"), cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "this run has finished" in again.stdout
-
-
-def test_torchrun_joins_as_the_same_run(tmp_path: Path) -> None:
-    assert drumline("train", "digits", "--procs", "2", "--run", "ours", *SMALL, cwd=tmp_path).returncode == 0
+    # torchrun's ranks are the same run.
     result = subprocess.run(
         [
-            *TORCHRUN,
+            *python_m("torch.distributed.run"),
             "--nproc-per-node",
             "2",
             "-m",
@@ -182,22 +186,25 @@ def test_torchrun_joins_as_the_same_run(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     ours, theirs = (
-        (tmp_path / name / "checkpoints" / "step-00000023" / "model.safetensors").read_bytes()
-        for name in ("ours", "theirs")
+        (folder / "checkpoints" / "step-00000023" / "model.safetensors").read_bytes()
+        for folder in (run, tmp_path / "theirs")
     )
     assert ours == theirs
 
 
 @pytest.mark.parametrize("launcher", ["procs", "torchrun"])
-def test_the_rank_that_raises_is_shown_first_and_once(tmp_path: Path, launcher: str) -> None:
+def test_the_rank_that_raises_is_shown_first_and_once(
+    tmp_path: Path, launcher: str, request: pytest.FixtureRequest
+) -> None:
     (tmp_path / "broken.py").write_text(BROKEN_TASK.replace("{what}", "raise ValueError('boom at four')"))
     started = time.monotonic()
     if launcher == "procs":
+        request.getfixturevalue("warm")
         result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
     else:
         result = subprocess.run(
             [
-                *TORCHRUN,
+                *python_m("torch.distributed.run"),
                 "--standalone",
                 "--nproc-per-node",
                 "2",
@@ -228,6 +235,7 @@ def test_the_rank_that_raises_is_shown_first_and_once(tmp_path: Path, launcher: 
     assert "ValueError: boom at four" in log
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_task_that_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("import a_package_that_is_not_there\n")
     result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
@@ -256,6 +264,7 @@ def test_procs_that_contradict_the_launcher_are_refused(tmp_path: Path) -> None:
     assert "--procs is 4, but a launcher has started 2 ranks here" in result.stderr
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_without_an_agent_the_first_failure_is_told_once_too(tmp_path: Path, rank: str) -> None:
     """As under srun: nobody ends the other ranks, and rank 0 runs the store."""
@@ -270,7 +279,7 @@ def test_without_an_agent_the_first_failure_is_told_once_too(tmp_path: Path, ran
     }
     ranks = [
         subprocess.Popen(
-            [*DRUMLINE, "train", "broken.py:Broken"],
+            [*python_m("drumline"), "train", "broken.py:Broken"],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), **shared, "RANK": name, "LOCAL_RANK": name},
             stdout=subprocess.PIPE,
@@ -285,6 +294,7 @@ def test_without_an_agent_the_first_failure_is_told_once_too(tmp_path: Path, ran
     assert f"drumline: rank {rank} on " in errors
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_rank_that_leaves_by_sys_exit_is_a_failure_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN_TASK.replace("{what}", "raise SystemExit(0)"))
     result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
@@ -313,7 +323,7 @@ def test_ctrl_c_ends_every_process_and_the_run_can_go_on(tmp_path: Path, num_pro
     ]
     command += ["--train.epochs", "500"]
     process = subprocess.Popen(
-        [*DRUMLINE, *command],
+        [*python_m("drumline"), *command],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -330,27 +340,29 @@ def test_ctrl_c_ends_every_process_and_the_run_can_go_on(tmp_path: Path, num_pro
     assert errors.count("drumline: interrupted; the same command goes on from the last checkpoint") == 1
     assert "Traceback" not in errors
     assert list(checkpoints.glob("step-*"))
-    assert not child_processes()
+    assert not children_that_stay()
 
 
+@pytest.mark.usefixtures("warm")
 def test_two_jobs_do_not_share_a_folder(tmp_path: Path) -> None:
     slow = BROKEN_TASK.replace("{what}", "pass").replace("self.seen += 1", "import time; time.sleep(0.3)")
     (tmp_path / "slow.py").write_text(slow.replace("class Broken", "class Slow"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     first = subprocess.Popen(
-        [*DRUMLINE, "train", "slow.py:Slow", "--run", "run"],
+        [*python_m("drumline"), "train", "slow.py:Slow", "--run", "run"],
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     try:
-        while not (tmp_path / "run" / "events" / "rank-00000.jsonl").exists():
+        while not (tmp_path / "run" / "environment.json").exists():
             assert first.poll() is None
             time.sleep(0.1)
+        (owner,) = json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"]
         second = drumline("train", "slow.py:Slow", "--run", "run", cwd=tmp_path)
         assert second.returncode == 2
-        assert f"another job (process {first.pid} on " in second.stderr
+        assert f"another job (process {owner['pid']} on " in second.stderr
     finally:
         first.kill()
         first.communicate()

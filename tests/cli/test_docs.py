@@ -38,8 +38,9 @@ NUMBER = re.compile(r"(?<![A-Za-z\d])\d[\d.,:]*(?:e[+-]\d+)?")
 UNIT = re.compile(r"# (?:ms|s|min|B|kB|MB)\b")
 REASON = "*Not run by the tests"
 SHORT = ["--train.epochs", "1", "--model.widths", "8"]
-# The first would change what is trained on, the second makes every start of torch slow.
-UNWANTED = ("DATASET_DIR", "PYTHONDONTWRITEBYTECODE")
+# The first would change what is trained on, the second makes every start of torch slow, with the third a line and its
+# end are written one after the other: those of two ranks get mixed.
+UNWANTED = ("DATASET_DIR", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
 
 
 class Block(NamedTuple):
@@ -85,7 +86,7 @@ def of_kind(kind: str) -> Iterator[tuple[Path, Block]]:
 
 
 @pytest.fixture(name="environment")
-def make_environment(tmp_path: Path) -> dict[str, str]:
+def make_environment(tmp_path: Path, warm: None) -> dict[str, str]:
     """An environment in which the commands are those of this checkout and this Python."""
     programs = tmp_path / "bin"
     programs.mkdir()

@@ -15,9 +15,9 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.name
 COMMANDS = re.compile(r"^ *((?:drumline|torchrun|python) .*)$", re.MULTILINE)
 LONGEST = {"own_task.py": 40, "own_loop.py": 80}
 PROGRAMS = {
-    "drumline": [sys.executable, "-m", "drumline"],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"],
-    "python": [sys.executable],
+    "drumline": ["-m", "drumline"],
+    "torchrun": ["-m", "torch.distributed.run", "--standalone"],
+    "python": [],
 }
 
 
@@ -36,12 +36,13 @@ def test_examples_are_short(name: str, lines: int) -> None:
     assert len((ROOT / "examples" / name).read_text().splitlines()) <= lines
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(("name", "command"), commands())
 def test_an_example_runs_and_learns(tmp_path: Path, name: str, command: str) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     program, *arguments = command.split()
     result = subprocess.run(
-        [*PROGRAMS[program], *arguments],
+        [sys.executable, *PROGRAMS[program], *arguments],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -115,12 +115,14 @@ def test_a_script_runs_on_two_ranks_with_its_own_arguments(tmp_path: Path, scrip
         assert words["argv"] == [str(tmp_path), "--procs", "9", "--", "x"]
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_failing_script_ends_with_its_code_and_is_named(tmp_path: Path, script: str) -> None:
     code, _, errors = launch("--procs", "2", script, str(tmp_path), "fail", cwd=tmp_path)
     assert code == 7
     assert errors == "drumline: script.py failed on rank 1 (exit code 7); the other ranks were stopped\n"
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_task_that_cannot_start_is_not_started_again(tmp_path: Path) -> None:
     code, _, errors = launch("--procs", "1", "cifar10", "--data.dir", "nowhere", cwd=tmp_path)
     assert code == 3, errors
@@ -128,6 +130,7 @@ def test_a_task_that_cannot_start_is_not_started_again(tmp_path: Path) -> None:
     assert "starting the ranks again" not in errors
 
 
+@pytest.mark.usefixtures("warm")
 def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script: str) -> None:
     port = free_port()
     # The node with rank 1 first: people start them in any order.
@@ -155,6 +158,7 @@ def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script:
     ]
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_node_that_gives_up_is_named_on_the_other_which_would_not_have_known(tmp_path: Path) -> None:
     port = free_port()
     # Rank 0 ends, on the node that keeps the store; rank 1 does something else, and would do so for long.
@@ -171,6 +175,7 @@ def test_a_node_that_gives_up_is_named_on_the_other_which_would_not_have_known(t
     assert f"drumline: error: {name} ended the job: rank 0 failed (exit code 7)\n" in said_second
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_first_node_whose_port_is_taken_says_so(tmp_path: Path, script: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         file = env_file(tmp_path, ".env", nodes=2, rank=0, port=taken.getsockname()[1])
@@ -181,6 +186,7 @@ def test_a_first_node_whose_port_is_taken_says_so(tmp_path: Path, script: str) -
     assert len(errors.splitlines()) == 2, "the store's own words, a stack of its code, are not shown"
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_task_on_one_node_that_a_file_describes(tmp_path: Path) -> None:
     file = env_file(tmp_path, ".env", nodes=1, rank=0, port=free_port())
     code, output, errors = launch("--env-file", file, "digits", *SMALL, "--run", "here", cwd=tmp_path)
@@ -189,6 +195,7 @@ def test_a_task_on_one_node_that_a_file_describes(tmp_path: Path) -> None:
     assert "train_timeout_s = 77" in (tmp_path / "here" / "config.toml").read_text()
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_task_on_two_nodes_loses_a_rank_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(DIES_ONCE)
     port, more = free_port(), f"OUTPUT_DIR={tmp_path}/out\n"
@@ -243,6 +250,7 @@ def test_print_starts_nothing_and_shows_no_secret(
     ]
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_printed_line_runs(tmp_path: Path, script: str) -> None:
     _, line, _ = launch("--print", "--procs", "2", script, str(tmp_path), cwd=tmp_path)
     typed = line.replace("torchrun", f"{sys.executable} -m torch.distributed.run", 1)

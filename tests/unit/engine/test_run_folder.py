@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -95,13 +96,19 @@ def test_a_lock_does_not_outlive_its_process_in_a_child(tmp_path: Path) -> None:
     code = (
         "import os, sys, time; from pathlib import Path; from drumline.engine.run_folder import RunFolder, locked\n"
         "with locked(RunFolder(Path(sys.argv[1]))):\n"
-        "    if os.fork() == 0:\n"
-        "        time.sleep(3)\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        os.close(1)\n"
+        "        time.sleep(60)\n"
+        "    os.write(1, str(child).encode())\n"
         "    os._exit(0)"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
-    with locked(RunFolder(tmp_path)):
-        pass
+    child = int(subprocess.check_output([sys.executable, "-c", code, str(tmp_path)]))
+    try:
+        with locked(RunFolder(tmp_path)):
+            os.kill(child, 0)  # it is still there
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

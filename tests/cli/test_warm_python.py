@@ -1,0 +1,86 @@
+"""The stand-in for Python in these tests is like Python: what it is given, what it gives back, how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.warm import warm_python
+
+SCRIPT = """
+import json, os, subprocess, sys, time
+assert "torch" in sys.modules
+match sys.argv[1]:
+    case "say":
+        said = [os.getcwd(), os.environ.get("NOTE"), sys.argv[2:], sys.stdin.read(), os.getpgrp() == os.getpid()]
+        print(json.dumps(said))
+        print("an error", file=sys.stderr)
+    case "start":
+        sys.exit(subprocess.run([sys.executable, *sys.argv[2:]]).returncode)
+    case "exit":
+        sys.exit(int(sys.argv[2]))
+    case "die":
+        os.kill(os.getpid(), 9)
+    case "raise":
+        raise ValueError("no")
+    case "wait":
+        print("waiting", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_it_is_like_python(tmp_path: Path, warm: None) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+    def run(*words: str, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "script.py", *words]
+        environment = {**os.environ, **more}
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, input=stdin, capture_output=True, text=True, check=False
+        )
+
+    said = run("say", "a b", "", stdin="typed", NOTE="n")
+    assert (said.returncode, said.stderr) == (0, "an error\n")
+    assert said.stdout.startswith(f'["{tmp_path}", "n", ["a b", ""], "typed"')
+    assert '", null, []' in run("say").stdout, "nothing of the process before is left"
+    assert run("exit", "7").returncode == 7
+    assert run("die").returncode == -signal.SIGKILL
+    raised = run("raise")
+    assert raised.returncode == 1
+    assert raised.stderr.endswith("ValueError: no\n")
+    assert run("start", "script.py", "exit", "5").returncode == 5, "what it starts has torch too"
+    assert run("start", "-c", "import sys; sys.exit('torch' in sys.modules)").returncode == 0, (
+        "but not always"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_what_it_stands_for(tmp_path: Path, warm: None, number: signal.Signals) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with subprocess.Popen([sys.executable, "script.py", "wait"], cwd=tmp_path, stdout=subprocess.PIPE) as one:
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"waiting\n"
+        one.send_signal(number)
+        assert one.stdout.read() == b"", "nobody holds the pipe any more"
+    assert one.returncode == -number
+
+
+def test_what_is_left_is_told(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with pytest.raises(AssertionError, match="the test left processes behind"):
+        leave_one(tmp_path)
+
+
+def leave_one(folder: Path) -> None:
+    with ExitStack() as warm:
+        python = warm.enter_context(warm_python(folder / "bin"))
+        with subprocess.Popen([python, "script.py", "wait"], cwd=folder, stdout=subprocess.PIPE) as left:
+            assert left.stdout is not None
+            assert left.stdout.readline() == b"waiting\n"
+            warm.close()
