@@ -13,6 +13,7 @@ from drumline.config.flags import REPEATED
 from drumline.config.schema import Bounds, Count, CountOrZero
 from drumline.launch.counts import wrong_counts
 from drumline.launch.guard import GRACE_S
+from drumline.launch.hosts import wrong_name as wrong_host
 from drumline.launch.kubernetes import wrong_name
 from drumline.launch.plan import SCRIPT_RESTARTS, TASK_RESTARTS
 from drumline.launch.torchrun import DEFAULT_PORT, JOIN_TIMEOUT_S, LAST_CALL_S, LOST_AFTER_S
@@ -41,6 +42,16 @@ ANYWHERE: FlagTable = {
         "NODE_RANK, NUMBER_OF_GPUS, MASTER_ADDR and MASTER_PORT; if wanted DDP_TIMEOUT_SECONDS, DATASET_DIR and "
         "OUTPUT_DIR; and whatever else the ranks' environment shall hold.",
     ),
+}
+BY_HAND: FlagTable = {
+    "node-rank": (
+        CountOrZero,
+        "K",
+        "This machine is node K of --nodes, as with an --env-file; for pods, and for whatever starts one command "
+        "on each machine.",
+    ),
+    "master": (str, "ADDR[:PORT]", f"Where the nodes meet: node 0, as all know it [port {DEFAULT_PORT}]."),
+    "address": (str, "ADDR", "What the other nodes call this one [the way to the master tells]."),
 }
 OF_NODES: FlagTable = {
     "nnodes": (
@@ -84,14 +95,18 @@ OF_KUBERNETES: FlagTable = {
         "v2 | v1 | job",
         "Kubeflow's TrainJob, its older PyTorchJob, or a plain indexed Job with a headless Service [v2].",
     ),
-    "image": (str, "IMAGE", "The container image; it holds the code, and drumline for a task."),
+    "image": (
+        str,
+        "IMAGE",
+        "The container image; it holds the code, and drumline for a task or with --nnodes.",
+    ),
     "name": (str, "NAME", "What the job is called in the cluster [after the task or script]."),
     "namespace": (str, "NAME", "The namespace it belongs to [kubectl's own]."),
     "claim": (str, "NAME", "A PersistentVolumeClaim for run folders, mounted at /runs in every pod."),
     "apply": (bool, "", "Hand the manifest to `kubectl apply`, in kubectl's own context."),
 }
 OF_CLUSTERS: FlagTable = {
-    "nodes": (Count, "N", "Pods, or nodes of a Slurm job [1]."),
+    "nodes": (Count, "N", "Pods, nodes of a Slurm job, or with --node-rank of the job [1]."),
     "gpus": (
         CountOrZero,
         "N",
@@ -102,6 +117,7 @@ OF_CLUSTERS: FlagTable = {
 HELP: FlagTable = {"help": (bool, "", "Show this text.")}
 OWN_FLAGS: FlagTable = {
     **ANYWHERE,
+    **BY_HAND,
     **OF_NODES,
     **OF_HOSTS,
     **OF_SLURM,
@@ -109,14 +125,14 @@ OWN_FLAGS: FlagTable = {
     **OF_CLUSTERS,
     **HELP,
 }
-WHERES = ("env-file", "hosts", "hostfile", "kubernetes", "slurm", "srun")
+WHERES = ("env-file", "node-rank", "hosts", "hostfile", "kubernetes", "slurm", "srun")
 
 
 def wrong_flags(flags: Flags) -> Iterator[str]:
     """Every mistake, as a sentence."""
     yield from flags.layer.problems
     given = flags.own
-    wheres = [name for name in WHERES if given.get(name)]
+    wheres = [name for name in WHERES if name in given and given[name] is not False]
     if len(wheres) > 1:
         yield (
             " and ".join(f"--{name}" for name in wheres) + " exclude each other: each says where the job runs"
@@ -140,14 +156,19 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
             f"--{name}: belongs to --slurm" for name in OF_SLURM if name in given and name not in WHERES
         )
     if not {"slurm", "kubernetes"} & set(wheres):
-        yield from (f"--{name}: belongs to --kubernetes and --slurm" for name in OF_CLUSTERS if name in given)
+        own = () if "node-rank" not in wheres else ("nodes",)
+        others = (name for name in OF_CLUSTERS if name in given and name not in own)
+        yield from (f"--{name}: belongs to --kubernetes and --slurm" for name in others)
+    yield from (
+        _wrong_by_hand(given)
+        if "node-rank" in wheres
+        else (f"--{name}: belongs to --node-rank" for name in BY_HAND if name in given)
+    )
     if "srun" in wheres and given.get("print"):
         yield "--print: --srun is for srun to run"
     has_hosts = "hosts" in wheres or "hostfile" in wheres
-    if not has_hosts and "env-file" not in wheres:
-        yield from (
-            f"--{name}: belongs to --hosts, --hostfile and --env-file" for name in OF_NODES if name in given
-        )
+    if not wheres:
+        yield from (f"--{name}: is for a job on several nodes" for name in OF_NODES if name in given)
     elif "nnodes" in given and (wrong := wrong_counts(given["nnodes"])):
         yield wrong
     if not has_hosts:
@@ -156,11 +177,24 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
         yield "--exclude: belongs to --sync"
 
 
+def _wrong_by_hand(given: Mapping[str, Any]) -> Iterator[str]:
+    num_nodes = given.get("nodes", 1)
+    if given["node-rank"] >= num_nodes:
+        yield f"--node-rank: {given['node-rank']} of --nodes {num_nodes}: they are counted from 0 to {num_nodes - 1}"
+    host, _, port = given.get("master", "").partition(":")
+    if num_nodes > 1 and (wrong := wrong_host(host)):
+        yield f"--master: {wrong}"
+    if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        yield f"--master: {port!r} is no port"
+
+
 def _wrong_for_kubernetes(given: Mapping[str, Any]) -> Iterator[str]:
     if "image" not in given:
         yield "--image: is missing; a pod needs a container image, which holds the code"
     if "grace" in given:
         yield "--grace: a pod's own terminationGracePeriodSeconds says that"
+    waits = ("join-timeout", "last-call", "lost-after")
+    yield from (f"--{name}: is not for --kubernetes" for name in waits if name in given)
     if given.get("print"):
         yield "--print: --kubernetes writes a manifest, and starts nothing without --apply"
     for name in (name for name in ("name", "namespace", "claim") if name in given):

@@ -1,4 +1,4 @@
-"""`drumline launch` on this machine: all of a job, or one node of it by an `--env-file`."""
+"""`drumline launch` on this machine: all of a job, or one node of it by an `--env-file` or by flags."""
 
 from __future__ import annotations
 
@@ -18,26 +18,23 @@ from drumline.launch.guard import GRACE_S
 from drumline.launch.plan import node_from_settings, settings_defaults
 from drumline.launch.supervision import Supervision
 from drumline.launch.topology import topology_from
-from drumline.launch.torchrun import Node, Program, torchrun_command
+from drumline.launch.torchrun import DEFAULT_PORT, Node, Program, torchrun_command
 
 
 def run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     """Start the ranks and wait for them; with --print say how."""
-    file = flags.own.get("env-file")
-    settings = read_env_file(Path(file)) if file else None
+    settings = _settings(flags)
     if settings is None:
         node, defaults = Node(num_procs=flags.own.get("procs"), max_restarts=restarts_of(flags, target)), []
     else:
-        least = least_nodes(flags.own.get("nnodes"), settings.num_nodes, known_from=str(file))
-        least = least or settings.min_nodes
-        restarts = restarts_of(flags, target, least)
-        node = with_waits(node_from_settings(settings, max_restarts=restarts, min_nodes=least), flags)
+        node = _node(flags, target, settings)
         defaults = settings_defaults(settings, train.run_name(target))
     program = program_of(target, arguments, *defaults)
     if flags.own.get("print"):
         _print_node(node, program, settings)
         return ExitCode.SUCCESS
-    if topology_from(os.environ) is not None:
+    # An operator in Kubernetes gives every pod a RANK; who says which node this is knows better.
+    if "node-rank" not in flags.own and topology_from(os.environ) is not None:
         raise UsageError(
             "drumline launch starts ranks itself, but a launcher has started this process as one",
             next_step="run it without torchrun or srun",
@@ -50,6 +47,36 @@ def run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     from drumline.launch.local import run_node
 
     return run_node(node, program, supervision=Supervision(grace_s=flags.own.get("grace", GRACE_S)))
+
+
+def _settings(flags: Flags) -> NodeSettings | None:
+    """What a file or the flags say of this node; None when it is all of the job."""
+    given = flags.own
+    if "env-file" in given:
+        return read_env_file(Path(given["env-file"]))
+    if "node-rank" not in given or given.get("nodes", 1) == 1:
+        return None
+    host, _, port = given.get("master", "").partition(":")
+    return NodeSettings(
+        num_nodes=given.get("nodes", 1),
+        node_rank=given["node-rank"],
+        num_procs=given.get("procs"),
+        master_addr=host,
+        master_port=int(port or DEFAULT_PORT),
+    )
+
+
+def _node(flags: Flags, target: str, settings: NodeSettings) -> Node:
+    known_from = flags.own.get("env-file", "--nodes")
+    least = least_nodes(flags.own.get("nnodes"), settings.num_nodes, known_from=known_from)
+    least = least or settings.min_nodes
+    node = node_from_settings(
+        settings,
+        max_restarts=restarts_of(flags, target, least),
+        min_nodes=least,
+        address=flags.own.get("address"),
+    )
+    return with_waits(node, flags)
 
 
 def _print_node(node: Node, program: Program, settings: NodeSettings | None) -> None:

@@ -14,6 +14,7 @@ from drumline.cli import train
 from drumline.cli.launch_program import is_script, program_of, restarts_of
 from drumline.config import Flags
 from drumline.errors import ExitCode, PreflightError, UsageError
+from drumline.launch.counts import least_nodes
 from drumline.launch.kubernetes import Manifest, manifest_text, wrong_name
 
 
@@ -24,6 +25,7 @@ def write_manifest(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     if wrong := wrong_name(f"no --name, and the job would be named after {target}", name):
         raise UsageError(wrong, next_step="give it a --name")
     claim, procs = given.get("claim"), given.get("procs", 1)
+    least = least_nodes(given.get("nnodes"), given.get("nodes", 1), known_from="--nodes")
     run_folder = ("--run", f"/runs/{name}" if claim else None)
     manifest = Manifest(
         name=name,
@@ -34,7 +36,8 @@ def write_manifest(flags: Flags, target: str, arguments: Sequence[str]) -> int:
         num_procs=procs,
         num_gpus=given.get("gpus", procs),
         claim=claim,
-        max_restarts=restarts_of(flags, target),
+        max_restarts=restarts_of(flags, target, least),
+        min_nodes=least,
     )
     text = manifest_text(manifest, given.get("api", "v2"))
     if out := given.get("out"):

@@ -6,14 +6,17 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from drumline.cli.launch_kubernetes import default_name
-from drumline.cli.launch_program import is_script, program_of, restarts_of
+from drumline.cli.launch_program import is_script, program_of, restarts_of, with_waits
 from drumline.config import Flags
 from drumline.config.schema import Count, CountOrZero
 from drumline.errors import ExitCode
+from drumline.launch.counts import least_nodes
+from drumline.launch.guard import GRACE_S
 from drumline.launch.sbatch import (
     MAX_REQUEUES,
     SIGNAL_BEFORE_S,
@@ -25,6 +28,7 @@ from drumline.launch.sbatch import (
     wrong_values,
 )
 from drumline.launch.slurm import node_of_step
+from drumline.launch.supervision import Supervision
 
 OF_SLURM: Mapping[str, tuple[Any, str, str]] = {
     "slurm": (bool, "", "Write a batch file and submit it with sbatch; with --print only show it."),
@@ -50,6 +54,8 @@ OF_SLURM: Mapping[str, tuple[Any, str, str]] = {
 }
 # Those that mean the same to sbatch.
 OPTIONS = ("partition", "time", "account", "qos", "mem")
+# Those that each node's launcher gets as they are.
+PASSED_ON = ("procs", "max-restarts", "grace", "nnodes", "join-timeout", "last-call", "lost-after")
 SUBMITTED = """\
 drumline: submitted {path} as job {job}
   log      {log}
@@ -71,7 +77,9 @@ def wrong_for_slurm(given: Mapping[str, Any]) -> Iterator[str]:
 def submit_to_slurm(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     """Write the file and hand it to sbatch, or show it."""
     given = flags.own
-    program_of(target, arguments)  # what is wrong with a task is said now, not after hours in a queue
+    # What is wrong is said now, not after hours in a queue.
+    program_of(target, arguments)
+    least_nodes(given.get("nnodes"), given.get("nodes", 1), known_from="--nodes")
     name = given.get("job-name") or default_name(target)
     path = Path(given.get("out") or f"{name}.sbatch")
     job = BatchJob(
@@ -84,6 +92,7 @@ def submit_to_slurm(flags: Flags, target: str, arguments: Sequence[str]) -> int:
         others=_others(given)[0],
         signal_before_s=given.get("signal-before", SIGNAL_BEFORE_S),
         max_requeues=given.get("max-requeues", MAX_REQUEUES),
+        may_shrink="nnodes" in given,
     )
     text = batch_text(job)
     if given.get("print"):
@@ -103,17 +112,19 @@ def run_as_node(flags: Flags, target: str, arguments: Sequence[str]) -> int:
         # The same words as at first: back from the queue they do not mean a new start.
         arguments = [word for word in arguments if word != "--fresh"]
     program = program_of(target, arguments)
-    node = node_of_step(os.environ, num_procs=flags.own.get("procs"), max_restarts=restarts_of(flags, target))
+    node = node_of_step(os.environ, num_procs=flags.own.get("procs"))
+    least = least_nodes(flags.own.get("nnodes"), node.num_nodes, known_from="the step")
+    node = replace(with_waits(node, flags), min_nodes=least, max_restarts=restarts_of(flags, target, least))
     if node.num_nodes > 1:
         print(f"drumline: node {node.node_rank} of {node.num_nodes} goes to {node.endpoint}", flush=True)
 
     from drumline.launch.local import run_node
 
-    return run_node(node, program)
+    return run_node(node, program, supervision=Supervision(grace_s=flags.own.get("grace", GRACE_S)))
 
 
 def _command(given: Mapping[str, Any], target: str, arguments: Sequence[str]) -> list[str]:
-    passed_on = [f"--{name}={given[name]}" for name in ("procs", "max-restarts") if name in given]
+    passed_on = [f"--{name}={given[name]}" for name in PASSED_ON if name in given]
     return [sys.executable, "-m", "drumline", "launch", "--srun", *passed_on, "--", target, *arguments]
 
 

@@ -32,7 +32,10 @@ SETTLE_S = 1.0
 ENDING_S = 5.0
 # A jump host's sshd turns away at random when many knock at once.
 MAX_LOGGING_IN = 10
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What asks a run to save and leave; the others only end it.
+LEAVING = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGHUP, *LEAVING)
+LEFT = "drumline: told to leave by {}; the ranks have saved, and the same command goes on from there"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +81,8 @@ class Controller:
         self.ended_first: Remote | None = None
         """Whose part of the job failed without us."""
         self.logging_in = asyncio.Semaphore(MAX_LOGGING_IN)
-        self.was_interrupted = False
+        self.told: signal.Signals | None = None
+        """The signal that this process was told to end by."""
         self.is_ending = False
         self.num_ranks = 0
 
@@ -87,7 +91,7 @@ class Controller:
         # Under nohup, a terminal that goes away is none of our business.
         heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         for number in heeded:
-            loop.add_signal_handler(number, self._interrupted)
+            loop.add_signal_handler(number, self._interrupted, number)
         count = len(self.remotes)
         self.screen.say(f"{count} host{'s' if count > 1 else ''}; logs in {self.job.logs} on each")
         await asyncio.gather(*(self._stay_with(remote) for remote in self.remotes))
@@ -182,14 +186,15 @@ class Controller:
         self.problems.append(error)
         self._end(self.job.grace_s)
 
-    def _interrupted(self) -> None:
-        if self.was_interrupted:
+    def _interrupted(self, number: signal.Signals) -> None:
+        if self.told is not None:
             self.screen.say("ending all ranks at once", is_error=True)
             self._end(0)
             return
-        self.was_interrupted = True
+        self.told = number
+        why = f"told to leave by {number.name}" if number in LEAVING else "interrupted"
         self.screen.say(
-            f"interrupted; ending the ranks (they have {self.job.grace_s:g} s; once more to end them at once)",
+            f"{why}; ending the ranks (they have {self.job.grace_s:g} s; once more to end them at once)",
             is_error=True,
         )
         self._end(self.job.grace_s)
@@ -215,7 +220,10 @@ class Controller:
     def _tell_result(self) -> int:
         for error in self.problems:
             self.screen.write(f"drumline: error: {error}\n")
-        if self.was_interrupted:
+        if self._have_left():
+            self.screen.write(LEFT.format(self.told.name if self.told else "a signal to a rank") + "\n")
+            return ExitCode.PREEMPTED
+        if self.told is not None:
             self.screen.write((INTERRUPTED if self.job.program.is_task else STOPPED) + "\n")
             return ExitCode.INTERRUPTED
         failures = in_order([failure for remote in self.remotes for failure in remote.failures])
@@ -232,6 +240,12 @@ class Controller:
         if not failures:
             self.screen.write(self.ended_first.last_words())
         return exit_code_of(self.ended_first.code, is_task=True)
+
+    def _have_left(self) -> bool:
+        """Whether all ranks of a task have saved and left, whoever was told to. Ctrl-C asks for no such thing."""
+        codes = {remote.code for remote in self.remotes}
+        wanted = self.told is None or self.told in LEAVING
+        return self.job.program.is_task and wanted and codes == {int(ExitCode.PREEMPTED)}
 
     def _last_word_of_lost(self) -> float:
         """When the first of the hosts that were lost was heard for the last time: it was lost after that."""

@@ -42,7 +42,7 @@ class NodeSettings:
     min_nodes: int | None = None
     """So many of them will do; None needs all."""
     node_rank: int
-    num_procs: int
+    num_procs: int | None
     master_addr: str
     master_port: int
     timeout_s: int | None = None

@@ -1,7 +1,9 @@
 """A job as Kubernetes manifests: Kubeflow's TrainJob, its older PyTorchJob, or a plain indexed Job. Nothing is applied.
 
 In each pod torchrun's agent starts the ranks, and the pods meet by c10d at the first one. What differs is who makes the
-pods and says where the first is: Kubeflow by the variables it sets, the plain Job by a headless Service.
+pods and says which is which and where the first is: Kubeflow by the variables it sets, the plain Job by its index and a
+headless Service. A task's pods run `drumline launch`, which names whoever is missing; a script's image need not have
+drumline in it, so its pods run torchrun, unless the job may go on with fewer.
 """
 
 from __future__ import annotations
@@ -21,6 +23,13 @@ RUNS = "/runs"
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
 RUNTIME = "torch-distributed"
 POD_ADDRESS = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+# The kubelet writes it there for pods of an indexed Job.
+POD_NUMBER = {
+    "name": "POD_NUMBER",
+    "valueFrom": {
+        "fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
+    },
+}
 BACKOFF_PER_NODE = 3
 
 
@@ -39,6 +48,13 @@ class Manifest:
     claim: str | None = None
     """A PersistentVolumeClaim that all nodes can write to; mounted at /runs."""
     max_restarts: int = 0
+    min_nodes: int | None = None
+    """The job goes on with so many pods; None needs all."""
+
+    @property
+    def has_launcher(self) -> bool:
+        """Whether drumline is in the image, as far as is known."""
+        return self.program.is_task or self.min_nodes is not None
 
     @property
     def run_folder(self) -> str:
@@ -69,8 +85,8 @@ def wrong_name(flag: str, name: str) -> str | None:
 def _train_job(manifest: Manifest) -> list[Object]:
     trainer = {
         "image": manifest.image,
-        "command": _torchrun(manifest, "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)"),
-        "args": _program_words(manifest.program),
+        "command": _agent(manifest, "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)", "$(PET_NODE_RANK)"),
+        "args": _program_words(manifest),
         "env": _variables(manifest),
         "numNodes": manifest.num_nodes,
         "numProcPerNode": manifest.num_procs,
@@ -88,7 +104,7 @@ def _train_job(manifest: Manifest) -> list[Object]:
 
 def _pytorch_job(manifest: Manifest) -> list[Object]:
     def replicas(count: int, is_host: bool) -> Object:
-        command = _torchrun(manifest, "$(MASTER_ADDR):$(MASTER_PORT)", is_host=is_host)
+        command = _agent(manifest, "$(MASTER_ADDR):$(MASTER_PORT)", "$(RANK)", is_host=is_host)
         # The operator writes a restart policy of its own into the pods; theirs has to be left out.
         return {
             "replicas": count,
@@ -119,7 +135,7 @@ def _indexed_job(manifest: Manifest) -> list[Object]:
         "selector": labels,
         "ports": [{"name": "rendezvous", "port": DEFAULT_PORT}],
     }
-    command = _torchrun(manifest, "$(MASTER_ADDR):$(MASTER_PORT)")
+    command = _agent(manifest, "$(MASTER_ADDR):$(MASTER_PORT)", "$(POD_NUMBER)")
     pod = {
         "subdomain": manifest.name,
         "restartPolicy": "OnFailure",
@@ -128,6 +144,7 @@ def _indexed_job(manifest: Manifest) -> list[Object]:
     pod["containers"][0]["env"] = [
         {"name": "MASTER_ADDR", "value": f"{manifest.name}-0.{manifest.name}"},
         {"name": "MASTER_PORT", "value": str(DEFAULT_PORT)},
+        dict(POD_NUMBER),
         *_variables(manifest),
     ]
     job = {
@@ -159,7 +176,7 @@ def _pod(manifest: Manifest, container: str, command: list[str]) -> Object:
         "name": container,
         "image": manifest.image,
         "command": command,
-        "args": _program_words(manifest.program),
+        "args": _program_words(manifest),
         "env": _variables(manifest),
         **({"resources": _resources(manifest)} if manifest.num_gpus else {}),
         "volumeMounts": _mounts(manifest),
@@ -167,8 +184,28 @@ def _pod(manifest: Manifest, container: str, command: list[str]) -> Object:
     return {"containers": [described], "volumes": _volumes(manifest)}
 
 
-def _torchrun(manifest: Manifest, endpoint: str, *, is_host: bool | None = None) -> list[str]:
+def _agent(manifest: Manifest, endpoint: str, node_rank: str, *, is_host: bool | None = None) -> list[str]:
     """The agent of a pod; Kubernetes itself puts the values of `$(NAME)` in, no shell does."""
+    return (
+        _launcher(manifest, endpoint, node_rank)
+        if manifest.has_launcher
+        else _torchrun(manifest, endpoint, is_host)
+    )
+
+
+def _launcher(manifest: Manifest, endpoint: str, node_rank: str) -> list[str]:
+    words = ["drumline", "launch", "--procs", str(manifest.num_procs)]
+    words += ["--max-restarts", str(manifest.max_restarts)]
+    if manifest.num_nodes == 1:
+        return words
+    words += ["--nodes", str(manifest.num_nodes), "--node-rank", node_rank, "--master", endpoint]
+    if manifest.min_nodes is not None:
+        words += ["--nnodes", f"{manifest.min_nodes}:{manifest.num_nodes}"]
+    # Pods do not find each other by their host names.
+    return [*words, "--address", "$(POD_IP)"]
+
+
+def _torchrun(manifest: Manifest, endpoint: str, is_host: bool | None) -> list[str]:
     words = ["torchrun", "--nnodes", str(manifest.num_nodes), "--nproc-per-node", str(manifest.num_procs)]
     words += ["--max-restarts", str(manifest.max_restarts), "--rdzv-backend", "c10d"]
     words += ["--rdzv-endpoint", endpoint, "--rdzv-id", RUN_ID]
@@ -178,8 +215,11 @@ def _torchrun(manifest: Manifest, endpoint: str, *, is_host: bool | None = None)
     return [*words, "--local-addr", "$(POD_IP)"]
 
 
-def _program_words(program: Program) -> list[str]:
-    return [word.replace("$(", "$$(") for word in program.of_torchrun()]
+def _program_words(manifest: Manifest) -> list[str]:
+    program = manifest.program
+    # Of a task the launcher wants the name and its arguments, without the verb.
+    own = ["--", *(program.words[1:] if program.is_task else program.words)]
+    return [word.replace("$(", "$$(") for word in (own if manifest.has_launcher else program.of_torchrun())]
 
 
 def _variables(manifest: Manifest) -> list[Object]:

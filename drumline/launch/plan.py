@@ -19,8 +19,10 @@ def default_restarts(*, is_task: bool, may_shrink: bool = False) -> int:
     return TASK_RESTARTS if is_task or may_shrink else SCRIPT_RESTARTS
 
 
-def node_from_settings(settings: NodeSettings, *, max_restarts: int, min_nodes: int | None = None) -> Node:
-    """This machine, as its .env file describes it."""
+def node_from_settings(
+    settings: NodeSettings, *, max_restarts: int, min_nodes: int | None = None, address: str | None = None
+) -> Node:
+    """This machine, as its .env file or the flags describe it."""
     return Node(
         min_nodes=min_nodes or settings.min_nodes,
         num_nodes=settings.num_nodes,
@@ -28,7 +30,7 @@ def node_from_settings(settings: NodeSettings, *, max_restarts: int, min_nodes: 
         num_procs=settings.num_procs,
         endpoint=f"{settings.master_addr}:{settings.master_port}",
         # The others reach the first node by this name; what it calls itself may lead back to its own loopback.
-        address=settings.master_addr if settings.node_rank == 0 else None,
+        address=address or (settings.master_addr if settings.node_rank == 0 else None),
         max_restarts=max_restarts,
     )
 

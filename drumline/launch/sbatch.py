@@ -63,6 +63,8 @@ class BatchJob:
     """Further flags, as they are."""
     signal_before_s: int = SIGNAL_BEFORE_S
     max_requeues: int = MAX_REQUEUES
+    may_shrink: bool = False
+    """Whether the job goes on when a node is lost, which Slurm else ends it for."""
 
     @property
     def log(self) -> str:
@@ -102,13 +104,14 @@ def batch_text(job: BatchJob) -> str:
     flags += [f"--{name}={value}" for name, value in job.options.items()]
     flags += [] if job.num_gpus is None else [f"--gpus-per-node={job.num_gpus}"]
     cpus = [] if job.num_cpus is None else [f"--cpus-per-task={job.num_cpus}"]
-    flags += [*cpus, "--requeue", f"--signal=USR1@{job.signal_before_s}"]
+    no_kill = ["--no-kill"] if job.may_shrink else []
+    flags += [*cpus, *no_kill, "--requeue", f"--signal=USR1@{job.signal_before_s}"]
     flags += [f"--output={job.log}", "--open-mode=append", *job.others]
     return TEXT.format(
         written=WRITTEN,
         directives="\n".join(f"#SBATCH {flag}" for flag in flags),
         # srun does not take the number of cores from the job; and one node that is done does not end the others.
-        srun_flags=shlex.join(["--ntasks-per-node=1", "--kill-on-bad-exit=0", *cpus]),
+        srun_flags=shlex.join(["--ntasks-per-node=1", "--kill-on-bad-exit=0", *no_kill, *cpus]),
         command=shlex.join(job.command),
         preempted=int(ExitCode.PREEMPTED),
         max_requeues=job.max_requeues,

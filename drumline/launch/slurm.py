@@ -35,7 +35,7 @@ def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def node_of_step(environment: Mapping[str, str], *, num_procs: int | None, max_restarts: int) -> Node:
+def node_of_step(environment: Mapping[str, str], *, num_procs: int | None) -> Node:
     """This process's node of a step that has one task on each."""
     names = ("SLURM_NODEID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST")
     if missing := [name for name in names if name not in environment]:
@@ -50,7 +50,7 @@ def node_of_step(environment: Mapping[str, str], *, num_procs: int | None, max_r
             next_step="srun --ntasks-per-node=1, and say with --procs how many ranks a node has",
         )
     if num_nodes == 1:
-        return Node(num_procs=num_procs, max_restarts=max_restarts)
+        return Node(num_procs=num_procs)
     first, node_rank = first_host(environment["SLURM_STEP_NODELIST"]), int(environment["SLURM_NODEID"])
     return Node(
         num_nodes=num_nodes,
@@ -58,7 +58,7 @@ def node_of_step(environment: Mapping[str, str], *, num_procs: int | None, max_r
         num_procs=num_procs,
         endpoint=f"{first}:{_port(environment)}",
         address=first if node_rank == 0 else None,
-        max_restarts=max_restarts,
+        peers=tuple(node_names(environment["SLURM_STEP_NODELIST"])),
     )
 
 

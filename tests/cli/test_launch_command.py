@@ -346,7 +346,7 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
         (["--port", "1", "--print", "x.py"], ["--port: belongs to --hosts and --hostfile"]),
         (
             ["--nnodes", "1:2", "--last-call", "1", "x.py"],
-            ["--nnodes: belongs to", "--last-call: belongs to"],
+            ["--nnodes: is for a job on several nodes", "--last-call: is for"],
         ),
         (
             ["--nnodes", "x", "--hosts", "a,b", "--print", "x.py"],

@@ -225,10 +225,13 @@ from drumline.tasks.classification import ImageClassification
 from part.one import WORD
 
 class Mine(ImageClassification):
-    defaults = {"data.name": "digits", "model.widths": [8], "train.steps": 2, "train.batch_size": 32}
+    has_said = False
+    defaults = {"data.name": "digits", "model.widths": [8], "train.steps": 1_000_000, "train.batch_size": 32}
 
     def loss(self, model, batch):
-        print(f"the code is {WORD}")
+        if not self.has_said:
+            print(f"the code is {WORD}")
+        self.has_said = True
         return super().loss(model, batch)
 """
 
@@ -246,7 +249,13 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
     words = ("--sync", "--exclude", "*.txt", "--hosts", "a,b", "--procs", "1", "--env", "OMP_NUM_THREADS=1")
     words = (*words, "mine.py:Mine", "--run", "runs/here")
     job = desk.launch(*words)
-    assert job.wait(150) == 0, job.text()
+    job.wait_for("step  ", timeout_s=150)
+    job.send(signal.SIGTERM)
+    assert job.wait(60) == 75, job.text()
+    assert (
+        "drumline: told to leave by SIGTERM; the ranks have saved, and the same command goes on" in job.text()
+    )
+    assert json.loads((folder / "runs" / "here" / "preempted.json").read_text())["signal"] == "SIGTERM"
     assert re.search(r"drumline: the code is the same on all hosts \([0-9a-f]{12}\)\n", job.text())
     names = set(b.run("ls", str(folder)).stdout.split())
     assert names - {"__pycache__"} == {"mine.py", "part", "runs"}, (

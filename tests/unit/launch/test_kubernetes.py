@@ -89,8 +89,10 @@ def test_the_train_job_has_the_fields_of_its_api() -> None:
     trainer = job["spec"]["trainer"]
     assert trainer.keys() <= TRAINER
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
-    assert after(trainer["command"], "--rdzv-endpoint") == "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)"
-    assert trainer["args"] == ["-m", "--", "drumline", *TASK.words]
+    assert trainer["command"][:2] == ["drumline", "launch"]
+    assert after(trainer["command"], "--master") == "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)"
+    assert after(trainer["command"], "--node-rank") == "$(PET_NODE_RANK)"
+    assert trainer["args"] == ["--", *TASK.words[1:]]
     # Trainer sets these itself and refuses a TrainJob that does.
     assert not [entry["name"] for entry in trainer["env"] if entry["name"].startswith("PET_")]
     (patch,) = job["spec"]["runtimePatches"]
@@ -123,6 +125,16 @@ def test_the_pytorch_job_has_one_master_and_the_rest_workers(num_nodes: int) -> 
         assert container["name"] == "pytorch"
         assert after(container["command"], "--rdzv-conf") == f"is_host={str(name == 'Master').lower()}"
         validate_pod(spec["template"]["spec"])
+
+
+@pytest.mark.parametrize("api", ["v2", "v1", "job"])
+def test_a_job_that_may_shrink_has_drumlines_own_launcher_in_its_pods(api: Api) -> None:
+    text = manifest_text(manifest(num_nodes=3, min_nodes=2), api)
+    assert "torchrun" not in text
+    assert '- "--nnodes"\n' in text
+    assert '- "2:3"\n' in text
+    alone = manifest_text(manifest(num_nodes=1, program=TASK), api)
+    assert "--node-rank" not in alone
 
 
 @pytest.mark.parametrize("api", ["v2", "v1", "job"])

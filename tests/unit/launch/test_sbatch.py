@@ -161,6 +161,19 @@ def test_print_shows_the_file_and_submits_nothing(
         (["--slurm", "--srun", "digits"], "--slurm and --srun exclude each other"),
         (["--partition", "a", "digits"], "--partition: belongs to --slurm"),
         (["--nodes", "2", "digits"], "--nodes: belongs to --kubernetes and --slurm"),
+        (["--slurm", "--nnodes", "3:1", "digits"], "--nnodes: '3:1' is not understood"),
+        (["--nnodes", "1:", "digits"], "--nnodes: is for a job on several nodes"),
+        (["--master", "a", "digits"], "--master: belongs to --node-rank"),
+        (["--node-rank", "0", "--nodes", "2", "digits"], "--master: a host's name is missing"),
+        (
+            ["--node-rank", "2", "--nodes", "2", "--master", "a", "digits"],
+            "--node-rank: 2 of --nodes 2: they are counted from 0 to 1",
+        ),
+        (["--node-rank", "0", "--nodes", "2", "--master", "a:b", "digits"], "--master: 'b' is no port"),
+        (
+            ["--kubernetes", "--image", "i", "--last-call", "3", "digits"],
+            "--last-call: is not for --kubernetes",
+        ),
         (["--srun", "--print", "digits"], "--print: --srun is for srun to run"),
         (["--slurm", "digits", "--optim.lr", "x"], "--optim.lr"),
     ],
@@ -170,16 +183,41 @@ def test_wrong_flags_are_told(command: list[str], problem: str) -> None:
         launch.run(command)
 
 
+def test_a_job_that_may_shrink_is_not_ended_for_a_lost_node(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.run(["--slurm", "--print", "--nodes", "3", "--nnodes", "2:", "digits"]) == 0
+    text = capsys.readouterr().out
+    assert "#SBATCH --no-kill\n" in text
+    assert "srun --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill " in text
+    assert " --nnodes=2: -- digits\n" in text
+    with pytest.raises(UsageError, match="--nnodes is 4:, but there are 3 in --nodes"):
+        launch.run(["--slurm", "--print", "--nodes", "3", "--nnodes", "4:", "digits"])
+
+
+def test_a_node_by_flags_is_what_a_file_would_say(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--print", "--nodes", "3", "--node-rank", "1", "--master", "gpu07:4000", "--procs", "2"]
+    assert launch.run([*words, "--nnodes", "2:", "--address", "10.0.0.8", "digits"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    for part in (
+        "--nnodes 2:3 ",
+        "--nproc-per-node 2 ",
+        "--rdzv-endpoint gpu07:4000 ",
+        "--local-addr 10.0.0.8 ",
+    ):
+        assert part in line
+    assert launch.run(["--print", "--node-rank", "0", "--procs", "2", "digits"]) == 0
+    assert "--rdzv-endpoint 127.0.0.1:0 " in capsys.readouterr().out, "one node meets nobody"
+
+
 def test_a_node_of_a_step() -> None:
-    node = Node(num_nodes=2, node_rank=1, num_procs=4, endpoint="gpu07:20022", max_restarts=3)
-    assert node_of_step(STEP, num_procs=4, max_restarts=3) == node
-    first = node_of_step({**STEP, "SLURM_NODEID": "0"}, num_procs=4, max_restarts=3)
+    node = Node(num_nodes=2, node_rank=1, num_procs=4, endpoint="gpu07:20022", peers=("gpu07", "gpu08"))
+    assert node_of_step(STEP, num_procs=4) == node
+    first = node_of_step({**STEP, "SLURM_NODEID": "0"}, num_procs=4)
     assert (first.node_rank, first.address) == (0, "gpu07")
     alone = {**STEP, "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
-    assert node_of_step(alone, num_procs=None, max_restarts=0) == Node(num_procs=None)
+    assert node_of_step(alone, num_procs=None) == Node(num_procs=None)
     with pytest.raises(UsageError, match="--srun: the step has 8 tasks on 2 nodes"):
-        node_of_step({**STEP, "SLURM_STEP_NUM_TASKS": "8"}, num_procs=4, max_restarts=3)
+        node_of_step({**STEP, "SLURM_STEP_NUM_TASKS": "8"}, num_procs=4)
     with pytest.raises(
         UsageError, match="--srun: no srun has started this process: SLURM_NODEID, SLURM_STEP"
     ):
-        node_of_step({}, num_procs=4, max_restarts=3)
+        node_of_step({}, num_procs=4)
