@@ -70,7 +70,7 @@ def report_end(reporter: Reporter, request: Request, loop: Loop) -> None:
         ),
         run=str(request.run),
         resume_command=resume_command(request.command),
-        two_node_command=two_node_command(request.command, procs=job.ddp.local_world_size),
+        two_node_command=two_node_command(request.task, request.command, procs=job.ddp.local_world_size),
     )
 
 

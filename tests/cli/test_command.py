@@ -66,6 +66,7 @@ def test_help_teaches_and_needs_no_torch(tmp_path: Path) -> None:
     top = drumline("--help", cwd=tmp_path, **environment)
     assert top.returncode == 0
     assert "train         train a task" in top.stdout
+    assert max(map(len, top.stdout.splitlines())) <= 80
     train = drumline("train", "--help", cwd=tmp_path, **environment)
     assert train.returncode == 0
     missing = [path for path in FIELDS if f"--{path}" not in train.stdout]
@@ -147,7 +148,7 @@ def test_train_on_two_ranks_then_again_then_by_torchrun(
         "samples/s",
         "runs/digits",
         "drumline train digits --procs 2",
-        "torchrun --nnodes 2",
+        "drumline launch --hosts HOST_A,HOST_B --procs 2 ",
     ):
         assert word in first.stdout, f"{word} is missing in {first.stdout}"
     config = tomllib.loads((run / "config.toml").read_text())

@@ -199,7 +199,7 @@ def test_the_two_node_command_trains(folder: Path, environment: dict[str, str]) 
         command.typed
         for _, block in of_kind("text")
         for command in commands(block)
-        if "--nnodes 2" in command.typed
+        if command.typed.startswith("torchrun --nnodes 2 ")
     }
     assert len(found) == 1, "the pages show different commands"
     address = f"127.0.0.1:{free_port()}"
