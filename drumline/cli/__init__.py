@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from drumline.errors import DrumlineError, ExitCode, did_you_mean
 
 VERBS = {
-    "train": "train a task: alone, on ranks of this machine, or as one of a job",
+    "train": "train a task: alone, on several ranks, or as a rank of a job",
     "launch": "start a task or a torchrun script: here, on hosts over ssh,\n"
     "by hand on several machines, on Slurm, on Kubernetes",
     "doctor": "examine this machine, or hosts and every pair, before a run",
