@@ -258,7 +258,16 @@ def test_what_is_not_run_says_why() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for link in LINK.findall(page.read_text()):
         if not link.startswith(("https://", "http://")):
-            assert (page.parent / link.partition("#")[0]).exists(), f"{page.name} links to {link}"
+            file, _, anchor = link.partition("#")
+            target = page.parent / file if file else page
+            assert target.exists(), f"{page.name} links to {link}"
+            assert not anchor or anchor in anchors(target), f"{page.name} links to {link}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
