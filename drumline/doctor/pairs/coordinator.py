@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from drumline.doctor.pairs.addresses import DATA_PORTS, choose_addresses, other_addresses, targets_of
@@ -22,8 +24,8 @@ from drumline.doctor.pairs.judge_speed import usual_speed
 from drumline.doctor.pairs.listeners import TOKEN_BYTES
 from drumline.doctor.pairs.probe import Outcome
 from drumline.doctor.pairs.rounds import Pair, rounds_of
-from drumline.doctor.pairs.ssh_trouble import trouble
-from drumline.doctor.pairs.survey import Survey
+from drumline.doctor.pairs.survey import HostSeen, Survey
+from drumline.launch.ssh_errors import Cause, known_cause, last_words
 
 Opener = Callable[[], Awaitable[Channel]]
 Progress = Callable[[str], None]
@@ -49,8 +51,10 @@ WORST: tuple[Outcome, ...] = ("silent", "unreachable", "refused", "stranger", "o
 class Coordinator:
     """One examination; `channels` has the hosts that answer, by their places in the survey."""
 
-    def __init__(self, survey: Survey, begin: Mapping[str, Any], progress: Progress) -> None:
-        self.survey, self.begin, self.progress = survey, begin, progress
+    def __init__(
+        self, survey: Survey, begin: Mapping[str, Any], progress: Progress, *, python: str = sys.executable
+    ) -> None:
+        self.survey, self.begin, self.progress, self.python = survey, begin, progress, python
         self.channels: dict[int, Channel] = {}
         self.ports: dict[int, dict[str, Any]] = {}
         self._stay: asyncio.Task[None] | None = None
@@ -96,10 +100,15 @@ class Coordinator:
     def _lose(self, number: int, error: NodeGoneError) -> None:
         host = self.survey.hosts[number]
         if error.code is not None or error.words:
-            host.absent, host.absent_fix = trouble(host.name, error.code, error.words)
+            host.absent, host.absent_fix = self._cause(host.name, error.code, error.words.splitlines())
         else:
             host.absent = error.what
             host.absent_fix = f"look at what {host.name} is doing, and run the doctor again"
+
+    def _cause(self, name: str, code: int | None, said: Sequence[str]) -> Cause:
+        known = known_cause(name, code, said, python=self.python, cwd=str(Path.cwd()))
+        unknown = f"the doctor's program ended there: {last_words(said, code)}"
+        return known or Cause(unknown, f"ssh {name} {self.python} -V, and look what it says")
 
     # 1. Welcome
 
@@ -110,15 +119,21 @@ class Coordinator:
         self.progress(f"{len(tasks)} hosts: starting the doctor on each")
         _, late = await asyncio.wait(tasks, timeout=WELCOME_S)
         for number, task in enumerate(tasks):
-            host = self.survey.hosts[number]
             if task in late:
                 task.cancel()
-                host.absent = (
-                    f"no answer within {WELCOME_S:g} s: the host is down, or drops packets to its ssh port"
-                )
-                host.absent_fix = f"start {host.name}, or open TCP 22 to it"
+                self._miss(self.survey.hosts[number])
         await asyncio.gather(*tasks)
         self.progress(f"{len(self.survey.here())} of {len(tasks)} hosts answer")
+
+    def _miss(self, host: HostSeen) -> None:
+        if self.survey.names_matter:
+            host.absent = f"ssh is there, but Python has not started within {WELCOME_S:g} s"
+            host.absent_fix = (
+                f"time ssh {host.name} {self.python} -V: see what that waits for, the login or a file system"
+            )
+        else:
+            host.absent = f"it came, and then said nothing for {WELCOME_S:g} s"
+            host.absent_fix = f"look at what {host.name} is doing, and run the doctor again"
 
     async def _welcome_one(self, number: int, opener: Opener) -> None:
         host = self.survey.hosts[number]

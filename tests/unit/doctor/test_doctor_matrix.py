@@ -125,7 +125,7 @@ def test_json_has_all() -> None:
     assert {"from": "n000", "to": "n001", "addresses": ["10.9.0.2"], "data": "silent"} in told["network"][
         "edges"
     ]
-    assert told["network"]["hosts"][2]["absent"].startswith("the host is down")
+    assert told["network"]["hosts"][2]["absent"].startswith("it does not answer")
 
 
 def test_numbers_as_people_say_them() -> None:
