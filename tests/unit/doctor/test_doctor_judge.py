@@ -114,7 +114,7 @@ def test_where_data_ports_are_to_be_opened() -> None:
     ("outcome", "words"),
     [
         ("refused", "refused, though the doctor listens there: a firewall rejects it"),
-        ("unreachable", "there is no route"),
+        ("unreachable", "no route, or a firewall that says so"),
         ("stranger", "another program or host answers there"),
     ],
 )
