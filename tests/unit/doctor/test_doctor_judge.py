@@ -165,6 +165,17 @@ def test_a_name_that_leads_elsewhere() -> None:
     assert judge(change(healthy("a", "b"), "ba", addresses=["54.1.2.3"], meeting="open")) == []
 
 
+def test_two_names_of_one_host() -> None:
+    survey = healthy("a", "b", "c")
+    survey.hosts[2].hostname, survey.hosts[2].interfaces = "b", survey.hosts[1].interfaces
+    change(survey, "ac bc", addresses=["10.0.0.2"])
+    found = the_only(survey)
+    assert found.line() == "problem: b and c: they are one host, which calls itself b and has 10.0.0.2"
+    assert "for host in b c; do ssh $host hostname; done" in found.fix
+    survey.names_matter = False
+    assert the_only(survey).level == "warning"
+
+
 def docker0(survey: Survey, number: int) -> dict[str, Any]:
     bridge = {"name": "docker0", "address": "172.17.0.1", "mtu": 1500, "is_up": True}
     survey.hosts[number].interfaces.append(bridge)

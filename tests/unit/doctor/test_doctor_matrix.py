@@ -115,6 +115,10 @@ def test_the_report_in_its_order(is_terminal: bool, capsys: pytest.CaptureFixtur
     ]
     places = [out.index(part) for part in parts]
     assert places == sorted(places)
+    assert (
+        "fix: open TCP 1024-65535 on n001 for the job's hosts (AWS: all traffic from the security group itself)\n"
+        in out
+    )
 
 
 def test_json_has_all() -> None:
