@@ -255,6 +255,8 @@ def test_slow_lines() -> None:
     assert found.line() == "problem: a -> c: it carries 800 Mbit/s; others carry 8.0 Gbit/s"
     assert the_only(change(healthy("a", "b"), "ab", bytes_per_s=1e8)).where == "a -> b"
     assert judge(change(healthy("a", "b", "c"), "ac", bytes_per_s=4e8)) == [], "a neighbour takes as much"
+    half = change(healthy("a", "b", "c"), "ab cb ba", bytes_per_s=1e8)
+    assert the_only(change(half, "bc", bytes_per_s=None)).what.startswith("all ways to and from it")
 
 
 def test_a_line_that_could_not_be_measured() -> None:
