@@ -22,6 +22,7 @@ from drumline.doctor.pairs.addresses import DATA_PORTS, choose_addresses, other_
 from drumline.doctor.pairs.channel import Channel, NodeError, NodeGoneError
 from drumline.doctor.pairs.judge_speed import usual_speed
 from drumline.doctor.pairs.listeners import TOKEN_BYTES
+from drumline.doctor.pairs.messages import Message, MessageError, want, want_list
 from drumline.doctor.pairs.probe import Outcome
 from drumline.doctor.pairs.rounds import Pair, rounds_of
 from drumline.doctor.pairs.survey import HostSeen, Survey
@@ -38,6 +39,7 @@ PROBE_S = 12.0
 FACTS_S = 8.0
 MEASURE_S = 8.0
 CLOCK_READS = 4
+MOST_INTERFACES = 4096
 STAY_EVERY_S = 8.0
 # All transfers together, whatever the number of hosts; each is bounded too: below 20 ms TCP is still warming up.
 SPEED_BUDGET_S = 6.0
@@ -143,16 +145,25 @@ class Coordinator:
             channel = self.channels[number] = await opener()
             await channel.meet()
             told = await channel.ask("begin", WELCOME_S, **self.begin)
-            self._name(number, told["host"])
-            host.interfaces = told["interfaces"]
-            host.gloo, host.nccl, host.variables = told["gloo"], told["nccl"], told["variables"]
-            host.address = host.address or told["reached_at"]
+            self._introduce(number, want({"begin": told}, "begin", dict))
             host.clock_s = await self._clock(channel)
         except asyncio.CancelledError:
             return  # too late; the caller says so
+        except MessageError as error:
+            self._lose(number, NodeGoneError(f"it does not answer as the doctor does: {error.what}"))
         except (NodeGoneError, NodeError, OSError) as error:
             gone = error if isinstance(error, NodeGoneError) else NodeGoneError(str(error))
             self._lose(number, gone)
+
+    def _introduce(self, number: int, told: Message) -> None:
+        host, hostname = self.survey.hosts[number], want(told, "host", str)
+        if not hostname.isprintable():
+            raise MessageError("its host name would not be readable on a screen")
+        host.interfaces = want_list(told, "interfaces", dict, MOST_INTERFACES)
+        host.gloo, host.nccl = told.get("gloo"), told.get("nccl")
+        host.variables = want(told, "variables", dict)
+        host.address = host.address or told.get("reached_at")
+        self._name(number, hostname)
 
     def _name(self, number: int, hostname: str) -> None:
         """By hand nobody has said what the hosts are called: they say it themselves."""

@@ -96,6 +96,14 @@ HELLO = """print('{"doctor": "drumline", "form": 1}', flush=True)\n"""
         ),
         ("""print('{"doctor": "drumline", "form": 0}')""", "its drumline is of another version"),
         ("for _ in range(600): print('Welcome!')", "it says much, but not what the doctor's program says"),
+        (
+            HELLO + """input(); print('{"id": 1, "ok": {"host": "b"}}', flush=True); input()""",
+            "it does not answer as the doctor does: interfaces is None; list is needed",
+        ),
+        (
+            HELLO + """input(); print('{"id": 1, "ok": {"host": "\\\\u001b[31m"}}', flush=True); input()""",
+            "would not be readable",
+        ),
         (HELLO + """input(); print('{"id": 1, "error": "no"}', flush=True); input()""", "no"),
     ],
 )
