@@ -170,7 +170,12 @@ def _examine_by_hand(given: Mapping[str, Any]) -> int:
         show(f"node {place.node} of {place.nodes} goes to {place.master}:{place.port}")
         last = join(place, wishes.subject)
         show("")
-        print(f"node {place.node}: {last.get('verdict', '')} (node 0 has the report)", flush=True)
+        # Of all nodes together, as srun gathers them, stdout has the report alone when it is for a script.
+        print(
+            f"node {place.node}: {last.get('verdict', '')} (node 0 has the report)",
+            file=sys.stderr if given.get("json") else sys.stdout,
+            flush=True,
+        )
         return int(last.get("code", ExitCode.PREFLIGHT_FAILED))
 
     import asyncio

@@ -24,10 +24,11 @@ from drumline.doctor.report import verdict
 from drumline.errors import ExitCode
 from drumline.launch.hosts import Host
 from drumline.launch.ssh import ssh_words
+from drumline.launch.variables import variables_for_ranks
 
 NODE_MODULE = "drumline.doctor.pairs.node"
-# What ranks on other hosts get from the environment of whoever starts them: the doctor looks at what they will see.
-PASSED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "UCX_", "FI_", "OMP_NUM_THREADS", "CUDA_")
+# Within the time that a host has for its first word, so that ssh itself says what is wrong: it knows best.
+CONNECT_S = 6
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,14 @@ async def over_ssh(
 ) -> Result:
     """From anywhere that reaches the hosts by ssh."""
     survey = Survey([HostSeen(host.name, host.address) for host in hosts], port)
+    calls = [*client, "-o", f"ConnectTimeout={CONNECT_S}"]
     slots = {number: host.slots for number, host in enumerate(hosts)}
 
     def opener(host: Host) -> Opener:
-        words = ssh_words(client, host, [python, "-m", NODE_MODULE], cwd=Path.cwd())
+        words = ssh_words(calls, host, [python, "-m", NODE_MODULE], cwd=Path.cwd())
         return lambda: Channel.start(*words)
 
-    return await _examine(survey, [opener(host) for host in hosts], wishes, slots, progress)
+    return await _examine(survey, [opener(host) for host in hosts], wishes, slots, progress, python)
 
 
 async def by_hand(place: Place, wishes: Wishes, progress: Progress) -> Result:
@@ -124,15 +126,17 @@ async def _examine(
     wishes: Wishes,
     slots: Mapping[int, int | None],
     progress: Progress,
+    python: str = sys.executable,
 ) -> Result:
     subject = wishes.subject
     begin = {
-        "variables": {name: value for name, value in subject.environment.items() if name.startswith(PASSED)},
+        # What ranks on other hosts get from whoever starts them: the doctor looks at what they will see.
+        "variables": variables_for_ranks([], subject.environment),
         "run_folder": subject.run_folder,
         "code": subject.code,
         "data": subject.data,
     }
-    coordinator, result = Coordinator(survey, begin, progress), Result(survey)
+    coordinator, result = Coordinator(survey, begin, progress, python=python), Result(survey)
     try:
         await coordinator.examine(openers)
         network = judge(survey)

@@ -140,4 +140,5 @@ def _draw(tables: Sequence[Matrix], lines: Sequence[tuple[str, str]], width: int
         for note in shown.notes:
             console.print(note, markup=False)
     for level, text in lines:
-        console.print(text, style=COLOURS.get(level), markup=False)
+        # A fix is there to be copied: the terminal folds it, and no line break gets into it.
+        console.print(text, style=COLOURS.get(level), markup=False, soft_wrap=level == "fix")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from drumline.errors import DrumlineError, PreflightError, TrainingError
 from drumline.launch.hosts import Host
@@ -11,7 +12,11 @@ from drumline.launch.hosts import Host
 SSH_FAILED = 255
 # What is said, what that means, and what to do about it; the first that fits counts. By ssh itself:
 OF_SSH = (
-    (r"Could not resolve hostname", "its name is not known here", "check the name: `ssh {host}` must work"),
+    (
+        r"Could not resolve hostname",
+        "its name is not known here",
+        "check the name, and add it to DNS or /etc/hosts: `ssh {host}` must work",
+    ),
     (
         r"Permission denied",
         "it refused our key",
@@ -25,12 +30,17 @@ OF_SSH = (
     (
         r"Connection refused",
         "nothing listens for ssh there",
-        "start sshd there, or give its port in ~/.ssh/config",
+        "start sshd on {host}, or give its port in ~/.ssh/config",
+    ),
+    (
+        r"during banner exchange",
+        "it lets ssh connect, and then says nothing: its sshd hangs, or the host is overloaded",
+        "restart sshd on {host} from its console",
     ),
     (
         r"timed out|No route to host|Network is unreachable|not responding",
-        "it does not answer",
-        "see whether it is up, and whether a firewall lets ssh through",
+        "it does not answer: it is down, or a firewall drops what is sent to it",
+        "start {host}, or open its ssh port (TCP 22)",
     ),
 )
 # By `env` or Python over there:
@@ -38,7 +48,7 @@ OVER_THERE = (
     (
         r"cannot change directory",
         "the folder {cwd} is not there",
-        "add --sync to copy it, or share it between hosts",
+        "copy it there (`drumline launch --sync` does), or share it between hosts",
     ),
     (
         r"unrecognized option.*chdir|illegal option",
@@ -58,18 +68,32 @@ OVER_THERE = (
 )
 
 
-def not_reached(host: Host, code: int, said: Sequence[str], *, python: str, cwd: str) -> DrumlineError:
-    """A host on which nothing has begun."""
-    text = "\n".join(said)
-    last = next((line for line in reversed(said) if line.strip()), f"exit code {code}")
+class Cause(NamedTuple):
+    """Why, with what was said last; and what to do."""
+
+    what: str
+    next_step: str
+
+
+def known_cause(host: str, code: int | None, said: Sequence[str], *, python: str, cwd: str) -> Cause | None:
+    """Of a command over ssh that has failed; None when nothing of what was said is known."""
+    text, place = "\n".join(said), {"host": host, "python": python, "cwd": cwd}
     for pattern, cause, step in OF_SSH if code == SSH_FAILED else OVER_THERE:
         if re.search(pattern.replace("{python}", re.escape(python)), text):
-            place = {"host": host.name, "python": python, "cwd": cwd}
-            return PreflightError(
-                f"{host.name}: {cause.format(**place)} ({last})", next_step=step.format(**place)
-            )
+            return Cause(f"{cause.format(**place)} ({last_words(said, code)})", step.format(**place))
+    return None
+
+
+def last_words(said: Sequence[str], code: int | None) -> str:
+    return next((line.strip() for line in reversed(said) if line.strip()), f"exit code {code}")
+
+
+def not_reached(host: Host, code: int, said: Sequence[str], *, python: str, cwd: str) -> DrumlineError:
+    """A host on which nothing has begun."""
     what = "ssh could not log in" if code == SSH_FAILED else "the supervisor could not be started"
-    return PreflightError(f"{host.name}: {what} ({last})", next_step=f"see what `ssh {host.name}` says")
+    unknown = Cause(f"{what} ({last_words(said, code)})", f"see what `ssh {host.name}` says")
+    cause = known_cause(host.name, code, said, python=python, cwd=cwd) or unknown
+    return PreflightError(f"{host.name}: {cause.what}", next_step=cause.next_step)
 
 
 def was_lost(host: Host, code: int | None, said: Sequence[str]) -> DrumlineError:

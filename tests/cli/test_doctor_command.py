@@ -65,6 +65,17 @@ def test_slurm_says_which_node_this_is() -> None:
         _place({"node-rank": 0, "master": "a"}, {})
 
 
+def test_only_the_report_is_on_stdout_when_it_is_for_a_script(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drumline.doctor.pairs.joining.join", lambda *_: {"verdict": "fit", "code": 0})
+    words = ["doctor", "--nodes=2", "--node-rank=1", "--master=a"]
+    assert main(words) == 0
+    assert capsys.readouterr().out == "node 1: fit (node 0 has the report)\n"
+    assert main([*words, "--json"]) == 0
+    assert capsys.readouterr().out == ""
+
+
 def test_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     code = main(["doctor"])

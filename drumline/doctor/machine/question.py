@@ -27,7 +27,7 @@ class Question(Generic[T]):
         if self._errors:
             raise self._errors[0]
         if not self._answers:
-            raise TimeoutError(f"no answer within {timeout_s:g} s")
+            raise TimeoutError(f"no answer within {timeout_s:.2g} s")
         return self._answers[0]
 
     def _run(self) -> None:

@@ -4,6 +4,7 @@ one of them had to stop early."""
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -49,9 +50,9 @@ def _walk(
         except OSError:  # a link that leads nowhere, or a file that has just gone
             yield Entry(name, entry.path, UNREADABLE)
             continue
-        if not is_folder:
+        if stat.S_ISREG(status.st_mode):  # to open a named pipe would wait for ever
             yield Entry(name, entry.path, status.st_size)
-        elif enters(entry) and (identity := _identity(status)) not in seen:
+        elif is_folder and enters(entry) and (identity := _identity(status)) not in seen:
             seen.add(identity)
             yield from _walk(entry.path, f"{name}/", enters, seen)
 

@@ -57,8 +57,14 @@ class Channel:
         assert process.stdin
         return cls(process.stdout, process.stdin, process)
 
+    @property
+    def is_gone(self) -> bool:
+        return self._gone is not None
+
     async def meet(self) -> None:
-        """Wait for the node's first word. Its caller sets the limit."""
+        """Wait for the node's first word, which is said once. Its caller sets the limit."""
+        if self._has_met:
+            return
         if self.process is not None:
             self._tasks.append(asyncio.create_task(self._keep_words()))
         for _ in range(MOST_GREETING_LINES):
@@ -66,10 +72,13 @@ class Channel:
             if line is None:
                 raise await self._end("it ended before its first word")
             with contextlib.suppress(MessageError):
-                if decode(line) == HELLO:
+                said = decode(line)
+                if said == HELLO:
                     self._has_met = True
                     self._tasks.append(asyncio.create_task(self._listen()))
                     return
+                if said.get("doctor") == HELLO["doctor"]:
+                    raise NodeGoneError("its drumline is of another version, which says other things")
         raise NodeGoneError("it says much, but not what the doctor's program says")
 
     async def ask(self, action: str, limit_s: float, **arguments: Any) -> Any:

@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from drumline.doctor.pairs.addresses import DATA_PORTS, choose_addresses, other_addresses, targets_of
 from drumline.doctor.pairs.channel import Channel, NodeError, NodeGoneError
 from drumline.doctor.pairs.judge_speed import usual_speed
 from drumline.doctor.pairs.listeners import TOKEN_BYTES
+from drumline.doctor.pairs.messages import Message, MessageError, want, want_list
 from drumline.doctor.pairs.probe import Outcome
 from drumline.doctor.pairs.rounds import Pair, rounds_of
-from drumline.doctor.pairs.ssh_trouble import trouble
-from drumline.doctor.pairs.survey import Survey
+from drumline.doctor.pairs.survey import HostSeen, Survey
+from drumline.launch.ssh_errors import Cause, known_cause, last_words
 
 Opener = Callable[[], Awaitable[Channel]]
 Progress = Callable[[str], None]
@@ -36,6 +39,7 @@ PROBE_S = 12.0
 FACTS_S = 8.0
 MEASURE_S = 8.0
 CLOCK_READS = 4
+MOST_INTERFACES = 4096
 STAY_EVERY_S = 8.0
 # All transfers together, whatever the number of hosts; each is bounded too: below 20 ms TCP is still warming up.
 SPEED_BUDGET_S = 6.0
@@ -49,8 +53,10 @@ WORST: tuple[Outcome, ...] = ("silent", "unreachable", "refused", "stranger", "o
 class Coordinator:
     """One examination; `channels` has the hosts that answer, by their places in the survey."""
 
-    def __init__(self, survey: Survey, begin: Mapping[str, Any], progress: Progress) -> None:
-        self.survey, self.begin, self.progress = survey, begin, progress
+    def __init__(
+        self, survey: Survey, begin: Mapping[str, Any], progress: Progress, *, python: str = sys.executable
+    ) -> None:
+        self.survey, self.begin, self.progress, self.python = survey, begin, progress, python
         self.channels: dict[int, Channel] = {}
         self.ports: dict[int, dict[str, Any]] = {}
         self._stay: asyncio.Task[None] | None = None
@@ -96,10 +102,15 @@ class Coordinator:
     def _lose(self, number: int, error: NodeGoneError) -> None:
         host = self.survey.hosts[number]
         if error.code is not None or error.words:
-            host.absent, host.absent_fix = trouble(host.name, error.code, error.words)
+            host.absent, host.absent_fix = self._cause(host.name, error.code, error.words.splitlines())
         else:
             host.absent = error.what
             host.absent_fix = f"look at what {host.name} is doing, and run the doctor again"
+
+    def _cause(self, name: str, code: int | None, said: Sequence[str]) -> Cause:
+        known = known_cause(name, code, said, python=self.python, cwd=str(Path.cwd()))
+        unknown = f"the doctor's program ended there: {last_words(said, code)}"
+        return known or Cause(unknown, f"ssh {name} {self.python} -V, and look what it says")
 
     # 1. Welcome
 
@@ -110,15 +121,21 @@ class Coordinator:
         self.progress(f"{len(tasks)} hosts: starting the doctor on each")
         _, late = await asyncio.wait(tasks, timeout=WELCOME_S)
         for number, task in enumerate(tasks):
-            host = self.survey.hosts[number]
             if task in late:
                 task.cancel()
-                host.absent = (
-                    f"no answer within {WELCOME_S:g} s: the host is down, or drops packets to its ssh port"
-                )
-                host.absent_fix = f"start {host.name}, or open TCP 22 to it"
+                self._miss(self.survey.hosts[number])
         await asyncio.gather(*tasks)
         self.progress(f"{len(self.survey.here())} of {len(tasks)} hosts answer")
+
+    def _miss(self, host: HostSeen) -> None:
+        if self.survey.names_matter:
+            host.absent = f"ssh is there, but Python has not started within {WELCOME_S:g} s"
+            host.absent_fix = (
+                f"time ssh {host.name} {self.python} -V: see what that waits for, the login or a file system"
+            )
+        else:
+            host.absent = f"it came, and then said nothing for {WELCOME_S:g} s"
+            host.absent_fix = f"look at what {host.name} is doing, and run the doctor again"
 
     async def _welcome_one(self, number: int, opener: Opener) -> None:
         host = self.survey.hosts[number]
@@ -128,16 +145,25 @@ class Coordinator:
             channel = self.channels[number] = await opener()
             await channel.meet()
             told = await channel.ask("begin", WELCOME_S, **self.begin)
-            self._name(number, told["host"])
-            host.interfaces = told["interfaces"]
-            host.gloo, host.nccl, host.variables = told["gloo"], told["nccl"], told["variables"]
-            host.address = host.address or told["reached_at"]
+            self._introduce(number, want({"begin": told}, "begin", dict))
             host.clock_s = await self._clock(channel)
         except asyncio.CancelledError:
             return  # too late; the caller says so
+        except MessageError as error:
+            self._lose(number, NodeGoneError(f"it does not answer as the doctor does: {error.what}"))
         except (NodeGoneError, NodeError, OSError) as error:
             gone = error if isinstance(error, NodeGoneError) else NodeGoneError(str(error))
             self._lose(number, gone)
+
+    def _introduce(self, number: int, told: Message) -> None:
+        host, hostname = self.survey.hosts[number], want(told, "host", str)
+        if not hostname.isprintable():
+            raise MessageError("its host name would not be readable on a screen")
+        host.interfaces = want_list(told, "interfaces", dict, MOST_INTERFACES)
+        host.gloo, host.nccl = told.get("gloo"), told.get("nccl")
+        host.variables = want(told, "variables", dict)
+        host.address = host.address or told.get("reached_at")
+        self._name(number, hostname)
 
     def _name(self, number: int, hostname: str) -> None:
         """By hand nobody has said what the hosts are called: they say it themselves."""

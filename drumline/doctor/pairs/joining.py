@@ -36,8 +36,8 @@ def join(place: Place, subject: Subject) -> Message:
     """Take part until node 0 ends the examination; what it said then."""
     with _connect(place) as line:
         line.settimeout(None)
-        _shake_hands(line, place)
-        node = Node(line.fileno(), line.fileno(), subject, may_be_told=False)
+        source = _shake_hands(line, place)
+        node = Node(source, line.fileno(), subject, may_be_told=False)
         last = node.serve()
     if last is None:
         raise PreflightError(
@@ -82,7 +82,8 @@ def _not_reached(place: Place, error: OSError) -> PreflightError:
     )
 
 
-def _shake_hands(line: socket.socket, place: Place) -> None:
+def _shake_hands(line: socket.socket, place: Place) -> Lines:
+    """What node 0 says after it comes from the same lines: some of it may have been read already."""
     source = Lines(line.fileno())
     challenge = _next(source, place)
     has_secret = want(challenge, "secret", bool)
@@ -109,6 +110,7 @@ def _shake_hands(line: socket.socket, place: Place) -> None:
             f"who answers at {place.master}:{place.port} does not know {VARIABLE}",
             next_step="give the same value on all nodes, and check --master",
         )
+    return source
 
 
 def _next(source: Lines, place: Place) -> Message:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from drumline.doctor.finding import Finding, Level
 from drumline.doctor.pairs.judge_interfaces import interface_findings
-from drumline.doctor.pairs.judge_names import name_findings
+from drumline.doctor.pairs.judge_names import double_findings, name_findings
 from drumline.doctor.pairs.judge_ports import data_findings, hole_findings, meeting_findings
 from drumline.doctor.pairs.judge_speed import speed_findings
 from drumline.doctor.pairs.survey import Survey
@@ -26,6 +26,7 @@ def judge(survey: Survey) -> list[Finding]:
     """Everything that the network and the clocks have shown."""
     return [
         *absent_findings(survey),
+        *double_findings(survey),
         *name_findings(survey),
         *meeting_findings(survey),
         *data_findings(survey),

@@ -1,10 +1,11 @@
-"""Names that lead nowhere, or to somewhere else than the host has its address."""
+"""Names that lead nowhere, or to somewhere else than the host has its address, or two of them to one host."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from drumline.doctor.finding import Finding, Level
+from drumline.doctor.pairs.addresses import outside_addresses
 from drumline.doctor.pairs.gathered import Way, gather, listed
 from drumline.doctor.pairs.survey import Survey
 
@@ -29,6 +30,25 @@ def name_findings(survey: Survey) -> Iterator[Finding]:
         what = f"{target.called} leads to {leads} on {there}, an address that {target.name} does not have"
         fix = f"let {target.called} lead to {target.address} in /etc/hosts on {there} or in DNS"
         yield Finding(level=level, check="name", where=found.where, what=what, fix=fix)
+
+
+def double_findings(survey: Survey) -> Iterator[Finding]:
+    """One machine under two names; then another, which one of them should lead to, was never looked at."""
+    level: Level = "problem" if survey.names_matter else "warning"
+    same: dict[tuple[str, ...], list[str]] = {}
+    for number in survey.here():
+        host = survey.hosts[number]
+        if host.hostname and host.interfaces:
+            same.setdefault((host.hostname, *outside_addresses(host.interfaces)), []).append(host.name)
+    for (hostname, *addresses), names in same.items():
+        if len(names) > 1:
+            what = f"they are one host, which calls itself {hostname} and has {listed(addresses)}"
+            fix = (
+                f"name each host once; where the names lead: for host in {' '.join(names)}; do ssh $host hostname; done"
+                if survey.names_matter
+                else "start one node on each host"
+            )
+            yield Finding(level=level, check="name", where=listed(names), what=what, fix=fix)
 
 
 def leads_astray(survey: Survey, way: Way) -> bool:

@@ -14,7 +14,7 @@ from drumline.doctor.pairs.survey import Survey
 OUTCOMES = {
     "silent": "no answer: packets are dropped, as a security group or firewall does it",
     "refused": "refused, though the doctor listens there: a firewall rejects it",
-    "unreachable": "there is no route",
+    "unreachable": "no route, or a firewall that says so",
     "stranger": "another program or host answers there",
 }
 OPEN_DATA = (

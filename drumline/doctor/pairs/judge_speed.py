@@ -41,14 +41,10 @@ def _slow(survey: Survey, speeds: Mapping[Way, float], usual: float) -> Iterator
     left = set(slow)
     into, out = _by_end(speeds, 1), _by_end(speeds, 0)
     for number in survey.here():
-        sides = [
-            side
-            for side in (into.get(number, set()), out.get(number, set()))
-            if len(side) > 1 and side <= slow
-        ]
+        sides = [side for side in (into.get(number), out.get(number)) if side and side <= slow]
         ways = {way for side in sides for way in side}
-        # A way to a host that is slow by itself says nothing about this one.
-        if not ways & left:
+        # One way alone may be slow by its other end; ways to hosts that are slow themselves say nothing of this one.
+        if max(map(len, sides), default=0) < 2 or not ways & left:
             continue
         direction = "to and from it" if len(sides) == 2 else "to it" if into[number] in sides else "from it"
         left -= ways

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from drumline.doctor.pairs.channel import Channel
+from drumline.doctor.pairs.channel import Channel, NodeGoneError
 from drumline.doctor.pairs.joining import HANDSHAKE_S, Place
 from drumline.doctor.pairs.messages import MAX_BYTES, Message, MessageError, decode, encode, want
 from drumline.doctor.pairs.node import HELLO
@@ -36,6 +36,7 @@ class Meeting:
         self.came: dict[int, Channel] = {}
         self.addresses: dict[int, str] = {}
         self.refused: dict[int, str] = {}
+        self._coming: set[int] = set()
         self._all_here = asyncio.Event()
 
     async def wait(self, progress: Callable[[str], None]) -> None:
@@ -47,6 +48,7 @@ class Meeting:
             left = self.place.wait_s
             while left > 0 and not self._all_here.is_set():
                 missing = ", ".join(map(str, self.missing()))
+                await asyncio.gather(*(channel.stay() for channel in self.came.values()))
                 progress(
                     f"waiting for node {missing} at {self.address}:{self.place.port} ({left:.0f} s left)"
                 )
@@ -58,7 +60,11 @@ class Meeting:
             server.close()  # those who have come stay connected
 
     def missing(self) -> list[int]:
-        return [number for number in range(1, self.place.nodes) if number not in self.came]
+        return [number for number in range(1, self.place.nodes) if not self._is_here(number)]
+
+    def _is_here(self, number: int) -> bool:
+        """One that came and was ended may come again."""
+        return number in self.came and not self.came[number].is_gone
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -66,10 +72,9 @@ class Meeting:
         except RefusedError as error:
             writer.write(encode({"refused": error.what, "next": error.next_step}))
             writer.close()
-        except (TimeoutError, OSError, ValueError, MessageError):
+        except (TimeoutError, OSError, ValueError, MessageError, NodeGoneError):
             writer.close()  # nobody of ours
         else:
-            self.came[number] = Channel(reader, writer)
             self.addresses[number] = writer.get_extra_info("peername")[0]
             self.refused.pop(number, None)
             if not self.missing():
@@ -83,15 +88,27 @@ class Meeting:
         try:
             self._check(answer, number, mine)
         except RefusedError as error:
-            if number not in self.came:
+            if not self._is_here(number):
                 self.refused[number] = error.what
             raise
         welcome: dict[str, Any] = {"welcome": True}
         if secret is not None:
             nonces = (mine, str(answer["nonce"]))
             welcome["proof"] = proof(secret, "master", nonces, number, self.place.nodes)
-        writer.write(encode(welcome))
+        await self._let_in(number, Channel(reader, writer), welcome)
         return number
+
+    async def _let_in(self, number: int, channel: Channel, welcome: Message) -> None:
+        """It is here once it has said its first word: then its end is heard too."""
+        self._coming.add(number)
+        try:
+            channel.writer.write(encode(welcome))
+            await channel.meet()
+            if number in self.came:
+                await self.came[number].close()  # of one that has left
+            self.came[number] = channel
+        finally:
+            self._coming.discard(number)
 
     def _check(self, answer: Message, number: int, mine: str) -> None:
         nodes, secret = self.place.nodes, self.place.secret
@@ -115,7 +132,7 @@ class Meeting:
                 f"it has --nodes {answer['nodes']}, node 0 has {nodes}",
                 next_step="give the same --nodes everywhere",
             )
-        if not 0 < number < nodes or number in self.came:
+        if not 0 < number < nodes or number in self._coming or self._is_here(number):
             raise RefusedError(
                 f"there is a node {number} already",
                 next_step=f"give each node a --node-rank of its own, 0 to {nodes - 1}",

@@ -52,8 +52,8 @@ class Subject:
 class Node:
     """One host under examination; `serve` returns when the coordinator goes away."""
 
-    def __init__(self, source: int, target: int, subject: Subject, *, may_be_told: bool) -> None:
-        self.source, self.target, self.subject = Lines(source), target, subject
+    def __init__(self, source: Lines, target: int, subject: Subject, *, may_be_told: bool) -> None:
+        self.source, self.target, self.subject = source, target, subject
         # Over ssh the caller is the user; whoever sits at a TCP port does not choose which folders are read.
         self.may_be_told = may_be_told
         self.ranks = Ranks()
@@ -237,7 +237,7 @@ def main() -> None:
     target = os.dup(1)
     os.dup2(2, 1)
     try:
-        Node(0, target, Subject(own_variables()), may_be_told=True).serve()
+        Node(Lines(0), target, Subject(own_variables()), may_be_told=True).serve()
     except MessageError as error:
         print(f"drumline: doctor's node: {error}", file=sys.stderr)
         sys.stderr.flush()

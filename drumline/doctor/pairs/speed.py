@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import statistics
+import struct
 import time
 from typing import Any
 
@@ -45,6 +46,9 @@ def _bandwidth(target: Target, token: bytes, seconds: float) -> float:
         _send_until_answered(line, deadline=time.monotonic() + seconds + IDLE_S)
         line.settimeout(IDLE_S)
         taken, elapsed = COUNT_AND_SECONDS.unpack(read_exactly(line, COUNT_AND_SECONDS.size))
+        # What is still in the send buffer is thrown away: on a slow line it would be on its way for half a minute, and
+        # in the way of the next transfer.
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     return float(taken / elapsed) if elapsed > 0 else 0.0
 
 

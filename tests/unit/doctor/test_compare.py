@@ -4,6 +4,7 @@ folders."""
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -314,11 +315,13 @@ def test_a_walk_is_sorted_and_survives_what_it_cannot_read(tmp_path: Path) -> No
     data(tmp_path / "x", 5)
     (tmp_path / "x.txt").write_text("")
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "again").symlink_to(tmp_path / "x")
     found = [(entry.name, entry.size) for entry in files_below(tmp_path, enters=lambda entry: True)]
     names = [name for name, _ in found]
     assert names == sorted(names, key=lambda name: name.split("/"))
     assert ("broken", -1) in found
+    assert "pipe" not in names, "to open it would wait for ever"
     assert len([name for name in names if name.endswith(".bin")]) == 5, (
         "a folder that is linked twice is read once"
     )

@@ -114,7 +114,7 @@ def test_where_data_ports_are_to_be_opened() -> None:
     ("outcome", "words"),
     [
         ("refused", "refused, though the doctor listens there: a firewall rejects it"),
-        ("unreachable", "there is no route"),
+        ("unreachable", "no route, or a firewall that says so"),
         ("stranger", "another program or host answers there"),
     ],
 )
@@ -163,6 +163,17 @@ def test_a_name_that_leads_elsewhere() -> None:
     assert the_only(change(healthy("a", "b"), "ba", addresses=["10.9.9.9"], meeting="silent")).check == "name"
     # An address that is translated on the way is as good.
     assert judge(change(healthy("a", "b"), "ba", addresses=["54.1.2.3"], meeting="open")) == []
+
+
+def test_two_names_of_one_host() -> None:
+    survey = healthy("a", "b", "c")
+    survey.hosts[2].hostname, survey.hosts[2].interfaces = "b", survey.hosts[1].interfaces
+    change(survey, "ac bc", addresses=["10.0.0.2"])
+    found = the_only(survey)
+    assert found.line() == "problem: b and c: they are one host, which calls itself b and has 10.0.0.2"
+    assert "for host in b c; do ssh $host hostname; done" in found.fix
+    survey.names_matter = False
+    assert the_only(survey).level == "warning"
 
 
 def docker0(survey: Survey, number: int) -> dict[str, Any]:
@@ -244,6 +255,8 @@ def test_slow_lines() -> None:
     assert found.line() == "problem: a -> c: it carries 800 Mbit/s; others carry 8.0 Gbit/s"
     assert the_only(change(healthy("a", "b"), "ab", bytes_per_s=1e8)).where == "a -> b"
     assert judge(change(healthy("a", "b", "c"), "ac", bytes_per_s=4e8)) == [], "a neighbour takes as much"
+    half = change(healthy("a", "b", "c"), "ab cb ba", bytes_per_s=1e8)
+    assert the_only(change(half, "bc", bytes_per_s=None)).what.startswith("all ways to and from it")
 
 
 def test_a_line_that_could_not_be_measured() -> None:

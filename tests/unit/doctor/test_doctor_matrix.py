@@ -115,6 +115,10 @@ def test_the_report_in_its_order(is_terminal: bool, capsys: pytest.CaptureFixtur
     ]
     places = [out.index(part) for part in parts]
     assert places == sorted(places)
+    assert (
+        "fix: open TCP 1024-65535 on n001 for the job's hosts (AWS: all traffic from the security group itself)\n"
+        in out
+    )
 
 
 def test_json_has_all() -> None:
@@ -125,7 +129,7 @@ def test_json_has_all() -> None:
     assert {"from": "n000", "to": "n001", "addresses": ["10.9.0.2"], "data": "silent"} in told["network"][
         "edges"
     ]
-    assert told["network"]["hosts"][2]["absent"].startswith("the host is down")
+    assert told["network"]["hosts"][2]["absent"].startswith("it does not answer")
 
 
 def test_numbers_as_people_say_them() -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from drumline.doctor.pairs.joining import Place, check_place, join
 from drumline.doctor.pairs.meeting import Meeting, listen
-from drumline.doctor.pairs.node import Subject
+from drumline.doctor.pairs.messages import encode
+from drumline.doctor.pairs.node import HELLO, Subject
 from drumline.errors import DrumlineError, UsageError
 from tests.ranks import free_port
 
@@ -38,7 +39,8 @@ def refused(master: Place, *nodes: Place) -> list[str]:
         await asyncio.wait({waiting, telling}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         for channel in meeting.came.values():
-            await channel.close()
+            channel.writer.close()
+            await channel.writer.wait_closed()
         return list(await telling)
 
     return asyncio.run(host())
@@ -75,6 +77,45 @@ def test_numbers_that_do_not_fit() -> None:
 def test_those_who_fit_are_let_in_and_told_when_node_0_goes_away() -> None:
     (told,) = refused(place(0, secret="one"), place(1, secret="one"))
     assert "went away before the end" in told
+
+
+def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("drumline.doctor.pairs.node.LEASE_S", 1.0)
+    monkeypatch.setattr("drumline.doctor.pairs.meeting.SHOW_EVERY_S", 0.1)
+    port = free_port()
+    stays, leaves = place(1, nodes=4, port=port), place(2, nodes=4, port=port)
+
+    async def come_and_go() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await reader.readline()
+        writer.write(b'{"node": 2, "nodes": 4, "nonce": "00", "secret": false}\n' + encode(HELLO))
+        assert json.loads(await reader.readline()) == {"welcome": True}
+        while 2 in meeting.missing():
+            await asyncio.sleep(0.01)
+        assert "there is a node 2 already" in await asyncio.to_thread(_told, leaves)
+        writer.close()
+        while 2 not in meeting.missing():
+            await asyncio.sleep(0.01)
+
+    async def host() -> list[int]:
+        waiting = asyncio.create_task(meeting.wait(lambda _: None))
+        await asyncio.sleep(0)
+        told = [asyncio.create_task(asyncio.to_thread(_told, stays))]
+        await come_and_go()
+        told.append(asyncio.create_task(asyncio.to_thread(_told, leaves)))
+        await asyncio.sleep(1.2)
+        missing = meeting.missing()
+        waiting.cancel()
+        for channel in meeting.came.values():
+            channel.writer.close()
+            await channel.writer.wait_closed()
+        assert all("went away before the end" in one for one in await asyncio.gather(*told))
+        return missing
+
+    meeting = Meeting(place(0, nodes=4, port=port))
+    assert asyncio.run(host()) == [3]
 
 
 def test_a_stranger_at_the_port_does_not_disturb() -> None:
