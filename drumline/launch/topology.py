@@ -30,9 +30,6 @@ class Topology:
     local_world_size: int = 1
     master_addr: str = ""
     master_port: int = 0
-    attempt: str = "0"
-    """Tells this start of the job from an earlier one that used the same store: the agent's own, which outlives a
-    restart. Agents of one job count restarts apart, so where rank 0 opens a new store each time it says nothing."""
     is_restart: bool = False
     """Whether the agent of this node has started its ranks before."""
     agent_hosts_store: bool = False
@@ -57,7 +54,6 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
         )
     world_size = _integer(variables, "WORLD_SIZE")
     restarts = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
-    agent_hosts_store = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     topology = Topology(
         rank=_integer(variables, "RANK"),
         world_size=world_size,
@@ -67,9 +63,8 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
         else world_size,
         master_addr=variables["MASTER_ADDR"],
         master_port=_integer(variables, "MASTER_PORT"),
-        attempt=restarts if agent_hosts_store else "0",
         is_restart=restarts != "0" or variables.get(RESTARTED) == "1",
-        agent_hosts_store=agent_hosts_store,
+        agent_hosts_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         node_names=tuple(filter(None, variables.get("DRUMLINE_NODE_NAMES", "").split(","))),
     )
     if not 0 <= topology.rank < topology.world_size:
