@@ -7,10 +7,11 @@ differ but should be known (the kind of GPU) is a warning.
 from __future__ import annotations
 
 import logging
+import math
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -160,12 +161,16 @@ def differences(everyone: Sequence[Facts]) -> list[Difference]:
 
 def plain(value: Any) -> Any:
     """The value in JSON's types, the same on every rank for the same value."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, set | frozenset):
         return sorted(str(plain(item)) for item in value)
+    if isinstance(value, float) and math.isnan(value):
+        return "nan"  # which is no other one than itself
     if value is None or isinstance(value, str | int | float | bool):
         return value
     text = str(value)
