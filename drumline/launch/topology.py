@@ -15,6 +15,8 @@ from drumline.errors import PreflightError, UsageError
 from drumline.launch.slurm import rank_variables
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# How many processes there are, as Open MPI and MPICH say it.
+OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # Set by Drumline's own agent.
 RESTARTED = "DRUMLINE_RESTARTED"
 FIRST_WORD_S = 1.0
@@ -46,6 +48,7 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
     """This process's place, or None when no launcher started it."""
     variables = {**rank_variables(environment), **environment}
     if "RANK" not in variables and "WORLD_SIZE" not in variables:
+        _check_is_alone(variables)
         return None
     if missing := [name for name in NEEDED if name not in variables]:
         raise PreflightError(
@@ -79,6 +82,17 @@ def let_first_rank_speak(topology: Topology | None) -> None:
     the first has told it and ends, the launcher ends the others; should it have nothing to tell, they do."""
     if topology is not None and topology.local_rank > 0:
         time.sleep(FIRST_WORD_S)
+
+
+def _check_is_alone(variables: Mapping[str, str]) -> None:
+    """mpirun counts its processes by names of its own, and each would take itself for the only one."""
+    for name in OF_MPI:
+        if variables.get(name, "1") != "1":
+            raise PreflightError(
+                f"mpirun has started several processes ({name}={variables[name]}), but none knows its rank",
+                next_step=f"in each, set {', '.join(NEEDED)} (Open MPI's RANK is $OMPI_COMM_WORLD_RANK); or start "
+                "them with drumline launch --hosts",
+            )
 
 
 def _given(variables: Mapping[str, str]) -> str:

@@ -47,7 +47,15 @@ def test_torchruns_variables_are_read() -> None:
 
 
 def test_without_a_launcher_there_is_no_topology() -> None:
-    assert topology_from({"HOME": "/"}) is None
+    assert topology_from({"HOME": "/", "OMPI_COMM_WORLD_SIZE": "1"}) is None
+
+
+def test_what_mpirun_started_does_not_take_itself_for_the_only_rank() -> None:
+    with pytest.raises(
+        PreflightError, match=r"several processes \(OMPI_COMM_WORLD_SIZE=4\), but none knows its rank"
+    ):
+        topology_from({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"})
+    assert topology_from({**TORCHRUN, "OMPI_COMM_WORLD_SIZE": "4"}) is not None
 
 
 def test_missing_variables_are_all_named() -> None:
