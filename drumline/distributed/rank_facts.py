@@ -58,6 +58,13 @@ OF_BACKEND = {
         "TORCH_NCCL_USE_COMM_NONBLOCKING",
     ),
 }
+# Set to this, they say no more than if they were not set.
+DEFAULTS = {
+    "NCCL_COLLNET_ENABLE": "0",
+    "NCCL_IB_DISABLE": "0",
+    "TORCH_DISTRIBUTED_DEBUG": "OFF",
+    "TORCH_GLOO_LAZY_INIT": "0",
+}
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -86,7 +93,9 @@ def rank_facts(
     names = sorted((*ANY_BACKEND, *OF_BACKEND.get(backend, ())))
     return {
         "versions": versions(device),
-        "variables": {f"the variable {name}": environment.get(name, "not set") for name in names},
+        "variables": {
+            f"the variable {name}": environment.get(name) or DEFAULTS.get(name, "not set") for name in names
+        },
         "settings": {
             **{f"the {name}": plain(value) for name, value in own.items()},
             "the backend": backend,

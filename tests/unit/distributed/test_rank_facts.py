@@ -45,6 +45,7 @@ def test_facts_are_plain_and_have_what_decides_a_run() -> None:
     assert facts["versions"]["Python's version"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert facts["variables"]["the variable GLOO_DEVICE_TRANSPORT"] == "TCP"
     assert "the variable NCCL_ALGO" not in facts["variables"], "says nothing under gloo"
+    assert facts["variables"]["the variable TORCH_DISTRIBUTED_DEBUG"] == "OFF", "as if it were set to that"
     assert facts["settings"]["the seed"] == 1
     assert facts["settings"]["the setting optim.lr"] == 0.1
     assert facts["settings"]["the setting empty"] == {}
