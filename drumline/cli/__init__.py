@@ -9,24 +9,28 @@ from collections.abc import Sequence
 from drumline.errors import DrumlineError, ExitCode, did_you_mean
 
 VERBS = {
-    "train": "train a task: alone, on several ranks of this machine, or as a rank of a larger job",
-    "launch": "start a task or any torchrun script: here, on hosts over ssh, by hand on several, on Slurm, Kubernetes",
-    "doctor": "examine this machine, or hosts and every pair of them, before a run",
-    "verify": "check run folders: checkpoints, each sample exactly once an epoch, events",
-    "prove-resume": "kill a job with -9, resume it, and compare every bit with a run that was not killed",
+    "train": "train a task: alone, on several ranks, or as a rank of a job",
+    "launch": "start a task or a torchrun script: here, on hosts over ssh,\n"
+    "by hand on several machines, on Slurm, on Kubernetes",
+    "doctor": "examine this machine, or hosts and every pair, before a run",
+    "verify": "check run folders: checkpoints, each sample once, events",
+    "prove-resume": "kill a job with -9, resume it, and compare every bit with\na run that was not killed",
 }
 HELP = """\
 usage: drumline VERB ...
 
-Takes a PyTorch training job from one process to many nodes, and keeps every rank on the beat.
+Takes a PyTorch training job from one process to many nodes, and keeps every
+rank on the beat.
 
 {verbs}
 
   drumline VERB --help   what a verb does, with all its flags
   drumline --version     the version
 
-exit codes: 0 success, 1 training failed (verify: something is wrong), 2 wrong usage or configuration,
-            3 stopped before the first step, 130 interrupted
+exit codes: 0 success, 1 training failed (verify: something is wrong),
+            2 wrong usage or configuration, 3 stopped before the first step
+            (doctor: must be fixed), 75 told to leave, and saved,
+            130 interrupted
 """
 
 
@@ -47,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        verbs = "\n".join(f"  {name:<13} {summary}" for name, summary in VERBS.items())
+        verbs = "\n".join(
+            f"  {name:<13} {summary}".replace("\n", f"\n{'':<16}") for name, summary in VERBS.items()
+        )
         print(HELP.format(verbs=verbs), end="")
         return ExitCode.SUCCESS if arguments else ExitCode.USAGE
     verb, *rest = arguments

@@ -23,64 +23,74 @@ if TYPE_CHECKING:
 
 WAIT_S = 10
 LABEL_WIDTH = len("CUDA_VISIBLE_DEVICES")
-OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
-    "hosts": (str, "A,B:4,C", "Examine these hosts and every pair of them, over ssh."),
-    "hostfile": (str, "FILE", "The same, with the hosts in a file: `host` or `host slots=N` on a line."),
-    "port": (
-        Annotated[int, Bounds(low=1, high=65535)],
-        "N",
-        f"The rendezvous port, which all must reach on the first host [{DEFAULT_PORT}].",
-    ),
-    "ssh": (str, "COMMAND", "How ssh is called, as in 'ssh -F file' [DRUMLINE_SSH, or ssh]."),
-    "python": (str, "PATH", "Python on the hosts [the one that runs this]."),
-    "nodes": (
-        Count,
-        "N",
-        "Without ssh: this is one of N nodes, and the same command runs on each [SLURM_NNODES].",
-    ),
-    "node-rank": (CountOrZero, "K", "Which of them this is; node 0 leads and reports [SLURM_NODEID]."),
-    "master": (
-        str,
-        "ADDR[:PORT]",
-        f"Where node 0 is [the first host of the srun step; port {DEFAULT_PORT}].",
-    ),
-    "wait": (Count, "S", f"Without ssh: how many seconds nodes wait for each other [{WAIT_S}]."),
-    "data": (str, "DIR", "The dataset's folder, to be compared between hosts [DATASET_DIR]."),
-    "code": (
-        str,
-        "DIR",
-        "The code's folder, to be compared between hosts [this folder, if it is not the home].",
-    ),
-    "run": (str, "DIR", "Where runs will be written: its disk is looked at [this folder]."),
-    "procs": (Count, "N", "Ranks of each host in the collectives [one per GPU, or 1]."),
-    "collectives": (
-        bool,
-        "",
-        "At the end, try a real process group: values of collectives and a step of DDP [on for several hosts, off for "
-        "this machine alone].",
-    ),
-    "backend": (
-        Literal["auto", "gloo", "nccl"],
-        "auto | gloo | nccl",
-        "Of the collectives [nccl on GPUs, else gloo].",
-    ),
-    "json": (bool, "", "For scripts: everything that was learned."),
-    "help": (bool, "", "Show this text."),
+FlagTable = Mapping[str, tuple[Any, str, str]]
+# As the help shows them.
+GROUPS: Mapping[str, FlagTable] = {
+    "anywhere": {
+        "data": (str, "DIR", "The dataset's folder, to be compared between hosts [DATASET_DIR]."),
+        "code": (
+            str,
+            "DIR",
+            "The code's folder, to be compared between hosts [this folder, if it is not the home].",
+        ),
+        "run": (str, "DIR", "Where runs will be written: its disk is looked at [this folder]."),
+        "json": (bool, "", "For scripts: everything that was learned."),
+        "help": (bool, "", "Show this text."),
+    },
+    "over ssh": {
+        "hosts": (str, "A,B:4,C", "Examine these hosts and every pair of them."),
+        "hostfile": (str, "FILE", "The same, with the hosts in a file: `host` or `host slots=N` on a line."),
+        "port": (
+            Annotated[int, Bounds(low=1, high=65535)],
+            "N",
+            f"The rendezvous port, which all must reach on the first host [{DEFAULT_PORT}].",
+        ),
+        "ssh": (str, "COMMAND", "How ssh is called, as in 'ssh -F file' [DRUMLINE_SSH, or ssh]."),
+        "python": (str, "PATH", "Python on the hosts [the one that runs this]."),
+    },
+    "without ssh  The same command on each node: typed, by srun, or in pods.": {
+        "nodes": (Count, "N", "How many nodes there are [SLURM_NNODES]."),
+        "node-rank": (CountOrZero, "K", "Which of them this is; node 0 leads and reports [SLURM_NODEID]."),
+        "master": (
+            str,
+            "ADDR[:PORT]",
+            f"Where node 0 is [the first host of the srun step; port {DEFAULT_PORT}].",
+        ),
+        "wait": (Count, "S", f"How many seconds nodes wait for each other [{WAIT_S}]."),
+    },
+    "a real process group  Values of collectives, and a step of DDP.": {
+        "collectives": (
+            bool,
+            "",
+            "Try it at the end [on for several hosts, off for this machine alone]; --no-collectives leaves it out.",
+        ),
+        "procs": (Count, "N", "Ranks of each host [one per GPU, or 1]."),
+        "backend": (Literal["auto", "gloo", "nccl"], "auto | gloo | nccl", "[nccl on GPUs, else gloo]"),
+    },
 }
+OWN_FLAGS: FlagTable = {name: flag for table in GROUPS.values() for name, flag in table.items()}
 OF_SSH = ("ssh", "python", "port")
 OF_NODES = ("nodes", "node-rank", "master", "wait")
 USAGE = """\
-usage: drumline doctor                                      this machine
-       drumline doctor --hosts a,b,c | --hostfile FILE      these hosts and every pair of them, over ssh
-       drumline doctor --nodes N --node-rank K --master A   the same without ssh; typed on each node, or by srun
+usage: drumline doctor [flags]
 
-Every pair: names, the rendezvous port, data ports in both directions, interfaces, large messages, latency, bandwidth,
-clocks; then what differs between hosts; then, when all of that is well, a real process group with checked values.
+Is this machine, or every pair of hosts, fit for the job? Nothing is changed.
+
+  drumline doctor                              this machine, in seconds
+  drumline doctor --hosts a,b,c                hosts, and every pair of them
+  drumline doctor --nodes 2 --node-rank 0 --master a      without ssh, on each
+  srun --ntasks-per-node 1 drumline doctor --nodes 2      the same, by Slurm
+
+Of every pair: names, the rendezvous port, data ports in both directions,
+interfaces, large messages, latency, bandwidth, clocks. Then what differs
+between hosts. Then, when all of that is well, a real process group.
 """
 EXIT_CODES = """\
-DRUMLINE_SECRET, set on all nodes, keeps strangers out of an examination without ssh.
+DRUMLINE_SECRET, set on all nodes, keeps strangers out of an examination
+without ssh.
 
-exit codes: 0 fit to train, 2 wrong usage, 3 something must be fixed, 130 interrupted
+exit codes: 0 fit to train, 2 wrong usage, 3 something must be fixed,
+            130 interrupted
 """
 
 
@@ -319,10 +329,6 @@ def _progress() -> Any:
 
 
 def _help() -> str:
-    from drumline.config.help import render_entry
+    from drumline.config.help import render_flags
 
-    width = shutil.get_terminal_size().columns
-    entries = [
-        render_entry(f"--{name}", takes, doc, width=width) for name, (_, takes, doc) in OWN_FLAGS.items()
-    ]
-    return "\n".join([USAGE, *entries, "", EXIT_CODES])
+    return "\n".join([USAGE, render_flags(GROUPS, width=shutil.get_terminal_size().columns), EXIT_CODES])

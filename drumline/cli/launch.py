@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 
-from drumline.cli.launch_flags import OWN_FLAGS, wrong_flags, wrong_target
+from drumline.cli.launch_flags import GROUPS, OWN_FLAGS, wrong_flags, wrong_target
 from drumline.cli.launch_here import run_here
 from drumline.cli.launch_hosts import launch_on_hosts
 from drumline.cli.launch_kubernetes import write_manifest
@@ -19,16 +19,25 @@ from drumline.config.values import SWITCH_WORDS
 from drumline.errors import ConfigError, ExitCode
 
 USAGE = """\
-usage: drumline launch [flags] TASK|SCRIPT.py [arguments]
+usage: drumline launch [where] [flags] TASK|SCRIPT.py [arguments]
 
-Starts any script that torchrun could start, or `drumline train TASK`, on several ranks of this machine, on other hosts
-over ssh, or on this machine as one node of a job; or shows how to. What stands behind the script's or task's name
-belongs to it.
+Starts a task, or any script that torchrun could start, by torchrun's own agent.
+Flags of the launch stand before the name; what is behind it belongs to it.
+
+  drumline launch --procs 8 train.py --epochs 3       8 ranks on this machine
+  drumline launch --hosts a,b:4 --procs 8 digits      8 on a, 4 on b, over ssh
+  drumline launch --env-file .env digits              this node of a job
+  drumline launch --slurm --nodes 2 --time 8:00:00 digits
+  drumline launch --kubernetes --nodes 2 --image me/train:1 digits
+  drumline launch --print --hosts a,b digits          what would be run, where
+
+Prove the hosts first: drumline doctor --hosts a,b
 """
 EXIT_CODES = """\
-exit codes: 0 success, 2 wrong usage, 3 a host could not take part or the nodes did not meet, 75 told to leave by a
-            signal, and saved, 130 interrupted; otherwise that of the rank that failed first (1 when a signal ended
-            it, or its host was lost)
+exit codes: 0 success, 2 wrong usage, 3 a host could not take part or the nodes
+            did not meet, 75 told to leave by a signal, and saved,
+            130 interrupted; otherwise that of the rank that failed first
+            (1 when a signal ended it, or its host was lost)
 """
 
 
@@ -68,10 +77,6 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]
 
 
 def _help() -> str:
-    from drumline.config.help import render_entry
+    from drumline.config.help import render_flags
 
-    width = shutil.get_terminal_size().columns
-    entries = [
-        render_entry(f"--{name}", takes, doc, width=width) for name, (_, takes, doc) in OWN_FLAGS.items()
-    ]
-    return "\n".join([USAGE, *entries, "", EXIT_CODES])
+    return "\n".join([USAGE, render_flags(GROUPS, width=shutil.get_terminal_size().columns), EXIT_CODES])

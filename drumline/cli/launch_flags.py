@@ -35,21 +35,19 @@ ANYWHERE: FlagTable = {
         f"How long ranks that are asked to end (SIGTERM) may take, to save what they have [{GRACE_S:g}].",
     ),
     "print": (bool, "", "Show the torchrun line of each node, or the batch file, and start nothing."),
+    "help": (bool, "", "Show this text."),
+}
+FROM_FILE: FlagTable = {
     "env-file": (
         str,
         "FILE",
-        "This machine is one node of a job, and the same command is typed on each. The file has NUMBER_OF_NODES, "
-        "NODE_RANK, NUMBER_OF_GPUS, MASTER_ADDR and MASTER_PORT; if wanted DDP_TIMEOUT_SECONDS, DATASET_DIR and "
-        "OUTPUT_DIR; and whatever else the ranks' environment shall hold.",
+        "Which node this is, and where the others are: NUMBER_OF_NODES, NODE_RANK, NUMBER_OF_GPUS, MASTER_ADDR and "
+        "MASTER_PORT; if wanted DDP_TIMEOUT_SECONDS, DATASET_DIR and OUTPUT_DIR; and whatever else the ranks' "
+        "environment shall hold.",
     ),
 }
 BY_HAND: FlagTable = {
-    "node-rank": (
-        CountOrZero,
-        "K",
-        "This machine is node K of --nodes, as with an --env-file; for pods, and for whatever starts one command "
-        "on each machine.",
-    ),
+    "node-rank": (CountOrZero, "K", "The same without a file: this is node K of --nodes."),
     "master": (str, "ADDR[:PORT]", f"Where the nodes meet: node 0, as all know it [port {DEFAULT_PORT}]."),
     "address": (str, "ADDR", "What the other nodes call this one [the way to the master tells]."),
 }
@@ -106,25 +104,25 @@ OF_KUBERNETES: FlagTable = {
     "apply": (bool, "", "Hand the manifest to `kubectl apply`, in kubectl's own context."),
 }
 OF_CLUSTERS: FlagTable = {
-    "nodes": (Count, "N", "Pods, nodes of a Slurm job, or with --node-rank of the job [1]."),
+    "nodes": (Count, "N", "Nodes of a Slurm job, pods, or with --node-rank the nodes of the job [1]."),
     "gpus": (
         CountOrZero,
         "N",
-        "GPUs of each [pods: one per rank; 0 for none. Slurm: as the partition has it].",
+        "GPUs of each [Slurm: as the partition has it; pods: one per rank, 0 for none].",
     ),
     "out": (str, "FILE", "Where to write the manifest [the screen] or the batch file [NAME.sbatch]."),
 }
-HELP: FlagTable = {"help": (bool, "", "Show this text.")}
-OWN_FLAGS: FlagTable = {
-    **ANYWHERE,
-    **BY_HAND,
-    **OF_NODES,
-    **OF_HOSTS,
-    **OF_SLURM,
-    **OF_KUBERNETES,
-    **OF_CLUSTERS,
-    **HELP,
+# As the help shows them.
+GROUPS: Mapping[str, FlagTable] = {
+    "anywhere": ANYWHERE,
+    "on other hosts  One command, over ssh; it shows and ends the whole job.": OF_HOSTS,
+    "by hand  One node of a job; the same command is typed on each.": {**FROM_FILE, **BY_HAND},
+    "several nodes  How few will do, and how long they wait for each other.": OF_NODES,
+    "Slurm  A batch job, which goes on after preemption and time limits.": OF_SLURM,
+    "Kubernetes  A manifest.": OF_KUBERNETES,
+    "Slurm and Kubernetes": OF_CLUSTERS,
 }
+OWN_FLAGS: FlagTable = {name: flag for table in GROUPS.values() for name, flag in table.items()}
 WHERES = ("env-file", "node-rank", "hosts", "hostfile", "kubernetes", "slurm", "srun")
 
 

@@ -31,7 +31,7 @@ def run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
         defaults = settings_defaults(settings, train.run_name(target))
     program = program_of(target, arguments, *defaults)
     if flags.own.get("print"):
-        _print_node(node, program, settings)
+        _print_nodes(node, program, settings)
         return ExitCode.SUCCESS
     # An operator in Kubernetes gives every pod a RANK; who says which node this is knows better.
     if "node-rank" not in flags.own and topology_from(os.environ) is not None:
@@ -79,13 +79,20 @@ def _node(flags: Flags, target: str, settings: NodeSettings) -> Node:
     return with_waits(node, flags)
 
 
-def _print_node(node: Node, program: Program, settings: NodeSettings | None) -> None:
-    if settings is not None and node.num_nodes > 1:
-        print(f"# node {node.node_rank} of {node.num_nodes}; torchrun alone numbers nodes by their addresses")
+def _print_nodes(node: Node, program: Program, settings: NodeSettings | None) -> None:
+    """The line of each node; of the others it is not known here whether they have as many ranks."""
     if settings is not None and settings.other_names:
         print(f"# with these in the environment: {', '.join(settings.other_names)}")
     if node.num_procs is None:
         from drumline.launch.local import default_procs
 
         node = replace(node, num_procs=default_procs())
-    print(shlex.join(torchrun_command(node, program)))
+    if settings is None or node.num_nodes == 1:
+        print(shlex.join(torchrun_command(node, program)))
+        return
+    print("# torchrun alone numbers nodes by their addresses; give each its own number of ranks")
+    for rank in range(node.num_nodes):
+        address = settings.master_addr if rank == 0 else None
+        one = node if rank == node.node_rank else replace(node, node_rank=rank, address=address)
+        print(f"# node {rank} of {node.num_nodes}{', this one' if one is node else ''}")
+        print(shlex.join(torchrun_command(one, program)))

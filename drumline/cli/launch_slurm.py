@@ -32,8 +32,8 @@ from drumline.launch.supervision import Supervision
 
 OF_SLURM: Mapping[str, tuple[Any, str, str]] = {
     "slurm": (bool, "", "Write a batch file and submit it with sbatch; with --print only show it."),
-    "partition": (str, "NAME", "Of the cluster."),
-    "time": (str, "T", "The time limit, as sbatch takes it: minutes, H:M:S, D-H:M:S."),
+    "partition": (str, "NAME", "Where to wait [the cluster's default partition]."),
+    "time": (str, "T", "The time limit, as sbatch takes it: minutes, H:M:S, D-H:M:S [the partition's]."),
     "account": (str, "NAME", "Whom the job is charged to."),
     "qos": (str, "NAME", "Its quality of service."),
     "cpus": (Count, "N", "Cores of each node."),
@@ -50,7 +50,11 @@ OF_SLURM: Mapping[str, tuple[Any, str, str]] = {
         f"How often a job that was told to leave is requeued [{MAX_REQUEUES}].",
     ),
     "sbatch": (str, "FLAGS", "Any other flags of sbatch's: --sbatch='--exclusive --constraint=a100'."),
-    "srun": (bool, "", "This process is one node's only task of an srun step: start the node's ranks."),
+    "srun": (
+        bool,
+        "",
+        "In a batch file of your own: `srun --ntasks-per-node=1 drumline launch --srun ...` starts a node's ranks.",
+    ),
 }
 # Those that mean the same to sbatch.
 OPTIONS = ("partition", "time", "account", "qos", "mem")

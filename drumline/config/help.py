@@ -57,6 +57,24 @@ def render_entry(flag: str, takes: str, doc: str, *, default: str | None = None,
     return "\n".join([head, *_wrapped(doc, width, indent=DOC_INDENT)])
 
 
+def render_flags(groups: Mapping[str, Mapping[str, tuple[Any, str, str]]], *, width: int = 80) -> str:
+    """A verb's own flags (type, what it takes, doc), below the title of each group."""
+    width = max(MIN_WIDTH, min(width, MAX_WIDTH))
+    blocks = [
+        "\n".join(
+            [
+                *textwrap.wrap(title, width),
+                *(
+                    render_entry(f"--{name}", takes, doc, width=width)
+                    for name, (_, takes, doc) in flags.items()
+                ),
+            ]
+        )
+        for title, flags in groups.items()
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
 def _title(name: str, bold: bool) -> str:
     return f"\x1b[1m{name}\x1b[0m" if bold else name
 

@@ -1,4 +1,7 @@
-"""Where a rank's events go: its event file, its log file, and on rank 0 the screen and TensorBoard."""
+"""Where a rank's events go: its event file, its log file, and on rank 0 the screen and TensorBoard.
+
+Rank 0 tells how the run goes. What the others write to their logs may be shown beside it, so there it is only warnings.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,14 @@ def open_reporter(settings: LogConfig, folder: RunFolder, ddp: DDPManager) -> It
     """A reporter for one run on one rank."""
     with ExitStack() as stack:
         log_file = stack.enter_context(folder.log_file(ddp.rank).open("a", buffering=1))
-        sinks: list[Sink] = [EventLog(folder.event_file(ddp.rank)), make_display("plain", log_file)]
+        log = make_display("plain", log_file)
+        sinks: list[Sink] = [EventLog(folder.event_file(ddp.rank))]
         if ddp.is_main_process():
-            sinks.append(make_display(settings.display, sys.stdout))
+            sinks += [log, make_display(settings.display, sys.stdout)]
             if settings.tensorboard:
                 sinks.append(TensorBoard(folder.tensorboard))
+        else:
+            sinks.append(lambda event: log(event) if event["kind"] == "warning" else None)
         reporter = stack.enter_context(Reporter(sinks, rank=ddp.rank, host=ddp.host))
         handler = _WarningsAsEvents(reporter)
         logger = logging.getLogger("drumline")

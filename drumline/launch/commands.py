@@ -11,18 +11,19 @@ def resume_command(arguments: Sequence[str]) -> str:
     return shlex.join(["drumline", "train", *(word for word in arguments if word != "--fresh")])
 
 
-def two_node_command(arguments: Sequence[str], *, procs: int) -> str:
-    """What to start on each of two nodes."""
+def two_node_command(task: str, arguments: Sequence[str], *, procs: int) -> str:
+    """The same run on two machines, as many ranks on each."""
     rest = _without_procs([word for word in arguments if word != "--fresh"])
-    torchrun = (
-        f"torchrun --nnodes 2 --nproc-per-node {procs} --rdzv-backend c10d --rdzv-endpoint FIRST_HOST:29500"
-    )
-    # The bare dashes keep torchrun's hands off our flags: it takes `--run` for a prefix of its own `--run-path`.
-    return f"{torchrun} -m -- drumline train {shlex.join(rest)}"
+    # For a launch what belongs to the task stands behind its name; `drumline train` takes it in any order.
+    behind_a_flag = [before.startswith("--") and "=" not in before for before in ["", *rest]]
+    places = sorted((behind_a_flag[place], place) for place, word in enumerate(rest) if word == task)
+    if places:
+        del rest[places[0][1]]
+    return f"drumline launch --hosts HOST_A,HOST_B --procs {procs} {shlex.join([task, *rest])}"
 
 
 def _without_procs(words: Sequence[str]) -> list[str]:
-    """torchrun says how many ranks there are."""
+    """The launcher says how many ranks there are."""
     kept = []
     skip_next = False
     for word in words:

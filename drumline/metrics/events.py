@@ -19,6 +19,7 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `end`        | epoch, seconds, samples_per_s, run, resume_command, two_node_command, best_step, metrics      |
 
 The numbers of samples and epochs are null where a stream leaves them unknown.
+The two commands are null on several nodes, where a rank does not know what its launcher was told.
 `epoch` counts from 1: in `train` it is the epoch in work, in `evaluation` the one that was just finished.
 """
 

@@ -66,6 +66,7 @@ def test_help_teaches_and_needs_no_torch(tmp_path: Path) -> None:
     top = drumline("--help", cwd=tmp_path, **environment)
     assert top.returncode == 0
     assert "train         train a task" in top.stdout
+    assert max(map(len, top.stdout.splitlines())) <= 80
     train = drumline("train", "--help", cwd=tmp_path, **environment)
     assert train.returncode == 0
     missing = [path for path in FIELDS if f"--{path}" not in train.stdout]
@@ -147,7 +148,7 @@ def test_train_on_two_ranks_then_again_then_by_torchrun(
         "samples/s",
         "runs/digits",
         "drumline train digits --procs 2",
-        "torchrun --nnodes 2",
+        "drumline launch --hosts HOST_A,HOST_B --procs 2 ",
     ):
         assert word in first.stdout, f"{word} is missing in {first.stdout}"
     config = tomllib.loads((run / "config.toml").read_text())
@@ -157,7 +158,8 @@ def test_train_on_two_ranks_then_again_then_by_torchrun(
     for rank in (0, 1):
         kinds = [event["kind"] for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl")]
         assert {"start", "train", "evaluation", "end"} <= set(kinds)
-        assert (run / "logs" / f"rank-{rank:05d}.log").read_text()
+    logs = [(run / "logs" / f"rank-{rank:05d}.log").read_text() for rank in (0, 1)]
+    assert ["done: " in log for log in logs] == [True, False], "rank 0 tells how the run goes"
     request.getfixturevalue("warm")
     again = drumline("train", "digits", "--procs", "2", "--config", str(run / "config.toml"), cwd=tmp_path)
     assert again.returncode == 0, again.stderr

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from drumline.cli import main
-from drumline.cli.doctor import _place
+from drumline.cli.doctor import OWN_FLAGS, _place
 from drumline.errors import ExitCode, UsageError
 
 
@@ -44,17 +44,14 @@ def test_wrong_usage_is_told(
         assert problem in told
 
 
-def test_help_tells_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_tells_every_flag_and_fits_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["doctor", "--help"]) == 0
     told = capsys.readouterr().out
-    for word in (
-        "--hosts",
-        "--node-rank",
-        "--master",
-        "--collectives",
-        "DRUMLINE_SECRET",
-        "3 something must be fixed",
-    ):
+    assert max(map(len, told.splitlines())) <= 80
+    for word in (*(f"\n  --{name}" for name in OWN_FLAGS), "DRUMLINE_SECRET", "3 something must be fixed"):
         assert word in told
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from drumline.cli import main
 from drumline.cli.launch import split_command
+from drumline.cli.launch_flags import OWN_FLAGS
 from drumline.cli.launch_kubernetes import default_name
 from tests.ranks import free_port
 
@@ -214,6 +215,7 @@ def test_a_task_on_two_nodes_loses_a_rank_and_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "out" / "DiesOnce"
     assert f"resumed at step 2 from {run}" in ended[0][1]
     assert "(restart 1 of 3); they go on from the newest checkpoint" in ended[1][2]
+    assert "to resume" not in ended[0][1], "that command would go on with one node"
     assert "train_timeout_s = 77" in (run / "config.toml").read_text()
 
 
@@ -229,8 +231,13 @@ def test_print_starts_nothing_and_shows_no_secret(
     file = env_file(tmp_path, ".env", nodes=2, rank=1, port=29500, more="API_KEY=hunter2\nDATASET_DIR=/d\n")
     assert main(["launch", "--env-file", file, "--print", "digits"]) == 0
     assert capsys.readouterr().out == (
-        "# node 1 of 2; torchrun alone numbers nodes by their addresses\n"
         "# with these in the environment: API_KEY\n"
+        "# torchrun alone numbers nodes by their addresses; give each its own number of ranks\n"
+        "# node 0 of 2\n"
+        "env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 2 --nproc-per-node 1 --max-restarts 3 "
+        "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29500 --rdzv-id drumline --rdzv-conf is_host=true "
+        "--local-addr 127.0.0.1 -m -- drumline train digits --dist.train_timeout_s 77 --data.dir /d\n"
+        "# node 1 of 2, this one\n"
         "env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 2 --nproc-per-node 1 --max-restarts 3 "
         "--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29500 --rdzv-id drumline --rdzv-conf is_host=false "
         "-m -- drumline train digits --dist.train_timeout_s 77 --data.dir /d\n"
@@ -410,17 +417,15 @@ def test_a_job_is_named_after_what_it_runs(target: str, name: str) -> None:
     assert default_name(target) == name
 
 
-def test_help_names_every_flag_and_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_every_flag_below_its_place_and_fits_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["launch", "--help"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    for flag in (
-        "--procs",
-        "--max-restarts",
-        "--env-file",
-        "--hosts",
-        "--hostfile",
-        "--kubernetes",
-        "--claim",
-    ):
-        assert f" {flag} " in text
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    begins = [line.split()[0] for line in printed.splitlines() if line.startswith("  --")]
+    assert sorted(begins) == sorted(f"--{name}" for name in OWN_FLAGS)
+    assert printed.index("\nSlurm ") < printed.index("  --partition") < printed.index("\nKubernetes ")
+    text = " ".join(printed.split())
     assert "[3 for a task, which goes on from its newest checkpoint; 0 for a script" in text

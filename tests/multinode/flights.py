@@ -36,7 +36,7 @@ def fly(bed: Testbed, hosts: Mapping[str, Mapping[str, Any]], *, patience_s: flo
         standard = {"rank": rank, "world_size": len(hosts), "environment": {}}
         host = bed[orders.get("host", name)]
         work = (host.space.pid, Path.cwd(), {**standard, **orders}, outputs[name])
-        flying.append(ranks._context.Process(target=_be_a_rank, args=work))
+        flying.append(ranks.server_context.Process(target=_be_a_rank, args=work))
         flying[-1].start()
     for process in flying:
         process.join(patience_s)

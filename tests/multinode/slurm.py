@@ -5,8 +5,8 @@
     slurm.wait_for(job, "COMPLETED")
 
 Nothing of the machine's own Slurm or munge is used or touched: the key, the configuration, the state and the logs are
-in the testbed's folder, the sockets in each host's own /run. Two partitions: a job of `urgent` takes the nodes from one
-of `normal`, which gets SIGTERM and a minute to save.
+in the testbed's folder, the sockets in each host's own /run (the path of one may have 107 characters, no more). Two
+partitions: a job of `urgent` takes the nodes from one of `normal`, which gets SIGTERM and a minute to save.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AuthType=auth/munge
 CredType=cred/munge
 AuthInfo=socket={socket},cred_expire=5
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
+SlurmdSpoolDir=/run/slurmd
 SlurmctldPidFile=/run/slurmctld.pid
 SlurmdPidFile=/run/slurmd.pid
 ProctrackType=proctrack/linuxproc

@@ -135,7 +135,7 @@ def test_a_rank_that_never_came_is_told_and_so_is_a_missing_launcher() -> None:
     assert alone == [
         (
             HOST,
-            f"rank 0 on {HOST}: 1 of 2 ranks did not start within 0.5 s: missing 1; here: 0 on {HOST}",
+            f"rank 0 on {HOST}: 1 of 2 ranks did not start within 0.5 s: missing rank 1 (node 1); here: 0 on {HOST}",
             "look at the missing ranks' own output; raise --dist.start_timeout_s if they are only slow",
         )
     ]

@@ -39,7 +39,7 @@ class NetworkQuestion:
         return {
             "addresses": addresses,
             "name_error": error,
-            "interfaces": [asdict(one) for one in found_here],
+            "interfaces": [{**asdict(one), "ipv6": list(one.ipv6)} for one in found_here],
             "gloo_interface": gloo.name if gloo else None,
             "nccl_interface": nccl.name if nccl else None,
         }

@@ -34,9 +34,9 @@ def collectives_text(numbers: Mapping[str, float]) -> str:
     if not numbers:
         return ""
     size, rate = bytes_text(int(numbers["all_reduce_bytes"])), numbers["all_reduce_gb_per_s"]
-    return (
-        f"all_reduce of {size} at {rate:.3g} GB/s, the smallest in {numbers['all_reduce_latency_us']:.0f} us"
-    )
+    smallest = f"the smallest in {numbers['all_reduce_latency_us']:.0f} us"
+    # One rank alone moves nothing.
+    return f"all_reduce of {size} at {rate:.3g} GB/s, {smallest}" if rate else f"all_reduce: {smallest}"
 
 
 def _short(value: float) -> str:

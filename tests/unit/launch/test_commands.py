@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from drumline.launch.commands import resume_command, two_node_command
 
 
@@ -7,10 +9,16 @@ def test_resuming_is_the_same_command_less_the_wish_for_a_new_start() -> None:
     assert resume_command(["digits", "--fresh", "--run", "my run"]) == "drumline train digits --run 'my run'"
 
 
-def test_on_two_nodes_torchrun_says_how_many_ranks_there_are() -> None:
-    expected = (
-        "torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint FIRST_HOST:29500 "
-        "-m -- drumline train digits --run x"
-    )
-    assert two_node_command(["digits", "--procs", "4", "--run", "x", "--fresh"], procs=4) == expected
-    assert two_node_command(["--procs=4", "digits", "--run", "x"], procs=4) == expected
+@pytest.mark.parametrize(
+    ("words", "rest"),
+    [
+        ("digits --procs 4 --run x --fresh", "--run x"),
+        ("--procs=4 digits --run x", "--run x"),
+        ("--run digits digits", "--run digits"),
+        ("--optim.lr=0.1 digits --run digits", "--optim.lr=0.1 --run digits"),
+        ("--log.tensorboard digits", "--log.tensorboard"),
+    ],
+)
+def test_on_two_nodes_the_launcher_has_its_flags_before_the_task(words: str, rest: str) -> None:
+    command = two_node_command("digits", words.split(), procs=4)
+    assert command == f"drumline launch --hosts HOST_A,HOST_B --procs 4 digits {rest}"

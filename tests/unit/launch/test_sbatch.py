@@ -196,7 +196,8 @@ def test_a_job_that_may_shrink_is_not_ended_for_a_lost_node(capsys: pytest.Captu
 def test_a_node_by_flags_is_what_a_file_would_say(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--print", "--nodes", "3", "--node-rank", "1", "--master", "gpu07:4000", "--procs", "2"]
     assert launch.run([*words, "--nnodes", "2:", "--address", "10.0.0.8", "digits"]) == 0
-    line = capsys.readouterr().out.splitlines()[-1]
+    lines = capsys.readouterr().out.splitlines()
+    line = lines[lines.index("# node 1 of 3, this one") + 1]
     for part in (
         "--nnodes 2:3 ",
         "--nproc-per-node 2 ",
