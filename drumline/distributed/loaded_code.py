@@ -37,7 +37,10 @@ def code_hashes() -> dict[str, str]:
 
 def _source(name: str, module: ModuleType | None, library: tuple[str, ...]) -> str | None:
     # Not getattr: some modules load themselves when they are asked for anything.
-    file = getattr(module, "__dict__", {}).get("__file__")
+    try:
+        file = object.__getattribute__(module, "__dict__").get("__file__")
+    except AttributeError:  # anything may stand among the modules
+        return None
     if not isinstance(file, str) or not file.endswith(".py"):
         return None
     if name.partition(".")[0] == OWN:

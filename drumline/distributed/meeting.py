@@ -26,6 +26,10 @@ FIRST_NOTICE_S = 5.0
 NEXT_NOTICE_S = 15.0
 NAME_PATIENCE_S = 30.0  # a pod's name may come later than the pod
 
+PREFIX = "drumline"
+_hosted: dict[
+    int, dist.TCPStore
+] = {}  # by port: a group that was left keeps its store, and the next meets there too
 UNKNOWN_NAME = "the name does not resolve here"
 CAUSES = {
     errno.ECONNREFUSED: "it refuses the connection (nobody listens there, or not yet)",
@@ -59,6 +63,8 @@ def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
     deadline = time.monotonic() + timeout_s
     hosts_store = topology.rank == 0 and not topology.agent_hosts_store
     address = f"{topology.master_addr}:{topology.master_port}"
+    if hosts_store and topology.master_port in _hosted:
+        return dist.PrefixStore(PREFIX, _hosted[topology.master_port])
     if hosts_store:
         _warn_of_a_strange_address(topology)
     else:
@@ -80,7 +86,9 @@ def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
             f"rank 0 could not open its meeting point {address}: {_first_line(error)}",
             next_step="choose another MASTER_PORT, and a MASTER_ADDR that is this host",
         ) from error
-    return dist.PrefixStore(f"drumline/{topology.attempt}", store)
+    if hosts_store:
+        _hosted[topology.master_port] = store
+    return dist.PrefixStore(PREFIX, store)
 
 
 def _own_listener(topology: Topology) -> int | None:

@@ -7,10 +7,11 @@ differ but should be known (the kind of GPU) is a warning.
 from __future__ import annotations
 
 import logging
+import math
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,13 @@ OF_BACKEND = {
         "TORCH_NCCL_USE_COMM_NONBLOCKING",
     ),
 }
+# Set to this, they say no more than if they were not set.
+DEFAULTS = {
+    "NCCL_COLLNET_ENABLE": "0",
+    "NCCL_IB_DISABLE": "0",
+    "TORCH_DISTRIBUTED_DEBUG": "OFF",
+    "TORCH_GLOO_LAZY_INIT": "0",
+}
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -85,7 +93,9 @@ def rank_facts(
     names = sorted((*ANY_BACKEND, *OF_BACKEND.get(backend, ())))
     return {
         "versions": versions(device),
-        "variables": {f"the variable {name}": environment.get(name, "not set") for name in names},
+        "variables": {
+            f"the variable {name}": environment.get(name) or DEFAULTS.get(name, "not set") for name in names
+        },
         "settings": {
             **{f"the {name}": plain(value) for name, value in own.items()},
             "the backend": backend,
@@ -160,12 +170,16 @@ def differences(everyone: Sequence[Facts]) -> list[Difference]:
 
 def plain(value: Any) -> Any:
     """The value in JSON's types, the same on every rank for the same value."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, set | frozenset):
         return sorted(str(plain(item)) for item in value)
+    if isinstance(value, float) and math.isnan(value):
+        return "nan"  # which is no other one than itself
     if value is None or isinstance(value, str | int | float | bool):
         return value
     text = str(value)

@@ -86,6 +86,11 @@ class StopVote:
                 self._changed.wait()
             return self.stop is not None and step >= self.stop
 
+    def silent(self) -> list[int]:
+        """Ranks that did not speak when it was their turn."""
+        ranks = range(self._world_size)
+        return [rank for rank in ranks if not self._store.check([f"position/{self._round}/{rank}"])] or [0]
+
     def abandon(self) -> None:
         """The store is gone: nothing will be decided, and the loop goes on."""
         with self._changed:

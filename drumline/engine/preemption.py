@@ -14,13 +14,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
+from drumline.distributed.agree import ranks_text
 from drumline.distributed.failure import COUNT
 from drumline.distributed.stop_vote import StopVote
+from drumline.engine.output import screen
 from drumline.engine.saving import Progress
 from drumline.engine.signal_pipe import SignalPipe
 from drumline.errors import ExitCode
@@ -32,6 +34,10 @@ POLL_S, BUSY_POLL_S = 0.5, 0.05
 SAME_WORD_S = 2.0
 TOO_EARLY = (
     "drumline: told to leave by {} before the first step; the same command goes on from where the run stood"
+)
+NO_ANSWER = (
+    "drumline: rank {rank} on {host}, told to leave by {signal}, ends without a save: {who} did not answer\n"
+    "  next: see what that rank does; the same command goes on from the newest checkpoint"
 )
 
 
@@ -107,7 +113,8 @@ class Preemption:
         if self._is_leaving or self._is_closed:
             return
         if self._told is not None:
-            if now - self._told[1] > SAME_WORD_S:
+            # Who sends SIGUSR1 gives time, and a launcher that passes it on may be slow to.
+            if number == signal.SIGTERM and now - self._told[1] > SAME_WORD_S:
                 os._exit(128 + number)  # in the middle of whatever: a checkpoint is whole or not there
             return
         self._told = number, now
@@ -150,8 +157,14 @@ class Preemption:
             # The vote joins in one tick and answers in a later one: the loop looks before it could miss its step.
             self.cause, self.is_asked = self._vote.cause, True
         if self._vote.is_decided and self._vote.stop is None:
+            if self._told is not None and self._place["rank"] == self.cause["rank"]:
+                self._tell_of_silence(self._vote.silent())
             self._give_up()
         return is_busy
+
+    def _tell_of_silence(self, ranks: Sequence[int]) -> None:
+        who = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+        print(NO_ANSWER.format(**self.cause, who=who), file=screen(), flush=True)
 
     def _with_store(self, action: Callable[[], bool]) -> bool:
         try:
@@ -173,4 +186,6 @@ def _is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
+    except PermissionError:  # another user's, then, in a container that shares the host's name
+        return True
     return True

@@ -102,7 +102,8 @@ class Guard:
 
 def main(job: str, grace_s: str) -> None:
     """The guard: started before the first rank, and there until the launcher has ended."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    # Slurm and a terminal signal every process of the job.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     if sys.stdin.buffer.read() != IN_ORDER:
         # The launcher itself may carry the name, and waits for us when it is still there.

@@ -197,7 +197,8 @@ def _launcher(manifest: Manifest, endpoint: str, node_rank: str) -> list[str]:
     words = ["drumline", "launch", "--procs", str(manifest.num_procs)]
     words += ["--max-restarts", str(manifest.max_restarts)]
     if manifest.num_nodes == 1:
-        return words
+        # Said all the same: an operator gives a pod a RANK, and the launcher would take itself for one.
+        return [*words, "--nodes", "1", "--node-rank", "0"]
     words += ["--nodes", str(manifest.num_nodes), "--node-rank", node_rank, "--master", endpoint]
     if manifest.min_nodes is not None:
         words += ["--nnodes", f"{manifest.min_nodes}:{manifest.num_nodes}"]

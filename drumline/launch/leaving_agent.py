@@ -37,8 +37,12 @@ class LeavingAgent(TellingAgent):
         """What this node's ranks were told to leave by."""
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        if self.told:  # while the nodes met again
+            raise LeftAsTold(has_told=False)
         ids: dict[int, Any] = super()._start_workers(worker_group)
         signal.signal(signal.SIGUSR1, self._pass_on)
+        if self.told:  # while these were being started, so to those before them
+            self._pass_on(self.told, None)
         return ids
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:

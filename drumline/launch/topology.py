@@ -15,6 +15,8 @@ from drumline.errors import PreflightError, UsageError
 from drumline.launch.slurm import rank_variables
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# How many processes there are, as Open MPI and MPICH say it.
+OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # Set by Drumline's own agent.
 RESTARTED = "DRUMLINE_RESTARTED"
 FIRST_WORD_S = 1.0
@@ -30,9 +32,6 @@ class Topology:
     local_world_size: int = 1
     master_addr: str = ""
     master_port: int = 0
-    attempt: str = "0"
-    """Tells this start of the job from an earlier one that used the same store: the agent's own, which outlives a
-    restart. Agents of one job count restarts apart, so where rank 0 opens a new store each time it says nothing."""
     is_restart: bool = False
     """Whether the agent of this node has started its ranks before."""
     agent_hosts_store: bool = False
@@ -49,6 +48,7 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
     """This process's place, or None when no launcher started it."""
     variables = {**rank_variables(environment), **environment}
     if "RANK" not in variables and "WORLD_SIZE" not in variables:
+        _check_is_alone(variables)
         return None
     if missing := [name for name in NEEDED if name not in variables]:
         raise PreflightError(
@@ -57,7 +57,6 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
         )
     world_size = _integer(variables, "WORLD_SIZE")
     restarts = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
-    agent_hosts_store = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     topology = Topology(
         rank=_integer(variables, "RANK"),
         world_size=world_size,
@@ -67,9 +66,8 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
         else world_size,
         master_addr=variables["MASTER_ADDR"],
         master_port=_integer(variables, "MASTER_PORT"),
-        attempt=restarts if agent_hosts_store else "0",
         is_restart=restarts != "0" or variables.get(RESTARTED) == "1",
-        agent_hosts_store=agent_hosts_store,
+        agent_hosts_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         node_names=tuple(filter(None, variables.get("DRUMLINE_NODE_NAMES", "").split(","))),
     )
     if not 0 <= topology.rank < topology.world_size:
@@ -84,6 +82,17 @@ def let_first_rank_speak(topology: Topology | None) -> None:
     the first has told it and ends, the launcher ends the others; should it have nothing to tell, they do."""
     if topology is not None and topology.local_rank > 0:
         time.sleep(FIRST_WORD_S)
+
+
+def _check_is_alone(variables: Mapping[str, str]) -> None:
+    """mpirun counts its processes by names of its own, and each would take itself for the only one."""
+    for name in OF_MPI:
+        if variables.get(name, "1") != "1":
+            raise PreflightError(
+                f"mpirun has started several processes ({name}={variables[name]}), but none knows its rank",
+                next_step=f"in each, set {', '.join(NEEDED)} (Open MPI's RANK is $OMPI_COMM_WORLD_RANK); or start "
+                "them with drumline launch --hosts",
+            )
 
 
 def _given(variables: Mapping[str, str]) -> str:

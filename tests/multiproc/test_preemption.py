@@ -155,7 +155,12 @@ def told_twice(config: Config, run: Path) -> None:
     Path(f"{run}.asked").touch()
     if os.fork() == 0:
         time.sleep(SAME_WORD_S + 0.2)
-        os.kill(os.getppid(), signal.SIGTERM)
+        rank = os.getppid()
+        os.kill(rank, signal.SIGUSR1)  # passed on late: no second wish
+        time.sleep(0.3)
+        if os.getppid() == rank:
+            Path(f"{run}.patient").touch()
+            os.kill(rank, signal.SIGTERM)
         os._exit(0)
     ddp.barrier()  # never ends: no handler of Python's would ever run
 
@@ -165,3 +170,4 @@ def test_a_second_signal_ends_a_rank_at_once_in_the_middle_of_a_collective(tmp_p
         run_ranks(2, told_twice, config(), tmp_path / "run", timeout_s=60)
     assert caught.value.errors[0] == "the process ended without a word"
     assert (tmp_path / "run.asked").exists()
+    assert (tmp_path / "run.patient").exists()

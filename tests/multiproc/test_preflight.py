@@ -104,6 +104,8 @@ def run_alike(folder: Path) -> list[str]:
         texts.append(str(caught.value))
         ddp.loader(TensorDataset(torch.ones(lengths, 2)), batch_size=4, compare=False)
         ddp.loader(TensorDataset(torch.ones(10, 2)), batch_size=4)
+    with DDPManager(device="cpu", settings={"limit": float("nan")}) as ddp:  # once more, in the same process
+        ddp.barrier()
     return texts
 
 
@@ -129,6 +131,7 @@ def meet(topology: Topology, *, timeout_s: float = 20.0) -> Any:
 def meet_again(agent_port: int) -> str:
     """Three starts in the store of an agent that outlives them; in the last, rank 0 does not come."""
     environment = {**os.environ, "MASTER_PORT": str(agent_port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    environment["TORCHELASTIC_RESTART_COUNT"] = os.environ["RANK"]  # agents of one job count restarts apart
     topology = topology_from(environment)
     assert topology is not None
     for start in range(2):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,13 @@ from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 
 CPU = torch.device("cpu")
+
+
+@dataclass
+class Owned:
+    """As a user's own settings may be."""
+
+    tags: set[str]
 
 
 def test_facts_are_plain_and_have_what_decides_a_run() -> None:
@@ -36,6 +45,7 @@ def test_facts_are_plain_and_have_what_decides_a_run() -> None:
     assert facts["versions"]["Python's version"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert facts["variables"]["the variable GLOO_DEVICE_TRANSPORT"] == "TCP"
     assert "the variable NCCL_ALGO" not in facts["variables"], "says nothing under gloo"
+    assert facts["variables"]["the variable TORCH_DISTRIBUTED_DEBUG"] == "OFF", "as if it were set to that"
     assert facts["settings"]["the seed"] == 1
     assert facts["settings"]["the setting optim.lr"] == 0.1
     assert facts["settings"]["the setting empty"] == {}
@@ -50,6 +60,8 @@ def test_a_value_is_the_same_text_in_every_process() -> None:
     assert plain(object()) == "object"
     assert plain({"a": (1, [None, "x"])}) == {"a": [1, [None, "x"]]}
     assert plain(nn.ReLU()) == "ReLU()"
+    assert plain(float("nan")) == plain(float("nan"))
+    assert plain(Owned({"b", "a"})) == {"tags": ["a", "b"]}
     assert plain(lambda: 0).startswith("function")
 
 
@@ -72,6 +84,21 @@ def test_code_is_that_of_the_user_and_of_drumline_wherever_it_lies(
     source.unlink()
     assert "some_user_code" not in code_hashes()
     monkeypatch.delitem(sys.modules, "some_user_code")
+
+
+def test_modules_that_load_when_they_are_touched_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "lazy_user_code.py"
+    source.write_text("raise ImportError('a dependency that is not installed')\n")
+    spec = importlib.util.spec_from_file_location("lazy_user_code", source)
+    assert spec is not None
+    assert spec.loader is not None
+    lazy = importlib.util.module_from_spec(spec)
+    importlib.util.LazyLoader(spec.loader).exec_module(lazy)
+    monkeypatch.setitem(sys.modules, "lazy_user_code", lazy)
+    monkeypatch.setitem(sys.modules, "no_module", object())
+    assert code_hashes().keys() >= {"lazy_user_code"}
 
 
 def test_a_module_that_some_have_not_loaded_is_no_difference() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -134,7 +135,8 @@ def test_a_job_that_may_shrink_has_drumlines_own_launcher_in_its_pods(api: Api) 
     assert '- "--nnodes"\n' in text
     assert '- "2:3"\n' in text
     alone = manifest_text(manifest(num_nodes=1, program=TASK), api)
-    assert "--node-rank" not in alone
+    assert "--master" not in alone
+    assert re.search(r'- "--node-rank"\n +- "0"\n', alone), "a PyTorchJob's pod has a RANK of the operator's"
 
 
 @pytest.mark.parametrize("api", ["v2", "v1", "job"])

@@ -38,22 +38,24 @@ def test_torchruns_variables_are_read() -> None:
         2,
     )
     assert (topology.master_addr, topology.master_port) == ("node-a", 29500)
-    assert (topology.attempt, topology.is_restart, topology.agent_hosts_store) == ("2", True, True)
-
-
-def test_agents_that_count_restarts_apart_meet_in_a_store_that_rank_0_opens() -> None:
-    topologies = [
-        topology_from(
-            {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_RESTART_COUNT": count}
-        )
-        for count in "01"
-    ]
-    assert {topology.attempt for topology in topologies if topology is not None} == {"0"}
-    assert [topology.is_restart for topology in topologies if topology is not None] == [False, True]
+    assert (topology.is_restart, topology.agent_hosts_store) == (True, True)
+    first = topology_from(
+        {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_RESTART_COUNT": "0"}
+    )
+    assert first is not None
+    assert (first.is_restart, first.agent_hosts_store) == (False, False)
 
 
 def test_without_a_launcher_there_is_no_topology() -> None:
-    assert topology_from({"HOME": "/"}) is None
+    assert topology_from({"HOME": "/", "OMPI_COMM_WORLD_SIZE": "1"}) is None
+
+
+def test_what_mpirun_started_does_not_take_itself_for_the_only_rank() -> None:
+    with pytest.raises(
+        PreflightError, match=r"several processes \(OMPI_COMM_WORLD_SIZE=4\), but none knows its rank"
+    ):
+        topology_from({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"})
+    assert topology_from({**TORCHRUN, "OMPI_COMM_WORLD_SIZE": "4"}) is not None
 
 
 def test_missing_variables_are_all_named() -> None:

@@ -1,0 +1,45 @@
+"""What a rank says that was told to leave and cannot save."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from drumline.engine.preemption import Preemption
+
+
+class GivenUp:
+    """A vote that ended without a step to stop at."""
+
+    is_decided, stop = True, None
+
+    def __init__(self, told: int) -> None:
+        self.cause = {"signal": "SIGTERM", "host": "node-a", "rank": told}
+
+    def tick(self) -> bool:
+        return False
+
+    def silent(self) -> list[int]:
+        return [1, 4, 5, 6]
+
+
+@pytest.mark.parametrize("told", [0, 3])
+def test_ranks_that_do_not_answer_are_named_by_the_one_that_asked_first(
+    told: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    preemption: Any = Preemption()
+    preemption._place, preemption._told = {"host": "node-a", "rank": 0}, (signal.SIGTERM, 0.0)
+    preemption._vote = GivenUp(told)
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    preemption._tick()
+    assert ended == [143]
+    assert "".join(capfd.readouterr()) == (
+        ""
+        if told
+        else "drumline: rank 0 on node-a, told to leave by SIGTERM, ends without a save: ranks 1, 4-6 did not answer\n"
+        "  next: see what that rank does; the same command goes on from the newest checkpoint\n"
+    )

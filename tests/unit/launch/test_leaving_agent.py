@@ -1,0 +1,37 @@
+"""What an agent and its guard do with signals that come at an odd moment."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+
+from drumline.launch.guard import Guard, new_job
+from drumline.launch.leaving_agent import LeavingAgent, LeftAsTold
+
+
+def test_told_while_the_nodes_meet_again_an_agent_starts_no_ranks() -> None:
+    agent = LeavingAgent.__new__(LeavingAgent)
+    agent.told = signal.SIGUSR1
+    with pytest.raises(LeftAsTold):
+        agent._start_workers(WorkerGroup.__new__(WorkerGroup))
+
+
+def test_a_guard_outlives_the_signals_that_a_scheduler_sends_to_all_of_a_job() -> None:
+    guard = Guard(new_job(), grace_s=0.1)
+    try:
+        status = Path(f"/proc/{guard._process.pid}/status")
+        deadline = time.monotonic() + 20
+        while not _ignores(status, signal.SIGTERM) or not _ignores(status, signal.SIGUSR1):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        guard.close(in_order=True)
+
+
+def _ignores(status: Path, number: signal.Signals) -> bool:
+    (mask,) = [line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigIgn")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
