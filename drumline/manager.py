@@ -54,9 +54,11 @@ class DDPManager:
         deterministic: bool = False,
         threads: int | None = None,
         settings: Mapping[str, Any] | None = None,
+        same_code: bool = True,
     ) -> None:
         """`deterministic`: only kernels that give the same bits each time. `threads`: of the CPU, for this rank.
-        `settings`: your own (`vars(args)`, say), which `setup()` then compares across ranks."""
+        `settings`: your own (`vars(args)`, say), which `setup()` then compares across ranks. `same_code`: whether it
+        compares your modules too."""
         self._wanted_device = device
         self._wanted_backend = backend
         self._start_timeout_s = start_timeout_s
@@ -65,6 +67,7 @@ class DDPManager:
         self._deterministic = deterministic
         self._threads = threads
         self._settings = settings or {}
+        self._same_code = same_code
         self._topology = Topology()
         self._device: torch.device | None = None
         self._store: dist.Store | None = None
@@ -104,7 +107,14 @@ class DDPManager:
             device=device,
             start_timeout_s=self._start_timeout_s,
             train_timeout_s=self._train_timeout_s,
-            facts=rank_facts(os.environ, backend=backend, device=device, own=own, settings=self._settings),
+            facts=rank_facts(
+                os.environ,
+                backend=backend,
+                device=device,
+                own=own,
+                settings=self._settings,
+                same_code=self._same_code,
+            ),
             environment=os.environ,
         )
 

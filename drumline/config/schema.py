@@ -162,6 +162,8 @@ class DistConfig:
     """How long ranks wait for each other at the start."""
     train_timeout_s: Positive = 600.0
     """How long one collective may take once training runs."""
+    same_code: bool = True
+    """Ranks whose own modules differ are refused; off, for nodes that each import a module of their own."""
     sync_batchnorm: bool = False
     """Batch statistics over all ranks (CUDA only: torch has no CPU version)."""
     find_unused_parameters: bool = False

@@ -30,7 +30,8 @@ NEXT_STEPS = {
     "versions": "install the same versions on every node",
     "variables": "set the same environment variables on every node before the ranks start",
     "settings": "start every rank with the same command and settings",
-    "code": "bring every node to the same code: the same commit, with no change of its own",
+    "code": "bring every node to the same code: the same commit, with no change of its own; if it must differ, "
+    "--no-dist.same_code or DDPManager(same_code=False)",
     "machine": "The slowest sets the pace, and last bits may differ.",
 }
 # Groups in which a difference is told and no more.
@@ -58,6 +59,8 @@ OF_BACKEND = {
         "TORCH_NCCL_USE_COMM_NONBLOCKING",
     ),
 }
+# A launcher's arguments, which some scripts keep among their own.
+OWN_TO_A_RANK = {"rank", "local_rank", "node_rank"}
 # Set to this, they say no more than if they were not set.
 DEFAULTS = {
     "NCCL_COLLNET_ENABLE": "0",
@@ -88,6 +91,7 @@ def rank_facts(
     device: torch.device,
     own: Mapping[str, Any],
     settings: Mapping[str, Any],
+    same_code: bool = True,
 ) -> dict[str, dict[str, Any]]:
     """This rank's facts by group, in JSON's types. `own`: what the manager was told; `settings`: the user's own."""
     names = sorted((*ANY_BACKEND, *OF_BACKEND.get(backend, ())))
@@ -101,9 +105,15 @@ def rank_facts(
             "the backend": backend,
             "the device": device.type,
             "the default type of tensors": str(torch.get_default_dtype()),
-            **{f"the setting {name}": plain(value) for name, value in _flat(settings)},
+            **{
+                f"the setting {name}": plain(value)
+                for name, value in _flat(settings)
+                if name not in OWN_TO_A_RANK
+            },
         },
-        "code": {f"the code of {name}": digest for name, digest in code_hashes().items()},
+        "code": {f"the code of {name}": digest for name, digest in code_hashes().items()}
+        if same_code
+        else {},
         "machine": gpu_facts(device),
     }
 

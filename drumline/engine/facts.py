@@ -16,6 +16,7 @@ FREE_TO_CHANGE = (
     "watch.",
     "dist.device",  # the machine's facts tell
     "dist.threads",
+    "dist.same_code",
     "dist.start_timeout_s",
     "dist.train_timeout_s",
     "data.dir",

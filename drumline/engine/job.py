@@ -85,6 +85,7 @@ def make_manager(config: Config, task: str = "") -> DDPManager:
         threads=config.dist.threads or (1 if is_elastic else None),
         # The task's file may lie in another folder on each node.
         settings={**settings, "TASK": task.rpartition("/")[2]},
+        same_code=config.dist.same_code,
     )
 
 

@@ -37,6 +37,7 @@ def test_facts_are_plain_and_have_what_decides_a_run() -> None:
         "dtype": torch.float16,
         "path": Path("a/b"),
         "odd": {3, 1, 2},
+        "local_rank": 3,
     }
     environment = {"GLOO_DEVICE_TRANSPORT": "TCP", "NCCL_ALGO": "Ring"}
     facts = rank_facts(environment, backend="gloo", device=CPU, own={"seed": 1}, settings=settings)
@@ -51,7 +52,10 @@ def test_facts_are_plain_and_have_what_decides_a_run() -> None:
     assert facts["settings"]["the setting empty"] == {}
     assert facts["settings"]["the setting dtype"] == "torch.float16"
     assert facts["settings"]["the setting odd"] == ["1", "2", "3"]
-    nccl = rank_facts(environment, backend="nccl", device=CPU, own={}, settings={})
+    assert "the setting local_rank" not in facts["settings"], "it differs by right"
+    assert facts["code"]
+    nccl = rank_facts(environment, backend="nccl", device=CPU, own={}, settings={}, same_code=False)
+    assert nccl["code"] == {}
     assert nccl["variables"]["the variable NCCL_ALGO"] == "Ring"
     assert nccl["variables"]["the variable NCCL_PROTO"] == "not set"
 
