@@ -9,6 +9,13 @@ from drumline.errors import DrumlineError, PreflightError, TrainingError
 from drumline.launch.hosts import Host
 
 SSH_FAILED = 255
+# What the controller adds when it has waited long enough.
+NOT_STARTED = "nothing has started within"
+STUCK = (
+    NOT_STARTED,
+    "ssh is there, but nothing starts",
+    "see what `ssh {host} {python} -V` waits for: the login's own commands, or a file system",
+)
 # What is said, what that means, and what to do about it; the first that fits counts. By ssh itself:
 OF_SSH = (
     (r"Could not resolve hostname", "its name is not known here", "check the name: `ssh {host}` must work"),
@@ -62,7 +69,7 @@ def not_reached(host: Host, code: int, said: Sequence[str], *, python: str, cwd:
     """A host on which nothing has begun."""
     text = "\n".join(said)
     last = next((line for line in reversed(said) if line.strip()), f"exit code {code}")
-    for pattern, cause, step in OF_SSH if code == SSH_FAILED else OVER_THERE:
+    for pattern, cause, step in (STUCK, *(OF_SSH if code == SSH_FAILED else OVER_THERE)):
         if re.search(pattern.replace("{python}", re.escape(python)), text):
             place = {"host": host.name, "python": python, "cwd": cwd}
             return PreflightError(
