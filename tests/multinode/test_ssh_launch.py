@@ -165,6 +165,8 @@ def test_a_lost_host_ends_the_job_on_all(make_desk: MakeDesk) -> None:
     assert job.wait() == 1
     assert "drumline: error: b was lost: " in job.text()
     assert "drumline: error: c was lost: " in job.text()
+    (logs,) = (desk.folder / "runs" / "launch").iterdir()
+    assert "drumline: nothing was heard of the launcher for 15 s\n" in (logs / "node-1.log").read_text()
 
 
 def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDesk, tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDe
     job = desk.launch("--hosts", "a,b", "--procs", "1", "--port", "22", "sleep.py")
     assert job.wait() == 3
     last = job.text()[job.text().rindex("drumline: the job failed on a (exit code 3):\n") :]
-    assert "\n  drumline: error: node 0 of 2 did not meet the others at a:22: " in last, "sshd has that port"
+    assert "\n  drumline: error: port 22 of a, where the nodes would meet, is in use\n" in last, "sshd has it"
 
     bare = tmp_path / "bare-python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
