@@ -230,7 +230,7 @@ class Controller:
         """The last lines, and the exit code."""
         code = self._tell_result()
         if code:
-            self.screen.say(f"logs in {self.job.logs} on each host", is_error=True)
+            self.screen.write(f"drumline: logs in {self.job.logs} on each host\n")
         else:
             self.screen.say(f"done; logs in {self.job.logs} on each host")
         return code
