@@ -39,7 +39,9 @@ class Follower:
     def rest(self) -> list[str]:
         """When nobody writes any more: what is left, its last line whole or not."""
         lines = self.read()
-        while more := self._new_bytes():
+        # What a rank has left behind may write on, faster than it is read.
+        end = (_size_and_inode(self.path) or (0, 0))[0]
+        while self._offset < end and (more := self._new_bytes()):
             lines += self._take(more)
         last, self._partial = self._partial, b""
         return [*lines, *([] if self._in_long_line or not last else [shown(last)])]

@@ -53,6 +53,22 @@ def test_who_is_far_behind_jumps_and_says_so(tmp_path: Path) -> None:
     assert len(lines) < follow.KEPT_OF_LAG
 
 
+def test_the_rest_has_an_end_though_somebody_writes_on(tmp_path: Path) -> None:
+    class Growing(Follower):
+        num_reads = 0
+
+        def _new_bytes(self) -> bytes:
+            self.num_reads += 1
+            assert self.num_reads < 10
+            with self.path.open("ab") as file:
+                file.write(b"more\n" * 5)
+            return super()._new_bytes()
+
+    path = tmp_path / "file"
+    path.write_bytes(b"first\n")
+    assert Growing(path).rest()[0] == "first"
+
+
 def test_a_progress_bar_is_shown_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     follower = Follower(path)
