@@ -148,8 +148,11 @@ def _run_agent(node: Node, num_procs: int, program: Program, terms: Supervision)
             result: RunResult = agent.run()
             agent.check_left_as_told(agent.told)
         except SignalException as error:
+            # This node may come back: the others' meeting place stays open.
+            if isinstance(rendezvous, FixedRanks):
+                rendezvous.roll.sign_out()  # a thread in the store as Python ends would abort the process
             agent.check_left_as_told(error.sigval)
-            raise  # this node may come back: the others' meeting place stays open
+            raise
         except BaseException:
             rendezvous.shutdown()
             raise
