@@ -164,7 +164,7 @@ class Controller:
         asyncio.get_running_loop().call_later(SETTLE_S, self._end, self.job.grace_s)
 
     def _started(self, num_ranks: int) -> None:
-        here = [remote for remote in self.remotes if remote.is_running and remote.ranks]
+        here = [remote for remote in self.remaining if remote.is_running and remote.world_size == num_ranks]
         if sum(len(remote.ranks) for remote in here) >= num_ranks != self.num_ranks:
             count = len(here)
             self.screen.say(f"{num_ranks} ranks run on {count} host{'s' if count > 1 else ''}")
@@ -185,14 +185,17 @@ class Controller:
 
     def _goes_on_without(self, remote: Remote, why: str) -> bool:
         """Whether the others are enough; then that is said."""
-        left = [other for other in self.remaining if other.is_running and other is not remote]
+        left = [
+            other for other in self.remaining if (other.is_running or other.code == 0) and other is not remote
+        ]
         if self.job.min_nodes is None or remote is self.remotes[0] or self.is_ending:
             return False
         if len(left) < self.job.min_nodes:
             return False
         self.left_behind.append(remote)
-        names = ", ".join(other.name for other in left)
-        self.screen.say(f"WARNING: {why}; the job goes on with {names}", is_error=True)
+        names = ", ".join(other.name for other in left if other.is_running)
+        others = f"the job goes on with {names}" if names else "the others are done"
+        self.screen.say(f"WARNING: {why}; {others}", is_error=True)
         return True
 
     @property

@@ -48,6 +48,8 @@ class Remote:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     was_refused: bool = False
     ranks: list[int] = field(default_factory=list)
+    world_size: int = 0
+    """How many ranks the job had when these were started; others may have been started again since."""
     failures: list[Failure] = field(default_factory=list)
     """Since the ranks were last started."""
     code: int | None = None
@@ -180,7 +182,7 @@ class Remote:
         elif kind == "refused":
             self.was_refused = True
         elif kind == "started":
-            self.ranks, self.failures = frame["ranks"], []
+            self.ranks, self.world_size, self.failures = frame["ranks"], frame["world_size"], []
         elif kind == "ended":
             self.code, self.node_words = frame["code"], frame["last_words"]
         elif kind == "failed":

@@ -185,6 +185,28 @@ def test_a_host_that_is_shut_down_takes_its_own_part_alone(make: Make, said: Pat
     assert "drumline: WARNING: the job was ended on c; the job goes on with a, b" in lines
 
 
+def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(make: Make, said: Path) -> None:
+    async def go() -> Controller:
+        controller = make(min_nodes=2)
+        a, b, c = await start(controller)
+        for rank, remote in enumerate((a, b)):  # c is frozen: nothing is known of it yet
+            hear(remote, "started", ranks=[rank], world_size=2, start=1)
+        for remote in (a, b):
+            hear(remote, "ended", code=0, last_words=[])
+            remote.ssh_code = 0
+        c.ssh_code = 255
+        controller._lost(c)
+        return controller
+
+    code, lines = conclude(asyncio.run(go()), said)
+    assert code == 0
+    assert lines[1:] == [
+        "drumline: 2 ranks run on 2 hosts",
+        "drumline: WARNING: c was lost: it no longer answers; the others are done",
+        "drumline: done; logs in logs on each host",
+    ]
+
+
 def test_another_version_is_named(make: Make, said: Path) -> None:
     async def go() -> Controller:
         controller = make()
