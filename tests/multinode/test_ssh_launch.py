@@ -29,7 +29,10 @@ from pathlib import Path
 rank = int(os.environ["RANK"])
 print(f"rank {rank} of {os.environ['WORLD_SIZE']} is on {socket.gethostname()} with {sys.argv[1:]}")
 print(f"{os.environ['NOTE']} {len(os.environ['TOKEN'])} {os.environ.get('STAYS')}", file=sys.stderr)
+Path(f"up-{rank}").touch()
 if rank == 1:
+    while len(list(Path().glob("up-*"))) < 4:
+        time.sleep(0.05)
     sys.stdout.buffer.write(b"\\xff\\x00\\x07 bytes\\n" + b"long" * 50_000 + b"\\n")
     sys.stdout.buffer.write(b"fast\\n" * 2_000_000 + b"no end")
     sys.stdout.flush()
