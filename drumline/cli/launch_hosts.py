@@ -28,7 +28,7 @@ def launch_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     """Start the job and stay with it; with --print show the line to run on each host."""
     listed, file = flags.own.get("hosts"), flags.own.get("hostfile")
     hosts = hosts_from_flag(listed) if listed is not None else hosts_from_file(Path(str(file)))
-    program = program_of(target, arguments)
+    program, name = program_of(target, arguments), new_job()
     least = least_nodes(flags.own.get("nnodes"), len(hosts), known_from="the list of hosts")
     nodes = nodes_of_hosts(
         hosts,
@@ -36,6 +36,7 @@ def launch_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
         port=flags.own.get("port", DEFAULT_PORT),
         max_restarts=restarts_of(flags, target, least),
         min_nodes=least,
+        job=name,
     )
     nodes = [with_waits(node, flags) for node in nodes]
     if flags.own.get("print"):
@@ -54,7 +55,7 @@ def launch_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
 
 
 def _job(flags: Flags, hosts: Sequence[Host], nodes: Sequence[Node], program: Program) -> HostsJob:
-    given, name = flags.own, new_job()
+    given, name = flags.own, nodes[0].job
     started = time.strftime("%Y%m%d-%H%M%S")
     return HostsJob(
         job=name,

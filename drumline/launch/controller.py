@@ -80,6 +80,8 @@ class Controller:
         self.problems: list[DrumlineError] = []
         self.ended_first: Remote | None = None
         """Whose part of the job failed without us."""
+        self.left_behind: list[Remote] = []
+        """Hosts that are gone, and that the job goes on without."""
         self.logging_in = asyncio.Semaphore(MAX_LOGGING_IN)
         self.told: signal.Signals | None = None
         """The signal that this process was told to end by."""
@@ -149,13 +151,20 @@ class Controller:
         elif kind == "started":
             self._started(frame["world_size"])
         elif kind == "ended" and frame["code"] and not self.is_ending:
-            self.ended_first = self.ended_first or remote
-            asyncio.get_running_loop().call_later(SETTLE_S, self._end, self.job.grace_s)
+            self._ended(remote, frame["code"])
         elif kind == "failed" and not frame["restarts_left"]:
             asyncio.get_running_loop().call_later(SETTLE_S, self._end, self.job.grace_s)
 
+    def _ended(self, remote: Remote, code: int) -> None:
+        """Not well. A signal that ended the agent, as when its host is shut down, took that host alone."""
+        by_signal = code < 0 or code == ExitCode.INTERRUPTED
+        if by_signal and self._goes_on_without(remote, f"the job was ended on {remote.name}"):
+            return
+        self.ended_first = self.ended_first or remote
+        asyncio.get_running_loop().call_later(SETTLE_S, self._end, self.job.grace_s)
+
     def _started(self, num_ranks: int) -> None:
-        here = [remote for remote in self.remotes if remote.is_running and remote.ranks]
+        here = [remote for remote in self.remaining if remote.is_running and remote.world_size == num_ranks]
         if sum(len(remote.ranks) for remote in here) >= num_ranks != self.num_ranks:
             count = len(here)
             self.screen.say(f"{num_ranks} ranks run on {count} host{'s' if count > 1 else ''}")
@@ -171,16 +180,28 @@ class Controller:
             error = not_reached(remote.host, code or 0, said, python=job.python, cwd=str(job.cwd))
         else:
             error = was_lost(remote.host, code, list(remote.said))
-        if self._can_go_on_without(remote):
-            left = ", ".join(other.name for other in self.remotes if other.is_running)
-            self.screen.say(f"WARNING: {error.what}; the job goes on with {left}", is_error=True)
-            return
-        self._fail(error)
+        if not self._goes_on_without(remote, error.what):
+            self._fail(error)
 
-    def _can_go_on_without(self, remote: Remote) -> bool:
+    def _goes_on_without(self, remote: Remote, why: str) -> bool:
+        """Whether the others are enough; then that is said."""
+        left = [
+            other for other in self.remaining if (other.is_running or other.code == 0) and other is not remote
+        ]
         if self.job.min_nodes is None or remote is self.remotes[0] or self.is_ending:
             return False
-        return sum(other.is_running for other in self.remotes) >= self.job.min_nodes
+        if len(left) < self.job.min_nodes:
+            return False
+        self.left_behind.append(remote)
+        names = ", ".join(other.name for other in left if other.is_running)
+        others = f"the job goes on with {names}" if names else "the others are done"
+        self.screen.say(f"WARNING: {why}; {others}", is_error=True)
+        return True
+
+    @property
+    def remaining(self) -> list[Remote]:
+        """All hosts but those that were left behind."""
+        return [remote for remote in self.remotes if remote not in self.left_behind]
 
     def _fail(self, error: DrumlineError) -> None:
         self.problems.append(error)
@@ -212,7 +233,7 @@ class Controller:
         """The last lines, and the exit code."""
         code = self._tell_result()
         if code:
-            self.screen.say(f"logs in {self.job.logs} on each host", is_error=True)
+            self.screen.write(f"drumline: logs in {self.job.logs} on each host\n")
         else:
             self.screen.say(f"done; logs in {self.job.logs} on each host")
         return code
@@ -226,7 +247,7 @@ class Controller:
         if self.told is not None:
             self.screen.write((INTERRUPTED if self.job.program.is_task else STOPPED) + "\n")
             return ExitCode.INTERRUPTED
-        failures = in_order([failure for remote in self.remotes for failure in remote.failures])
+        failures = in_order([failure for remote in self.remaining for failure in remote.failures])
         if failures:
             lost_first = bool(self.problems) and self._last_word_of_lost() <= failures[0].at
             lines = last_lines(failures, self.num_ranks, lost_first=lost_first)
@@ -243,10 +264,12 @@ class Controller:
 
     def _have_left(self) -> bool:
         """Whether all ranks of a task have saved and left, whoever was told to. Ctrl-C asks for no such thing."""
-        codes = {remote.code for remote in self.remotes}
+        codes = {remote.code for remote in self.remaining}
         wanted = self.told is None or self.told in LEAVING
         return self.job.program.is_task and wanted and codes == {int(ExitCode.PREEMPTED)}
 
     def _last_word_of_lost(self) -> float:
         """When the first of the hosts that were lost was heard for the last time: it was lost after that."""
-        return min((remote.heard_at for remote in self.remotes if remote.code is None), default=float("inf"))
+        return min(
+            (remote.heard_at for remote in self.remaining if remote.code is None), default=float("inf")
+        )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 MAX_LINE = 4000
 MAX_READ = 1 << 16
-# Who is further behind than this jumps to the end, but for the last few lines.
+# Who is further behind than this jumps to the end, but for the first and the last few lines.
 MAX_LAG = 1 << 22
 KEPT_OF_LAG = 1 << 13
 WITHOUT_TRACEBACK = 20
@@ -34,17 +34,20 @@ class Follower:
 
     def read(self) -> list[str]:
         """The lines that are whole by now."""
-        return [*self._skip_lag(), *self._take(self._new_bytes())]
+        most = KEPT_OF_LAG if self._lag() > MAX_LAG else MAX_READ
+        return [*self._take(self._new_bytes(most)), *self._skip_lag()]
 
     def rest(self) -> list[str]:
         """When nobody writes any more: what is left, its last line whole or not."""
         lines = self.read()
-        while more := self._new_bytes():
+        # What a rank has left behind may write on, faster than it is read.
+        end = (_size_and_inode(self.path) or (0, 0))[0]
+        while self._offset < end and (more := self._new_bytes()):
             lines += self._take(more)
         last, self._partial = self._partial, b""
         return [*lines, *([] if self._in_long_line or not last else [shown(last)])]
 
-    def _new_bytes(self) -> bytes:
+    def _new_bytes(self, most: int = MAX_READ) -> bytes:
         found = _size_and_inode(self.path)
         if found is None:
             return b""
@@ -57,17 +60,20 @@ class Follower:
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
-                data = file.read(MAX_READ)
+                data = file.read(most)
         except OSError:
             return b""
         self._offset += len(data)
         return data
 
-    def _skip_lag(self) -> list[str]:
+    def _lag(self) -> int:
         found = _size_and_inode(self.path)
-        if found is None or found[0] - self._offset <= MAX_LAG:
+        return 0 if found is None else found[0] - self._offset
+
+    def _skip_lag(self) -> list[str]:
+        if (lag := self._lag()) <= MAX_LAG:
             return []
-        skipped = found[0] - KEPT_OF_LAG - self._offset
+        skipped = lag - KEPT_OF_LAG
         self._offset += skipped
         self._partial, self._in_long_line = b"", True  # until the next line begins
         return [f"... {skipped:,} bytes are not shown; all is in {self.path}"]

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "drumline: interrupted; the same command goes on from the last checkpoint"
 STORE_LOG = "TORCH_CPP_LOG_LEVEL"
+# Read by torch's agent: what ends it and its ranks.
+HEEDED = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 STOPPED = "drumline: interrupted; all ranks were stopped"
 TOO_EARLY = "drumline: told to leave before the first step; the same command goes on from where the run stood"
 
@@ -80,6 +82,10 @@ def _run_guarded(node: Node, program: Program, log_dir: Path | None, terms: Supe
     # Several ranks that each take all cores would only fight for them.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_procs)))
     signal.signal(signal.SIGUSR1, _end_early)
+    if (
+        signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    ):  # under nohup; torch would heed the end of a terminal
+        os.environ.setdefault(HEEDED, "SIGTERM,SIGINT,SIGQUIT")
     try:
         result = _run_agent(node, num_procs, program, terms)
     except LeftAsTold as left:
@@ -142,8 +148,11 @@ def _run_agent(node: Node, num_procs: int, program: Program, terms: Supervision)
             result: RunResult = agent.run()
             agent.check_left_as_told(agent.told)
         except SignalException as error:
+            # This node may come back: the others' meeting place stays open.
+            if isinstance(rendezvous, FixedRanks):
+                rendezvous.roll.sign_out()  # a thread in the store as Python ends would abort the process
             agent.check_left_as_told(error.sigval)
-            raise  # this node may come back: the others' meeting place stays open
+            raise
         except BaseException:
             rendezvous.shutdown()
             raise

@@ -74,6 +74,7 @@ def open_rendezvous(node: Node) -> RendezvousHandler:
     store = _open_store(node, is_master=node.node_rank == 0)
     roll = Roll(_open_store(node, is_master=False), node)
     notice_silence(_port(node), after_s=node.lost_after_s)
+    roll.check_job()
     roll.sign_in()
     inner = DynamicRendezvousHandler.from_backend(
         RUN_ID,
@@ -104,7 +105,10 @@ def _open_store(node: Node, *, is_master: bool) -> dist.TCPStore:
     except (dist.DistError, RuntimeError) as error:
         if is_master and "EADDRINUSE" in str(error):
             what = f"port {_port(node)} of {socket.gethostname()}, where the nodes would meet, is in use"
-            next_step = "end what uses it (another job, or an earlier start of this one?), or take another MASTER_PORT"
+            next_step = (
+                "end what uses it (another job, or an earlier start of this one?), or take another: "
+                "--port, or MASTER_PORT"
+            )
         else:
             what = f"no store could be opened at {node.endpoint}: {str(error).strip().splitlines()[0]}"
             next_step = "see what listens there: it must be the launcher of the node with NODE_RANK 0"

@@ -42,6 +42,7 @@ def nodes_of_hosts(
     port: int,
     max_restarts: int,
     min_nodes: int | None = None,
+    job: str = "",
 ) -> list[Node]:
     """A node for each host; they meet at the first."""
     return [
@@ -54,6 +55,7 @@ def nodes_of_hosts(
             max_restarts=max_restarts,
             min_nodes=min_nodes,
             peers=tuple(one.address for one in hosts),
+            job=job,
         )
         for rank, host in enumerate(hosts)
     ]

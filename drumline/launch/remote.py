@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections import deque
@@ -11,10 +12,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from drumline.launch.addresses import Patience
 from drumline.launch.follow import shown
 from drumline.launch.frames import decode, encode
 from drumline.launch.hosts import Host
 from drumline.launch.screen import Screen
+from drumline.launch.ssh_errors import NOT_STARTED
 from drumline.launch.verdict import Failure, how_it_ended
 
 BEAT_S = 2.0
@@ -22,6 +25,8 @@ BEAT_S = 2.0
 SILENCE_S = 15.0
 # More than that unsent is a network that is cut; beats that wait in a queue prove nothing.
 MAX_UNSENT = 1 << 14
+# An ssh that was asked to end and does not (it is stopped, or a wrapper that does not listen) is killed.
+HANG_UP_S = 2.0
 
 
 @dataclass(eq=False)
@@ -43,6 +48,8 @@ class Remote:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     was_refused: bool = False
     ranks: list[int] = field(default_factory=list)
+    world_size: int = 0
+    """How many ranks the job had when these were started; others may have been started again since."""
     failures: list[Failure] = field(default_factory=list)
     """Since the ranks were last started."""
     code: int | None = None
@@ -109,12 +116,17 @@ class Remote:
 
     def hang_up(self) -> None:
         """End the connection; a supervisor at its other end takes that for the end of us."""
-        if self._process is not None and self._process.returncode is None:
+        self._signal(signal.SIGTERM)
+        asyncio.get_running_loop().call_later(HANG_UP_S, self._signal, signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To ssh and what it has started, such as the ssh to a jump host: that one has our pipes too."""
+        if self._process is not None and self.is_running:
             with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
+                os.killpg(self._process.pid, number)
 
     async def _beat(self) -> None:
-        number = 0
+        number, patience = 0, Patience()
         while True:
             stdin = self._process.stdin if self._process else None
             if stdin is not None and stdin.transport.get_write_buffer_size() < MAX_UNSENT:
@@ -122,9 +134,21 @@ class Remote:
                 self.send({"kind": "beat", "number": number})
             number += 1
             await asyncio.sleep(BEAT_S)
-            if self.has_begun and time.monotonic() - self._answered_at > SILENCE_S:
+            if not self.has_begun:
+                self._wait_for_hello(patience)
+            elif time.monotonic() - self._answered_at > SILENCE_S:
                 self.said.append(f"no answer for {SILENCE_S:g} s")
                 self.hang_up()
+
+    def _wait_for_hello(self, patience: Patience) -> None:
+        """ssh limits the time to connect; a shell or a file system over there may still keep us for ever."""
+        if patience.is_over():
+            self.screen.say(
+                f"waiting for {self.name} to start, {patience.waited_s:.0f} s so far", is_error=True
+            )
+        if patience.waited_s > self.spec["node"]["join_timeout_s"]:
+            self.said.append(f"{NOT_STARTED} {patience.waited_s:.0f} s")
+            self.hang_up()
 
     async def _read_frames(self, stdout: asyncio.StreamReader) -> None:
         async for line in _lines(stdout):
@@ -158,7 +182,7 @@ class Remote:
         elif kind == "refused":
             self.was_refused = True
         elif kind == "started":
-            self.ranks, self.failures = frame["ranks"], []
+            self.ranks, self.world_size, self.failures = frame["ranks"], frame["world_size"], []
         elif kind == "ended":
             self.code, self.node_words = frame["code"], frame["last_words"]
         elif kind == "failed":

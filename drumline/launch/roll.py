@@ -63,6 +63,32 @@ class Roll:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._go_on, name="drumline-roll", daemon=True)
 
+    def check_job(self) -> None:
+        """The first node says which job meets here, and the others see that it is theirs. One of another job would have
+        its ranks started again and again, to let in a node that never belongs."""
+        mine = {"job": self.node.job, "num_nodes": self.node.num_nodes}
+        if self.node.node_rank == 0:
+            self.store.set("job", json.dumps(mine))
+            return
+        where = self.node.endpoint
+        try:
+            found = json.loads(self.store.get("job"))
+        except dist.DistError as error:
+            raise PreflightError(
+                f"what listens at {where}, where the nodes meet, is not the launcher of node 0",
+                next_step="see what it is, or take another port: --port, or MASTER_PORT",
+            ) from error
+        if found["job"] != mine["job"]:
+            raise PreflightError(
+                f"another job meets at {where}", next_step="wait for its end, or take another port: --port N"
+            )
+        if found["num_nodes"] != mine["num_nodes"]:
+            raise PreflightError(
+                f"node 0 counts {found['num_nodes']} nodes and node {self.node.node_rank} {mine['num_nodes']}, "
+                f"or another job meets at {where}",
+                next_step="give all nodes the same number of nodes; another job needs another MASTER_PORT",
+            )
+
     def sign_in(self) -> None:
         """Take this node's place, unless a launcher that lives has it."""
         key, mine = _key(self.node.node_rank), self.mine.encode()

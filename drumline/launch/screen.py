@@ -24,6 +24,7 @@ class Screen:
         self._fds = {"out": out, "err": err}
         self._waiting: queue.Queue[tuple[str, str] | None] = queue.Queue(MAX_WAITING)
         self._left_out = 0
+        self._num_written = 0
         self._thread = threading.Thread(target=self._write_all, name="screen", daemon=True)
         self._thread.start()
 
@@ -37,14 +38,21 @@ class Screen:
             self._put("err" if is_error else "out", f"[{label}] {line}\n")
 
     def write(self, text: str) -> None:
-        """As it is, where errors go."""
-        self._put("err", text)
+        """A last word, as it is, where errors go. The job is over: a slow screen may hold us up now."""
+        self._put_last(("err", text))
 
     def close(self) -> None:
-        """Wait until all is written, unless nobody reads it."""
+        """Wait until all is written, as long as somebody reads it."""
+        self._put_last(None)
+        before = -1
+        while self._thread.is_alive() and self._num_written != before:
+            before = self._num_written
+            self._thread.join(CLOSE_S)
+
+    def _put_last(self, item: tuple[str, str] | None) -> None:
+        """Of words that must not be left out: what waits before them is written first, or nobody reads."""
         with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=CLOSE_S)
-        self._thread.join(CLOSE_S)
+            self._waiting.put(item, timeout=CLOSE_S)
 
     def _put(self, stream: str, text: str) -> None:
         try:
@@ -64,3 +72,4 @@ class Screen:
             with contextlib.suppress(OSError):
                 while data:
                     data = data[os.write(self._fds[stream], data) :]
+                    self._num_written += 1

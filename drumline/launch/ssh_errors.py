@@ -10,6 +10,13 @@ from drumline.errors import DrumlineError, PreflightError, TrainingError
 from drumline.launch.hosts import Host
 
 SSH_FAILED = 255
+# What the controller adds when it has waited long enough.
+NOT_STARTED = "nothing has started within"
+STUCK = (
+    NOT_STARTED,
+    "ssh is there, but nothing starts",
+    "see what `ssh {host} {python} -V` waits for: the login's own commands, or a file system",
+)
 # What is said, what that means, and what to do about it; the first that fits counts. By ssh itself:
 OF_SSH = (
     (
@@ -78,7 +85,7 @@ class Cause(NamedTuple):
 def known_cause(host: str, code: int | None, said: Sequence[str], *, python: str, cwd: str) -> Cause | None:
     """Of a command over ssh that has failed; None when nothing of what was said is known."""
     text, place = "\n".join(said), {"host": host, "python": python, "cwd": cwd}
-    for pattern, cause, step in OF_SSH if code == SSH_FAILED else OVER_THERE:
+    for pattern, cause, step in (STUCK, *(OF_SSH if code == SSH_FAILED else OVER_THERE)):
         if re.search(pattern.replace("{python}", re.escape(python)), text):
             return Cause(f"{cause.format(**place)} ({last_words(said, code)})", step.format(**place))
     return None

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from drumline.launch import guard
@@ -52,7 +53,7 @@ class Supervisor:
         """To the end of the job, which is told."""
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: self.end(self.spec["grace_s"]))
+            signal.signal(number, self._told)
         self.followers[None, "err"] = Follower(self.node_log, from_end=True)
         job, self.status = self._start()
         while job.poll() is None or self.ending:
@@ -68,9 +69,15 @@ class Supervisor:
         code = job.wait()
         self.out.send("ended", code=code, last_words=last_lines(self.node_log, LAST_LINES) if code else [])
 
-    def end(self, grace_s: float) -> None:
-        """Ask all to end, and see to it that they do."""
+    def _told(self, number: int, _: FrameType | None) -> None:
+        self.end(self.spec["grace_s"], f"told to end by {signal.Signals(number).name}")
+
+    def end(self, grace_s: float, why: str = "") -> None:
+        """Ask all to end, and see to it that they do. The controller may not know why: the node's log does."""
         if self.ending is None:
+            if why:
+                with contextlib.suppress(OSError), self.node_log.open("a") as log:
+                    log.write(f"drumline: {why}\n")
             self.ending = guard.Ending(self._find, grace_s)
         self.ending.hurry(grace_s)
 
@@ -115,9 +122,9 @@ class Supervisor:
                 self.end(frame["grace_s"])
         if self.controller.is_closed:
             if self.ending is None:
-                self.end(self.spec["grace_s"])
+                self.end(self.spec["grace_s"], "the launcher, or the connection to it, is gone")
         elif time.monotonic() - self.heard_at > self.spec["lease_s"]:
-            self.end(LOST_GRACE_S)
+            self.end(LOST_GRACE_S, f"nothing was heard of the launcher for {self.spec['lease_s']:g} s")
 
     def _pass_on(self, *, is_last: bool = False) -> None:
         """What ranks did and wrote, as far as the controller keeps up."""
@@ -180,9 +187,8 @@ def main() -> int:
     """Read what to run, and run it."""
     controller, out = FrameReader(0), FrameWriter(1)
     while not (frames := controller.read()):
-        if controller.is_closed:
+        if controller.is_closed or not select.select([0], [], [], LEASE_S)[0]:
             return 1
-        select.select([0], [], [], LEASE_S)
     spec = frames[0]
     out.send("hello", host=socket.gethostname(), protocol=PROTOCOL)
     problems = list(refusals(spec)) if spec["protocol"] == PROTOCOL else []

@@ -12,10 +12,12 @@ import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from drumline.errors import PreflightError, UsageError
+from drumline.launch import guard
+from drumline.launch.environment import own_variables
 from drumline.launch.hosts import Host
 from drumline.launch.ssh import OPTIONS, ssh_words
 from drumline.launch.ssh_errors import not_reached
@@ -23,6 +25,7 @@ from drumline.launch.tree import code_files, digests, tree_digest
 
 MAX_AT_ONCE = 32
 MAX_NAMED = 5
+GRACE_S = 2.0
 # As shells say it: `bash: line 1: rsync: command not found`, `sh: 1: rsync: not found`.
 NOT_FOUND = re.compile(r"rsync: (command )?not found")
 INSTALL = "apt-get install rsync (or your system's way), or copy the code yourself and leave --sync out"
@@ -36,6 +39,8 @@ class Sync:
     client: Sequence[str]
     python: str
     python_path: str | None = None
+    job: str = field(default_factory=guard.new_job)
+    """What is started here carries this name, and ends with us."""
 
     def run(self, hosts: Sequence[Host], exclude: Sequence[str] = ()) -> str:
         """Copy to all hosts at once; returns the hash of the code."""
@@ -46,8 +51,13 @@ class Sync:
         files = digests(self.folder, code_files(self.folder, exclude))
         if not files:
             raise UsageError(f"--sync: there is no file to copy in {self.folder}")
+        watcher = guard.Guard(self.job, GRACE_S)
         with ThreadPoolExecutor(min(MAX_AT_ONCE, len(hosts))) as pool:
-            errors = list(pool.map(_caught(lambda host: self._to(host, files)), hosts))
+            try:
+                errors = list(pool.map(_caught(lambda host: self._to(host, files)), hosts))
+            finally:
+                # After Ctrl-C too: the pool waits for its threads, and those for what they have started.
+                watcher.close(in_order=False)
         problems = [error for error in errors if error is not None]
         if len({error.what for error in problems}) > 1:
             raise PreflightError("; ".join(error.what for error in problems), next_step=problems[0].next_step)
@@ -80,9 +90,7 @@ class Sync:
             f"{host.name}:{self.folder}/",
         ]
         try:
-            done = subprocess.run(
-                command, input="\0".join(files), capture_output=True, text=True, errors="replace", check=False
-            )
+            done = self._run(command, "\0".join(files))
         except FileNotFoundError:
             raise UsageError("--sync needs rsync, which is not installed here", next_step=INSTALL) from None
         if NOT_FOUND.search(done.stderr):
@@ -94,12 +102,21 @@ class Sync:
                 next_step=f"see whether {self.folder} can be written to there",
             )
 
+    def _run(self, words: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words,
+            env={**own_variables(), guard.VARIABLE: self.job},
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+
     def _call(self, host: Host, command: Sequence[str], text: str, *, cwd: PurePosixPath | Path) -> str:
         words = ssh_words(self.client, host, command, cwd=cwd)
         try:
-            done = subprocess.run(
-                words, input=text, capture_output=True, text=True, errors="replace", check=False
-            )
+            done = self._run(words, text)
         except OSError as error:
             raise UsageError(
                 f"{words[0]} cannot be started: {error.strerror}",

@@ -42,6 +42,8 @@ class Node:
     """How long `min_nodes` wait for the rest before they go on without."""
     lost_after_s: int = LOST_AFTER_S
     """A node that was not heard for so long is gone."""
+    job: str = ""
+    """The job's own name, where one starter gave it to all nodes: two jobs may take the same port."""
 
 
 @dataclass(frozen=True)

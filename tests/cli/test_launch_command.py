@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -43,7 +44,7 @@ class DiesOnce(ImageClassification):
 """
 # Ranks that do not load torch: that they are started, named and ended is what is looked at.
 SCRIPT = """
-import json, os, sys
+import json, os, signal, sys
 from pathlib import Path
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "NOTE")
 said = {name: os.environ.get(name) for name in names} | {"argv": sys.argv[1:]}
@@ -52,6 +53,8 @@ starts = sorted(folder.glob(f"{said['RANK']}-*.json"))
 (folder / f"{said['RANK']}-{len(starts)}.json").write_text(json.dumps(said))
 if "fail" in sys.argv and said["RANK"] == "1":
     sys.exit(7)
+if "hang-up" in sys.argv and said["RANK"] == "1":
+    os.kill(os.getppid(), signal.SIGHUP)
 if "fail-once" in sys.argv and said["RANK"] == "1" and not starts:
     sys.exit(7)
 while "fail-once" in sys.argv and not (folder / "1-1.json").exists():
@@ -107,13 +110,20 @@ def env_file(folder: Path, name: str, *, nodes: int, rank: int, port: int, more:
 
 
 def test_a_script_runs_on_two_ranks_with_its_own_arguments(tmp_path: Path, script: str) -> None:
-    code, _, errors = launch("--procs", "2", script, str(tmp_path), "--procs", "9", "--", "x", cwd=tmp_path)
+    before = signal.signal(
+        signal.SIGHUP, signal.SIG_IGN
+    )  # as nohup does it: the end of a terminal is not heeded
+    arguments = ["--procs", "9", "--", "hang-up"]
+    try:
+        code, _, errors = launch("--procs", "2", script, str(tmp_path), *arguments, cwd=tmp_path)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert (code, errors) == (0, "")
     found = said(tmp_path)
     assert found.keys() == {"0-0", "1-0"}
     for rank, words in enumerate(found.values()):
         assert (words["RANK"], words["WORLD_SIZE"], words["LOCAL_RANK"]) == (str(rank), "2", str(rank))
-        assert words["argv"] == [str(tmp_path), "--procs", "9", "--", "x"]
+        assert words["argv"] == [str(tmp_path), *arguments]
 
 
 @pytest.mark.usefixtures("warm")

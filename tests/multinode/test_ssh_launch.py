@@ -29,7 +29,10 @@ from pathlib import Path
 rank = int(os.environ["RANK"])
 print(f"rank {rank} of {os.environ['WORLD_SIZE']} is on {socket.gethostname()} with {sys.argv[1:]}")
 print(f"{os.environ['NOTE']} {len(os.environ['TOKEN'])} {os.environ.get('STAYS')}", file=sys.stderr)
+Path(f"up-{rank}").touch()
 if rank == 1:
+    while len(list(Path().glob("up-*"))) < 4:
+        time.sleep(0.05)
     sys.stdout.buffer.write(b"\\xff\\x00\\x07 bytes\\n" + b"long" * 50_000 + b"\\n")
     sys.stdout.flush()
     while not Path("seen").exists():
@@ -170,6 +173,8 @@ def test_a_lost_host_ends_the_job_on_all(make_desk: MakeDesk) -> None:
     assert job.wait() == 1
     assert "drumline: error: b was lost: " in job.text()
     assert "drumline: error: c was lost: " in job.text()
+    (logs,) = (desk.folder / "runs" / "launch").iterdir()
+    assert "drumline: nothing was heard of the launcher for 15 s\n" in (logs / "node-1.log").read_text()
 
 
 def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDesk, tmp_path: Path) -> None:
@@ -183,7 +188,7 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDe
     job = desk.launch("--hosts", "a,b", "--procs", "1", "--port", "22", "sleep.py")
     assert job.wait() == 3
     last = job.text()[job.text().rindex("drumline: the job failed on a (exit code 3):\n") :]
-    assert "\n  drumline: error: port 22 of a, where the nodes would meet, is in use\n" in last
+    assert "\n  drumline: error: port 22 of a, where the nodes would meet, is in use\n" in last, "sshd has it"
 
     bare = tmp_path / "bare-python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')

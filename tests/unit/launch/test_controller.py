@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from drumline.launch import remote as remote_module
 from drumline.launch.controller import Controller, HostsJob
 from drumline.launch.frames import PROTOCOL
 from drumline.launch.hosts import Host
@@ -36,22 +38,19 @@ def _make(said: Path) -> Iterator[Make]:
 
         def make(**more: Any) -> Controller:
             hosts = [Host("a"), Host("me@b"), Host("c")]
-            return Controller(
-                HostsJob(
-                    job="j",
-                    hosts=hosts,
-                    nodes=nodes_of_hosts(hosts, num_procs=1, port=1, max_restarts=0),
-                    program=Program(("train.py", "a secret argument")),
-                    client=["ssh"],
-                    python="/py thon",
-                    cwd=Path("/code"),
-                    logs=Path("logs"),
-                    environment={"TOKEN": "hunter2"},
-                    grace_s=1,
-                    **more,
-                ),
-                screen,
+            job = HostsJob(
+                job="j",
+                hosts=hosts,
+                nodes=nodes_of_hosts(hosts, num_procs=1, port=1, max_restarts=0),
+                program=Program(("train.py", "a secret argument")),
+                client=["ssh"],
+                python="/py thon",
+                cwd=Path("/code"),
+                logs=Path("logs"),
+                environment={"TOKEN": "hunter2"},
+                grace_s=1,
             )
+            return Controller(replace(job, **more), screen)
 
         yield make
         screen.close()
@@ -169,6 +168,45 @@ def test_a_job_that_may_have_fewer_nodes_goes_on_without_one(make: Make, said: P
     asyncio.run(lose_first())
 
 
+def test_a_host_that_is_shut_down_takes_its_own_part_alone(make: Make, said: Path) -> None:
+    async def shut_down() -> Controller:
+        controller = make(min_nodes=2, program=Program(("train", "digits"), is_task=True))
+        a, b, c = await start(controller)
+        hear(c, "failed", rank=2, code=-15, at=1.0, restarts_left=3, last_words=[], start=0)
+        hear(c, "ended", code=130, last_words=[])
+        assert controller.left_behind == [c], "a signal ended that host's part alone"
+        controller._interrupted(signal.SIGTERM)
+        for remote in (a, b):
+            hear(remote, "ended", code=75, last_words=[])
+        return controller
+
+    code, lines = conclude(asyncio.run(shut_down()), said)
+    assert code == 75, "all that were left have saved"
+    assert "drumline: WARNING: the job was ended on c; the job goes on with a, b" in lines
+
+
+def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(make: Make, said: Path) -> None:
+    async def go() -> Controller:
+        controller = make(min_nodes=2)
+        a, b, c = await start(controller)
+        for rank, remote in enumerate((a, b)):  # c is frozen: nothing is known of it yet
+            hear(remote, "started", ranks=[rank], world_size=2, start=1)
+        for remote in (a, b):
+            hear(remote, "ended", code=0, last_words=[])
+            remote.ssh_code = 0
+        c.ssh_code = 255
+        controller._lost(c)
+        return controller
+
+    code, lines = conclude(asyncio.run(go()), said)
+    assert code == 0
+    assert lines[1:] == [
+        "drumline: 2 ranks run on 2 hosts",
+        "drumline: WARNING: c was lost: it no longer answers; the others are done",
+        "drumline: done; logs in logs on each host",
+    ]
+
+
 def test_another_version_is_named(make: Make, said: Path) -> None:
     async def go() -> Controller:
         controller = make()
@@ -205,3 +243,23 @@ def test_of_many_hosts_one_that_refuses_us_ends_the_start(make: Make, said: Path
     called = log.read_text().split()
     assert "h13" in called
     assert len(called) < 40, "the last ones were not asked any more"
+
+
+def test_a_host_that_says_nothing_is_named_and_an_ssh_that_does_not_listen_is_killed(
+    make: Make, said: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "BEAT_S", 0.6)
+    monkeypatch.setattr(remote_module, "HANG_UP_S", 0.1)
+    client = tmp_path / "ssh"
+    # What a wrapper starts has our pipes too.
+    client.write_text("#!/bin/sh\ntrap '' TERM\nsleep 1000\nsleep 1000\n")
+    client.chmod(0o755)
+    hosts = [Host("slow")]
+    nodes = [replace(make().job.nodes[0], join_timeout_s=0)]
+    controller = make(hosts=hosts, nodes=nodes, client=[str(client)])
+    assert asyncio.run(controller.run()) == 3
+    controller.screen.close()
+    assert (
+        "drumline: error: slow: ssh is there, but nothing starts (nothing has started within 1 s)\n"
+        "  next: see what `ssh slow /py thon -V` waits for: "
+    ) in said.read_text()

@@ -48,9 +48,27 @@ def test_who_is_far_behind_jumps_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"first\n" + b"many\n" * MAX_LAG)
     lines = Follower(path).rest()
-    assert lines[0] == f"... {5 * MAX_LAG + 6 - follow.KEPT_OF_LAG:,} bytes are not shown; all is in {path}"
-    assert set(lines[1:]) == {"many"}
+    skipped = 5 * MAX_LAG + 6 - 2 * follow.KEPT_OF_LAG
+    notice = f"... {skipped:,} bytes are not shown; all is in {path}"
+    assert lines[0] == "first"
+    assert set(lines[1:]) == {"many", notice}
     assert len(lines) < follow.KEPT_OF_LAG
+
+
+def test_the_rest_has_an_end_though_somebody_writes_on(tmp_path: Path) -> None:
+    class Growing(Follower):
+        num_reads = 0
+
+        def _new_bytes(self, most: int = follow.MAX_READ) -> bytes:
+            self.num_reads += 1
+            assert self.num_reads < 10
+            with self.path.open("ab") as file:
+                file.write(b"more\n" * 5)
+            return super()._new_bytes(most)
+
+    path = tmp_path / "file"
+    path.write_bytes(b"first\n")
+    assert Growing(path).rest()[0] == "first"
 
 
 def test_a_progress_bar_is_shown_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
@@ -58,6 +59,28 @@ def test_a_place_that_is_taken_is_refused_and_one_that_was_left_is_not() -> None
     first.now(WORKS)
     assert (first.was_ousted, second.was_ousted) == (True, False)
     second.sign_out()
+
+
+def test_who_comes_to_the_meeting_of_another_job_is_sent_away() -> None:
+    store = dist.HashStore()
+    roll_of(store, 0).check_job()
+    roll_of(store, 1).check_job()
+    stranger = Node(num_nodes=3, node_rank=2, endpoint="a:1", job="another")
+    with pytest.raises(PreflightError) as caught:
+        Roll(store, stranger).check_job()
+    assert str(caught.value) == (
+        "another job meets at a:1\n  next: wait for its end, or take another port: --port N"
+    )
+    with pytest.raises(
+        PreflightError, match="node 0 counts 3 nodes and node 3 4, or another job meets at a:1"
+    ):
+        Roll(store, Node(num_nodes=4, node_rank=3, endpoint="a:1")).check_job()
+    empty = dist.HashStore()
+    empty.set_timeout(timedelta(milliseconds=10))
+    with pytest.raises(
+        PreflightError, match="what listens at a:1, where the nodes meet, is not the launcher"
+    ):
+        roll_of(empty, 1).check_job()
 
 
 def test_a_node_is_named_as_the_user_knows_it_else_as_it_called_itself() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 from drumline.launch.frames import FrameReader, FrameWriter, decode
@@ -23,7 +24,7 @@ def test_lines_have_their_label_and_go_where_they_belong(tmp_path: Path) -> None
     assert err.read_text() == "[b] oh\nlast\n"
 
 
-def test_a_screen_that_stands_still_holds_up_nobody() -> None:
+def test_a_screen_that_stands_still_holds_up_nobody_and_gets_the_last_word() -> None:
     reading, writing = os.pipe()
     screen = Screen(writing, writing)
     screen.show("a 0", ["x" * 100] * (MAX_WAITING + 5_000))  # nobody reads: this returns all the same
@@ -34,7 +35,12 @@ def test_a_screen_that_stands_still_holds_up_nobody() -> None:
         rest = []
         while (line := reader.readline()) != "drumline: again\n":
             rest.append(line)
-        screen.close()
+        screen.show("a 0", ["x" * 100] * (MAX_WAITING + 5_000))
+        closing = threading.Thread(target=lambda: (screen.write("the last\n"), screen.close()))
+        closing.start()
+        while reader.readline() != "the last\n":
+            pass
+        closing.join()
     os.close(writing)
     assert rest[-1].startswith("drumline: ")
     assert rest[-1].endswith(" lines are not shown; the logs have them\n")
