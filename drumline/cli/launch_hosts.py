@@ -48,6 +48,8 @@ def launch_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
         raise ConfigError(problems)
     job = _job(flags, hosts, nodes, program)
     if flags.own.get("sync"):
+        others = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+        print(f"drumline: copying {job.cwd} to {others} with rsync", flush=True)
         sync = Sync(job.cwd, job.client, job.python, job.python_path)
         digest = sync.run(hosts, flags.own.get("exclude", []))
         print(f"drumline: the code is the same on all hosts ({digest[:12]})", flush=True)

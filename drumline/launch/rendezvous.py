@@ -131,6 +131,11 @@ class FixedRanks(RendezvousHandler):
                 raise self._error(f"another launcher has taken NODE_RANK {self.node.node_rank} from this one")
             waiting = self.inner.num_nodes_waiting()
             gone = [self.members[number] for number in self._gone(self.members)]
+            if gone and self.node.max_restarts == 0:
+                raise self._error(
+                    f"{self._reason(gone)}, and no restart is left",
+                    "see what ended it, and start all nodes again",
+                )
             if waiting or gone:
                 self.why_again, self.has_lost = self._reason(gone), bool(gone)
         return waiting + len(gone)

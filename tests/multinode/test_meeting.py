@@ -6,6 +6,7 @@ The hosts run `drumline launch --env-file`, as a person would type it on each.
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,19 @@ def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed
     assert "node 0 waited 9 s at 10.77.0.1:29500: node 1 did not come" in on_a.text()
     assert "drumline: waiting for the first node at 10.77.0.1:29500, " in on_b.text()
     assert "within 9 s: no answer (a firewall drops it, or the machine is off)" in on_b.text()
+
+    # One that came and is killed: a job that may not start again does not wait for it.
+    firewall.lift(a)
+    jobs = Jobs(tmp_path, a, nodes="2", flags=("--lost-after", "3"))
+    on_a, on_b = jobs.start(a, 0), jobs.start(b, 1)
+    for job in (on_a, on_b):
+        job.wait_for("here: rank")
+    on_b.send(signal.SIGKILL)
+    assert on_a.wait() == 1
+    assert (
+        "drumline: error: node 1 (b) is gone, and no restart is left\n  next: see what ended it"
+        in on_a.text()
+    )
 
 
 def test_no_restart_is_lost(make_testbed: MakeTestbed, tmp_path: Path) -> None:
