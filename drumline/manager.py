@@ -31,8 +31,8 @@ from drumline.distributed.determinism import CUBLAS_WORKSPACE, use_deterministic
 from drumline.distributed.device import choose_backend, choose_device
 from drumline.distributed.failure import Failure, claim_failure, summary
 from drumline.distributed.group import join_group, leave_group
-from drumline.distributed.rank_facts import rank_facts
 from drumline.distributed.seeds import seed_rank, seed_shared
+from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
 from drumline.errors import Place, UsageError
 from drumline.launch.topology import Topology, topology_from

@@ -133,7 +133,7 @@ def _examine_hosts(given: Mapping[str, Any]) -> int:
     import asyncio
 
     from drumline.doctor.many_hosts import over_ssh
-    from drumline.launch.ssh import ssh_client
+    from drumline.launch.ssh.client import ssh_client
 
     hosts = _hosts(given)
     client, progress = ssh_client(given.get("ssh"), os.environ), _progress()
@@ -191,7 +191,7 @@ def _examine_by_hand(given: Mapping[str, Any]) -> int:
 def _place(given: Mapping[str, Any], environment: Mapping[str, str]) -> Place:
     from drumline.doctor.pairs.joining import Place, check_place
     from drumline.doctor.pairs.secret import VARIABLE
-    from drumline.launch.slurm import first_host
+    from drumline.launch.cluster.slurm import first_host
 
     nodes, node = given.get("nodes"), given.get("node-rank")
     nodes = _number(environment, "SLURM_NNODES") if nodes is None else nodes

@@ -11,13 +11,13 @@ from drumline.cli.launch_slurm import OF_SLURM, wrong_for_slurm
 from drumline.config import Flags
 from drumline.config.flags import REPEATED
 from drumline.config.schema import Bounds, Count, CountOrZero
+from drumline.launch.cluster.kubernetes import wrong_name
 from drumline.launch.counts import wrong_counts
-from drumline.launch.guard import GRACE_S
 from drumline.launch.hosts import wrong_name as wrong_host
-from drumline.launch.kubernetes import wrong_name
+from drumline.launch.node.guard import GRACE_S
 from drumline.launch.plan import SCRIPT_RESTARTS, TASK_RESTARTS
+from drumline.launch.ssh.variables import NAMES, PREFIXES
 from drumline.launch.torchrun import DEFAULT_PORT, JOIN_TIMEOUT_S, LAST_CALL_S, LOST_AFTER_S
-from drumline.launch.variables import NAMES, PREFIXES
 
 # Its type, what stands for the value in the help, and the help.
 FlagTable = Mapping[str, tuple[Any, str, str]]

@@ -14,9 +14,9 @@ from drumline.config import Flags
 from drumline.errors import ExitCode, UsageError
 from drumline.launch.counts import least_nodes
 from drumline.launch.env_file import NodeSettings, read_env_file
-from drumline.launch.guard import GRACE_S
+from drumline.launch.node.guard import GRACE_S
+from drumline.launch.node.supervision import Supervision
 from drumline.launch.plan import node_from_settings, settings_defaults
-from drumline.launch.supervision import Supervision
 from drumline.launch.topology import topology_from
 from drumline.launch.torchrun import DEFAULT_PORT, Node, Program, torchrun_command
 
@@ -44,7 +44,7 @@ def run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
         if node.num_nodes > 1:
             print(f"drumline: node {node.node_rank} of {node.num_nodes} goes to {node.endpoint}", flush=True)
 
-    from drumline.launch.local import run_node
+    from drumline.launch.node.local import run_node
 
     return run_node(node, program, supervision=Supervision(grace_s=flags.own.get("grace", GRACE_S)))
 
@@ -84,7 +84,7 @@ def _print_nodes(node: Node, program: Program, settings: NodeSettings | None) ->
     if settings is not None and settings.other_names:
         print(f"# with these in the environment: {', '.join(settings.other_names)}")
     if node.num_procs is None:
-        from drumline.launch.local import default_procs
+        from drumline.launch.node.local import default_procs
 
         node = replace(node, num_procs=default_procs())
     if settings is None or node.num_nodes == 1:

@@ -13,15 +13,15 @@ from drumline.cli import train
 from drumline.cli.launch_program import program_of, restarts_of, with_waits
 from drumline.config import Flags, read_flags
 from drumline.errors import ConfigError, ExitCode
-from drumline.launch.controller import HostsJob, run_on_hosts
 from drumline.launch.counts import least_nodes
-from drumline.launch.guard import GRACE_S, new_job
 from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag
+from drumline.launch.node.guard import GRACE_S, new_job
 from drumline.launch.plan import nodes_of_hosts
-from drumline.launch.ssh import ssh_client
-from drumline.launch.sync import Sync
+from drumline.launch.ssh.client import ssh_client
+from drumline.launch.ssh.controller import HostsJob, run_on_hosts
+from drumline.launch.ssh.sync import Sync
+from drumline.launch.ssh.variables import variables_for_ranks, wrong_variables
 from drumline.launch.torchrun import DEFAULT_PORT, Node, Program, torchrun_command
-from drumline.launch.variables import variables_for_ranks, wrong_variables
 
 
 def launch_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:

@@ -14,8 +14,8 @@ from drumline.cli import train
 from drumline.cli.launch_program import is_script, program_of, restarts_of
 from drumline.config import Flags
 from drumline.errors import ExitCode, PreflightError, UsageError
+from drumline.launch.cluster.kubernetes import Manifest, manifest_text, wrong_name
 from drumline.launch.counts import least_nodes
-from drumline.launch.kubernetes import Manifest, manifest_text, wrong_name
 
 
 def write_manifest(flags: Flags, target: str, arguments: Sequence[str]) -> int:

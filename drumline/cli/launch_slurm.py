@@ -15,9 +15,7 @@ from drumline.cli.launch_program import is_script, program_of, restarts_of, with
 from drumline.config import Flags
 from drumline.config.schema import Count, CountOrZero
 from drumline.errors import ExitCode
-from drumline.launch.counts import least_nodes
-from drumline.launch.guard import GRACE_S
-from drumline.launch.sbatch import (
+from drumline.launch.cluster.sbatch import (
     MAX_REQUEUES,
     SIGNAL_BEFORE_S,
     BatchJob,
@@ -27,8 +25,10 @@ from drumline.launch.sbatch import (
     write_batch_file,
     wrong_values,
 )
-from drumline.launch.slurm import node_of_step
-from drumline.launch.supervision import Supervision
+from drumline.launch.cluster.slurm import node_of_step
+from drumline.launch.counts import least_nodes
+from drumline.launch.node.guard import GRACE_S
+from drumline.launch.node.supervision import Supervision
 
 OF_SLURM: Mapping[str, tuple[Any, str, str]] = {
     "slurm": (bool, "", "Write a batch file and submit it with sbatch; with --print only show it."),
@@ -122,7 +122,7 @@ def run_as_node(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     if node.num_nodes > 1:
         print(f"drumline: node {node.node_rank} of {node.num_nodes} goes to {node.endpoint}", flush=True)
 
-    from drumline.launch.local import run_node
+    from drumline.launch.node.local import run_node
 
     return run_node(node, program, supervision=Supervision(grace_s=flags.own.get("grace", GRACE_S)))
 

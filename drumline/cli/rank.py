@@ -20,7 +20,7 @@ from drumline.engine.saving import Progress
 from drumline.engine.train import train
 from drumline.errors import DrumlineError, ExitCode, Place
 from drumline.launch.loading import loading
-from drumline.launch.local import INTERRUPTED
+from drumline.launch.node.local import INTERRUPTED
 from drumline.launch.topology import let_first_rank_speak, topology_from
 from drumline.manager import DDPManager
 from drumline.tasks.base import Task

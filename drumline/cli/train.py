@@ -93,7 +93,7 @@ def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]
     if num_procs == 1:
         return None
 
-    from drumline.launch.local import default_procs, run_ranks
+    from drumline.launch.node.local import default_procs, run_ranks
 
     num_procs = num_procs or default_procs()
     if num_procs == 1:

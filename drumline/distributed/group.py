@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from drumline.distributed.device import gpu_uuid
-from drumline.distributed.meeting import open_store
-from drumline.distributed.reach import check_ways
-from drumline.distributed.roll import call_roll
+from drumline.distributed.start.meeting import open_store
+from drumline.distributed.start.reach import check_ways
+from drumline.distributed.start.roll import call_roll
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from drumline.errors import PreflightError, UsageError
-from drumline.launch.slurm import rank_variables
+from drumline.launch.cluster.slurm import rank_variables
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # How many processes there are, as Open MPI and MPICH say it.

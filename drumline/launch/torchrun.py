@@ -1,6 +1,6 @@
 """One node of a job in torchrun's words: what is printed for a person to type, or written into a manifest.
 
-The node that Drumline starts itself (`local.py`) has the same settings, given to torchrun's agent directly.
+The node that Drumline starts itself (`node/local.py`) has the same settings, given to torchrun's agent directly.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ class Node:
     job: str = ""
     """The job's own name, where one starter gave it to all nodes: two jobs may take the same port."""
 
+    @property
+    def may_shrink(self) -> bool:
+        """Whether the job goes on without a node that is missing."""
+        return self.min_nodes is not None and self.min_nodes < self.num_nodes
+
 
 @dataclass(frozen=True)
 class Program:
@@ -66,7 +71,7 @@ class Program:
 def torchrun_command(node: Node, program: Program) -> list[str]:
     """The words to type on that node."""
     procs = "gpu" if node.num_procs is None else str(node.num_procs)
-    least = "" if node.min_nodes in (None, node.num_nodes) else f"{node.min_nodes}:"
+    least = f"{node.min_nodes}:" if node.may_shrink else ""
     flags = ["--nnodes", f"{least}{node.num_nodes}", "--nproc-per-node", procs]
     flags += ["--max-restarts", str(node.max_restarts), *rendezvous_flags(node)]
     # A single agent's count of restarts is the job's, so there the shared store can tell attempts apart.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.launch.guard import marked
+from drumline.launch.node.guard import marked
 
 ROOT = Path(__file__).parents[2]
 # A rank in a session of its own, as torchrun starts it, with a child in another; the second one does not heed SIGTERM.

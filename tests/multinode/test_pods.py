@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from drumline.launch.kubernetes import Manifest, manifest_text
+from drumline.launch.cluster.kubernetes import Manifest, manifest_text
 from drumline.launch.torchrun import Program
 from tests.multinode.hosts import Host, Testbed
 

@@ -19,7 +19,7 @@ from tests.multinode.job import Job
 from tests.multinode.sshd import SshDaemons
 
 MakeTestbed = Callable[..., Testbed]
-SUPERVISOR = f"{sys.executable} -m drumline.launch.supervisor "
+SUPERVISOR = f"{sys.executable} -m drumline.launch.ssh.supervisor "
 MakeDesk = Callable[..., "Desk"]
 ROOT = Path(__file__).parents[2]
 # Ranks that do not load torch: that they are started, shown and ended is what is looked at.

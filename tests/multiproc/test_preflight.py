@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from drumline import DDPManager
-from drumline.distributed.meeting import open_store
-from drumline.distributed.roll import call_roll
+from drumline.distributed.start.meeting import open_store
+from drumline.distributed.start.roll import call_roll
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology, topology_from
 from tests.ranks import free_port, run_ranks

@@ -135,7 +135,7 @@ def test_the_public_names_are_these() -> None:
         "drumline.cli.verify",
         "drumline.cli.prove_resume",
         "drumline.config",
-        "drumline.launch.supervisor",
+        "drumline.launch.ssh.supervisor",
         "drumline.user_code",
     ],
 )

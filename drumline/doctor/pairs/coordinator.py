@@ -26,7 +26,7 @@ from drumline.doctor.pairs.messages import Message, MessageError, want, want_lis
 from drumline.doctor.pairs.probe import Outcome
 from drumline.doctor.pairs.rounds import Pair, rounds_of
 from drumline.doctor.pairs.survey import HostSeen, Survey
-from drumline.launch.ssh_errors import Cause, known_cause, last_words
+from drumline.launch.ssh.errors import Cause, known_cause, last_words
 
 Opener = Callable[[], Awaitable[Channel]]
 Progress = Callable[[str], None]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from drumline.distributed.device import choose_device
-from drumline.distributed.roll import call_roll
+from drumline.distributed.start.roll import call_roll
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from drumline.distributed.dialling import REFUSED, SILENT, STRANGER, Door, OpenDoor, knock
-from drumline.distributed.ways import ClosedWay, is_needed, judge
+from drumline.distributed.start.dialling import REFUSED, SILENT, STRANGER, Door, OpenDoor, knock
+from drumline.distributed.start.ways import ClosedWay, is_needed, judge
 from drumline.errors import PreflightError
 
 

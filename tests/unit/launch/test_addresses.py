@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from drumline.errors import PreflightError
-from drumline.launch import addresses
-from drumline.launch.addresses import Patience, check_is_own, own_address, wait_for_port
-from drumline.launch.sockets import listen_on_loopback, notice_silence
+from drumline.launch.node import addresses
+from drumline.launch.node.addresses import Patience, check_is_own, own_address, wait_for_port
+from drumline.launch.node.sockets import listen_on_loopback, notice_silence
 from tests.ranks import free_port
 
 REFUSED = "refused (nobody listens there; the launcher of node 0 is not up)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
-from drumline.launch.meeting import Alone, address_of, open_rendezvous
+from drumline.launch.node.meeting import Alone, address_of, open_rendezvous
 from drumline.launch.torchrun import Node
 from tests.ports import listening_addresses
 

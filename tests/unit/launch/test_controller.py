@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from drumline.launch import remote as remote_module
-from drumline.launch.controller import Controller, HostsJob
-from drumline.launch.frames import PROTOCOL
 from drumline.launch.hosts import Host
 from drumline.launch.plan import nodes_of_hosts
-from drumline.launch.remote import Remote
-from drumline.launch.screen import Screen
+from drumline.launch.ssh import remote as remote_module
+from drumline.launch.ssh.controller import Controller, HostsJob
+from drumline.launch.ssh.frames import PROTOCOL
+from drumline.launch.ssh.remote import Remote
+from drumline.launch.ssh.screen import Screen
 from drumline.launch.torchrun import Program
 
 Make = Callable[..., Controller]
@@ -82,7 +82,7 @@ def test_nothing_secret_is_on_a_command_line(make: Make) -> None:
     words = controller.remotes[1].words
     assert words[-2:] == [
         "me@b",
-        "env --chdir=/code PYTHONPATH=/lib '/py thon' -m drumline.launch.supervisor",
+        "env --chdir=/code PYTHONPATH=/lib '/py thon' -m drumline.launch.ssh.supervisor",
     ]
 
 

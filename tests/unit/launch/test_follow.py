@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.launch import follow
-from drumline.launch.follow import MAX_LAG, MAX_LINE, Follower, last_lines, shown
+from drumline.launch.ssh import follow
+from drumline.launch.ssh.follow import MAX_LAG, MAX_LINE, Follower, last_lines, shown
 
 
 def test_lines_are_given_when_they_are_whole(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from drumline.launch.kubernetes import Api, Manifest, manifest_text, wrong_name
+from drumline.launch.cluster.kubernetes import Api, Manifest, manifest_text, wrong_name
+from drumline.launch.cluster.yaml import to_yaml
 from drumline.launch.torchrun import Program
-from drumline.launch.yaml import to_yaml
 
 WHY = "pip install 'drumline[dev]' brings it"
 yaml = pytest.importorskip("yaml", reason=WHY)

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from drumline.launch.supervision import failure_time, rank_output
-from drumline.launch.verdict import Failure, how_it_ended, in_order, last_lines
+from drumline.launch.node.supervision import failure_time, rank_output
+from drumline.launch.ssh.verdict import Failure, how_it_ended, in_order, last_lines
 
 
 def failure(rank: int, at: float, *words: str, code: int = 1) -> Failure:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
-from drumline.launch.guard import Guard, new_job
-from drumline.launch.leaving_agent import LeavingAgent, LeftAsTold
+from drumline.launch.node.guard import Guard, new_job
+from drumline.launch.node.leaving_agent import LeavingAgent, LeftAsTold
 
 
 def test_told_while_the_nodes_meet_again_an_agent_starts_no_ranks() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drumline.errors import ExitCode
-from drumline.launch.local import _explain, _explain_script
+from drumline.launch.node.local import _explain, _explain_script
 
 
 def test_a_script_that_a_signal_ended(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +19,8 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from drumline.errors import DrumlineError, PreflightError, TrainingError
-from drumline.launch.rendezvous import FixedRanks
-from drumline.launch.roll import Roll
+from drumline.launch.node.rendezvous import FixedRanks
+from drumline.launch.node.roll import Roll
 from drumline.launch.torchrun import Node
 
 
@@ -111,6 +112,9 @@ def test_a_node_that_is_gone_is_a_reason_to_start_again() -> None:
     assert one.num_nodes_waiting() == 0
     inner.here = {0, 2}
     assert (one.num_nodes_waiting(), one.why_again) == (1, "node 2 (c) is gone")
+    one.node = replace(one.node, min_nodes=None)
+    with pytest.raises(TrainingError, match=r"node 2 \(c\) is gone, and no restart is left"):
+        one.num_nodes_waiting()
     one.roll.was_ousted = True
     with pytest.raises(TrainingError, match="another launcher has taken NODE_RANK 0 from this one"):
         one.num_nodes_waiting()

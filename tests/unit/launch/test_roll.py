@@ -9,9 +9,9 @@ import pytest
 import torch.distributed as dist
 
 from drumline.errors import PreflightError
-from drumline.launch import roll as module
-from drumline.launch.addresses import Patience
-from drumline.launch.roll import MEETS, WORKS, Roll, Word
+from drumline.launch.node import roll as module
+from drumline.launch.node.addresses import Patience
+from drumline.launch.node.roll import MEETS, WORKS, Roll, Word
 from drumline.launch.torchrun import Node
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from drumline.cli import launch
 from drumline.errors import ConfigError, UsageError
-from drumline.launch.sbatch import (
+from drumline.launch.cluster.sbatch import (
     BatchJob,
     batch_text,
     check_sbatch,
@@ -22,7 +22,7 @@ from drumline.launch.sbatch import (
     write_batch_file,
     wrong_values,
 )
-from drumline.launch.slurm import node_of_step
+from drumline.launch.cluster.slurm import node_of_step
 from drumline.launch.torchrun import Node
 
 STEP = {

@@ -6,7 +6,7 @@ import pytest
 
 from drumline.errors import ExitCode
 from drumline.launch.hosts import Host
-from drumline.launch.ssh_errors import not_reached, was_lost
+from drumline.launch.ssh.errors import not_reached, was_lost
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from drumline.launch import guard
 from drumline.launch.hosts import Host
-from drumline.launch.sync import Sync
+from drumline.launch.node import guard
+from drumline.launch.ssh.sync import Sync
 
 
 def test_ctrl_c_ends_what_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drumline.launch.sync.GRACE_S", 0.2)
+    monkeypatch.setattr("drumline.launch.ssh.sync.GRACE_S", 0.2)
     code, client = tmp_path / "code", tmp_path / "ssh"
     code.mkdir()
     (code / "train.py").touch()

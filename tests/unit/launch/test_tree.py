@@ -9,8 +9,8 @@ import pytest
 
 from drumline.errors import UsageError
 from drumline.launch.hosts import Host
-from drumline.launch.sync import Sync
-from drumline.launch.tree import code_files, digests, is_excluded, tree_digest
+from drumline.launch.ssh.sync import Sync
+from drumline.launch.ssh.tree import code_files, digests, is_excluded, tree_digest
 
 
 def make(folder: Path, *paths: str) -> None:

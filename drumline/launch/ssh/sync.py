@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from drumline.errors import PreflightError, UsageError
-from drumline.launch import guard
 from drumline.launch.environment import own_variables
 from drumline.launch.hosts import Host
-from drumline.launch.ssh import OPTIONS, ssh_words
-from drumline.launch.ssh_errors import not_reached
-from drumline.launch.tree import code_files, digests, tree_digest
+from drumline.launch.node import guard
+from drumline.launch.ssh.client import OPTIONS, ssh_words
+from drumline.launch.ssh.errors import not_reached
+from drumline.launch.ssh.tree import code_files, digests, tree_digest
 
 MAX_AT_ONCE = 32
 MAX_NAMED = 5
@@ -69,7 +69,7 @@ class Sync:
         self._call(host, ["mkdir", "-p", "--", str(self.folder)], "", cwd=PurePosixPath("/"))
         self._copy(host, files)
         given = [f"PYTHONPATH={self.python_path}"] if self.python_path else []
-        command = [*given, self.python, "-m", "drumline.launch.tree"]
+        command = [*given, self.python, "-m", "drumline.launch.ssh.tree"]
         answer = self._call(host, command, json.dumps(files), cwd=self.folder)
         if different := json.loads(answer.splitlines()[-1]):
             named = ", ".join(different[:MAX_NAMED]) + (", ..." if len(different) > MAX_NAMED else "")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from drumline.distributed.agree import some
-from drumline.distributed.dialling import MUTE, NO_ROUTE, REFUSED, SILENT, STRANGER, Door
+from drumline.distributed.start.dialling import MUTE, NO_ROUTE, REFUSED, SILENT, STRANGER, Door
 from drumline.errors import PreflightError
 from drumline.launch.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
 

@@ -11,8 +11,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import LogsDest, SubprocessContext
 
-from drumline.launch.leaving_agent import LeavingAgent
-from drumline.launch.supervision import RankOutput, Supervision, failure_time, rank_output
+from drumline.launch.node.leaving_agent import LeavingAgent
+from drumline.launch.node.supervision import RankOutput, Supervision, failure_time, rank_output
 
 
 class RankFiles(LogsSpecs):

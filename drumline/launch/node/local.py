@@ -18,10 +18,10 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from drumline.errors import ExitCode
-from drumline.launch import guard
-from drumline.launch.addresses import check_is_own
 from drumline.launch.loading import loading
-from drumline.launch.supervision import Supervision
+from drumline.launch.node import guard
+from drumline.launch.node.addresses import check_is_own
+from drumline.launch.node.supervision import Supervision
 from drumline.launch.torchrun import Node, Program
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _run_guarded(node: Node, program: Program, log_dir: Path | None, terms: Supe
     _load_torch_quietly()
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    from drumline.launch.leaving_agent import LeftAsTold
+    from drumline.launch.node.leaving_agent import LeftAsTold
 
     # The agent would add its own table and traceback below ours.
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
@@ -117,9 +117,9 @@ def _run_agent(node: Node, num_procs: int, program: Program, terms: Supervision)
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.launcher.api import LaunchConfig
 
-    from drumline.launch.meeting import address_of, open_rendezvous
-    from drumline.launch.rendezvous import FixedRanks
-    from drumline.launch.watched_agent import WatchedAgent
+    from drumline.launch.node.meeting import address_of, open_rendezvous
+    from drumline.launch.node.rendezvous import FixedRanks
+    from drumline.launch.node.watched_agent import WatchedAgent
 
     # For what it knows of this machine: which cores are near which GPU.
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs)

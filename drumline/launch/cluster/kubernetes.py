@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from drumline.launch.cluster.yaml import to_yaml
 from drumline.launch.torchrun import DEFAULT_PORT, OWN_STORE, RUN_ID, Program
-from drumline.launch.yaml import to_yaml
 
 Api = Literal["v2", "v1", "job"]
 Object = dict[str, Any]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from drumline.errors import PreflightError, UsageError
-from drumline.launch.node_list import node_names
+from drumline.launch.cluster.node_list import node_names
 from drumline.launch.torchrun import Node
 
 FIRST_PORT = 20_000

@@ -1,4 +1,4 @@
-"""One node's supervisor, started over ssh by the controller: `python -m drumline.launch.supervisor`, without torch.
+"""One node's supervisor, started over ssh by the controller: `python -m drumline.launch.ssh.supervisor`, without torch.
 
 Its stdin has what to run, then a beat every few seconds. It starts the node's job, follows the files that the ranks
 write, and sends what is new as frames on its stdout. When stdin ends, or no beat came for a lease, the controller is
@@ -22,10 +22,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from drumline.launch import guard
-from drumline.launch.follow import Follower, last_lines
-from drumline.launch.frames import PROTOCOL, FrameReader, FrameWriter
-from drumline.launch.supervision import LAST_LINES, rank_output
+from drumline.launch.node import guard
+from drumline.launch.node.supervision import LAST_LINES, rank_output
+from drumline.launch.ssh.follow import Follower, last_lines
+from drumline.launch.ssh.frames import PROTOCOL, FrameReader, FrameWriter
 
 PR_SET_CHILD_SUBREAPER = 36
 LEASE_S = 15.0
@@ -91,7 +91,7 @@ class Supervisor:
         }
         with self.node_log.open("ab") as log:
             job = subprocess.Popen(
-                [sys.executable, "-m", "drumline.launch.node_job", str(writing)],
+                [sys.executable, "-m", "drumline.launch.ssh.node_job", str(writing)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drumline.launch import guard
-from drumline.launch.follow import is_traceback, last_lines
+from drumline.launch.node import guard
+from drumline.launch.ssh.follow import is_traceback, last_lines
 
 # A traceback that was written this short before the end was about the end.
 LAST_WORDS_S = 30.0

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch.distributed as dist
 
 from drumline.errors import PreflightError
-from drumline.launch.addresses import Patience, say
+from drumline.launch.node.addresses import Patience, say
 from drumline.launch.torchrun import Node
 
 BEAT_S = 1.0

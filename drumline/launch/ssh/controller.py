@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from drumline.errors import DrumlineError, ExitCode, PreflightError
-from drumline.launch.frames import PROTOCOL
 from drumline.launch.hosts import Host
-from drumline.launch.local import INTERRUPTED, STOPPED, exit_code_of
-from drumline.launch.remote import Remote
-from drumline.launch.screen import Screen
-from drumline.launch.ssh import ssh_words
-from drumline.launch.ssh_errors import not_reached, was_lost
-from drumline.launch.supervisor import LEASE_S
+from drumline.launch.node.local import INTERRUPTED, STOPPED, exit_code_of
+from drumline.launch.ssh.client import ssh_words
+from drumline.launch.ssh.errors import not_reached, was_lost
+from drumline.launch.ssh.frames import PROTOCOL
+from drumline.launch.ssh.remote import Remote
+from drumline.launch.ssh.screen import Screen
+from drumline.launch.ssh.supervisor import LEASE_S
+from drumline.launch.ssh.verdict import in_order, last_lines
 from drumline.launch.torchrun import Node, Program
-from drumline.launch.verdict import in_order, last_lines
 
 # After a rank has failed, others that fail with it are heard of before all are ended.
 SETTLE_S = 1.0
@@ -104,7 +104,7 @@ class Controller:
     def _remote(self, host: Host, node: Node) -> Remote:
         job = self.job
         given = [f"PYTHONPATH={job.python_path}"] if job.python_path else []
-        command = [*given, job.python, "-m", "drumline.launch.supervisor"]
+        command = [*given, job.python, "-m", "drumline.launch.ssh.supervisor"]
         spec = {
             "kind": "spec",
             "protocol": PROTOCOL,

@@ -1,6 +1,6 @@
 """The files of a folder that are code, and what they hold: to be the same on every host.
 
-`python -m drumline.launch.tree` reads such a list from stdin and says which files differ here; no torch.
+`python -m drumline.launch.ssh.tree` reads such a list from stdin and says which files differ here; no torch.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from pathlib import Path
 
-from drumline.launch.addresses import LOOPBACK
+from drumline.launch.node.addresses import LOOPBACK
 
 OPEN_FILES = Path("/proc/self/fd")
 

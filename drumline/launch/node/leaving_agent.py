@@ -14,8 +14,8 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from drumline.errors import DrumlineError, ExitCode
-from drumline.launch.agent import TellingAgent
-from drumline.launch.rendezvous import FixedRanks
+from drumline.launch.node.agent import TellingAgent
+from drumline.launch.node.rendezvous import FixedRanks
 
 
 class LeftAsTold(Exception):  # noqa: N818  # no error

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from drumline.launch.addresses import say
-from drumline.launch.rendezvous import FixedRanks
+from drumline.launch.node.addresses import say
+from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.topology import RESTARTED
 
 

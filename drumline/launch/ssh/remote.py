@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drumline.launch.addresses import Patience
-from drumline.launch.follow import shown
-from drumline.launch.frames import decode, encode
 from drumline.launch.hosts import Host
-from drumline.launch.screen import Screen
-from drumline.launch.ssh_errors import NOT_STARTED
-from drumline.launch.verdict import Failure, how_it_ended
+from drumline.launch.node.addresses import Patience
+from drumline.launch.ssh.errors import NOT_STARTED
+from drumline.launch.ssh.follow import shown
+from drumline.launch.ssh.frames import decode, encode
+from drumline.launch.ssh.screen import Screen
+from drumline.launch.ssh.verdict import Failure, how_it_ended
 
 BEAT_S = 2.0
 # ssh itself mostly notices sooner; not where the connection is one that others share.

@@ -16,10 +16,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from drumline.errors import PreflightError
-from drumline.launch.addresses import LOOPBACK, own_address, wait_for_port
-from drumline.launch.rendezvous import FixedRanks
-from drumline.launch.roll import Roll
-from drumline.launch.sockets import listen_on_loopback, notice_silence
+from drumline.launch.node.addresses import LOOPBACK, own_address, wait_for_port
+from drumline.launch.node.rendezvous import FixedRanks
+from drumline.launch.node.roll import Roll
+from drumline.launch.node.sockets import listen_on_loopback, notice_silence
 from drumline.launch.torchrun import KEEP_ALIVE_ATTEMPTS, OWN_STORE, RUN_ID, Node
 
 STORE_TIMEOUT_S = 30

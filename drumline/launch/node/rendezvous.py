@@ -26,8 +26,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from drumline.errors import DrumlineError, PreflightError, TrainingError
-from drumline.launch.addresses import Patience, say
-from drumline.launch.roll import DONE, MEETS, WORKS, Roll
+from drumline.launch.node.addresses import Patience, say
+from drumline.launch.node.roll import DONE, MEETS, WORKS, Roll
 from drumline.launch.torchrun import Node
 
 POLL_S = 0.1
@@ -131,7 +131,7 @@ class FixedRanks(RendezvousHandler):
                 raise self._error(f"another launcher has taken NODE_RANK {self.node.node_rank} from this one")
             waiting = self.inner.num_nodes_waiting()
             gone = [self.members[number] for number in self._gone(self.members)]
-            if gone and self.node.max_restarts == 0:
+            if gone and self.node.max_restarts == 0 and not self.node.may_shrink:
                 raise self._error(
                     f"{self._reason(gone)}, and no restart is left",
                     "see what ended it, and start all nodes again",

@@ -1,4 +1,4 @@
-"""A node's job as its supervisor starts it: `python -m drumline.launch.node_job FD`, which runs the node's agent.
+"""A node's job as its supervisor starts it: `python -m drumline.launch.ssh.node_job FD`, which runs the node's agent.
 
 It reads what to run from stdin, and writes starts and failures of ranks to the pipe FD. It ends when the supervisor
 does: the kernel sends it a SIGTERM then, the agent ends its ranks, and the guard beside it ends whatever is left.
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from drumline.errors import DrumlineError
-from drumline.launch.frames import FrameWriter
-from drumline.launch.supervision import Supervision
+from drumline.launch.node.supervision import Supervision
+from drumline.launch.ssh.frames import FrameWriter
 from drumline.launch.torchrun import Node, Program
 
 PR_SET_PDEATHSIG = 1
@@ -38,7 +38,7 @@ def main(fd: int) -> int:
     )
     program = Program(tuple(spec["program"]["words"]), is_task=spec["program"]["is_task"])
 
-    from drumline.launch.local import run_node
+    from drumline.launch.node.local import run_node
 
     try:
         return run_node(Node(**spec["node"]), program, supervision=supervision)

@@ -16,8 +16,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from drumline.errors import PreflightError
-from drumline.launch.addresses import LOOPBACK
-from drumline.launch.sockets import listen_on_loopback
+from drumline.launch.node.addresses import LOOPBACK
+from drumline.launch.node.sockets import listen_on_loopback
 from drumline.launch.topology import Topology
 
 POLL_S = 0.2

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drumline.distributed.dialling import Door, OpenDoor, knock
-from drumline.distributed.roll import Meeting
-from drumline.distributed.ruling import follow, hear, rule
-from drumline.distributed.ways import VARIABLES, ClosedWay, judge
+from drumline.distributed.start.dialling import Door, OpenDoor, knock
+from drumline.distributed.start.roll import Meeting
+from drumline.distributed.start.ruling import follow, hear, rule
+from drumline.distributed.start.ways import VARIABLES, ClosedWay, judge
 from drumline.errors import PreflightError
 from drumline.launch.interfaces import (
     Interface,

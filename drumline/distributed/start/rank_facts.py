@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from drumline.distributed.agree import by_rank
-from drumline.distributed.loaded_code import code_hashes
+from drumline.distributed.start.loaded_code import code_hashes
 from drumline.errors import PreflightError
 
 log = logging.getLogger("drumline")

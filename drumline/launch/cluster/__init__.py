@@ -1,0 +1,1 @@
+"""Jobs that a cluster starts: Slurm and Kubernetes, in their own words."""
