@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drumline.doctor.collectives import guard
 from drumline.doctor.collectives import rank as collectives
+from drumline.doctor.collectives import timekeeper
 from drumline.doctor.collectives.exchange import LARGE, Exchange
-from drumline.doctor.collectives.guard import Guard
 from drumline.doctor.collectives.on_one_host import local_collectives, merge_results, read_result
 from drumline.doctor.collectives.rank import Rank, examine
+from drumline.doctor.collectives.timekeeper import Timekeeper
 from drumline.doctor.finding import Finding
 from drumline.errors import Place
 from drumline.manager import DDPManager
@@ -75,7 +75,7 @@ def examined(ddp: DDPManager, exchange: type[Exchange] = Exchange) -> list[tuple
     rank = Rank(ddp, tell=lines.append)
     examine(
         rank,
-        Guard(limit_s=60, place=ddp.place, on_late=rank.give_up),
+        Timekeeper(limit_s=60, place=ddp.place, on_late=rank.give_up),
         start_timeout_s=60,
         make_exchange=exchange,
     )
@@ -173,7 +173,7 @@ def frozen(folder: Path) -> None:
     rank = Rank(ddp, tell=tell)
     examine(
         rank,
-        Guard(limit_s=3, place=ddp.place, on_late=rank.give_up),
+        Timekeeper(limit_s=3, place=ddp.place, on_late=rank.give_up),
         start_timeout_s=60,
         make_exchange=FreezesInTheLargeSum,
     )
@@ -252,7 +252,7 @@ class Watched:
 
     def __init__(self, store: dist.Store, limits: tuple[float, float]) -> None:
         self.said: queue.Queue[list[Finding]] = queue.Queue()
-        self.guards = [Guard(limit_s=limit, place=Place, on_late=self.said.put) for limit in limits]
+        self.guards = [Timekeeper(limit_s=limit, place=Place, on_late=self.said.put) for limit in limits]
         for rank, one in enumerate(self.guards):
             one.joined(store, rank=rank, world_size=2, host=f"node-{'ab'[rank]}")
 
@@ -263,7 +263,7 @@ class Watched:
 def test_the_guard_tells_who_is_behind_who_is_silent_and_when_nobody_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guard, "GRACE_S", 1.0)
+    monkeypatch.setattr(timekeeper, "GRACE_S", 1.0)
     behind = Watched(dist.HashStore(), (0.1, 60))
     with behind.guards[1].phase("A"):
         with behind.guards[0].phase("A", limit_s=60):
@@ -305,7 +305,7 @@ def test_the_guard_knows_a_store_that_is_gone_and_a_meeting_that_does_not_end() 
             )
         ]
     said: queue.Queue[list[Finding]] = queue.Queue()
-    alone = Guard(limit_s=0.1, place=lambda: Place(host="node-b", rank=1), on_late=said.put)
+    alone = Timekeeper(limit_s=0.1, place=lambda: Place(host="node-b", rank=1), on_late=said.put)
     with alone.phase("the meeting of all ranks"):
         assert [(one.where, one.what, one.fix) for one in said.get(timeout=20)] == [
             (

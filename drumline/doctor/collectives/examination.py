@@ -1,4 +1,4 @@
-"""What ranks find out once they have met: devices, collectives, a step under DDP, bandwidth; all under the guard."""
+"""What ranks find out once they have met: devices, collectives, a step under DDP, bandwidth; each within its time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from drumline.distributed.collectives import gather_json
 from drumline.doctor.collectives.ddp_step import ddp_faults
 from drumline.doctor.collectives.exchange import LARGE, SMALL, Exchange, Trial, trials
-from drumline.doctor.collectives.guard import Guard
+from drumline.doctor.collectives.timekeeper import Timekeeper
 from drumline.manager import DDPManager
 
 ROUNDS = 5
@@ -21,22 +21,22 @@ VALUE_FIX = "test memory and links of that host (nvidia-smi -q -d ECC; dmesg), a
 
 
 def check_everything(
-    ddp: DDPManager, guard: Guard, exchange: Exchange, wrong: Callable[[str, str], None]
+    ddp: DDPManager, timekeeper: Timekeeper, exchange: Exchange, wrong: Callable[[str, str], None]
 ) -> dict[str, float]:
     """Collective: each fault goes to `wrong`, with its fix; returns what was measured."""
-    with guard.phase("the look at devices"):
+    with timekeeper.phase("the look at devices"):
         for what in _shared_devices(ddp):
             wrong(what, DEVICE_FIX)
     for trial in trials(exchange, rank=ddp.rank, world_size=ddp.world_size):
-        with guard.phase(trial.name):
+        with timekeeper.phase(trial.name):
             if fault := _fault(trial, exchange):
                 wrong(fault, VALUE_FIX)
-    with guard.phase("a step under DDP"):
+    with timekeeper.phase("a step under DDP"):
         for fault in ddp_faults(ddp):
             wrong(fault, VALUE_FIX)
-    with guard.phase("the measurement of bandwidth"):
+    with timekeeper.phase("the measurement of bandwidth"):
         numbers = _measured(exchange, ddp.world_size)
-    with guard.phase("the last barrier"):
+    with timekeeper.phase("the last barrier"):
         ddp.barrier()
         exchange.wait()
     return numbers

@@ -1,4 +1,6 @@
-"""A node's ranks of the collectives phase: processes of our own module, each says one line, and all are ended."""
+"""A node's ranks of the collectives phase: processes of our own module, each says one line, and all are ended. Should
+this process be killed, a guard beside it ends them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
+
+from drumline.launch.node import guard
 
 COMMAND = (sys.executable, "-m", "drumline.doctor.collectives.rank")
 MOST_BYTES = 1 << 18
@@ -60,10 +64,14 @@ class Ranks:
 
     def run(self, share: Share, environment: Mapping[str, str]) -> list[dict[str, Any]]:
         """What each rank said, or how it ended without a word; none is left when this returns."""
+        job = guard.new_job()
+        watcher = guard.Guard(job, 0)
         outputs = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in range(share.num_procs)]  # noqa: SIM115
         try:
             for number, (out, err) in enumerate(outputs):
-                self._start(share.command(), {**environment, **share.variables(number)}, out, err)
+                self._start(
+                    share.command(), {**environment, **share.variables(number), guard.VARIABLE: job}, out, err
+                )
             self._wait(time.monotonic() + share.limit_s)
             # Those that still run have hung; the line tells that by having no exit code.
             codes = [process.poll() for process in self._running]
@@ -74,6 +82,7 @@ class Ranks:
             ]
         finally:
             self.end()
+            watcher.close(in_order=True)
             for file in (file for pair in outputs for file in pair):
                 file.close()
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from drumline.doctor.collectives.examination import check_everything
 from drumline.doctor.collectives.exchange import Exchange
-from drumline.doctor.collectives.guard import UNCONNECTED, Guard
+from drumline.doctor.collectives.timekeeper import UNCONNECTED, Timekeeper
 from drumline.doctor.finding import Finding, must_be_mended
 from drumline.errors import DrumlineError, ExitCode
 from drumline.manager import DDPManager
@@ -78,12 +78,16 @@ class Rank:
 
 
 def examine(
-    rank: Rank, guard: Guard, *, start_timeout_s: float, make_exchange: Callable[[torch.device], Exchange]
+    rank: Rank,
+    timekeeper: Timekeeper,
+    *,
+    start_timeout_s: float,
+    make_exchange: Callable[[torch.device], Exchange],
 ) -> None:
     """Collective: meet, then everything that can be checked; what is wrong is with the rank afterwards."""
     ddp = rank.ddp
     try:
-        with guard.phase("the meeting of all ranks", limit_s=start_timeout_s + GRACE_AFTER_START_S):
+        with timekeeper.phase("the meeting of all ranks", limit_s=start_timeout_s + GRACE_AFTER_START_S):
             is_joined = ddp.setup()
     except DrumlineError as error:
         rank.wrong(*_refusal(ddp, error))
@@ -94,11 +98,11 @@ def examine(
     if not is_joined or ddp.store is None:
         rank.wrong("there is no RANK in the environment", "start it by way of drumline doctor --collectives")
         return
-    guard.joined(ddp.store, rank=ddp.rank, world_size=ddp.world_size, host=ddp.host)
+    timekeeper.joined(ddp.store, rank=ddp.rank, world_size=ddp.world_size, host=ddp.host)
     try:
-        rank.numbers = check_everything(ddp, guard, make_exchange(ddp.device), rank.wrong)
+        rank.numbers = check_everything(ddp, timekeeper, make_exchange(ddp.device), rank.wrong)
     except (DrumlineError, dist.DistError, RuntimeError) as error:
-        rank.wrong(f"{guard.current} failed: {_reason(error)}", "look at the rank that ended first")
+        rank.wrong(f"{timekeeper.current} failed: {_reason(error)}", "look at the rank that ended first")
 
 
 def _refusal(ddp: DDPManager, error: DrumlineError) -> tuple[str, str]:
@@ -140,8 +144,8 @@ def main(argv: Sequence[str], *, make_exchange: Callable[[torch.device], Exchang
         train_timeout_s=options.limit_s + AFTER_OURS_S,
     )
     rank = Rank(ddp)
-    guard = Guard(limit_s=options.limit_s, place=ddp.place, on_late=rank.give_up)
-    examine(rank, guard, start_timeout_s=options.start_timeout_s, make_exchange=make_exchange)
+    timekeeper = Timekeeper(limit_s=options.limit_s, place=ddp.place, on_late=rank.give_up)
+    examine(rank, timekeeper, start_timeout_s=options.start_timeout_s, make_exchange=make_exchange)
     code = rank.tell()
     sys.stdout.flush()
     # All was told; a group that cannot part must not undo that.

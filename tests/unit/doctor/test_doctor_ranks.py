@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from drumline.doctor.collectives import processes as ranks
 from drumline.doctor.collectives.on_all_hosts import collective_findings, collectives_line
 from drumline.doctor.collectives.processes import Ranks, Share
 from drumline.doctor.pairs.channel import Channel
+from drumline.launch.node.guard import parent_of
 
 GOOD = """
 import json, os
@@ -73,6 +77,32 @@ def test_all_end_when_the_node_does(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     group.end()
     runner.join()
     assert not [pid for pid in pids if Path("/proc", pid.name).exists()]
+
+
+KILLED = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from drumline.doctor.collectives import processes
+folder = Path(sys.argv[1])
+rank = f"import pathlib, os, time; pathlib.Path({str(folder)!r}, str(os.getpid())).touch(); time.sleep(99)"
+processes.COMMAND = (sys.executable, "-c", rank)
+share = processes.Share(first_rank=0, num_procs=2, world_size=2, address="a", port=1, limit_s=60)
+threading.Thread(target=processes.Ranks().run, args=[share, {}], daemon=True).start()
+while len(list(folder.iterdir())) < 2:
+    time.sleep(0.02)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_all_end_when_the_node_is_killed(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    pids = [path.name for path in tmp_path.iterdir()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 30
+    while any(parent_of(int(pid)) for pid in pids):  # 0 also for one that only waits to be buried
+        assert time.monotonic() < deadline, "a rank outlives the node"
+        time.sleep(0.05)
 
 
 def test_what_ranks_found_is_told_once() -> None:

@@ -30,7 +30,7 @@ SEE_IT = (
 )
 
 
-class Guard:
+class Timekeeper:
     """One rank's phases: each by its name, in the order that all ranks share."""
 
     def __init__(
