@@ -35,7 +35,7 @@ Progress = Callable[[str], None]
 WELCOME_S = 8.0
 ANSWER_S = 6.0
 PROBE_S = 12.0
-# Folders are hashed within BODY's own 2 s; a slow volume gets some more, and then the rest is told without.
+# Folders get 2 s on the host itself; a slow volume gets some more, and then the rest is told without.
 FACTS_S = 8.0
 MEASURE_S = 8.0
 CLOCK_READS = 4
@@ -249,8 +249,11 @@ class Coordinator:
 
     async def _speed(self) -> None:
         ways = [way for way in self.survey.pairs() if self._is_measurable(way)]
+        begun = time.monotonic()
         await self._rounds(ways, "speed")
         for _ in range(AGAIN_TIMES):
+            if time.monotonic() - begun > SPEED_BUDGET_S:
+                return  # lines so slow that they took all the time need no second look
             known = {way: speed for way in ways if (speed := self.survey.edge(*way).bytes_per_s)}
             if not known:
                 return
