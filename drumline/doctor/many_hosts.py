@@ -156,22 +156,37 @@ async def _examine(
 
 def _judge_facts(survey: Survey) -> tuple[list[Finding], list[Row]]:
     """Of each host by itself, and what differs between them."""
-    known = {host.name: host.facts for host in survey.hosts if host.facts is not None}
-    findings = []
+    findings, known = [], {}
     for number, host in enumerate(survey.hosts):
         if host.facts is None:
             continue
+        try:
+            of_host = machine_findings(host.facts, many_hosts=len(survey.hosts) > 1)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            findings.append(_unreadable(host.name, error))
+            continue
+        known[host.name] = host.facts
         # Whether others reach the network that a library takes was tried; how it looks from inside says less.
         was_tried = any(edge.data == "open" for (_, target), edge in survey.edges.items() if target == number)
         findings += [
             replace(found, where=host.name)
-            for found in machine_findings(host.facts, many_hosts=len(survey.hosts) > 1)
+            for found in of_host
             if not (was_tried and found.check == "network")
         ]
     if len(known) < 2:
         return findings, []
     differences, table = compare_facts(known)
     return [*differences, *findings], [row for row in table if row.differs]
+
+
+def _unreadable(host: str, error: Exception) -> Finding:
+    return Finding(
+        level="problem",
+        check="version",
+        where=host,
+        what=f"what it says of itself has another form ({error!r}): its drumline is of another version",
+        fix="install the same drumline on all hosts",
+    )
 
 
 def _procs(survey: Survey, number: int, wanted: int | None) -> int:

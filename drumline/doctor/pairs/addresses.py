@@ -18,7 +18,8 @@ def choose_addresses(survey: Survey) -> None:
     hand nobody uses names: there the address counts from which it came to node 0."""
     votes: dict[int, Counter[str]] = {number: Counter() for number in survey.here()}
     for (_, target), edge in survey.edges.items():
-        votes[target].update((edge.addresses or [])[:1])
+        if target in votes:
+            votes[target].update((edge.addresses or [])[:1])
     for number, counted in votes.items():
         host = survey.hosts[number]
         if not survey.names_matter and host.interface_of(host.address) is not None:

@@ -11,10 +11,11 @@ A node that ends on the way is absent from there; what is known about it stays.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,8 @@ class Coordinator:
     async def _facts(self) -> None:
         answers = await self.ask_all("facts", FACTS_S, {number: {} for number in self.survey.here()})
         for number, facts in answers.items():
-            self.survey.hosts[number].facts = facts
+            with self._as_agreed(number):
+                self.survey.hosts[number].facts = want({"facts": facts}, "facts", dict)
 
     # 2. Names
 
@@ -201,11 +203,10 @@ class Coordinator:
         names = [self.survey.hosts[number].called for number in here]
         answers = await self.ask_all("names", ANSWER_S, {number: {"names": names} for number in here})
         for source, answer in answers.items():
-            for target in here:
-                if target == source:
-                    continue
-                edge, found = self.survey.edge(source, target), answer[self.survey.hosts[target].called]
-                edge.addresses, edge.name_error = found.get("addresses", []), found.get("error")
+            with self._as_agreed(source):
+                for target in (number for number in here if number != source):
+                    edge, found = self.survey.edge(source, target), answer[self.survey.hosts[target].called]
+                    edge.addresses, edge.name_error = found.get("addresses", []), found.get("error")
         choose_addresses(self.survey)
 
     # 3. Ports
@@ -213,14 +214,25 @@ class Coordinator:
     async def _ports(self) -> None:
         token = secrets.token_hex(TOKEN_BYTES)
         requests = {number: self._listen_request(number, token) for number in self.survey.here()}
-        self.ports = await self.ask_all("listen", ANSWER_S, requests)
-        for number, opened in self.ports.items():
-            self.survey.hosts[number].meeting_error = opened.get("meeting_error")
+        for number, opened in (await self.ask_all("listen", ANSWER_S, requests)).items():
+            with self._as_agreed(number):
+                self.survey.hosts[number].meeting_error = opened.get("meeting_error")
+                want_list(opened, "data", int, DATA_PORTS)
+                self.ports[number] = opened
         plans = {number: list(targets_of(self.survey, number, self.ports)) for number in self.ports}
         requests = {number: {"targets": [request for _, request in plan]} for number, plan in plans.items()}
         for source, results in (await self.ask_all("probe", PROBE_S, requests)).items():
-            for (kind, request), result in zip(plans[source], results, strict=True):
-                self._note(source, request["node"], kind, result)
+            with self._as_agreed(source):
+                for (kind, request), result in zip(plans[source], results, strict=True):
+                    self._note(source, request["node"], kind, result)
+
+    @contextlib.contextmanager
+    def _as_agreed(self, number: int) -> Iterator[None]:
+        """A node of another version, or a stranger, may answer in any form: it is left out, and the others go on."""
+        try:
+            yield
+        except (MessageError, LookupError, TypeError, ValueError, AttributeError) as error:
+            self._lose(number, NodeGoneError(f"it does not answer as the doctor does: {error!r}"))
 
     def _listen_request(self, number: int, token: str) -> dict[str, Any]:
         host = self.survey.hosts[number]
@@ -286,7 +298,8 @@ class Coordinator:
                 "port": self.ports[target]["data"][0],
             }
             result = await self._ask(source, "measure", MEASURE_S, target=request, seconds=seconds)
-            self._note_speed(source, target, result or {})
+            with self._as_agreed(source):
+                self._note_speed(source, target, result or {})
 
     def _note_speed(self, source: int, target: int, result: dict[str, Any]) -> None:
         """The best of what was seen: nothing makes a line look faster than it is."""

@@ -59,7 +59,8 @@ def test_faults_of_a_simulated_cluster_are_told_of_the_right_hosts() -> None:
 
 def examined(*programs: str) -> Survey:
     """Real processes in the place of nodes, which run these lines of Python."""
-    survey = Survey([HostSeen(f"host{number}", f"host{number}") for number in range(len(programs))], 29500)
+    hosts = [HostSeen(f"host{number}", "localhost") for number in range(len(programs))]
+    survey = Survey(hosts, 29500)
     coordinator = Coordinator(survey, {"variables": {}, "run_folder": "."}, lambda _: None)
 
     def opener(program: str) -> Any:
@@ -112,6 +113,30 @@ def test_a_node_that_fails_is_absent_with_a_reason(program: str, words: str) -> 
     assert host.absent is not None
     assert words in host.absent
     assert host.absent_fix
+
+
+REAL = "from drumline.doctor.pairs import node; node.main()"
+# A real node, but for one answer.
+ODD = "from drumline.doctor.pairs import node; node.Node._{action} = lambda *_: {answer}; node.main()"
+
+
+@pytest.mark.parametrize(
+    ("action", "answer"),
+    [
+        ("facts", [3]),
+        ("names", []),
+        ("listen", {"data": "x"}),
+        ("probe", 7),
+        ("measure", {"bytes_per_s": "x"}),
+    ],
+)
+def test_a_node_whose_answers_have_another_form_is_left_out_and_the_others_are_not(
+    action: str, answer: object
+) -> None:
+    good, odd = examined(REAL, ODD.format(action=action, answer=answer)).hosts
+    assert good.absent is None, good.absent
+    assert odd.absent is not None
+    assert "it does not answer as the doctor does: " in odd.absent
 
 
 def test_a_node_that_is_silent_counts_as_gone_and_greetings_of_a_login_do_not_matter() -> None:

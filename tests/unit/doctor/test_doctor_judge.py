@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from drumline.doctor import many_hosts
 from drumline.doctor.finding import Finding
 from drumline.doctor.pairs.gathered import listed
 from drumline.doctor.pairs.judge import judge
 from drumline.doctor.pairs.survey import Edge, HostSeen, Survey
+from tests.unit.doctor import machines
 
 GOOD = Edge(data="open", received=65536, latency_s=5e-5, bytes_per_s=1e9)
 
@@ -287,3 +289,14 @@ def test_lists_of_names() -> None:
         "a, b, c, d and e",
         "a, b, c, d and 3 more",
     ]
+
+
+def test_a_host_whose_facts_have_another_form_is_told_of_and_the_rest_is_judged() -> None:
+    survey = Survey(
+        [HostSeen("a", "a", facts=machines.healthy()), HostSeen("b", "b", facts={"host": 3})], 29500
+    )
+    findings, table = many_hosts._judge_facts(survey)
+    (found,) = [one for one in findings if one.where == "b"]
+    assert found.line().startswith("problem: b: what it says of itself has another form (KeyError(")
+    assert found.fix == "install the same drumline on all hosts"
+    assert table == []
