@@ -162,8 +162,9 @@ def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script:
     assert all(words["GROUP_RANK"] == words["RANK"] for words in found.values())
     outputs = [output for _, output, _ in ended]
     assert outputs == [f"drumline: node {rank} of 2 goes to 127.0.0.1:{port}\n" for rank in (1, 0)]
-    errors = [error for *_, error in ended]
-    assert errors == [
+    # Forked with torch loaded, a launcher could not tell PyTorch's store to keep quiet about lost connections.
+    own = [[line for line in error.splitlines(True) if line.startswith("drumline:")] for *_, error in ended]
+    assert ["".join(lines) for lines in own] == [
         "drumline: starting the ranks again (restart 1 of 1); the script begins anew\n",
         f"drumline: starting the ranks again (node 1 ({socket.gethostname()}) did so); the script begins anew\n",
     ]
