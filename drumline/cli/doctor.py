@@ -251,7 +251,7 @@ def _examine_this_machine(given: Mapping[str, Any]) -> int:
         data=None if subject.data is None else Path(subject.data),
     )
     findings = machine_findings(facts)
-    numbers: dict[str, float] | None = None
+    numbers: Mapping[str, float] | None = None
     if given.get("collectives"):
         found, numbers = local_collectives(
             given.get("procs"),
@@ -303,7 +303,7 @@ def _subject(given: Mapping[str, Any]) -> Subject:
 
 
 def _show(given: Mapping[str, Any], result: Result) -> int:
-    from drumline.doctor.collectives.on_all_hosts import collectives_line
+    from drumline.doctor.collectives.results import collectives_line
     from drumline.doctor.report import as_json, report
 
     if given.get("json"):

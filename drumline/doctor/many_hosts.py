@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from drumline.doctor.collectives.on_all_hosts import collective_findings, try_collectives
+from drumline.doctor.collectives.on_all_hosts import try_collectives
+from drumline.doctor.collectives.results import collective_findings
 from drumline.doctor.differences.compare import compare_facts
 from drumline.doctor.differences.groups import Row
 from drumline.doctor.finding import Finding, must_be_mended

@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from drumline.doctor.collectives import rank as collectives
 from drumline.doctor.collectives import timekeeper
 from drumline.doctor.collectives.exchange import LARGE, Exchange
-from drumline.doctor.collectives.on_one_host import local_collectives, merge_results, read_result
+from drumline.doctor.collectives.on_one_host import local_collectives
+from drumline.doctor.collectives.processes import read_result
 from drumline.doctor.collectives.rank import Rank, examine
+from drumline.doctor.collectives.results import collective_findings, numbers_of
 from drumline.doctor.collectives.timekeeper import Timekeeper
 from drumline.doctor.finding import Finding
 from drumline.errors import Place
@@ -45,8 +47,9 @@ def test_healthy_ranks_find_nothing_and_measure() -> None:
     assert {rank: (one["rank"], one["host"], one["ok"]) for rank, one in results.items()} == {
         rank: (rank, HOST, True) for rank in range(3)
     }
-    findings, numbers = merge_results(results)
-    assert findings == []
+    said = [{"rank": rank, "host": HOST, "result": result} for rank, result in results.items()]
+    assert collective_findings(said, {}) == []
+    numbers = numbers_of(said)
     assert numbers["all_reduce_bytes"] == 4 * LARGE
     assert numbers["all_reduce_gb_per_s"] > 0
     assert numbers["all_reduce_latency_us"] > 0
@@ -220,16 +223,19 @@ def test_a_rank_that_another_blames_is_not_waited_for_and_ended() -> None:
 @pytest.mark.parametrize(
     ("program", "what"),
     [
-        ("print('boom'); raise SystemExit(9)", "ended with exit code 9 without a result: boom"),
-        ("import os; os.kill(os.getpid(), 9)", "was ended by SIGKILL without a result"),
-        ("import time; time.sleep(60)", "was still at it after 1 s, and was ended without a result"),
+        ("import sys; print('boom', file=sys.stderr); sys.exit(9)", "it ended with code 9: boom"),
+        ("import os; os.kill(os.getpid(), 9)", "it was ended by SIGKILL"),
+        ("import time; time.sleep(60)", "it had not ended after 1 s"),
     ],
 )
 def test_a_rank_that_says_nothing_is_told_by_its_end(program: str, what: str) -> None:
     findings, _ = local_collectives(
         1, environment=ENVIRONMENT, num_gpus=0, deadline_s=1, limit_s=1, program=["-c", program]
     )
-    assert [one.what for one in findings] == [f"rank 0 on {HOST} {what}"]
+    (found,) = findings
+    assert found.line() == (
+        f"problem: {HOST}: rank 0 of the doctor's own process group gave no result: {what}"
+    )
 
 
 def test_more_ranks_than_gpus_are_refused_for_nccl() -> None:

@@ -18,7 +18,10 @@ from typing import IO, Any
 
 from drumline.launch.node import guard
 
-COMMAND = (sys.executable, "-m", "drumline.doctor.collectives.rank")
+PROGRAM = ("-m", "drumline.doctor.collectives.rank")
+PHASE_LIMIT_S = 15.0
+# For the others to say whom they wait for, once the first has ended in trouble.
+AFTER_TROUBLE_S = 12.0
 MOST_BYTES = 1 << 18
 POLL_S = 0.05
 LAST_WORDS = 600
@@ -35,9 +38,14 @@ class Share:
     port: int
     limit_s: float
     backend: str = "auto"
+    phase_limit_s: float = PHASE_LIMIT_S
+    """How long ranks wait for each other in one collective, before they say whom they wait for."""
+    program: tuple[str, ...] = ()
+    """Of Python; another than our own only in tests."""
 
     def command(self) -> list[str]:
-        return [*COMMAND, "--backend", self.backend]
+        words = [sys.executable, *(self.program or PROGRAM)]
+        return [*words, "--backend", self.backend, "--limit-s", str(self.phase_limit_s)]
 
     def variables(self, local_rank: int) -> dict[str, str]:
         """What torchrun would give the rank."""
@@ -72,7 +80,7 @@ class Ranks:
                 self._start(
                     share.command(), {**environment, **share.variables(number), guard.VARIABLE: job}, out, err
                 )
-            self._wait(time.monotonic() + share.limit_s)
+            self._wait(share, [out for out, _ in outputs])
             # Those that still run have hung; the line tells that by having no exit code.
             codes = [process.poll() for process in self._running]
             self.end()
@@ -112,24 +120,53 @@ class Ranks:
                 )
             )
 
-    def _wait(self, deadline: float) -> None:
-        """Until all have ended, or time is up."""
-        while time.monotonic() < deadline and any(process.poll() is None for process in self._running):
+    def _wait(self, share: Share, outputs: Sequence[IO[bytes]]) -> None:
+        """Until all have ended, or time is up. After the first that failed, only for those that nobody has blamed."""
+        deadline, seen_trouble = time.monotonic() + share.limit_s, False
+        while time.monotonic() < deadline:
+            codes = [process.poll() for process in self._running]
+            awaited = [share.first_rank + number for number, code in enumerate(codes) if code is None]
+            if any(codes):
+                if not seen_trouble:
+                    seen_trouble = True
+                    deadline = min(deadline, time.monotonic() + share.phase_limit_s + AFTER_TROUBLE_S)
+                # Of those that have ended alone: one that still writes shares its place in the file with us.
+                told = "".join(
+                    _text(outputs[number]) for number, code in enumerate(codes) if code is not None
+                )
+                awaited = [rank for rank in awaited if f"rank {rank} on" not in told]
+            if not awaited:
+                return
             time.sleep(POLL_S)
 
 
-def _said(code: int | None, out: IO[bytes], err: IO[bytes], limit_s: float) -> dict[str, Any]:
-    out.seek(0)
-    lines = out.read(MOST_BYTES).splitlines()
-    for line in reversed(lines):
+def read_result(text: str) -> dict[str, Any] | None:
+    """A rank's line, among whatever else NCCL and torch have printed."""
+    for line in reversed(text.splitlines()):
         try:
             result = json.loads(line)
         except ValueError:
             continue
-        if isinstance(result, dict):
-            return {"code": code, "result": result}
-    how = f"it had not ended after {limit_s:g} s" if code is None else f"it ended with code {code}"
-    return {"code": code, "result": None, "error": f"{how}{_last_words(err)}"}
+        if isinstance(result, dict) and "findings" in result:
+            return result
+    return None
+
+
+def _text(out: IO[bytes]) -> str:
+    out.seek(0)
+    return out.read(MOST_BYTES).decode(errors="replace")
+
+
+def _said(code: int | None, out: IO[bytes], err: IO[bytes], limit_s: float) -> dict[str, Any]:
+    if (result := read_result(_text(out))) is not None:
+        return {"code": code, "result": result}
+    return {"code": code, "result": None, "error": f"{_end(code, limit_s)}{_last_words(err)}"}
+
+
+def _end(code: int | None, limit_s: float) -> str:
+    if code is None:
+        return f"it had not ended after {limit_s:g} s"
+    return f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
 
 
 def _last_words(err: IO[bytes]) -> str:

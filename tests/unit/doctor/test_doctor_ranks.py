@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from drumline.doctor.collectives import processes as ranks
-from drumline.doctor.collectives.on_all_hosts import collective_findings, collectives_line
 from drumline.doctor.collectives.processes import Ranks, Share
+from drumline.doctor.collectives.results import collective_findings, collectives_line
 from drumline.doctor.pairs.channel import Channel
 from drumline.launch.node.guard import parent_of
 
@@ -36,7 +36,7 @@ def share(num_procs: int = 2, limit_s: float = 30.0) -> Share:
 
 
 def run(program: str, monkeypatch: pytest.MonkeyPatch, **choices: Any) -> list[dict[str, Any]]:
-    monkeypatch.setattr(ranks, "COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(ranks, "PROGRAM", ("-c", program))
     return Ranks().run(share(**choices), {})
 
 
@@ -68,7 +68,7 @@ def test_all_end_when_the_node_does(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     program = (
         f"import pathlib, os, time; pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch(); time.sleep(99)"
     )
-    monkeypatch.setattr(ranks, "COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(ranks, "PROGRAM", ("-c", program))
     group = Ranks()
     runner = threading.Thread(target=group.run, args=[share(), {}])
     runner.start()
@@ -85,7 +85,7 @@ from pathlib import Path
 from drumline.doctor.collectives import processes
 folder = Path(sys.argv[1])
 rank = f"import pathlib, os, time; pathlib.Path({str(folder)!r}, str(os.getpid())).touch(); time.sleep(99)"
-processes.COMMAND = (sys.executable, "-c", rank)
+processes.PROGRAM = ("-c", rank)
 share = processes.Share(first_rank=0, num_procs=2, world_size=2, address="a", port=1, limit_s=60)
 threading.Thread(target=processes.Ranks().run, args=[share, {}], daemon=True).start()
 while len(list(folder.iterdir())) < 2:
