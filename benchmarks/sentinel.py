@@ -22,8 +22,8 @@ from torch.nn import functional
 from drumline.distributed.tensor_hash import combine, hash_tensors
 from drumline.manager import DDPManager
 from drumline.models import GPT
-from drumline.watch.replica import replica_tensors
-from drumline.watch.sentinel import Sentinel
+from drumline.watch.replicas.replica import replica_tensors
+from drumline.watch.replicas.sentinel import Sentinel
 
 DEFAULT_EVERY = 100
 CONTEXT, BATCH = 128, 8

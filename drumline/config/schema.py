@@ -204,6 +204,21 @@ class WatchConfig:
     each save; 0 turns it off."""
     on_difference: Literal["stop", "broadcast"] = "stop"
     """When replicas differ: stop the run, or give all ranks the majority's tensors and warn."""
+    sidecar: Literal["auto", "on", "off"] = "auto"
+    """A process on each node that watches its ranks, and says which one holds up the run and why; `auto`: where there
+    are several ranks."""
+    on_hang: Literal["restart", "stop", "report"] = "restart"
+    """What then follows: the job is ended and started again from the newest checkpoint, as often as the launcher's
+    --max-restarts allows; or it is ended; or it is only told."""
+    hang_s: Annotated[float, Bounds(above=0, high=500)] = 60.0
+    """How long one rank may keep the others waiting without a sign of work before that follows. It is told after some
+    seconds. What cannot go on by itself (a rank that was stopped, a host that is gone) is not waited for; a rank that
+    computes, evaluates or saves gets five times as long, though never ten minutes."""
+    slow_factor: Annotated[float, Bounds(above=1)] = 2.0
+    """A rank whose own work takes so many times as long as that of its peers is named."""
+    notice: str | None = None
+    """Where a notice of reclaim shows up: a file, an http address (of a cloud's metadata, say), or your own function
+    `path/to/file.py:function`. The run then saves and leaves, as after a SIGTERM."""
 
 
 @dataclass(frozen=True, kw_only=True)

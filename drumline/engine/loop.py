@@ -28,7 +28,7 @@ from drumline.engine.step import TrainStep
 from drumline.engine.trace import Trace, TracedStep
 from drumline.metrics.events import Reporter
 from drumline.metrics.meters import means
-from drumline.watch.sentinel import Sentinel
+from drumline.watch.replicas.sentinel import Sentinel
 
 
 def make_step(job: Job, config: Config) -> TrainStep:

@@ -1,1 +1,1 @@
-"""9. Beside the run, never in its way: are all replicas still the same?"""
+"""9. Beside the run, never in its way: does every rank move, and are all replicas still the same?"""

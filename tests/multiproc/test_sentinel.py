@@ -18,8 +18,8 @@ from drumline.engine.loop import Loop
 from drumline.errors import DrumlineError, TrainingError
 from drumline.manager import DDPManager
 from drumline.metrics.events import read_events
-from drumline.watch.replica import replica_tensors
-from drumline.watch.sentinel import Sentinel
+from drumline.watch.replicas.replica import replica_tensors
+from drumline.watch.replicas.sentinel import Sentinel
 from tests.jobs import Normalised, make_config, newest, train_here
 from tests.ranks import run_ranks
 

@@ -38,7 +38,7 @@ OPTIONS = st.dictionaries(IDENTIFIERS, st.one_of(TEXT, st.integers(), NUMBERS, s
 def within(kind: Any, bounds: Bounds) -> st.SearchStrategy[Any]:
     if kind is int:
         return st.integers(min_value=int(bounds.low or 0), max_value=10**12)
-    low = math.nextafter(0.0, 1.0) if bounds.above == 0 else bounds.low
+    low = bounds.low if bounds.above is None else math.nextafter(bounds.above, math.inf)
     return st.floats(min_value=low, max_value=bounds.high, allow_nan=False, allow_infinity=False)
 
 

@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.tensor_hash import combine, hash_tensors
 from drumline.errors import TrainingError
-from drumline.watch.replica import replica_tensors
-from drumline.watch.verdict import Difference, find_difference
+from drumline.watch.replicas.difference import Difference, find_difference
+from drumline.watch.replicas.replica import replica_tensors
 
 log = logging.getLogger("drumline")
 

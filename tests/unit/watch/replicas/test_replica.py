@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from drumline.checkpoint.optimizer_state import optimizer_state
-from drumline.watch.replica import replica_tensors
-from drumline.watch.sentinel import Sentinel
+from drumline.watch.replicas.replica import replica_tensors
+from drumline.watch.replicas.sentinel import Sentinel
 
 
 def small_model() -> nn.Sequential:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drumline.watch.verdict import find_difference
+from drumline.watch.replicas.difference import find_difference
 
 
 def holdings(*hashes: tuple[int, ...], kinds: dict[int, str] | None = None) -> list[dict[str, Any]]:

@@ -1,0 +1,1 @@
+"""What every rank says of itself, step by step, in a few bytes of shared memory."""

@@ -1,0 +1,27 @@
+"""What a rank can be doing."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Phase(IntEnum):
+    """The numbers are in files that another process reads; new ones go to the end."""
+
+    START = 0
+    """Before the first step: the job is built, restored, warmed up."""
+    DATA = 1
+    FORWARD = 2
+    BACKWARD = 3
+    """Gradients are reduced here: a rank that waits for another one most often waits here."""
+    OPTIMIZER = 4
+    BETWEEN = 5
+    """Between steps: a log line, the comparison of replicas."""
+    EVALUATION = 6
+    SAVE = 7
+    USER = 8
+    """In a loop that is the user's own, all that is not data."""
+    LEFT = 9
+    """Out of the loop: done, told to leave, or too early."""
+    FAILED = 10
+    """An error is on its way to the user; the record has it in a line."""

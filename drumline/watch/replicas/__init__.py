@@ -1,0 +1,1 @@
+"""Whether all replicas still hold the same bits."""

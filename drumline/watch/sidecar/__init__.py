@@ -1,0 +1,1 @@
+"""The process beside a node's ranks, which looks at them and talks to the other nodes' sidecars; without torch."""
