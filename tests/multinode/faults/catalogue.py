@@ -29,6 +29,8 @@ class Fault:
     ranks: tuple[int, ...] = tuple(range(WORLD_SIZE))
     workers: int = 0
     steps: int = STEPS
+    says: str = ""
+    """A word that must be in the sentence besides."""
     is_script: bool = False
     """Strikes in a loop of the user's own (level 1)."""
     is_outside: bool = False
@@ -41,8 +43,10 @@ FAULTS = {
     "stopped": Fault("SIGSTOP", ("stopped",)),
     "gil": Fault("GIL held by a C call", ("gil",)),
     "dataset": Fault("stuck dataset", ("dataset",)),
-    "worker_stuck": Fault("stuck DataLoader worker", ("dataset",), workers=2),
-    "worker_stopped": Fault("stopped DataLoader worker", ("dataset",), workers=2),
+    "worker_stuck": Fault("stuck DataLoader worker", ("dataset",), workers=2, says="worker"),
+    "worker_stopped": Fault(
+        "stopped DataLoader worker", ("dataset", "stopped"), workers=2, says="is stopped by a signal"
+    ),
     "user_code": Fault("stuck in loss()", ("user_code",)),
     "left": Fault("left the loop, ended", ("left_early",), is_script=True),
     "left_waiting": Fault("left the loop, in a barrier", ("left_early",), is_script=True),
@@ -55,7 +59,7 @@ FAULTS = {
     "host_gone": Fault("host gone", ("unreachable",), names="host", is_outside=True),
     # The rank that saves says it itself.
     "full_disk": Fault("full disk in a save", ("exception", "storage"), ranks=(0,)),
-    "slow": Fault("slow rank (5x)", ("slow",), steps=LONG, restarts=False),
+    "slow": Fault("slow rank (5x)", ("straggler",), steps=LONG, restarts=False),
 }
 
 

@@ -274,7 +274,7 @@ class Trial:
 
 def is_right(case: Case, said: reading.Said) -> bool:
     """Whether a sentence names who it was and what it was."""
-    if said.cause not in case.fault.causes:
+    if said.cause not in case.fault.causes or case.fault.says not in said.message:
         return False
     if case.fault.names == "rank":
         return said.rank == case.rank and said.host == case.host

@@ -16,7 +16,7 @@ from tests.schedules import digest
 
 SENTENCE = re.compile(r"\b(hang|stall|failure): .*")
 WORDS = ("hang", "stall", "failure")
-STRAGGLERS = ("straggler", "slow")
+STRAGGLER = re.compile(r"straggler: (?:rank (\d+)|all ranks) on (\S+) takes? ")
 
 
 @dataclass(frozen=True)
@@ -42,21 +42,27 @@ class Done:
 
 
 def said_in(folder: Path) -> list[Said]:
-    """Of all events below a folder, in the order of their times. What a rank itself reports later, at a log line,
-    counts from the moment at which it does."""
-    found = []
-    for path in [*folder.rglob("events/watch.jsonl"), *folder.rglob("events/rank-00000.jsonl")]:
+    """Of all events below a folder, in the order of their times. What a sidecar leaves for rank 0 to report, at its
+    next log line, counts from the moment at which that does."""
+    found = [
+        Said(
+            time=float(event["time"]),
+            word=event["kind"],
+            cause=str(event.get("cause", "")),
+            host=str(event["host"]),
+            rank=event["rank"],
+            message=str(event.get("message", "")),
+        )
+        for path in folder.rglob("events/watch.jsonl")
+        for event in read_events(path)
+        if event["kind"] in WORDS
+    ]
+    for path in folder.rglob("events/rank-00000.jsonl"):
         for event in read_events(path):
-            if event["kind"] in (WORDS if path.name == "watch.jsonl" else STRAGGLERS):
+            if slow := STRAGGLER.match(str(event.get("message", ""))):
+                rank = None if slow[1] is None else int(slow[1])
                 found.append(
-                    Said(
-                        time=float(event["time"]),
-                        word=event["kind"],
-                        cause=str(event.get("cause", "slow" if event["kind"] in STRAGGLERS else "")),
-                        host=str(event.get("slow_host", event["host"])),
-                        rank=event.get("slow_rank", event["rank"]),
-                        message=str(event.get("message", "")),
-                    )
+                    Said(float(event["time"]), "straggler", "straggler", slow[2], rank, event["message"])
                 )
     return sorted(found, key=lambda one: one.time)
 

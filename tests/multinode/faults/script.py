@@ -46,6 +46,9 @@ def main(folder: Path, steps: int, every: int) -> None:
             state = torch.load(saved)
             model.load_state_dict(state["model"])
             step, loader.cursor = state["step"], Cursor(*state["cursor"])
+        # DDP lays its buckets out anew after the first backward pass, which changes the last bit of what comes after.
+        model(torch.zeros(4, 8)).sum().mul(0.0).backward()
+        optimizer.zero_grad()
         while step < steps and not injection.leaves_now(step + 1):
             for inputs, targets in loader:
                 if step == steps or injection.leaves_now(step + 1):
