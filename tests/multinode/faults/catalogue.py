@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 HOSTS = ("a", "b")
 RANKS_PER_HOST = 2
@@ -97,3 +97,10 @@ def make_cases(count: int, seed: int, only: Sequence[str] = ()) -> list[Case]:
     """Of each fault in turn, until there are so many."""
     names = list(only or FAULTS)
     return [make_case(names[number % len(names)], seed + number // len(names)) for number in range(count)]
+
+
+def make_chain(names: Sequence[str], seed: int) -> list[Case]:
+    """Up to four faults of one run, each after at least one save of its own."""
+    cases = (make_case(name, seed) for name in names)
+    chance = random.Random(f"chain {seed}")
+    return [replace(case, step=chance.randint(EVERY + 1, 2 * EVERY - 1)) for case in cases]

@@ -130,12 +130,12 @@ def _reduce_once_more(_: Plan) -> None:
     dist.all_reduce(torch.ones(3))
 
 
-def control_group(plan: Plan) -> Path:
-    return CONTROL_GROUPS / f"drumline-fault-{Path(plan.folder).name}"
+def control_group(notes: Path) -> Path:
+    return CONTROL_GROUPS / f"drumline-fault-{notes.parent.name}-{notes.name}"
 
 
 def _eat_memory(plan: Plan) -> None:
-    group = control_group(plan)
+    group = control_group(Path(plan.folder))
     group.mkdir(exist_ok=True)
     (group / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
     (group / "cgroup.procs").write_text(str(os.getpid()))

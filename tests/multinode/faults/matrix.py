@@ -9,12 +9,14 @@ Every case has a folder of its own below that of the matrix; the hosts serve all
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -96,16 +98,23 @@ class Matrix:
         self.count += 1
         folder = self.folder / f"{case}-{self.count}"
         folder.mkdir()
-        disk = ""
         if case.name == "full_disk":
             for old in self._disk.iterdir():
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
             (self._disk / "checkpoints").mkdir()
             (folder / "run").mkdir()
             (folder / "run" / "checkpoints").symlink_to(self._disk / "checkpoints")
-            disk = str(self._disk)
-        inject.write_plan(Plan(case.name, case.rank, case.step, str(folder), disk), folder / "plan.json")
+        self.plan(case, folder)
         return folder
+
+    def plan(self, case: Case, folder: Path) -> None:
+        """What happens next. A rank reads it once, when it starts."""
+        notes = notes_of(case, folder)
+        notes.mkdir()
+        disk = str(self._disk) if case.name == "full_disk" else ""
+        plan = Plan(case.name, case.rank, case.step, str(notes), disk)
+        inject.write_plan(plan, folder / "plan.partial")
+        (folder / "plan.partial").replace(folder / "plan.json")
 
     def start(self, case: Case, folder: Path, node: int) -> Job:
         """The launcher of a node, as a person types it there."""
@@ -138,48 +147,49 @@ class Matrix:
 
     def run(self, case: Case) -> Result:
         """A case to its end; whatever goes wrong is in the result."""
+        return self.run_chain([case])[0]
+
+    def run_chain(self, cases: Sequence[Case]) -> list[Result]:
+        """Several cases in one run, each on what the one before was restarted to; all of one kind of program. Where a
+        step is said, it is counted from that restart."""
         started = time.monotonic()
-        result = Result(case.name, case.seed, case.rank, case.host, case.step)
-        folder = self.new_folder(case)
-        trial = Trial(self, case, folder)
+        results = [Result(case.name, case.seed, case.rank, case.host, case.step) for case in cases]
+        folder = self.new_folder(cases[0])
+        trial = Trial(self, cases, folder)
         try:
             trial.go_through()
         except AssertionError as error:
-            result.problems.append(str(error))
+            results[-1].problems.append(str(error))
         finally:
             trial.end()
-        result.codes = [job.entry.poll() for job in trial.jobs]
-        result.left_behind = trial.left_behind
-        self._read(case, folder, trial, result)
-        result.seconds = time.monotonic() - started
-        return result
+        self._read(cases, folder, trial, results)
+        for result in results:
+            result.codes = [job.entry.poll() for job in trial.jobs]
+            result.left_behind = trial.left_behind
+            result.seconds = (time.monotonic() - started) / len(cases)
+        return results
 
-    def _read(self, case: Case, folder: Path, trial: Trial, result: Result) -> None:
+    def _read(self, cases: Sequence[Case], folder: Path, trial: Trial, results: list[Result]) -> None:
         said = reading.said_in(folder)
-        result.said = [vars(one) for one in said]
-        result.screen = reading.sentences_on(job.text() for job in trial.all_jobs)
-        fired = fired_at(folder)
-        if fired is None:
-            result.problems.append("the fault never struck")
-            return
-        if any(one.time < fired for one in said):
-            result.problems.append("something was said before the fault")
-        if said:
-            result.verdict_s = said[0].time - fired
-            result.is_right = all(is_right(case, one) for one in said)
-        if case.fault.restarts:
-            how = reading.again(reading.steps_of(folder, folder / "run"), fired)
-            result.steps_lost = how.steps_lost
-            result.new_step_s = None if how.first_new_step is None else how.first_new_step - fired
-            if how.steps_lost is not None and how.steps_lost > EVERY:
-                result.problems.append(f"{how.steps_lost} steps were lost")
-        self._compare(case, folder, result)
+        screen = reading.sentences_on(job.text() for job in trial.all_jobs)
+        steps = reading.steps_of(folder, folder / "run")
+        times = [fired_at(notes_of(case, folder)) or math.inf for case in cases]
+        same = self._has_right_bits(cases[0].fault, folder, results[-1])
+        if any(one.time < times[0] for one in said):
+            results[0].problems.append("something was said before the fault")
+        for case, result, fired, next_fired in zip(
+            cases, results, times, [*times[1:], math.inf], strict=True
+        ):
+            mine = [one for one in said if fired <= one.time < next_fired]
+            result.screen, result.has_right_bits = screen, same
+            _judge(case, mine, steps, fired, result)
 
-    def _compare(self, case: Case, folder: Path, result: Result) -> None:
+    def _has_right_bits(self, fault: Fault, folder: Path, result: Result) -> bool:
         try:
-            result.has_right_bits = reading.bits_of(folder, folder / "run") == self.reference(case.fault)
+            return reading.bits_of(folder, folder / "run") == self.reference(fault)
         except AssertionError as error:
             result.problems.append(f"no end to compare: {str(error).splitlines()[0]}")
+            return False
 
     def reference(self, fault: Fault) -> str:
         """The bits of a run like it, in which nothing happens."""
@@ -188,7 +198,7 @@ class Matrix:
             case = Case("none", 0, rank=0, step=0)
             folder = self.new_folder(case)
             calm = replace(fault, workers=0, is_outside=False)
-            trial = Trial(self, _Calm(case.name, 0, 0, 0, calm), folder)
+            trial = Trial(self, [_Calm(case.name, 0, 0, 0, calm)], folder)
             try:
                 trial.wait_for_the_end()
             finally:
@@ -207,45 +217,59 @@ class _Calm(Case):
 
 
 class Trial:
-    """The launchers of a case, from their start to their end."""
+    """The launchers of a run, from their start to their end."""
 
-    def __init__(self, matrix: Matrix, case: Case, folder: Path) -> None:
-        self._matrix, self._case, self._folder = matrix, case, folder
-        self._trouble = Trouble(matrix.bed, case, folder)
-        self.jobs = [matrix.start(case, folder, node) for node in range(len(HOSTS))]
+    def __init__(self, matrix: Matrix, cases: Sequence[Case], folder: Path) -> None:
+        self._matrix, self._cases, self._folder = matrix, cases, folder
+        self._trouble = Trouble(matrix.bed, cases[0], notes_of(cases[0], folder))
+        self.jobs = [matrix.start(cases[0], folder, node) for node in range(len(HOSTS))]
         self.all_jobs = list(self.jobs)
         self.left_behind: list[str] = []
 
     def go_through(self) -> None:
-        """Until the fault was told, and then until the run has ended."""
-        self._wait(lambda: fired_at(self._folder) is not None, "the fault", END_S)
-        told = not self._case.fault.restarts or self._case.name == "none"
-        with contextlib.suppress(AssertionError):  # the rest shows what came of it without a word
-            self._wait(lambda: told or bool(reading.said_in(self._folder)), "a sentence", TOLD_S)
-        self._trouble.mend()
+        """Until each fault was told, and then until the run has ended."""
+        for case, following in itertools.zip_longest(self._cases, self._cases[1:]):
+            self._suffer(case, following)
         self.wait_for_the_end()
+
+    def _suffer(self, case: Case, following: Case | None) -> None:
+        notes = notes_of(case, self._folder)
+        self._trouble = Trouble(self._matrix.bed, case, notes)
+        self._wait(lambda: fired_at(notes) is not None, f"the fault of {case}", END_S)
+        fired = fired_at(notes)
+        assert fired is not None, f"the run ended before the fault of {case}"
+        if following is not None:
+            self._matrix.plan(following, self._folder)
+
+        def is_told() -> bool:
+            steps = reading.steps_of(self._folder, self._folder / "run")
+            goes_on = reading.again(steps, fired).first_new_step is not None
+            return goes_on or any(one.time >= fired for one in reading.said_in(self._folder))
+
+        if case.fault.restarts:
+            with contextlib.suppress(AssertionError):  # the rest shows what came of it without a word
+                self._wait(is_told, "a sentence", TOLD_S)
+        self._trouble.mend()
 
     def wait_for_the_end(self) -> None:
         def has_ended() -> bool:
             for node, job in enumerate(self.jobs):
                 # A person types the command again where the host was gone, or the first one had left.
                 if (
-                    self._case.fault.is_outside
+                    self._cases[-1].fault.is_outside
                     and job.entry.poll() not in (None, 0)
                     and len(self.all_jobs) < 6
                 ):
-                    self.jobs[node] = self._matrix.start(self._case, self._folder, node)
+                    self.jobs[node] = self._matrix.start(self._cases[-1], self._folder, node)
                     self.all_jobs.append(self.jobs[node])
             return not any(job.is_running() for job in self.jobs)
 
         self._wait(has_ended, "the end of the run", END_S)
 
-    def _wait(self, condition: object, what: str, timeout_s: float) -> None:
-        assert callable(condition)
-
+    def _wait(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
         def looked() -> bool:
             self._trouble.look()
-            return bool(condition()) or not any(job.is_running() for job in self.jobs)
+            return condition() or not any(job.is_running() for job in self.jobs)
 
         processes.wait_until(looked, what, timeout_s=timeout_s)
 
@@ -264,12 +288,39 @@ class Trial:
             for folder in Path(f"/proc/{host.space.pid}/root/dev/shm").glob("drumline*"):
                 self.left_behind.append(f"/dev/shm/{folder.name} on {host.name}")
                 shutil.rmtree(folder, ignore_errors=True)
-        group = inject.control_group(Plan("", 0, 0, str(self._folder)))
-        if group.exists():
-            group.rmdir()
+        for case in self._cases:
+            remove_control_group(notes_of(case, self._folder))
 
     def _pids(self) -> list[int]:
         return [pid for host in self._matrix.bed for pid in host.space.pids() if processes.command(pid)]
+
+
+def notes_of(case: Case, folder: Path) -> Path:
+    """Where a fault writes down that it struck."""
+    return folder / f"notes-{case}"
+
+
+def remove_control_group(notes: Path) -> None:
+    if (group := inject.control_group(notes)).exists():
+        group.rmdir()
+
+
+def _judge(
+    case: Case, said: list[reading.Said], steps: list[reading.Done], fired: float, result: Result
+) -> None:
+    result.said = [vars(one) for one in said]
+    if fired == math.inf:
+        result.problems.append("the fault never struck")
+        return
+    if said:
+        result.verdict_s = said[0].time - fired
+        result.is_right = all(is_right(case, one) for one in said)
+    if case.fault.restarts:
+        how = reading.again(steps, fired)
+        result.steps_lost = how.steps_lost
+        result.new_step_s = None if how.first_new_step is None else how.first_new_step - fired
+        if how.steps_lost is not None and how.steps_lost > EVERY:
+            result.problems.append(f"{how.steps_lost} steps were lost")
 
 
 def is_right(case: Case, said: reading.Said) -> bool:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.multinode import processes
-from tests.multinode.faults import inject, reading
+from tests.multinode.faults import reading
 from tests.multinode.faults.catalogue import EVERY, HOSTS, RANKS_PER_HOST, Case
-from tests.multinode.faults.inject import Plan, fired_at
-from tests.multinode.faults.matrix import END_S, HERE, Matrix
+from tests.multinode.faults.inject import fired_at
+from tests.multinode.faults.matrix import END_S, HERE, Matrix, notes_of, remove_control_group
 from tests.multinode.faults.trouble import Trouble
 from tests.multinode.job import Job
 
@@ -50,14 +50,15 @@ def run_plain(matrix: Matrix, case: Case, *, cap_s: float = CAP_S) -> PlainResul
     folder = matrix.new_folder(case)
     result = PlainResult(case.name, case.seed)
     jobs = [_start(matrix, case, folder, node) for node in range(len(HOSTS))]
-    trouble = Trouble(matrix.bed, case, folder)
+    notes = notes_of(case, folder)
+    trouble = Trouble(matrix.bed, case, notes)
     try:
-        _watch(folder, jobs, trouble, cap_s, result)
+        _watch(folder, notes, jobs, trouble, cap_s, result)
     except AssertionError as error:
         result.problems.append(str(error))
     finally:
         trouble.mend()
-        _end(matrix, folder)
+        _end(matrix, notes)
     _judge(case, jobs, result)
     return result
 
@@ -77,13 +78,15 @@ def _start(matrix: Matrix, case: Case, folder: Path, node: int) -> Job:
     )
 
 
-def _watch(folder: Path, jobs: list[Job], trouble: Trouble, cap_s: float, result: PlainResult) -> None:
+def _watch(
+    folder: Path, notes: Path, jobs: list[Job], trouble: Trouble, cap_s: float, result: PlainResult
+) -> None:
     def has_struck() -> bool:
         trouble.look()
-        return fired_at(folder) is not None or not any(job.is_running() for job in jobs)
+        return fired_at(notes) is not None or not any(job.is_running() for job in jobs)
 
     processes.wait_until(has_struck, "the fault", timeout_s=END_S)
-    fired = fired_at(folder)
+    fired = fired_at(notes)
     assert fired is not None, "it ended before the fault struck"
     before = [len(job.text()) for job in jobs]
     while time.time() < fired + cap_s and any(job.is_running() for job in jobs):
@@ -96,12 +99,11 @@ def _watch(folder: Path, jobs: list[Job], trouble: Trouble, cap_s: float, result
         time.sleep(0.02)
 
 
-def _end(matrix: Matrix, folder: Path) -> None:
+def _end(matrix: Matrix, notes: Path) -> None:
     while pids := [pid for host in matrix.bed for pid in host.space.pids() if processes.command(pid)]:
         processes.send(pids, signal.SIGKILL)
         time.sleep(0.05)
-    if (group := inject.control_group(Plan("", 0, 0, str(folder)))).exists():
-        group.rmdir()
+    remove_control_group(notes)
     for host in matrix.bed:
         for left in Path(f"/proc/{host.space.pid}/root/dev/shm").iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()

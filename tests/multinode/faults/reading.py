@@ -101,11 +101,13 @@ class Again:
 
 
 def again(steps: list[Done], fired: float) -> Again:
-    before = [one for one in steps if one.start == 1]
-    new = next((one for one in steps if one.start > 1 and one.time > fired), None)
+    struck = max((one.start for one in steps if one.time <= fired), default=0)
+    new = next((one for one in steps if one.start > struck and one.time > fired), None)
     if new is None:
         return Again(None, None)
-    return Again(new.time, max((one.step for one in before), default=0) - (new.step - 1))
+    # Ranks that the fault did not hit may have done another step since.
+    last = max((one.step for one in steps if one.start == struck), default=0)
+    return Again(new.time, last - (new.step - 1))
 
 
 def bits_of(folder: Path, run: Path) -> str:
