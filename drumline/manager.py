@@ -55,10 +55,13 @@ class DDPManager:
         threads: int | None = None,
         settings: Mapping[str, Any] | None = None,
         same_code: bool = True,
+        watch: WatchConfig | None = None,
+        run: str | Path | None = None,
     ) -> None:
         """`deterministic`: only kernels that give the same bits each time. `threads`: of the CPU, for this rank.
         `settings`: your own (`vars(args)`, say), which `setup()` then compares across ranks. `same_code`: whether it
-        compares your modules too."""
+        compares your modules too. `watch`: what is done about a rank that holds up the others; `run`: a folder in which
+        it is written down."""
         self._wanted_device = device
         self._wanted_backend = backend
         self._start_timeout_s = start_timeout_s
@@ -68,6 +71,9 @@ class DDPManager:
         self._threads = threads
         self._settings = settings or {}
         self._same_code = same_code
+        self._watch = watch or WatchConfig()
+        self._run = None if run is None else Path(run)
+        self._attendance: Attendance | None = None
         self._topology = Topology()
         self._device: torch.device | None = None
         self._store: dist.Store | None = None
@@ -89,6 +95,7 @@ class DDPManager:
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
         if topology is not None:
             self._join(topology, self._device)
+        self._attend()
         seed_shared(self._seed)
         return topology is not None
 
@@ -100,6 +107,7 @@ class DDPManager:
             "start timeout": self._start_timeout_s,
             "train timeout": self._train_timeout_s,
             "choice of deterministic kernels": self._deterministic,
+            "choice of a sidecar": self._watch.sidecar,
         }
         self._store = join_group(
             topology,
@@ -118,9 +126,27 @@ class DDPManager:
             environment=os.environ,
         )
 
+    def _attend(self) -> None:
+        """Collective: from here on this rank is watched."""
+        wanted = self._watch.sidecar
+        if wanted == "on" or (wanted == "auto" and self.world_size > 1):
+            self._attendance = attend(
+                self._store,
+                self._topology,
+                self._watch,
+                run=self._run,
+                timeout_s=self._start_timeout_s,
+                environment=os.environ,
+            )
+
     def cleanup(self, *, broken: bool = False) -> None:
         """Leave the group; `broken` when a rank has failed, so that nobody waits for it."""
+        if not broken:
+            self.beat.mark(Phase.LEFT)
         leave_group(broken=broken)
+        if self._attendance is not None:
+            self._attendance.close()
+            self._attendance = None
         self._device = None
         self._store = None
         self._wrapped = None

@@ -33,7 +33,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     preemption.listen(is_speaker=os.environ.get("RANK", "0") == "0")
     try:
         task_class, config = _load(task, layers)
-        ddp = make_manager(config, task)
+        ddp = make_manager(config, task, run=folder)
         ddp.setup()
         preemption.join(ddp, progress)
         code = train(Request(task, config, folder, fresh, tuple(argv)), task_class, ddp, progress, preemption)

@@ -10,6 +10,7 @@ import json
 import logging
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -71,8 +72,8 @@ class Job:
             self.eval_loader.close()
 
 
-def make_manager(config: Config, task: str = "") -> DDPManager:
-    """The rank's place in the group, as the settings want it. `task`: as the user named it."""
+def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> DDPManager:
+    """The rank's place in the group, as the settings want it. `task`: as the user named it. `run`: its folder."""
     is_elastic = config.train.exact == "elastic"
     settings = {name: value for name, value in flat(config).items() if name != "data.dir"}
     return DDPManager(
@@ -86,6 +87,8 @@ def make_manager(config: Config, task: str = "") -> DDPManager:
         # The task's file may lie in another folder on each node.
         settings={**settings, "TASK": task.rpartition("/")[2]},
         same_code=config.dist.same_code,
+        watch=config.watch,
+        run=run,
     )
 
 
