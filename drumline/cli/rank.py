@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drumline.config import PRESETS, Config, Layers, resolve
+from drumline.distributed.failure import summary
 from drumline.engine.job import make_manager
 from drumline.engine.output import describe_failure, screen
 from drumline.engine.preemption import Preemption
@@ -42,6 +43,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
             print(INTERRUPTED, file=sys.stderr)
         _end_now(ExitCode.INTERRUPTED)
     except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is no success
+        ddp.beat.fail(summary(error))
         _write_traceback(error, RunFolder(folder).log_file(ddp.rank))
         _end_now(_tell(error, ddp, progress))
     preemption.close()

@@ -40,6 +40,7 @@ class BeatWriter:
         self._memory: mmap.mmap | bytearray = bytearray(SIZE) if path is None else _make_file(path)
         self._words = memoryview(self._memory)[: _NUM_WORDS * 8].cast("Q")
         self.mark = _marker(memoryview(self._memory)[: _NUM_WORDS * 8])
+        self._has_failed = False
         self._words[_PID], self._words[_RANK] = os.getpid(), rank
         self._words[0] = MAGIC  # last: from here on it is a record
 
@@ -57,10 +58,15 @@ class BeatWriter:
         self._words[_COLLECTIVE] = number
 
     def fail(self, error: str) -> None:
-        """The last word: what went wrong, in a line. It never raises: the error itself is to be heard."""
+        """The last word: what went wrong, in a line. What is done to clean up after it, and errors in that, are not
+        marked. It never raises: the error itself is to be heard."""
+        if self._has_failed:
+            return
+        self._has_failed = True
         text = error.encode(errors="replace")[: _TEXT_BYTES - 1]
         self._memory[_NUM_WORDS * 8 : _NUM_WORDS * 8 + len(text) + 1] = text + b"\0"
         self.mark(Phase.FAILED)
+        self.mark = _mark_nothing
 
 
 def _marker(memory: memoryview) -> Callable[[int], None]:
@@ -81,6 +87,10 @@ def _marker(memory: memoryview) -> Callable[[int], None]:
         present[0] = marks + following
 
     return mark
+
+
+def _mark_nothing(following: int) -> None:
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,6 +75,8 @@ def test_time_is_counted_by_phase_and_tells_when_the_present_one_began(tmp_path:
 def test_the_last_word_is_kept(tmp_path: Path, said: str, read: str) -> None:
     writer = BeatWriter(tmp_path / "beat")
     writer.fail(said)
+    writer.mark(Phase.LEFT)
+    writer.fail("an error in cleaning up")
     assert (beat_of(tmp_path / "beat").phase, beat_of(tmp_path / "beat").failure) == (Phase.FAILED, read)
 
 
