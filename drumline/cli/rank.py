@@ -38,7 +38,8 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         ddp.setup()
         preemption.join(ddp, progress)
         code = train(Request(task, config, folder, fresh, tuple(argv)), task_class, ddp, progress, preemption)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        ddp.beat.fail(summary(error))
         if ddp.store is None:  # among several ranks the launcher says so, once
             print(INTERRUPTED, file=sys.stderr)
         _end_now(ExitCode.INTERRUPTED)

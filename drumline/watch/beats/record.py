@@ -81,7 +81,7 @@ def _marker(memory: memoryview) -> Callable[[int], None]:
         nonlocal phase, since, marks
         now = clock()
         # This first: a rank that is stopped between the two stores has gone on to nothing yet.
-        spent_by_phase[phase] = spent[phase] = spent[phase] + now - since
+        spent_by_phase[phase] = spent[phase] = spent[phase] + (now - since)
         since, phase = now, following
         marks += per_mark
         present[0] = marks + following
