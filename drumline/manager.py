@@ -30,12 +30,15 @@ from drumline.distributed.collectives import all_sum
 from drumline.distributed.determinism import CUBLAS_WORKSPACE, use_deterministic_kernels
 from drumline.distributed.device import choose_backend, choose_device
 from drumline.distributed.failure import Failure, claim_failure, summary
-from drumline.distributed.group import join_group, leave_group
+from drumline.distributed.group import collective_counter, join_group, leave_group
 from drumline.distributed.seeds import seed_rank, seed_shared
 from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
 from drumline.errors import Place, UsageError
 from drumline.launch.topology import Topology, topology_from
+from drumline.watch.beats.own_loop import OwnLoop
+from drumline.watch.beats.phase import Phase
+from drumline.watch.beats.record import BeatWriter
 
 log = logging.getLogger("drumline")
 
@@ -80,6 +83,7 @@ class DDPManager:
         self._wrapped: nn.Module | None = None
         self._smallest_batch: int | None = None
         self._in_shards = False
+        self._beat = BeatWriter()
 
     def setup(self) -> bool:
         """Collective: take this rank's device, meet the other ranks, seed. False: there are none, and that is fine."""
@@ -142,7 +146,7 @@ class DDPManager:
     def cleanup(self, *, broken: bool = False) -> None:
         """Leave the group; `broken` when a rank has failed, so that nobody waits for it."""
         if not broken:
-            self.beat.mark(Phase.LEFT)
+            self._beat.mark(Phase.LEFT)
         leave_group(broken=broken)
         if self._attendance is not None:
             self._attendance.close()
@@ -159,6 +163,8 @@ class DDPManager:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         first = None
+        if error is not None:
+            self._say_last(error)
         if isinstance(error, Exception):
             first = self.claim_failure(error)
             error.add_note(f"[{self.place()}]")
@@ -166,6 +172,13 @@ class DDPManager:
         if first is not None:
             message = f"drumline: {self.place()} stopped, because {first.place} failed first: {first.error}"
             raise SystemExit(message) from None
+
+    def _say_last(self, error: BaseException) -> None:
+        """To those who watch, before anything that may wait."""
+        if isinstance(error, SystemExit) and not error.code:
+            self._beat.mark(Phase.LEFT)
+        else:
+            self._beat.fail(summary(error))
 
     @property
     def rank(self) -> int:
@@ -195,6 +208,11 @@ class DDPManager:
     def backend(self) -> str | None:
         """What carries collectives; None on one process."""
         return str(dist.get_backend()) if dist.is_initialized() else None
+
+    @property
+    def beat(self) -> BeatWriter:
+        """Where this rank says what it is doing, for those who watch; without a watch nobody reads it."""
+        return self._beat
 
     @property
     def is_restart(self) -> bool:
@@ -291,7 +309,7 @@ class DDPManager:
             collate=collate,
         )
         if not train:
-            return make_evaluation_loader(
+            evaluation = make_evaluation_loader(
                 dataset,
                 batch_size=batch_size,
                 rank=self.rank,
@@ -299,6 +317,8 @@ class DDPManager:
                 device=self.device,
                 loading=loading,
             )
+            evaluation.follower = OwnLoop(self._beat, Phase.EVALUATION, collective_counter())
+            return evaluation
         sharing = Sharing(
             batch_size=batch_size,
             rank=self.rank,
@@ -312,7 +332,9 @@ class DDPManager:
             micro_batch_size or batch_size, batch_size // max(1, sharing.parts * accumulate)
         )
         self._warn_about_small_batches()
-        return make_loader(dataset, sharing=sharing, device=self.device, seed=self._seed, loading=loading)
+        loader = make_loader(dataset, sharing=sharing, device=self.device, seed=self._seed, loading=loading)
+        loader.follower = OwnLoop(self._beat, Phase.USER, collective_counter())
+        return loader
 
     def _compare_data(self, dataset: Any, name: str) -> None:
         check_same(

@@ -33,6 +33,7 @@ from drumline.errors import UsageError
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
 from drumline.tasks.base import Task
+from drumline.watch.beats.phase import Phase
 
 log = logging.getLogger("drumline")
 
@@ -95,6 +96,7 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
 def build_job(config: Config, task: Task, ddp: DDPManager, batch: Batch | None = None) -> Job:
     """Collective: build model, data and optimizer, and make sure that every rank has the same. `batch`: that of the run
     that is gone on with; else the settings say."""
+    ddp.beat.mark(Phase.START)
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
     train_data, eval_data = task.train_data(), task.eval_data()
     data_fingerprint = fingerprint(train_data)

@@ -49,7 +49,7 @@ def train(
     `progress` tells whoever catches an error how far it came.
     """
     folder = RunFolder(request.run)
-    with ExitStack() as stack:
+    with ExitStack() as stack, _errors_in_the_beat(ddp):
         moved_to = _open_folder(folder, request, ddp, stack)
         reporter = stack.enter_context(open_reporter(request.config.log, folder, ddp))
         if moved_to is not None:
@@ -106,6 +106,16 @@ def _open_trace(
     trace = Trace(folder.trace_file(job.ddp.rank), job, progress, seed=request.config.train.seed)
     stack.callback(trace.close)
     return trace
+
+
+@contextmanager
+def _errors_in_the_beat(ddp: DDPManager) -> Iterator[None]:
+    """Before anything is closed: workers, files and the other ranks may keep that waiting."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        ddp.beat.fail(summary(error))
+        raise
 
 
 @contextmanager
