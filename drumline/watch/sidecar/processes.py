@@ -82,13 +82,13 @@ class RankLook:
         except TimeoutError:
             return facts  # no CPU for the sidecar itself: what was read before stands
         seen.forgive(time.monotonic())
-        latest = self.look(time.monotonic())  # it may have ended meanwhile, and moved on
         facts = replace(facts, stack=stack, workers=workers, answers=answers, collectives=collectives)
-        return (
-            replace(facts, state=latest.state, exit=latest.exit)
-            if latest and latest.state in ENDED
-            else facts
-        )
+        latest = self.look(time.monotonic())
+        if latest is None or latest.state not in ENDED:
+            return facts
+        return replace(
+            facts, state=latest.state, exit=latest.exit, answers=None
+        )  # that is why it did not answer
 
     async def _stacks(
         self, pid: int, workers: tuple[WorkerFacts, ...]
