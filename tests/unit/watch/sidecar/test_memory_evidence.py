@@ -23,6 +23,7 @@ from drumline.watch.sidecar.memory import (
     num_kills,
     tightest_limit,
 )
+from tests.multinode.needs import missing, tool
 
 EATER = """
 import sys
@@ -114,3 +115,29 @@ def test_lines_of_other_programs_in_the_log_do_not_count() -> None:
         "Out of memory: Killed process 7 (python)",
     )
     assert parse_record(b"12,339,5140900,-;Out of memory: Killed process 7 (python)\n") == (5140900, "")
+
+
+IN_A_CONTAINER = """
+import subprocess, sys
+from pathlib import Path
+from drumline.watch.sidecar.memory import MemoryWatch
+
+eater = subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdin=subprocess.PIPE, text=True)
+Path(sys.argv[1], "cgroup.procs").write_text(str(eater.pid))
+watch = MemoryWatch(eater.pid)
+eater.communicate("go\\n")
+print(eater.pid < 100, watch.evidence())
+"""
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_in_a_process_namespace_the_group_tells(limited_group: Path) -> None:
+    """There the log has other numbers than those that the sidecar knows."""
+    spaces = [tool("unshare"), "--pid", "--fork", "--mount-proc", "--kill-child"]
+    done = subprocess.run(
+        [*spaces, sys.executable, "-c", IN_A_CONTAINER, str(limited_group), EATER],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "True the limit of 48 MiB of its control group\n"
