@@ -24,11 +24,12 @@ from drumline.watch.sidecar.wire import Message, WireError, answer, dial
 NUM_HUBS = 3
 CONNECT_S = 1.5
 AGAIN_S = 1.0
-LOOK_EVERY_S = 0.5
-PROBE_AFTER_S = 1.2
+LOOK_EVERY_S = 0.25
+PROBE_AFTER_S = 1.1
 """Of silence; with CONNECT_S it is known within 3 s how a node is silent."""
 BREAK_AFTER_S = 6.0
 """Of silence. In a way that is closed in one direction the end that still hears learns of it from the other's words."""
+LATE_S = 0.5
 MOST_PROBES = 32
 BACKLOG = 128
 REPLACED, OVER = "it dialled anew", "the channel was closed"
@@ -190,7 +191,7 @@ class Channel:
             await asyncio.sleep(LOOK_EVERY_S)
             now = time.monotonic()
             # When this process itself did not run, what was said meanwhile is still to be read.
-            if now - last < 2 * LOOK_EVERY_S:
+            if now - last < LOOK_EVERY_S + LATE_S:
                 self._break_silent_lines(now)
                 self._probe_silent_nodes(now)
             last = now
