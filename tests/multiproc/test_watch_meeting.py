@@ -19,7 +19,8 @@ from drumline.launch.topology import Topology, topology_from
 from drumline.watch.rank import folder as folder_module
 from drumline.watch.rank import meeting
 from drumline.watch.rank.folder import PREFIX
-from drumline.watch.rank.meeting import Met, _Meeting, meet
+from drumline.watch.rank.meeting import _Meeting, meet
+from drumline.watch.rank.met import Met
 from tests.ranks import run_ranks
 
 HOST = socket.gethostname()

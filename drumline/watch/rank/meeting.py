@@ -13,7 +13,6 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,33 +26,13 @@ from drumline.launch.proof import keyed_hash
 from drumline.launch.topology import Topology
 from drumline.watch.rank.folder import make_folder
 from drumline.watch.rank.listening import listen, own_address, way_out
+from drumline.watch.rank.met import Met
 from drumline.watch.rank.nodes import Standing, group_by_node, this_machine
 from drumline.watch.sidecar.channel import Peer
 
 SECRET_BYTES = 32
 GRACE_S = 2.0  # what rank 0 finds at its deadline is better told than what each other rank does at its own
 WHO, WHERE = "nodes", "places"
-
-
-@dataclass(frozen=True)
-class Met:
-    """What a rank knows of the watch after the meeting."""
-
-    folder: Path
-    """Of this node."""
-    secret: str
-    """What sidecars of this run prove themselves by."""
-    peers: tuple[Peer, ...]
-    """The sidecars of the other nodes; none on one node."""
-    node: int
-    ranks: tuple[int, ...]
-    """Of this node, in order."""
-    nodes: tuple[tuple[int, ...], ...]
-    """The ranks of every node."""
-    is_first: bool
-    """Whether this rank is the one of its node that starts the sidecar."""
-    listener: socket.socket | None
-    """On the first rank of each node, when there are several."""
 
 
 def meet(
