@@ -36,7 +36,7 @@ def inner():
 inner()
 """,
     "wrong": "x = 1\nif x\n",
-    "hooked": "import sys\nsys.excepthook = lambda kind, value, trace: print('mine', value, trace.tb_lineno)\n{}['a']\n",
+    "hooked": "import sys\nsys.excepthook = lambda kind, value, trace: print('my', value, trace.tb_lineno)\n{}['a']\n",
     "leaves": "import sys\nsys.exit(3)\n",
     "leaves_with_words": "import sys\nprint('x', end='')\nsys.exit('words')\n",
     "breaks_off": "import os\nprint('lost')\nos._exit(4)\n",
