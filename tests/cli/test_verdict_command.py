@@ -118,3 +118,56 @@ def test_a_watched_script_is_run_as_it_is(tmp_path: Path) -> None:
     code, output, errors = finish(start(*words, cwd=tmp_path))[0]
     assert (code, output) == (7, "__main__ ['own.py', '--watch'] ['report', '9.5'] True\n"), errors
     assert errors == "drumline: own.py failed on rank 0 (exit code 7); the other ranks were stopped\n"
+
+
+# The rank that ends itself writes the verdict as well, when rank 0 has told that it goes on.
+DIES_ALWAYS = """
+import json, os, signal, time
+from pathlib import Path
+from drumline.tasks.classification import ImageClassification
+
+RUN = Path("runs/DiesAlways")
+
+class DiesAlways(ImageClassification):
+    defaults = {
+        "data.name": "digits", "model.widths": [4], "train.steps": 9, "train.batch_size": 32,
+        "checkpoint.every_steps": 2, "watch.sidecar": "off",
+    }
+
+    def loss(self, model, batch):
+        folder = RUN / "verdicts"
+        before = 2 if (RUN / "checkpoints/step-00000002").exists() else 0
+        self.seen = getattr(self, "seen", before) + 1
+        if self.seen == 4 and os.environ["RANK"] == "1":
+            folder.mkdir(exist_ok=True)
+            count = len(list(folder.iterdir()))
+            while (RUN / "events/rank-00000.jsonl").read_text().count('"recovered"') < count:
+                time.sleep(0.05)
+            launch = json.loads((RUN / "watch/launch.json").read_text())["launch"]
+            verdict = {"cause": "killed", "rank": 1, "host": "b", "step": 3, "what": "ended by SIGKILL"}
+            now = time.time()
+            record = {"launch": launch, "word": "failure", "action": "restart", "at": now, "fault_at": now - 1}
+            (folder / f"{count:04d}-killed.json").write_text(json.dumps({**record, "verdict": verdict}))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch)
+"""
+
+
+def test_a_task_that_fails_at_the_same_step_three_times_stops_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(DIES_ALWAYS)
+    code, output, errors = finish(
+        start("--procs", "2", "--max-restarts", "9", "mine.py:DiesAlways", cwd=tmp_path)
+    )[0]
+    assert code == 70, errors
+    assert errors.count("starting the ranks again") == 3, errors
+    assert "error: the run has failed 3 times at step 3, and is not started again:\n" in errors
+    assert errors.count("  - rank 1 on b (killed): ended by SIGKILL\n") == 2
+    assert "  - rank 1 on b (killed): ended by SIGKILL [rank 1 on b, step 3]\n" in errors
+    assert "next: see runs/DiesAlways/verdicts and mend the cause" in errors
+    events = (tmp_path / "runs" / "DiesAlways" / "events" / "rank-00000.jsonl").read_text().splitlines()
+    recovered = [event for line in events if (event := json.loads(line))["kind"] == "recovered"]
+    assert [(event["step"], event["lost_steps"], event["told_rank"]) for event in recovered] == [
+        (3, 1, 1)
+    ] * 2
+    assert all(event["seconds"] > 1 for event in recovered)
+    assert output.count("after rank 1 on b was killed at step 3; 1 step is taken again\n") == 2
