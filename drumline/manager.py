@@ -142,6 +142,7 @@ class DDPManager:
                 timeout_s=self._start_timeout_s,
                 environment=os.environ,
             )
+            self._beat = self._attendance.beat
 
     def cleanup(self, *, broken: bool = False) -> None:
         """Leave the group; `broken` when a rank has failed, so that nobody waits for it."""

@@ -23,6 +23,7 @@ from drumline.engine.job import Job
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.pace import Pace
 from drumline.engine.preemption import Preemption
+from drumline.engine.recovery import Fault
 from drumline.engine.saving import Progress, save
 from drumline.engine.schedule import rate_factor
 from drumline.engine.step import TrainStep
@@ -61,6 +62,8 @@ class Loop:
     ledger: Ledger = field(default_factory=Ledger)
     trace: Trace | None = None
     preemption: Preemption = field(default_factory=Preemption)
+    fault: Fault | None = None
+    """What this run goes on after; until its first step, and on rank 0."""
     is_preempted: bool = False
     pace: Pace = field(default_factory=Pace)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -164,8 +167,14 @@ class Loop:
                 "warning", step=step, message=f"the loss is {numbers['loss']} at step {step}"
             )
 
+    def _tell_recovery(self, fault: Fault) -> None:
+        step, self.fault = self.progress.step, None
+        fault.tell_recovery(self.reporter, resumed_from=step - 1, step=step, device=self.job.ddp.device)
+
     def _between_steps(self, train_step: TrainStep | TracedStep) -> None:
         cursor, config = self.progress.cursor, self.config
+        if self.fault is not None:
+            self._tell_recovery(self.fault)
         logs = self._is_due(self.progress.step, config.log.every_steps)
         epoch_ended = cursor.position == 0 or self.progress.step >= self.total_steps
         evaluates = epoch_ended and self._is_due(cursor.epoch, config.train.eval_every_epochs)

@@ -9,6 +9,8 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `start`      | task, world_size, device, backend, model_parameters, train_samples, eval_samples, batch_size, |
 |              | batch_size_per_rank, accumulate, shards if elastic, precision, lr, epochs, total_steps, run   |
 | `resume`     | epoch, path: the checkpoint that the run goes on from                                         |
+| `recovered`  | cause, told_rank, told_host: the fault it goes on after, seconds from that to its first step, |
+|              | seconds_to_verdict, lost_steps: taken again (null where nobody knows)                         |
 | `train`      | epoch, loss, lr, samples_per_s, seconds_left, grad_norm if clipped, and the task's metrics    |
 | `evaluation` | epoch, samples, seconds, and the metrics, `loss` among them                                   |
 | `checkpoint` | path, bytes, seconds                                                                          |
@@ -37,8 +39,8 @@ from typing import Any, Literal, Self
 from drumline.metrics.json_lines import JsonLines, read_lines
 
 Kind = Literal[
-    "start", "resume", "train", "evaluation", "checkpoint", "note", "warning", "error", "preempted", "end"
-]
+    "start", "resume", "recovered", "train", "evaluation", "checkpoint", "note", "warning", "error", "preempted", "end"
+]  # fmt: skip
 Event = Mapping[str, Any]
 Sink = Callable[[Event], None]
 

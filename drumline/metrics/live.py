@@ -47,6 +47,9 @@ class LiveDisplay(Display):
     def show_resume(self, event: Event) -> None:
         self._print(Text(f"resumed at step {event['step']} from {event['path']}", "cyan"))
 
+    def show_recovered(self, event: Event) -> None:
+        self._print(Text(wording.recovered_line(event), "cyan"))
+
     def show_train(self, event: Event) -> None:
         self._train = event
         if not self._live.is_started:
