@@ -24,6 +24,7 @@ from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.loop import Loop
 from drumline.engine.output import divert_output
 from drumline.engine.preemption import Preemption
+from drumline.engine.reclaim import looking_for_notice
 from drumline.engine.reporting import open_reporter
 from drumline.engine.request import Request
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
@@ -55,6 +56,8 @@ def train(
         if moved_to is not None:
             reporter.report("note", message=f"the earlier run was moved to {moved_to}")
         stack.enter_context(_errors_as_events(reporter, progress))
+        preemption = preemption or Preemption()
+        stack.enter_context(looking_for_notice(request.config.watch.notice, ddp, preemption))
         found = find_newest(ddp, folder.checkpoints)
         batch = choose_batch(
             request.config.train, world_size=ddp.world_size, saved=None if found is None else found.facts
@@ -86,7 +89,7 @@ def train(
             total_steps=total_steps,
             ledger_file=ledger_file,
             trace=_open_trace(request, folder, job, progress, stack),
-            preemption=preemption or Preemption(),
+            preemption=preemption,
         )
         with told_of_refused_kernels():
             warm_up(job, static_graph=request.config.dist.static_graph)

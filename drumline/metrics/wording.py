@@ -68,7 +68,8 @@ def evaluation_line(event: Event, epochs: int | None) -> str:
 
 def preempted_line(event: Event) -> str:
     """A `preempted` event as a sentence."""
-    told = f"{event['signal']} to rank {event['told_rank']} on {event['told_host']}"
+    by, rank = event["signal"], f"rank {event['told_rank']} on {event['told_host']}"
+    told = f"{by} to {rank}" if by.startswith("SIG") else f"{by} (seen by {rank})"
     return f"told to leave by {told}: stopped at step {event['step']}; the same command goes on from there"
 
 
