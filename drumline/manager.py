@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -179,6 +180,11 @@ class DDPManager:
     def store(self) -> dist.Store | None:
         """Shared keys and values that outlive a broken group; None on one process."""
         return self._store
+
+    @property
+    def watch_folder(self) -> Path | None:
+        """Where this node's sidecar and its ranks leave things for each other; None: nobody watches."""
+        return None
 
     def claim_failure(
         self, error: BaseException, *, step: int | None = None, exit_code: int = 1

@@ -51,6 +51,7 @@ def closing(event: Event) -> Page:
         rows.append(("speed", speed(event["samples_per_s"])))
     if event.get("best_step") is not None:
         rows.append(("best", f"the checkpoint of step {event['best_step']}"))
+    rows += [("straggler", words) for words in event.get("stragglers", [])]
     rows.append(("run folder", str(event["run"])))
     commands = [
         (label, event[name])
