@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from drumline.config.schema import WatchConfig
 from drumline.data.fingerprint import fingerprint
 from drumline.data.loaders import make_evaluation_loader, make_loader
 from drumline.data.plan import Sharing
@@ -39,6 +41,7 @@ from drumline.launch.topology import Topology, topology_from
 from drumline.watch.beats.own_loop import OwnLoop
 from drumline.watch.beats.phase import Phase
 from drumline.watch.beats.record import BeatWriter
+from drumline.watch.rank.attend import Attendance, attend
 
 log = logging.getLogger("drumline")
 
@@ -224,6 +227,11 @@ class DDPManager:
     def store(self) -> dist.Store | None:
         """Shared keys and values that outlive a broken group; None on one process."""
         return self._store
+
+    @property
+    def watch_folder(self) -> Path | None:
+        """Where this node's sidecar and its ranks leave things for each other; None: nobody watches."""
+        return None
 
     def claim_failure(
         self, error: BaseException, *, step: int | None = None, exit_code: int = 1

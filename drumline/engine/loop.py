@@ -21,6 +21,7 @@ from drumline.engine.elastic_step import ElasticStep
 from drumline.engine.evaluate import evaluate
 from drumline.engine.job import Job
 from drumline.engine.ledger_file import LedgerFile
+from drumline.engine.notices import Notices
 from drumline.engine.pace import Pace
 from drumline.engine.preemption import Preemption
 from drumline.engine.recovery import Fault
@@ -79,8 +80,10 @@ class Loop:
             include_buffers=self.config.dist.broadcast_buffers,
         )
         self._saved_step = self.progress.step
-        self._beat = self.job.ddp.beat
+        ddp = self.job.ddp
+        self._beat = ddp.beat
         self._num_collectives = collective_counter()
+        self.notices = Notices(ddp.watch_folder if ddp.is_main_process() else None)
 
     def run(self) -> None:
         """Collective: train to the end, or until the run is told to leave."""
@@ -162,6 +165,7 @@ class Loop:
             seconds_left=self.pace.seconds_for(self.total_steps - step),
             **numbers,
         )
+        self.notices.report(self.reporter)
         if not math.isfinite(numbers["loss"]):
             self.reporter.report(
                 "warning", step=step, message=f"the loss is {numbers['loss']} at step {step}"

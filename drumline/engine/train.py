@@ -24,6 +24,7 @@ from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.loop import Loop
 from drumline.engine.output import divert_output
 from drumline.engine.preemption import Preemption
+from drumline.engine.reclaim import looking_for_notice
 from drumline.engine.recovery import begin_launch
 from drumline.engine.reporting import open_reporter
 from drumline.engine.request import Request
@@ -57,6 +58,8 @@ def train(
             reporter.report("note", message=f"the earlier run was moved to {moved_to}")
         stack.enter_context(_errors_as_events(reporter, progress))
         fault = begin_launch(folder, ddp)
+        preemption = preemption or Preemption()
+        stack.enter_context(looking_for_notice(request.config.watch.notice, ddp, preemption))
         found = find_newest(ddp, folder.checkpoints)
         batch = choose_batch(
             request.config.train, world_size=ddp.world_size, saved=None if found is None else found.facts
@@ -88,7 +91,7 @@ def train(
             total_steps=total_steps,
             ledger_file=ledger_file,
             trace=_open_trace(request, folder, job, progress, stack),
-            preemption=preemption or Preemption(),
+            preemption=preemption,
             fault=fault,
         )
         with told_of_refused_kernels():

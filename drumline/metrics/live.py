@@ -72,6 +72,12 @@ class LiveDisplay(Display):
     def show_warning(self, event: Event) -> None:
         self._print(Text(f"warning: {event['message']}", "yellow"))
 
+    def show_straggler(self, event: Event) -> None:
+        self._print(Text(event["message"], "yellow"))
+
+    def show_stall(self, event: Event) -> None:
+        self._print(Text(event["message"], "yellow"))
+
     def show_error(self, event: Event) -> None:
         self.close()  # the error is printed below the bar, where the run stood
 

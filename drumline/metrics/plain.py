@@ -86,6 +86,12 @@ class PlainDisplay(Display):
     def show_warning(self, event: Event) -> None:
         self._print_line(event, f"warning: {event['message']}")
 
+    def show_straggler(self, event: Event) -> None:
+        self._print_line(event, event["message"])
+
+    def show_stall(self, event: Event) -> None:
+        self._print_line(event, event["message"])
+
     def show_preempted(self, event: Event) -> None:
         self._print_line(event, wording.preempted_line(event))
 

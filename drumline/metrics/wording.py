@@ -68,6 +68,7 @@ def closing(event: Event) -> Page:
         rows.append(("speed", speed(event["samples_per_s"])))
     if event.get("best_step") is not None:
         rows.append(("best", f"the checkpoint of step {event['best_step']}"))
+    rows += [("straggler", words) for words in event.get("stragglers", [])]
     rows.append(("run folder", str(event["run"])))
     commands = [
         (label, event[name])
@@ -85,7 +86,8 @@ def evaluation_line(event: Event, epochs: int | None) -> str:
 
 def preempted_line(event: Event) -> str:
     """A `preempted` event as a sentence."""
-    told = f"{event['signal']} to rank {event['told_rank']} on {event['told_host']}"
+    by, rank = event["signal"], f"rank {event['told_rank']} on {event['told_host']}"
+    told = f"{by} to {rank}" if by.startswith("SIG") else f"{by} (seen by {rank})"
     return f"told to leave by {told}: stopped at step {event['step']}; the same command goes on from there"
 
 

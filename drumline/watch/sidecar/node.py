@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from drumline.launch.node.guard import descendants
@@ -31,7 +32,7 @@ class Node:
         self._begun = time.monotonic()
         self.facts = NodeFacts(node=terms.node, host=terms.host)
 
-    def look(self, now_s: float, heard_s: dict[int, float]) -> NodeFacts:
+    def look(self, now_s: float, heard_s: Mapping[int, float]) -> NodeFacts:
         """What is cheap to see; for each pulse."""
         found = [look.look(now_s) for look in self._looks]
         self.facts = NodeFacts(
@@ -42,7 +43,7 @@ class Node:
         )
         return self.facts
 
-    async def look_closely(self, heard_s: dict[int, float]) -> NodeFacts:
+    async def look_closely(self, heard_s: Mapping[int, float]) -> NodeFacts:
         """All that can be seen; takes a second or two."""
         found = await asyncio.gather(*(look.look_closely() for look in self._looks))
         return NodeFacts(
