@@ -231,7 +231,7 @@ class DDPManager:
     @property
     def watch_folder(self) -> Path | None:
         """Where this node's sidecar and its ranks leave things for each other; None: nobody watches."""
-        return None
+        return None if self._attendance is None else self._attendance.folder
 
     def claim_failure(
         self, error: BaseException, *, step: int | None = None, exit_code: int = 1
