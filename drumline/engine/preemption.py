@@ -22,8 +22,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drumline.distributed.agree import ranks_text
 from drumline.distributed.failure import COUNT
+from drumline.distributed.rank_list import ranks_text
 from drumline.distributed.stop_vote import StopVote
 from drumline.engine.output import screen
 from drumline.engine.saving import Progress
