@@ -43,6 +43,9 @@ bench-doctor: .venv/ready ## what planning and reporting cost the doctor for 256
 bench-preflight: .venv/ready ## what it costs that ranks compare themselves before the first step
 	$(BIN)/python benchmarks/preflight.py
 
+bench-watch: .venv/ready ## what the watch costs: a beat, the beats of a step, a run with it against one without
+	$(BIN)/python benchmarks/beats.py
+
 soak-exact: .venv/ready ## hundreds of random kills and resumes, compared bit for bit
 	$(BIN)/python -m tests.schedules --count 300
 
@@ -61,4 +64,4 @@ soak-demo: .venv/ready ## the demo to its end: does it still learn to read digit
 clean: ## remove what the targets above made
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check tools test bench bench-exact bench-doctor bench-preflight soak-exact soak-demo soak-restarts soak-faults soak-calm clean
+.PHONY: help setup demo check tools test bench bench-exact bench-doctor bench-preflight bench-watch soak-exact soak-demo soak-restarts soak-faults soak-calm clean

@@ -115,6 +115,12 @@ class TrainingError(DrumlineError):
     """The run failed in the middle of its work."""
 
 
+class HangError(DrumlineError):
+    """The run was stopped because it hangs, or fails in the same place again and again: a restart would not help."""
+
+    exit_code = ExitCode.HANG
+
+
 def did_you_mean(word: str, choices: Iterable[str], *, known_as: str = "known") -> str:
     """The end of an error sentence about an unknown name: the nearest known one, else all of them."""
     known = sorted(choices)

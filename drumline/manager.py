@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from drumline.config.schema import WatchConfig
 from drumline.data.fingerprint import fingerprint
 from drumline.data.loaders import make_evaluation_loader, make_loader
 from drumline.data.plan import Sharing
@@ -30,12 +32,16 @@ from drumline.distributed.collectives import all_sum
 from drumline.distributed.determinism import CUBLAS_WORKSPACE, use_deterministic_kernels
 from drumline.distributed.device import choose_backend, choose_device
 from drumline.distributed.failure import Failure, claim_failure, summary
-from drumline.distributed.group import join_group, leave_group
+from drumline.distributed.group import collective_counter, join_group, leave_group
 from drumline.distributed.seeds import seed_rank, seed_shared
 from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
 from drumline.errors import Place, UsageError
 from drumline.launch.topology import Topology, topology_from
+from drumline.watch.beats.own_loop import OwnLoop
+from drumline.watch.beats.phase import Phase
+from drumline.watch.beats.record import BeatWriter
+from drumline.watch.rank.attend import Attendance, attend
 
 log = logging.getLogger("drumline")
 
@@ -55,10 +61,13 @@ class DDPManager:
         threads: int | None = None,
         settings: Mapping[str, Any] | None = None,
         same_code: bool = True,
+        watch: WatchConfig | None = None,
+        run: str | Path | None = None,
     ) -> None:
         """`deterministic`: only kernels that give the same bits each time. `threads`: of the CPU, for this rank.
         `settings`: your own (`vars(args)`, say), which `setup()` then compares across ranks. `same_code`: whether it
-        compares your modules too."""
+        compares your modules too. `watch`: what is done about a rank that holds up the others; `run`: a folder in which
+        it is written down."""
         self._wanted_device = device
         self._wanted_backend = backend
         self._start_timeout_s = start_timeout_s
@@ -68,12 +77,16 @@ class DDPManager:
         self._threads = threads
         self._settings = settings or {}
         self._same_code = same_code
+        self._watch = watch or WatchConfig()
+        self._run = None if run is None else Path(run)
+        self._attendance: Attendance | None = None
         self._topology = Topology()
         self._device: torch.device | None = None
         self._store: dist.Store | None = None
         self._wrapped: nn.Module | None = None
         self._smallest_batch: int | None = None
         self._in_shards = False
+        self._beat = BeatWriter()
 
     def setup(self) -> bool:
         """Collective: take this rank's device, meet the other ranks, seed. False: there are none, and that is fine."""
@@ -89,6 +102,7 @@ class DDPManager:
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
         if topology is not None:
             self._join(topology, self._device)
+        self._attend()
         seed_shared(self._seed)
         return topology is not None
 
@@ -100,6 +114,7 @@ class DDPManager:
             "start timeout": self._start_timeout_s,
             "train timeout": self._train_timeout_s,
             "choice of deterministic kernels": self._deterministic,
+            "choice of a sidecar": self._watch.sidecar,
         }
         self._store = join_group(
             topology,
@@ -118,9 +133,28 @@ class DDPManager:
             environment=os.environ,
         )
 
+    def _attend(self) -> None:
+        """Collective: from here on this rank is watched."""
+        wanted = self._watch.sidecar
+        if wanted == "on" or (wanted == "auto" and self.world_size > 1):
+            self._attendance = attend(
+                self._store,
+                self._topology,
+                self._watch,
+                run=self._run,
+                timeout_s=self._start_timeout_s,
+                environment=os.environ,
+            )
+            self._beat = self._attendance.beat
+
     def cleanup(self, *, broken: bool = False) -> None:
         """Leave the group; `broken` when a rank has failed, so that nobody waits for it."""
+        if not broken:
+            self._beat.mark(Phase.LEFT)
         leave_group(broken=broken)
+        if self._attendance is not None:
+            self._attendance.close()
+            self._attendance = None
         self._device = None
         self._store = None
         self._wrapped = None
@@ -133,6 +167,8 @@ class DDPManager:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         first = None
+        if error is not None:
+            self._say_last(error)
         if isinstance(error, Exception):
             first = self.claim_failure(error)
             error.add_note(f"[{self.place()}]")
@@ -140,6 +176,13 @@ class DDPManager:
         if first is not None:
             message = f"drumline: {self.place()} stopped, because {first.place} failed first: {first.error}"
             raise SystemExit(message) from None
+
+    def _say_last(self, error: BaseException) -> None:
+        """To those who watch, before anything that may wait."""
+        if isinstance(error, SystemExit) and not error.code:
+            self._beat.mark(Phase.LEFT)
+        else:
+            self._beat.fail(summary(error))
 
     @property
     def rank(self) -> int:
@@ -171,6 +214,11 @@ class DDPManager:
         return str(dist.get_backend()) if dist.is_initialized() else None
 
     @property
+    def beat(self) -> BeatWriter:
+        """Where this rank says what it is doing, for those who watch; without a watch nobody reads it."""
+        return self._beat
+
+    @property
     def is_restart(self) -> bool:
         """Whether the launcher has started this job before."""
         return self._topology.is_restart
@@ -179,6 +227,11 @@ class DDPManager:
     def store(self) -> dist.Store | None:
         """Shared keys and values that outlive a broken group; None on one process."""
         return self._store
+
+    @property
+    def watch_folder(self) -> Path | None:
+        """Where this node's sidecar and its ranks leave things for each other; None: nobody watches."""
+        return None if self._attendance is None else self._attendance.folder
 
     def claim_failure(
         self, error: BaseException, *, step: int | None = None, exit_code: int = 1
@@ -265,7 +318,7 @@ class DDPManager:
             collate=collate,
         )
         if not train:
-            return make_evaluation_loader(
+            evaluation = make_evaluation_loader(
                 dataset,
                 batch_size=batch_size,
                 rank=self.rank,
@@ -273,6 +326,8 @@ class DDPManager:
                 device=self.device,
                 loading=loading,
             )
+            evaluation.follower = OwnLoop(self._beat, Phase.EVALUATION, collective_counter())
+            return evaluation
         sharing = Sharing(
             batch_size=batch_size,
             rank=self.rank,
@@ -286,7 +341,9 @@ class DDPManager:
             micro_batch_size or batch_size, batch_size // max(1, sharing.parts * accumulate)
         )
         self._warn_about_small_batches()
-        return make_loader(dataset, sharing=sharing, device=self.device, seed=self._seed, loading=loading)
+        loader = make_loader(dataset, sharing=sharing, device=self.device, seed=self._seed, loading=loading)
+        loader.follower = OwnLoop(self._beat, Phase.USER, collective_counter())
+        return loader
 
     def _compare_data(self, dataset: Any, name: str) -> None:
         check_same(

@@ -1,6 +1,6 @@
 """Names of the user's own classes: `path/to/file.py:ClassName` or `package.module:ClassName`.
 
-Tasks, models and datasets are all named this way, on the command line and in config files.
+Tasks, models and datasets are all named this way, on the command line and in config files; functions too.
 """
 
 from __future__ import annotations
@@ -26,18 +26,28 @@ def is_class_spec(name: str) -> bool:
 
 def load_class(spec: str) -> type[Any]:
     """The class that `file.py:Class` or `package.module:Class` names."""
-    module_name, _, class_name = spec.rpartition(":")
-    if not module_name or not class_name.isidentifier():
+    found: type[Any] = _load(spec, "class", "ClassName", inspect.isclass)
+    return found
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """The function that `file.py:function` or `package.module:function` names."""
+    found: Callable[..., Any] = _load(spec, "function", "function", inspect.isfunction)
+    return found
+
+
+def _load(spec: str, kind: str, example: str, is_one: Callable[[Any], bool]) -> Any:
+    module_name, _, name = spec.rpartition(":")
+    if not module_name or not name.isidentifier():
         raise UsageError(
-            f"{spec!r} does not name a class",
-            next_step="write path/to/file.py:ClassName or package.module:ClassName",
+            f"{spec!r} does not name a {kind}",
+            next_step=f"write path/to/file.py:{example} or package.module:{example}",
         )
     module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
-    classes = {name for name, value in vars(module).items() if inspect.isclass(value)}
-    if class_name not in classes:
-        raise UsageError(f"{module_name} has no class {class_name!r}; {did_you_mean(class_name, classes)}")
-    found: type[Any] = getattr(module, class_name)
-    return found
+    known = {known for known, value in vars(module).items() if is_one(value)}
+    if name not in known:
+        raise UsageError(f"{module_name} has no {kind} {name!r}; {did_you_mean(name, known)}")
+    return getattr(module, name)
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -26,6 +26,7 @@ Flags of the launch stand before the name; what is behind it belongs to it.
 
   drumline launch --procs 8 train.py --epochs 3       8 ranks on this machine
   drumline launch --hosts a,b:4 --procs 8 digits      8 on a, 4 on b, over ssh
+  drumline launch --watch --procs 8 train.py          who holds up the others is told
   drumline launch --env-file .env digits              this node of a job
   drumline launch --slurm --nodes 2 --time 8:00:00 digits
   drumline launch --kubernetes --nodes 2 --image me/train:1 digits
@@ -35,9 +36,9 @@ Prove the hosts first: drumline doctor --hosts a,b
 """
 EXIT_CODES = """\
 exit codes: 0 success, 2 wrong usage, 3 a host could not take part or the nodes
-            did not meet, 75 told to leave by a signal, and saved,
-            130 interrupted; otherwise that of the rank that failed first
-            (1 when a signal ended it, or its host was lost)
+            did not meet, 70 the run hangs and was stopped, 75 told to leave by
+            a signal, and saved, 130 interrupted; otherwise that of the rank
+            that failed first (1 when a signal ended it, or its host was lost)
 """
 
 

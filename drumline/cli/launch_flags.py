@@ -18,6 +18,7 @@ from drumline.launch.node.guard import GRACE_S
 from drumline.launch.plan import SCRIPT_RESTARTS, TASK_RESTARTS
 from drumline.launch.ssh.variables import NAMES, PREFIXES
 from drumline.launch.torchrun import DEFAULT_PORT, JOIN_TIMEOUT_S, LAST_CALL_S, LOST_AFTER_S
+from drumline.launch.watch_terms import DEFAULT_HANG_S, DEFAULT_ON_HANG
 
 # Its type, what stands for the value in the help, and the help.
 FlagTable = Mapping[str, tuple[Any, str, str]]
@@ -65,6 +66,25 @@ OF_NODES: FlagTable = {
         f"How long MIN nodes wait for the rest before they go on without [{LAST_CALL_S}].",
     ),
     "lost-after": (Count, "SECONDS", f"A node that was not heard for so long is gone [{LOST_AFTER_S}]."),
+}
+OF_WATCH: FlagTable = {
+    "watch": (
+        bool,
+        "",
+        "Watch a script that knows nothing of Drumline: who holds up the ranks is told, with what it does.",
+    ),
+    "on-hang": (
+        Literal["restart", "stop", "report"],
+        "restart | stop | report",
+        "What then follows: all ranks are ended and started again, as often as --max-restarts allows; or ended; "
+        f"or it is only told [{DEFAULT_ON_HANG}].",
+    ),
+    "hang-after": (
+        Annotated[float, Bounds(above=0, high=500)],
+        "SECONDS",
+        f"How long a rank may keep the others waiting before that follows [{DEFAULT_HANG_S:g}]; what cannot go on "
+        "by itself is not waited for.",
+    ),
 }
 OF_HOSTS: FlagTable = {
     "hosts": (str, "A,B:4,C", "On these hosts, over ssh; each with its number of ranks if they differ."),
@@ -115,6 +135,7 @@ OF_CLUSTERS: FlagTable = {
 # As the help shows them.
 GROUPS: Mapping[str, FlagTable] = {
     "anywhere": ANYWHERE,
+    "watch  For a script; a task is watched by itself: --watch.on_hang and its kin, behind its name.": OF_WATCH,
     "on other hosts  One command, over ssh; it shows and ends the whole job.": OF_HOSTS,
     "by hand  One node of a job; the same command is typed on each.": {**FROM_FILE, **BY_HAND},
     "several nodes  How few will do, and how long they wait for each other.": OF_NODES,
@@ -205,8 +226,25 @@ def wrong_target(flags: Flags, target: str | None) -> Iterator[str]:
     if target is None:
         if not flags.layer.problems:  # a flag that is not known may have taken the name for its value
             yield "no TASK or SCRIPT.py was given"
-    elif is_script(target) and _starts_here(flags) and not Path(target).is_file():
+        return
+    yield from _wrong_watch(flags.own, target)
+    if is_script(target) and _starts_here(flags) and not Path(target).is_file():
         yield f"there is no file {target} (looked in {Path.cwd()})"
+
+
+def _wrong_watch(given: Mapping[str, Any], target: str) -> Iterator[str]:
+    named = [name for name in OF_WATCH if name in given]
+    if not is_script(target):
+        settings = {"watch": "on_hang", "on-hang": "on_hang", "hang-after": "hang_s"}
+        for name in named:
+            yield f"--{name}: a task is watched by itself; behind its name --watch.{settings[name]} says how"
+        return
+    if not given.get("watch"):
+        yield from (f"--{name}: belongs to --watch" for name in named if name != "watch")
+    elif given.get("kubernetes"):
+        yield "--watch: is not for --kubernetes"
+    elif given.get("print") and not given.get("slurm"):
+        yield "--print: torchrun alone does not watch a script; leave --watch out"
 
 
 def _starts_here(flags: Flags) -> bool:

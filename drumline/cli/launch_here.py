@@ -9,13 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from drumline.cli import train
-from drumline.cli.launch_program import program_of, restarts_of, with_waits
+from drumline.cli.launch_program import program_of, restarts_of, supervision_of, watched, with_waits
 from drumline.config import Flags
 from drumline.errors import ExitCode, UsageError
 from drumline.launch.counts import least_nodes
 from drumline.launch.env_file import NodeSettings, read_env_file
-from drumline.launch.node.guard import GRACE_S
-from drumline.launch.node.supervision import Supervision
 from drumline.launch.plan import node_from_settings, settings_defaults
 from drumline.launch.topology import topology_from
 from drumline.launch.torchrun import DEFAULT_PORT, Node, Program, torchrun_command
@@ -29,7 +27,7 @@ def run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     else:
         node = _node(flags, target, settings)
         defaults = settings_defaults(settings, train.run_name(target))
-    program = program_of(target, arguments, *defaults)
+    program = watched(program_of(target, arguments, *defaults), flags)
     if flags.own.get("print"):
         _print_nodes(node, program, settings)
         return ExitCode.SUCCESS
@@ -46,7 +44,7 @@ def run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
 
     from drumline.launch.node.local import run_node
 
-    return run_node(node, program, supervision=Supervision(grace_s=flags.own.get("grace", GRACE_S)))
+    return run_node(node, program, supervision=supervision_of(flags))
 
 
 def _settings(flags: Flags) -> NodeSettings | None:

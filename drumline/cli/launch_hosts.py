@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from drumline.cli import train
-from drumline.cli.launch_program import program_of, restarts_of, with_waits
+from drumline.cli.launch_program import (
+    launch_folder,
+    program_of,
+    restarts_of,
+    script_watch,
+    watched,
+    with_waits,
+)
 from drumline.config import Flags, read_flags
 from drumline.errors import ConfigError, ExitCode
 from drumline.launch.counts import least_nodes
@@ -28,7 +34,7 @@ def launch_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     """Start the job and stay with it; with --print show the line to run on each host."""
     listed, file = flags.own.get("hosts"), flags.own.get("hostfile")
     hosts = hosts_from_flag(listed) if listed is not None else hosts_from_file(Path(str(file)))
-    program, name = program_of(target, arguments), new_job()
+    program, name = watched(program_of(target, arguments), flags), new_job()
     least = least_nodes(flags.own.get("nnodes"), len(hosts), known_from="the list of hosts")
     nodes = nodes_of_hosts(
         hosts,
@@ -58,7 +64,7 @@ def launch_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
 
 def _job(flags: Flags, hosts: Sequence[Host], nodes: Sequence[Node], program: Program) -> HostsJob:
     given, name = flags.own, nodes[0].job
-    started = time.strftime("%Y%m%d-%H%M%S")
+    logs = Path(given.get("logs") or launch_folder(name))
     return HostsJob(
         job=name,
         hosts=hosts,
@@ -68,11 +74,12 @@ def _job(flags: Flags, hosts: Sequence[Host], nodes: Sequence[Node], program: Pr
         python=given.get("python", sys.executable),
         python_path=os.environ.get("PYTHONPATH"),
         cwd=Path.cwd(),
-        logs=Path(given.get("logs") or Path("runs", "launch", f"{started}-{name[:6]}")),
+        logs=logs,
         task_logs=_run_folder(program) / "logs" if program.is_task else None,
         environment=variables_for_ranks(given.get("env", []), os.environ),
         grace_s=given.get("grace", GRACE_S),
         min_nodes=nodes[0].min_nodes,
+        script_watch=script_watch(flags, logs),
     )
 
 

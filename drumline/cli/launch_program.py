@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from drumline.cli import train
 from drumline.config import Flags, read_flags
 from drumline.errors import UsageError
+from drumline.launch.node.guard import GRACE_S, new_job
+from drumline.launch.node.supervision import Supervision
 from drumline.launch.plan import default_restarts, task_program
 from drumline.launch.torchrun import Node, Program
+from drumline.launch.watch_terms import DEFAULT_HANG_S, DEFAULT_ON_HANG, ScriptWatch
 
 
 def is_script(target: str) -> bool:
@@ -30,6 +35,38 @@ def program_of(target: str, arguments: Sequence[str], *defaults: tuple[str, str 
         )
     train.settle_before_torch(target, flags)
     return program
+
+
+def watched(program: Program, flags: Flags) -> Program:
+    """The script under the watch, if that is wanted."""
+    return replace(program, is_watched=True) if flags.own.get("watch") else program
+
+
+def script_watch(flags: Flags, folder: Path) -> ScriptWatch | None:
+    """What the flags want of the watch over a script, whose verdicts go to this folder; None: nothing."""
+    given = flags.own
+    if not given.get("watch"):
+        return None
+    return ScriptWatch(
+        run=str(folder.absolute()),
+        on_hang=given.get("on-hang", DEFAULT_ON_HANG),
+        hang_s=given.get("hang-after", DEFAULT_HANG_S),
+    )
+
+
+def supervision_of(flags: Flags) -> Supervision:
+    """The terms of a node that is started on this machine."""
+    job = new_job()
+    return Supervision(
+        job=job,
+        grace_s=flags.own.get("grace", GRACE_S),
+        script_watch=script_watch(flags, launch_folder(job)),
+    )
+
+
+def launch_folder(job: str) -> Path:
+    """Where a launch keeps what it has no run folder for."""
+    return Path("runs", "launch", f"{time.strftime('%Y%m%d-%H%M%S')}-{job[:6]}")
 
 
 def restarts_of(flags: Flags, target: str, min_nodes: int | None = None) -> int:

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from drumline.cli.launch_kubernetes import default_name
-from drumline.cli.launch_program import is_script, program_of, restarts_of, with_waits
+from drumline.cli.launch_program import (
+    is_script,
+    program_of,
+    restarts_of,
+    supervision_of,
+    watched,
+    with_waits,
+)
 from drumline.config import Flags
 from drumline.config.schema import Count, CountOrZero
 from drumline.errors import ExitCode
@@ -27,8 +34,6 @@ from drumline.launch.cluster.sbatch import (
 )
 from drumline.launch.cluster.slurm import node_of_step
 from drumline.launch.counts import least_nodes
-from drumline.launch.node.guard import GRACE_S
-from drumline.launch.node.supervision import Supervision
 
 OF_SLURM: Mapping[str, tuple[Any, str, str]] = {
     "slurm": (bool, "", "Write a batch file and submit it with sbatch; with --print only show it."),
@@ -59,7 +64,10 @@ OF_SLURM: Mapping[str, tuple[Any, str, str]] = {
 # Those that mean the same to sbatch.
 OPTIONS = ("partition", "time", "account", "qos", "mem")
 # Those that each node's launcher gets as they are.
-PASSED_ON = ("procs", "max-restarts", "grace", "nnodes", "join-timeout", "last-call", "lost-after")
+PASSED_ON = (
+    *("procs", "max-restarts", "grace", "nnodes", "join-timeout", "last-call", "lost-after"),
+    *("watch", "on-hang", "hang-after"),
+)
 SUBMITTED = """\
 drumline: submitted {path} as job {job}
   log      {log}
@@ -115,7 +123,7 @@ def run_as_node(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     if not is_script(target) and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0:
         # The same words as at first: back from the queue they do not mean a new start.
         arguments = [word for word in arguments if word != "--fresh"]
-    program = program_of(target, arguments)
+    program = watched(program_of(target, arguments), flags)
     node = node_of_step(os.environ, num_procs=flags.own.get("procs"))
     least = least_nodes(flags.own.get("nnodes"), node.num_nodes, known_from="the step")
     node = replace(with_waits(node, flags), min_nodes=least, max_restarts=restarts_of(flags, target, least))
@@ -124,7 +132,7 @@ def run_as_node(flags: Flags, target: str, arguments: Sequence[str]) -> int:
 
     from drumline.launch.node.local import run_node
 
-    return run_node(node, program, supervision=Supervision(grace_s=flags.own.get("grace", GRACE_S)))
+    return run_node(node, program, supervision=supervision_of(flags))
 
 
 def _command(given: Mapping[str, Any], target: str, arguments: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drumline.config import PRESETS, Config, Layers, resolve
+from drumline.distributed.failure import summary
 from drumline.engine.job import make_manager
 from drumline.engine.output import describe_failure, screen
 from drumline.engine.preemption import Preemption
@@ -33,15 +34,17 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     preemption.listen(is_speaker=os.environ.get("RANK", "0") == "0")
     try:
         task_class, config = _load(task, layers)
-        ddp = make_manager(config, task)
+        ddp = make_manager(config, task, run=folder)
         ddp.setup()
         preemption.join(ddp, progress)
         code = train(Request(task, config, folder, fresh, tuple(argv)), task_class, ddp, progress, preemption)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        ddp.beat.fail(summary(error))
         if ddp.store is None:  # among several ranks the launcher says so, once
             print(INTERRUPTED, file=sys.stderr)
         _end_now(ExitCode.INTERRUPTED)
     except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is no success
+        ddp.beat.fail(summary(error))
         _write_traceback(error, RunFolder(folder).log_file(ddp.rank))
         _end_now(_tell(error, ddp, progress))
     preemption.close()

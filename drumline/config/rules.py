@@ -5,6 +5,7 @@ A rule is data: the fields it is about, when it is broken, what to say. The load
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ class Rule:
     sentence: str
 
 
+WEB_ADDRESS = re.compile(r"https?://(\[[^]]+\]|[^][/:@?#]+)(:\d+)?([/?#]|$)")
 RULES = (
     Rule(
         ("train.epochs", "train.steps"),
@@ -101,6 +103,17 @@ RULES = (
         ("dist.static_graph", "dist.find_unused_parameters"),
         lambda static, unused: static and unused,
         "a static graph uses the same parameters in every step, so there are no unused ones to find",
+    ),
+    Rule(
+        ("watch.notice",),
+        lambda notice: notice is not None and "://" in notice and not WEB_ADDRESS.match(notice),
+        "a notice is looked for in a file, at http://HOST/PATH or https://HOST/PATH (without a name or password), or "
+        "by path/to/file.py:function",
+    ),
+    Rule(
+        ("watch.notice",),
+        lambda notice: notice is not None and bool(re.search(r"\.py(?!:[^\W\d]\w*$)(:|$)", notice)),
+        "a function that is asked for a notice is given with its name, as path/to/file.py:function",
     ),
 )
 

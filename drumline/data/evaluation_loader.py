@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from drumline.data.fetch import Fetch, Request
+from drumline.data.followed import Follower, followed
 from drumline.data.plan import evaluation_batches
 from drumline.data.serving import BatchServer, Loading
 from drumline.data.transfer import to_device
@@ -32,6 +33,8 @@ class EvaluationLoader:
 
     digest = ""
     """Ranks have compared samples before the first step."""
+    follower: Follower | None = None
+    """Of who iterates; who asks for numbers too speaks for himself."""
 
     def __init__(
         self,
@@ -63,8 +66,7 @@ class EvaluationLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's batches, in order."""
-        for batch in self.numbered():
-            yield batch.data
+        return followed((batch.data for batch in self.numbered()), self.follower)
 
     def numbered(self) -> Iterator[EvaluationBatch]:
         """The same, with the number of each batch and its size."""

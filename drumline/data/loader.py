@@ -59,6 +59,11 @@ class Loader(StepLoader):
             )
         self._cursor = cursor
 
+    @property
+    def steps_done(self) -> int:
+        """How many optimizer steps come before the cursor."""
+        return self._cursor.epoch * self.steps_per_epoch + self._cursor.position // self.sharing.batch_size
+
     def state_dict(self) -> None:
         """Nothing: the cursor says it all. Only a stream with a state of its own has more to save."""
 

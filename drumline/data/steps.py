@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from drumline.data.followed import Follower, followed
 from drumline.data.plan import Sharing, StepPlan
 from drumline.errors import UsageError
 
@@ -38,6 +39,13 @@ class StepLoader(ABC):
     scale: float = 1.0
     """For the batch just handed out: a mean loss times this, averaged over ranks by DDP, is the exact global
     mean."""
+    follower: Follower | None = None
+    """Of who iterates; who takes steps speaks for himself."""
+
+    @property
+    @abstractmethod
+    def steps_done(self) -> int:
+        """How many optimizer steps come before the cursor, as far as is known."""
 
     @abstractmethod
     def steps(self) -> Iterator[Step]:
@@ -46,6 +54,9 @@ class StepLoader(ABC):
     def __iter__(self) -> Iterator[Any]:
         """The batches from the cursor to the end of its epoch; iterate again for the next epoch."""
         self._refuse_shards()
+        return followed(self._batches_of_steps(), self.follower, steps_done=lambda: self.steps_done)
+
+    def _batches_of_steps(self) -> Iterator[Any]:
         for step in self.steps():
             for micro in step.micro_batches:
                 self.scale = self.sharing.world_size * micro.size / step.plan.global_size

@@ -16,6 +16,7 @@ from drumline.data.dataset import check_stream
 from drumline.data.evaluation_loader import EvaluationBatch, check_batch_size
 from drumline.data.fetch import generators_put_back
 from drumline.data.fingerprint import content_hash
+from drumline.data.followed import Follower, followed
 from drumline.data.serving import Loading
 from drumline.data.streamed import END, Ask, NoLengthError, Pass, asks_from, read_by, tell_epoch
 from drumline.data.transfer import to_device
@@ -82,6 +83,8 @@ class StreamEvaluationLoader:
     """Over all ranks; None: no pass is through yet."""
     digest: str = ""
     """Of the first sample of the latest pass."""
+    follower: Follower | None = None
+    """See EvaluationLoader."""
 
     def __init__(
         self,
@@ -120,8 +123,7 @@ class StreamEvaluationLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's batches, in order."""
-        for batch in self.numbered():
-            yield batch.data
+        return followed((batch.data for batch in self.numbered()), self.follower)
 
     def numbered(self) -> Iterator[EvaluationBatch]:
         """The same, with the number of each batch and its size."""

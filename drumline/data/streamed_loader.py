@@ -62,6 +62,7 @@ class StreamLoader(StepLoader):
         self._answers: Iterator[Any] = iter(())
         self._answers_at: Cursor | None = None  # the step that the next of these answers belongs to
         self._current: ReadStep | None = None  # read, and kept until it is taken whole
+        self._steps_of_epochs = 0  # of those that this loader has seen the end of
 
     @property
     def is_resumable(self) -> bool:
@@ -87,6 +88,12 @@ class StreamLoader(StepLoader):
                 f"a stream has no sample {cursor.position} of epoch {cursor.epoch}", next_step="count from 0"
             )
         self._go_to(cursor)
+
+    @property
+    def steps_done(self) -> int:
+        """How many optimizer steps come before the cursor; how long earlier epochs were is known only of those that
+        this loader has read."""
+        return self._steps_of_epochs + self._cursor.position // self.sharing.batch_size
 
     def state_dict(self) -> dict[str, Any] | None:
         """This rank's place in a stream of its own, after the last whole step; None: the cursor says it all."""
@@ -174,6 +181,8 @@ class StreamLoader(StepLoader):
         return copied(batch) if self._device.type == "cpu" else to_device(batch, self._device)
 
     def _move_past(self, read: ReadStep) -> None:
+        if read.plan.following.position == 0:
+            self._steps_of_epochs = self.steps_done + 1
         self._cursor, self._current = read.plan.following, None
         self._place = read.state
 

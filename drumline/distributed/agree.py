@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from drumline.distributed.collectives import gather_json, gather_tensors
+from drumline.distributed.rank_list import ranks_text
 from drumline.distributed.tensor_hash import hash_tensors
 from drumline.errors import PreflightError
 
@@ -68,17 +69,6 @@ def by_rank(values: Sequence[Any], hosts: Sequence[str]) -> str:
         f"rank {ranks_text(group)} ({some(sorted({hosts[rank] for rank in group}))}): {value}"
         for value, group in groups
     )
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`0, 1, 4-7`."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def some(names: Sequence[str]) -> str:

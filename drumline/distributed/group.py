@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -83,6 +83,15 @@ def leave_group(*, broken: bool = False) -> None:
     # a moment, and the group outlives everything that could still be in the way.
     time.sleep(QUIET_S)
     _parted.append(group)
+
+
+def collective_counter() -> Callable[[], int]:
+    """What tells how many collectives this rank has begun in the group of all ranks; without a group, 0. It is private
+    to torch, and kept behind this function; to be asked for once, since to find it takes longer than to call it."""
+    count: Callable[[], int] = lambda: 0  # noqa: E731
+    if dist.is_initialized():
+        count = dist.distributed_c10d._get_default_group()._get_sequence_number_for_group  # type: ignore[attr-defined]
+    return count
 
 
 @contextlib.contextmanager

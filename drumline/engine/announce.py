@@ -58,6 +58,7 @@ def report_resume(
 
 def report_end(reporter: Reporter, request: Request, loop: Loop) -> None:
     job = loop.job
+    loop.notices.report(reporter)
     # On several nodes the command that goes on is the launcher's, which a rank does not know.
     is_one_node = job.ddp.world_size == job.ddp.local_world_size
     two_nodes = two_node_command(request.task, request.command, procs=job.ddp.local_world_size)
@@ -71,6 +72,7 @@ def report_end(reporter: Reporter, request: Request, loop: Loop) -> None:
         best_step=best(
             loop.checkpoints, metric=job.task.best_metric, higher_is_better=job.task.higher_is_better
         ),
+        stragglers=loop.notices.stragglers,
         run=str(request.run),
         resume_command=resume_command(request.command) if is_one_node else None,
         two_node_command=two_nodes if is_one_node else None,

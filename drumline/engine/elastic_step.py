@@ -22,6 +22,7 @@ from drumline.engine.job import Job
 from drumline.engine.step import TrainStep, correction_for
 from drumline.errors import UsageError
 from drumline.tasks.base import Loss
+from drumline.watch.beats.phase import BACKWARD, DATA
 
 
 class ElasticStep(TrainStep):
@@ -72,6 +73,9 @@ class ElasticStep(TrainStep):
             if micro.ends_part:
                 self._gradients.close_shard(shard, plan.num_parts)
             self._measure(loss, micro)
+            if not micro.is_last:
+                self._beat.mark(DATA)
+        self._beat.mark(BACKWARD)  # a rank may have no shard of a short batch
         # From here on every rank calls the same collectives in the same order; gradients came first, since most ranks
         # have been sending them all along.
         self._gradients.finish(plan.num_parts)

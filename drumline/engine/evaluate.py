@@ -17,12 +17,14 @@ from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import all_sum, broadcast_json
 from drumline.engine.job import Job
 from drumline.errors import TrainingError
+from drumline.watch.beats.phase import Phase
 
 
 @torch.no_grad()
 def evaluate(job: Job, loader: AnyEvaluationLoader) -> dict[str, float]:
     """Collective: the mean loss and metrics of the model, as it is now, over every sample of `loader`."""
     model, device = job.plain_model, job.ddp.device
+    job.ddp.beat.mark(Phase.EVALUATION)
     LiveBuffers(model).broadcast()
     # Each module gets its own mode back: a user may have put parts of the model into eval mode for good.
     modes = [(module, module.training) for module in model.modules()]
@@ -65,6 +67,7 @@ def _sum_batches(job: Job, loader: AnyEvaluationLoader) -> tuple[list[str], dict
     names: list[str] = []
     sums = {}
     for number, size, data in loader.numbered():
+        job.ddp.beat.mark(Phase.EVALUATION)  # a long evaluation is seen to move
         with job.autocast:
             loss = job.task.loss(job.plain_model, data)
         names = ["loss", *loss.metrics]

@@ -10,6 +10,7 @@ import json
 import logging
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -32,6 +33,7 @@ from drumline.errors import UsageError
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
 from drumline.tasks.base import Task
+from drumline.watch.beats.phase import Phase
 
 log = logging.getLogger("drumline")
 
@@ -71,8 +73,8 @@ class Job:
             self.eval_loader.close()
 
 
-def make_manager(config: Config, task: str = "") -> DDPManager:
-    """The rank's place in the group, as the settings want it. `task`: as the user named it."""
+def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> DDPManager:
+    """The rank's place in the group, as the settings want it. `task`: as the user named it. `run`: its folder."""
     is_elastic = config.train.exact == "elastic"
     settings = {name: value for name, value in flat(config).items() if name != "data.dir"}
     return DDPManager(
@@ -86,12 +88,15 @@ def make_manager(config: Config, task: str = "") -> DDPManager:
         # The task's file may lie in another folder on each node.
         settings={**settings, "TASK": task.rpartition("/")[2]},
         same_code=config.dist.same_code,
+        watch=config.watch,
+        run=run,
     )
 
 
 def build_job(config: Config, task: Task, ddp: DDPManager, batch: Batch | None = None) -> Job:
     """Collective: build model, data and optimizer, and make sure that every rank has the same. `batch`: that of the run
     that is gone on with; else the settings say."""
+    ddp.beat.mark(Phase.START)
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
     train_data, eval_data = task.train_data(), task.eval_data()
     data_fingerprint = fingerprint(train_data)

@@ -16,18 +16,22 @@ from drumline.config.schema import Config
 from drumline.data.ledger import Ledger
 from drumline.data.steps import Step
 from drumline.distributed.collectives import all_sum
+from drumline.distributed.group import collective_counter
 from drumline.engine.elastic_step import ElasticStep
 from drumline.engine.evaluate import evaluate
 from drumline.engine.job import Job
 from drumline.engine.ledger_file import LedgerFile
+from drumline.engine.notices import Notices
 from drumline.engine.pace import Pace
 from drumline.engine.preemption import Preemption
+from drumline.engine.recovery import Fault
 from drumline.engine.saving import Progress, save
 from drumline.engine.schedule import rate_factor
 from drumline.engine.step import TrainStep
 from drumline.engine.trace import Trace, TracedStep
 from drumline.metrics.events import Reporter
 from drumline.metrics.meters import means
+from drumline.watch.beats.phase import DATA, Phase
 from drumline.watch.replicas.sentinel import Sentinel
 
 
@@ -59,6 +63,8 @@ class Loop:
     ledger: Ledger = field(default_factory=Ledger)
     trace: Trace | None = None
     preemption: Preemption = field(default_factory=Preemption)
+    fault: Fault | None = None
+    """What this run goes on after; until its first step, and on rank 0."""
     is_preempted: bool = False
     pace: Pace = field(default_factory=Pace)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -74,6 +80,10 @@ class Loop:
             include_buffers=self.config.dist.broadcast_buffers,
         )
         self._saved_step = self.progress.step
+        ddp = self.job.ddp
+        self._beat = ddp.beat
+        self._num_collectives = collective_counter()
+        self.notices = Notices(ddp.watch_folder if ddp.is_main_process() else None)
 
     def run(self) -> None:
         """Collective: train to the end, or until the run is told to leave."""
@@ -84,16 +94,20 @@ class Loop:
         self._compare_replicas()
         self.preemption.begin()
         self._leave_if_told()
+        self._begin_step()
         self.pace.start()
         while progress.step < self.total_steps and not self.is_preempted:
             for step in job.loader.steps():
                 self.take_step(train_step, step)
                 self._between_steps(train_step)
                 if self.preemption.is_asked:
+                    self._beat.mark(Phase.BETWEEN)
                     self._leave_if_told()
+                    self._beat.mark(DATA)
                 if progress.step >= self.total_steps or self.is_preempted:
                     break
         self.pace.stop()
+        self._beat.mark(Phase.LEFT)
 
     def take_step(self, train_step: TrainStep | TracedStep, step: Step) -> None:
         """Collective: one optimizer step, and the note that it was taken. This is all that every step pays for."""
@@ -103,6 +117,14 @@ class Loop:
         self.progress.cursor = step.plan.following
         self.ledger.add(step.plan)
         self.pace.count(step.plan.global_size)
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        """The next step begins, with its data; what is due before it marks itself."""
+        beat = self._beat
+        beat.count_collectives(self._num_collectives())
+        beat.begin_step(self.progress.step)
+        beat.mark(DATA)
 
     def _traced(self, train_step: TrainStep) -> TrainStep | TracedStep:
         if self.trace is None:
@@ -143,31 +165,45 @@ class Loop:
             seconds_left=self.pace.seconds_for(self.total_steps - step),
             **numbers,
         )
+        self.notices.report(self.reporter)
         if not math.isfinite(numbers["loss"]):
             self.reporter.report(
                 "warning", step=step, message=f"the loss is {numbers['loss']} at step {step}"
             )
 
+    def _tell_recovery(self, fault: Fault) -> None:
+        step, self.fault = self.progress.step, None
+        fault.tell_recovery(self.reporter, resumed_from=step - 1, step=step, device=self.job.ddp.device)
+
     def _between_steps(self, train_step: TrainStep | TracedStep) -> None:
         cursor, config = self.progress.cursor, self.config
-        if self._is_due(self.progress.step, config.log.every_steps):
-            self._log(train_step)
+        if self.fault is not None:
+            self._tell_recovery(self.fault)
+        logs = self._is_due(self.progress.step, config.log.every_steps)
         epoch_ended = cursor.position == 0 or self.progress.step >= self.total_steps
         evaluates = epoch_ended and self._is_due(cursor.epoch, config.train.eval_every_epochs)
         saves = self._is_due(self.progress.step, config.checkpoint.every_steps) or (
             epoch_ended and self._is_due(cursor.epoch, config.checkpoint.every_epochs)
         )
+        compares = saves or self._is_due(self.progress.step, config.watch.replicas_every)
+        if not (logs or compares or evaluates):
+            return
+        self._beat.mark(Phase.BETWEEN)
+        if logs:
+            self._log(train_step)
         # Before evaluation, which sends rank 0's buffers to all, and with them what may be wrong in them.
-        if saves or self._is_due(self.progress.step, config.watch.replicas_every):
+        if compares:
             self._compare_replicas()
         if evaluates or saves:
             self.pace.stop()
             fresh_metrics = self._evaluate() if evaluates else {}
             if saves:
                 if evaluates:
+                    self._beat.mark(Phase.BETWEEN)
                     self._compare_replicas()  # that took a while
                 self._save(fresh_metrics)
             self.pace.start()
+        self._beat.mark(DATA)
 
     def _leave_if_told(self) -> None:
         """Collective. A run that is at its end anyway ends as ever."""
@@ -207,6 +243,7 @@ class Loop:
 
     def _save(self, metrics: Mapping[str, float]) -> None:
         """Collective."""
+        self._beat.mark(Phase.SAVE)
         if (
             self.ledger_file is not None
         ):  # before the save: a checkpoint never knows of steps that the ledger lacks

@@ -4,11 +4,14 @@ The signal may come to one rank or to all, at any moment. It is heard by a threa
 talks to the watchers of the other ranks (`distributed/stop_vote.py`) until all know the step to stop at. The training
 loop pays for all this with one look at `is_asked` after each step.
 
+A notice (`reclaim.py`) is one word more that may come to a rank. It is no signal: one that follows it is the first.
+
 Only the rank process of `drumline train` listens; in a loop of the user's own signals do what they always did.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -19,14 +22,16 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drumline.distributed.agree import ranks_text
 from drumline.distributed.failure import COUNT
+from drumline.distributed.rank_list import ranks_text
 from drumline.distributed.stop_vote import StopVote
 from drumline.engine.output import screen
 from drumline.engine.saving import Progress
 from drumline.engine.signal_pipe import SignalPipe
 from drumline.errors import ExitCode
 from drumline.manager import DDPManager
+
+log = logging.getLogger("drumline")
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 POLL_S, BUSY_POLL_S = 0.5, 0.05
@@ -38,6 +43,10 @@ TOO_EARLY = (
 NO_ANSWER = (
     "drumline: rank {rank} on {host}, told to leave by {signal}, ends without a save: {who} did not answer\n"
     "  next: see what that rank does; the same command goes on from the newest checkpoint"
+)
+NOT_HEEDED = (
+    "told to leave by {signal}, but {who} did not answer: the run goes on, and what it does is lost from its newest "
+    "checkpoint on when the machine goes"
 )
 
 
@@ -53,6 +62,8 @@ class Preemption:
         self._vote: StopVote | None = None
         self._store: dist.Store | None = None
         self._told: tuple[int, float] | None = None
+        self._notice: str | None = None
+        self._is_silence_told = False
         self._siblings: list[str] = []
         self._is_joined = self._is_leaving = self._is_closed = False
         self._place: dict[str, Any] = {}
@@ -76,6 +87,10 @@ class Preemption:
                 self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step
             )
         self._is_joined = True
+
+    def tell(self, notice: str) -> None:
+        """From any thread, once the group is there: this rank is to leave, for this reason. The watcher looks soon."""
+        self._notice = notice
 
     def begin(self) -> None:
         """The loop is about to take its first step."""
@@ -106,6 +121,8 @@ class Preemption:
         while not self._is_closed:
             for number in self._pipe.wait(timeout):
                 self._hear(number)
+            if self._notice is not None and not self.cause:
+                self._heed(self._notice)
             timeout = BUSY_POLL_S if self._with_store(self._tick) else POLL_S
 
     def _hear(self, number: int) -> None:
@@ -119,10 +136,17 @@ class Preemption:
             return
         self._told = number, now
         name = signal.Signals(number).name
-        self.cause = {"signal": name, **self._place, "time": time.time()}
+        self.cause = self.cause or {"signal": name, **self._place, "time": time.time()}
         if not self._is_joined:
             self._end_early(name)
         elif self._vote is None:
+            self.is_asked = True
+        else:
+            self._with_store(self._ask)
+
+    def _heed(self, notice: str) -> None:
+        self.cause = {"signal": notice, **self._place, "time": time.time()}
+        if self._vote is None:
             self.is_asked = True
         else:
             self._with_store(self._ask)
@@ -135,8 +159,7 @@ class Preemption:
     def _ask(self) -> bool:
         assert self._store is not None
         assert self._vote is not None
-        assert self._told is not None
-        is_end = self._told[0] == signal.SIGTERM
+        is_end = self._told is not None and self._told[0] == signal.SIGTERM
         if is_end and (self._store.check([COUNT]) or self._has_lost_a_sibling()):
             os._exit(128 + signal.SIGTERM)  # a rank has failed, and the launcher ends the others
         self._vote.request(self.cause, in_a_hurry=is_end)
@@ -157,14 +180,19 @@ class Preemption:
             # The vote joins in one tick and answers in a later one: the loop looks before it could miss its step.
             self.cause, self.is_asked = self._vote.cause, True
         if self._vote.is_decided and self._vote.stop is None:
-            if self._told is not None and self._place["rank"] == self.cause["rank"]:
+            is_mine = self.cause.get("rank") == self._place["rank"]
+            if is_mine and not (self._told is None and self._is_silence_told):
                 self._tell_of_silence(self._vote.silent())
             self._give_up()
         return is_busy
 
     def _tell_of_silence(self, ranks: Sequence[int]) -> None:
         who = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
-        print(NO_ANSWER.format(**self.cause, who=who), file=screen(), flush=True)
+        self._is_silence_told = True
+        if self._told is None:
+            log.warning(NOT_HEEDED.format(**self.cause, who=who))
+        else:
+            print(NO_ANSWER.format(**self.cause, who=who), file=screen(), flush=True)
 
     def _with_store(self, action: Callable[[], bool]) -> bool:
         try:

@@ -2,6 +2,7 @@
 
 config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
 trace/rank-NNNNN.jsonl (with log.trace)  preempted.json (while a run that was told to leave waits to go on)
+watch/launch.json  verdicts/NNNN-CAUSE.json (what the sidecars said)
 """
 
 from __future__ import annotations
@@ -46,6 +47,16 @@ class RunFolder:
     def preempted_file(self) -> Path:
         """There as long as the run waits to go on after it was told to leave; scripts that requeue may look for it."""
         return self.path / "preempted.json"
+
+    @property
+    def verdicts(self) -> Path:
+        """What the sidecars said of a run that did not move, or broke."""
+        return self.path / "verdicts"
+
+    @property
+    def launch_file(self) -> Path:
+        """Which launch this is: the same through its restarts."""
+        return self.path / "watch" / "launch.json"
 
     @property
     def checkpoints(self) -> Path:

@@ -28,6 +28,7 @@ from drumline.engine.data_state import gather_data_state, restore_data_state, te
 from drumline.engine.job import Job
 from drumline.errors import CheckpointError
 from drumline.manager import DDPManager
+from drumline.watch.beats.phase import Phase
 
 log = logging.getLogger("drumline")
 
@@ -129,6 +130,7 @@ def find_newest(ddp: DDPManager, root: Path) -> Found | None:
 
 def restore(job: Job, path: Path) -> Progress:
     """Collective: put the job back to where a checkpoint was taken; returns how far that was."""
+    job.ddp.beat.mark(Phase.START)
     device = job.ddp.device
     read = store.read(path) if job.ddp.is_main_process() else None
     documents = broadcast_json(None if read is None else read.documents, device=device)

@@ -24,6 +24,7 @@ from drumline.distributed.buffers import LiveBuffers
 from drumline.engine.job import Job
 from drumline.errors import TrainingError, UsageError
 from drumline.tasks.base import Loss
+from drumline.watch.beats.phase import BACKWARD, DATA, FORWARD, OPTIMIZER
 
 
 class TrainStep:
@@ -43,12 +44,14 @@ class TrainStep:
         self._no_sync = job.model.no_sync if isinstance(job.model, DistributedDataParallel) else nullcontext
         self._buffers = LiveBuffers(job.plain_model)
         self._sends_buffers = sends_buffers
+        self._beat = job.ddp.beat
         self._is_weighted: bool | None = None
         self.grad_norm: Tensor | None = None
         """Of the latest step, before clipping; on the device."""
 
     def __call__(self, step: Step) -> None:
-        """Collective: forward and backward of every micro-batch, one synchronisation, one update."""
+        """Collective: forward and backward of every micro-batch, one synchronisation, one update. The beats are between
+        them; the loop has marked that the step begins, with its data."""
         scale = self._world_size / step.plan.global_size
         weight: Tensor | None = None
         for micro in step.micro_batches:
@@ -58,6 +61,8 @@ class TrainStep:
                 reduction = self._send_weight(weight) if micro.is_last else None
                 self._backward(loss, scale if micro.size else 0.0)
             self._measure(loss, micro)
+            if not micro.is_last:
+                self._beat.mark(DATA)
         if reduction is not None:
             reduction.wait()
         if self._sends_buffers:
@@ -65,6 +70,8 @@ class TrainStep:
         self._update(None if weight is None else correction_for(weight, step.plan.global_size))
 
     def _forward(self, micro: Micro) -> Loss:
+        self._beat.next_micro()
+        self._beat.mark(FORWARD)
         with self._autocast:
             loss = self._task.loss(self._model, micro.data)
         if not isinstance(loss, Loss):
@@ -75,6 +82,7 @@ class TrainStep:
         return loss
 
     def _backward(self, loss: Loss, scale: float) -> None:
+        self._beat.mark(BACKWARD)
         total = loss.total * scale
         (total if self._scaler is None else self._scaler.scale(total)).backward()  # type: ignore[no-untyped-call]
 
@@ -106,6 +114,7 @@ class TrainStep:
         return work
 
     def _update(self, correction: Tensor | None) -> None:
+        self._beat.mark(OPTIMIZER)
         if self._scaler is not None and (self._clip_norm is not None or correction is not None):
             self._scaler.unscale_(self._optimizer)
         if correction is not None:

@@ -24,6 +24,8 @@ from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.loop import Loop
 from drumline.engine.output import divert_output
 from drumline.engine.preemption import Preemption
+from drumline.engine.reclaim import looking_for_notice
+from drumline.engine.recovery import begin_launch
 from drumline.engine.reporting import open_reporter
 from drumline.engine.request import Request
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
@@ -49,12 +51,15 @@ def train(
     `progress` tells whoever catches an error how far it came.
     """
     folder = RunFolder(request.run)
-    with ExitStack() as stack:
+    with ExitStack() as stack, _errors_in_the_beat(ddp):
         moved_to = _open_folder(folder, request, ddp, stack)
         reporter = stack.enter_context(open_reporter(request.config.log, folder, ddp))
         if moved_to is not None:
             reporter.report("note", message=f"the earlier run was moved to {moved_to}")
         stack.enter_context(_errors_as_events(reporter, progress))
+        fault = begin_launch(folder, ddp)
+        preemption = preemption or Preemption()
+        stack.enter_context(looking_for_notice(request.config.watch.notice, ddp, preemption))
         found = find_newest(ddp, folder.checkpoints)
         batch = choose_batch(
             request.config.train, world_size=ddp.world_size, saved=None if found is None else found.facts
@@ -86,7 +91,8 @@ def train(
             total_steps=total_steps,
             ledger_file=ledger_file,
             trace=_open_trace(request, folder, job, progress, stack),
-            preemption=preemption or Preemption(),
+            preemption=preemption,
+            fault=fault,
         )
         with told_of_refused_kernels():
             warm_up(job, static_graph=request.config.dist.static_graph)
@@ -106,6 +112,16 @@ def _open_trace(
     trace = Trace(folder.trace_file(job.ddp.rank), job, progress, seed=request.config.train.seed)
     stack.callback(trace.close)
     return trace
+
+
+@contextmanager
+def _errors_in_the_beat(ddp: DDPManager) -> Iterator[None]:
+    """Before anything is closed: workers, files and the other ranks may keep that waiting."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        ddp.beat.fail(summary(error))
+        raise
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline.checkpoint.rng import capture_rng, restore_rng
 from drumline.distributed.buffers import LiveBuffers
 from drumline.engine.job import Job
+from drumline.watch.beats.phase import Phase
 
 # The sum of two numbers does not depend on their order.
 FIRST_WORLD_WITH_AN_ORDER = 3
@@ -28,6 +29,7 @@ def warm_up(job: Job, *, static_graph: bool) -> None:
     before = buffers.keep()
     # With a static graph the layout is settled by the second pass only.
     for _ in range(2 if static_graph else 1):
+        job.ddp.beat.mark(Phase.START)
         with job.autocast:
             loss = job.task.loss(job.model, job.loader.preview())
         (loss.total * 0.0).backward()  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ NCCL_FAMILY = "NCCL_SOCKET_FAMILY"
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 # Requests of ioctl. /sys has the same, but in a container it may tell of another network than ours.
 GET_FLAGS, GET_ADDRESS, GET_MTU = 0x8913, 0x8915, 0x8921
-IS_RUNNING = 0x40
+IS_ENABLED, IS_RUNNING = 0x1, 0x40
 # What NCCL takes only when there is nothing else, in this order.
 NCCL_LAST = ("docker", "lo", "virbr")
 LOOPBACK = "127.0.0.1"
@@ -94,6 +94,11 @@ def interface_towards(found: Sequence[Interface], host: str) -> Interface | None
     return None if one is None or one.is_loopback or source == target[0] else one
 
 
+def is_enabled(name: str) -> bool:
+    """Whether somebody has switched it on; its cable is another matter."""
+    return bool(_flags(name) & IS_ENABLED)
+
+
 def own_addresses() -> list[str]:
     """What this host's name resolves to, in the resolver's order."""
     try:
@@ -146,8 +151,12 @@ def _address(name: str) -> str | None:
 
 def _is_running(name: str) -> bool:
     """Up, and with a link: NCCL asks for just this."""
+    return bool(_flags(name) & IS_RUNNING)
+
+
+def _flags(name: str) -> int:
     answer = _ask(name, GET_FLAGS)
-    return answer is not None and bool(struct.unpack("H", answer[16:18])[0] & IS_RUNNING)
+    return 0 if answer is None else int(struct.unpack("H", answer[16:18])[0])
 
 
 def _number(name: str, request: int) -> int:

@@ -17,6 +17,8 @@ LOST_AFTER_S = 15
 KEEP_ALIVE_ATTEMPTS = 3
 # Without it all attempts of a job share one store, and gloo finds the addresses of the attempt before in it.
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+# Runs a script as Python would, under the watch.
+SCRIPT_RUNNER = "drumline.watch.rank.script"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +60,13 @@ class Program:
     words: tuple[str, ...]
     """A script and its arguments, or the arguments of `drumline`."""
     is_task: bool = False
+    is_watched: bool = False
+    """A script that is run beside what lets a sidecar see it."""
 
     def of_python(self) -> list[str]:
         """The arguments of Python."""
+        if self.is_watched:
+            return ["-m", SCRIPT_RUNNER, *self.words]
         return ["-m", "drumline", *self.words] if self.is_task else list(self.words)
 
     def of_torchrun(self) -> list[str]:

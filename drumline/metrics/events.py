@@ -9,15 +9,21 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `start`      | task, world_size, device, backend, model_parameters, train_samples, eval_samples, batch_size, |
 |              | batch_size_per_rank, accumulate, shards if elastic, precision, lr, epochs, total_steps, run   |
 | `resume`     | epoch, path: the checkpoint that the run goes on from                                         |
+| `recovered`  | cause, told_rank, told_host: the fault it goes on after, seconds from that to its first step, |
+|              | seconds_to_verdict, lost_steps: taken again (null where nobody knows)                         |
 | `train`      | epoch, loss, lr, samples_per_s, seconds_left, grad_norm if clipped, and the task's metrics    |
 | `evaluation` | epoch, samples, seconds, and the metrics, `loss` among them                                   |
 | `checkpoint` | path, bytes, seconds                                                                          |
 | `note`       | message                                                                                       |
 | `warning`    | message                                                                                       |
 | `error`      | message                                                                                       |
+| `straggler`  | message, about_rank (null: the whole host), about_host: slower than its peers                 |
+| `stall`      | message, about_rank, about_host: nothing moves because of it; it may still recover            |
 | `preempted`  | signal, told_rank, told_host: the run was told to leave, and has saved this step              |
-| `end`        | epoch, seconds, samples_per_s, run, resume_command, two_node_command, best_step, metrics      |
+| `end`        | epoch, seconds, samples_per_s, run, resume_command, two_node_command, best_step, metrics,     |
+|              | stragglers: a sentence for each rank or host that was one                                     |
 
+`signal` is a signal's name, or the words of a notice of reclaim.
 The numbers of samples and epochs are null where a stream leaves them unknown.
 The two commands are null on several nodes, where a rank does not know what its launcher was told.
 `epoch` counts from 1: in `train` it is the epoch in work, in `evaluation` the one that was just finished.
@@ -37,8 +43,9 @@ from typing import Any, Literal, Self
 from drumline.metrics.json_lines import JsonLines, read_lines
 
 Kind = Literal[
-    "start", "resume", "train", "evaluation", "checkpoint", "note", "warning", "error", "preempted", "end"
-]
+    "start", "resume", "recovered", "train", "evaluation", "checkpoint", "note", "warning", "error",
+    "straggler", "stall", "preempted", "end"
+]  # fmt: skip
 Event = Mapping[str, Any]
 Sink = Callable[[Event], None]
 

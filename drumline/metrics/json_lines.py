@@ -60,10 +60,11 @@ def read_lines(path: Path) -> Iterator[Line]:
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             if raw.strip():
-                yield Line(number, _parse(raw), raw)
+                yield Line(number, parse_line(raw), raw)
 
 
-def _parse(raw: bytes) -> dict[str, Any] | None:
+def parse_line(raw: bytes) -> dict[str, Any] | None:
+    """The record of a line; None: it is torn, or not a JSON object."""
     try:
         record = json.loads(raw)
     except ValueError:

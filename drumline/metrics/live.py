@@ -47,6 +47,9 @@ class LiveDisplay(Display):
     def show_resume(self, event: Event) -> None:
         self._print(Text(f"resumed at step {event['step']} from {event['path']}", "cyan"))
 
+    def show_recovered(self, event: Event) -> None:
+        self._print(Text(wording.recovered_line(event), "cyan"))
+
     def show_train(self, event: Event) -> None:
         self._train = event
         if not self._live.is_started:
@@ -68,6 +71,12 @@ class LiveDisplay(Display):
 
     def show_warning(self, event: Event) -> None:
         self._print(Text(f"warning: {event['message']}", "yellow"))
+
+    def show_straggler(self, event: Event) -> None:
+        self._print(Text(event["message"], "yellow"))
+
+    def show_stall(self, event: Event) -> None:
+        self._print(Text(event["message"], "yellow"))
 
     def show_error(self, event: Event) -> None:
         self.close()  # the error is printed below the bar, where the run stood

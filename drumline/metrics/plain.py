@@ -57,6 +57,9 @@ class PlainDisplay(Display):
     def show_resume(self, event: Event) -> None:
         self._print_line(event, f"resumed at step {event['step']} from {event['path']}")
 
+    def show_recovered(self, event: Event) -> None:
+        self._print_line(event, wording.recovered_line(event))
+
     def show_train(self, event: Event) -> None:
         if event["time"] - self._last_train_time < self._seconds_between_steps:
             return
@@ -82,6 +85,12 @@ class PlainDisplay(Display):
 
     def show_warning(self, event: Event) -> None:
         self._print_line(event, f"warning: {event['message']}")
+
+    def show_straggler(self, event: Event) -> None:
+        self._print_line(event, event["message"])
+
+    def show_stall(self, event: Event) -> None:
+        self._print_line(event, event["message"])
 
     def show_preempted(self, event: Event) -> None:
         self._print_line(event, wording.preempted_line(event))

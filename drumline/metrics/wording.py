@@ -13,6 +13,23 @@ from drumline.metrics.events import STAMP, Event
 _BOOKKEEPING = STAMP | {
     "epoch", "lr", "samples_per_s", "seconds_left", "grad_norm", "samples", "seconds"
 }  # fmt: skip
+# By the cause that a verdict names: what happened to the rank, or to its host.
+_FAULTS = {
+    "killed": "was killed",
+    "out_of_memory": "ran out of memory",
+    "stopped": "was stopped",
+    "debugged": "was held by a debugger",
+    "dataset": "was stuck in its data",
+    "user_code": "was stuck in its code",
+    "gil": "was stuck with Python's lock",
+    "not_entered": "did not come to a collective",
+    "mismatch": "was in another collective",
+    "left_early": "had left the loop",
+    "unreachable": "was out of reach",
+    "storage": "was stuck in storage",
+    "slow": "was too slow",
+    "unknown": "was stuck",
+}
 
 
 class Page(NamedTuple):
@@ -51,6 +68,7 @@ def closing(event: Event) -> Page:
         rows.append(("speed", speed(event["samples_per_s"])))
     if event.get("best_step") is not None:
         rows.append(("best", f"the checkpoint of step {event['best_step']}"))
+    rows += [("straggler", words) for words in event.get("stragglers", [])]
     rows.append(("run folder", str(event["run"])))
     commands = [
         (label, event[name])
@@ -68,8 +86,22 @@ def evaluation_line(event: Event, epochs: int | None) -> str:
 
 def preempted_line(event: Event) -> str:
     """A `preempted` event as a sentence."""
-    told = f"{event['signal']} to rank {event['told_rank']} on {event['told_host']}"
+    by, rank = event["signal"], f"rank {event['told_rank']} on {event['told_host']}"
+    told = f"{by} to {rank}" if by.startswith("SIG") else f"{by} (seen by {rank})"
     return f"told to leave by {told}: stopped at step {event['step']}; the same command goes on from there"
+
+
+def recovered_line(event: Event) -> str:
+    """A `recovered` event as a sentence."""
+    rank = "" if event["told_rank"] is None else f"rank {event['told_rank']} on "
+    fault = f"{rank}{event['told_host']} {_FAULTS.get(event['cause'], 'failed')}"
+    line, lost = f"goes on {duration(event['seconds'])} after {fault}", event["lost_steps"]
+    if lost is None:
+        return line
+    again = (
+        f"{plural(lost, 'step')} {'is' if lost == 1 else 'are'} taken again" if lost else "no step was lost"
+    )
+    return f"{line} at step {event['step'] - 1 + lost}; {again}"
 
 
 def step_of(event: Event, total_steps: int) -> str:

@@ -382,6 +382,20 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
         (["--env-file", "e", "x.py", "--print"], ["there is no file x.py"]),
         (["--env-file", "e", "--print", "x.py"], ["e cannot be read: No such file"]),
         (["--procs", "0", "digits"], ["--procs"]),
+        (
+            ["--watch", "--hang-after", "9", "digits"],
+            [
+                "--watch: a task is watched by itself; behind its name --watch.on_hang says how",
+                "--hang-after: a task is watched by itself; behind its name --watch.hang_s says how",
+            ],
+        ),
+        (["--on-hang", "stop", "--print", "x.py"], ["--on-hang: belongs to --watch"]),
+        (
+            ["--watch", "--print", "x.py"],
+            ["--print: torchrun alone does not watch a script; leave --watch out"],
+        ),
+        (["--watch", "--kubernetes", "--image", "i", "x.py"], ["--watch: is not for --kubernetes"]),
+        (["--watch", "--hang-after", "900", "--on-hang", "wait", "x.py"], ["--hang-after", "--on-hang"]),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -418,6 +432,7 @@ def test_a_command_is_split_at_the_first_word() -> None:
     assert split_command(["--procs=2", "--", "a.py", "--", "b"]) == (["--procs=2"], "a.py", ["--", "b"])
     assert split_command(["--print", "false", "a.py"]) == (["--print", "false"], "a.py", [])
     assert split_command(["-h"]) == (["-h"], None, [])
+    assert split_command(["--watch", "a.py", "--watch"]) == (["--watch"], "a.py", ["--watch"])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""No rank outlives the launcher that started it, however that one ended."""
+"""No rank outlives the launcher that started it, nor its watch folder, however that one ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if os.environ["RANK"] == "1":
 else:
     signal.signal(signal.SIGTERM, lambda *_: (open("told", "w").close(), os._exit(75)))
 subprocess.Popen(["setsid", "sleep", "1000"])
-print(os.environ["DRUMLINE_JOB"], flush=True)
+print(os.environ["DRUMLINE_JOB"], os.environ["DRUMLINE_WATCH_DIR"], flush=True)
 time.sleep(1000)
 """
 
@@ -47,11 +47,15 @@ def test_ranks_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -> 
     )
     assert launcher.stdout
     try:
-        (job,) = {launcher.stdout.readline().strip() for _ in range(2)}
+        ((job, place),) = {tuple(launcher.stdout.readline().split()) for _ in range(2)}
+        folder = Path(place)
+        assert folder.stat().st_mode & 0o777 == folder.parent.stat().st_mode & 0o777 == 0o700
         wait_until(lambda: len(marked(job)) == 4)
         launcher.send_signal(number)
         launcher.wait(60)
         wait_until(lambda: not marked(job))
+        # The guard of a launcher that was killed does it a moment later.
+        wait_until(lambda: not list(folder.parent.parent.glob(f"drumline-watch-{job[:8]}-*")))
     finally:
         launcher.stdout.close()
         launcher.kill()

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from tests.multinode.hosts import Testbed
 
-# Each rank notes its start; those who met add up who they are; then one of them, another each time, ends.
+# Each rank notes its start; those who met add up who they are; then one of them, another each time, ends. Every third
+# time all are killed at once, as sidecars do it: each agent then has a failure of its own, and it is one restart.
 JOB = """
 import os, random, sys
 from datetime import timedelta
@@ -35,6 +36,8 @@ if rank == 0:
     with (folder / "met").open("a") as met:
         met.write(f"{attempt}\\n")
 if attempt < count:
+    if attempt % 3 == 1:
+        os.kill(os.getpid(), 9)
     if rank == random.Random(attempt).randrange(world_size):
         os._exit(9)
     dist.barrier()

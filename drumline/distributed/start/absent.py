@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from drumline.distributed.agree import ranks_text
+from drumline.distributed.rank_list import ranks_text
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 

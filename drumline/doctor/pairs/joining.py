@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from drumline.doctor.pairs.messages import Lines, Message, MessageError, decode, send, want
 from drumline.doctor.pairs.node import Node, Subject
-from drumline.doctor.pairs.secret import VARIABLE, is_proof, nonce, proof
+from drumline.doctor.pairs.secret import VARIABLE, proof
 from drumline.errors import PreflightError, UsageError
+from drumline.launch.proof import is_proof, nonce
 
 CONNECT_S = 2.0
 AGAIN_S = 0.3

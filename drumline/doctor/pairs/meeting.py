@@ -16,9 +16,10 @@ from drumline.doctor.pairs.channel import Channel, NodeGoneError
 from drumline.doctor.pairs.joining import HANDSHAKE_S, Place
 from drumline.doctor.pairs.messages import MAX_BYTES, Message, MessageError, decode, encode, want
 from drumline.doctor.pairs.node import HELLO
-from drumline.doctor.pairs.secret import VARIABLE, is_proof, nonce, proof
+from drumline.doctor.pairs.secret import VARIABLE, proof
 from drumline.errors import PreflightError
 from drumline.launch.interfaces import interfaces
+from drumline.launch.proof import is_proof, nonce
 
 SHOW_EVERY_S = 2.0
 

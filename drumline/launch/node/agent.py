@@ -39,8 +39,20 @@ class TellingAgent(LocalElasticAgent):
             while True:
                 # A node may die while the others wait for its word; those who are left meet once more.
                 with contextlib.suppress(dist.DistStoreError):
-                    super()._rendezvous(worker_group)
+                    self._meet(worker_group)
                     return
+
+    def _meet(self, worker_group: WorkerGroup) -> None:
+        """Each node may have failed by itself, or for another's sake: a restart of all counts once, and for all."""
+        spec, handler = worker_group.spec, worker_group.spec.rdzv_handler
+        if not isinstance(handler, FixedRanks):
+            super()._rendezvous(worker_group)
+            return
+        handler.restarts_used = max(
+            handler.restarts_used, spec.max_restarts - max(0, self._remaining_restarts)
+        )
+        super()._rendezvous(worker_group)
+        self._remaining_restarts = max(0, spec.max_restarts - handler.restarts_used)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         spec = worker_group.spec

@@ -3,7 +3,8 @@
 All processes of a job carry its name in their environment (DRUMLINE_JOB): ranks have sessions of their own, and what
 they start is found by that word alone. Beside a launcher runs a guard: this file, as a process that knows only the
 standard library and waits for the end of a pipe that the launcher holds. A word on the pipe says that the job ended in
-order; the bare end of it says that it failed or the launcher died, and then the guard ends what is left.
+order; the bare end of it says that it failed or the launcher died, and then the guard ends what is left. Either way it
+takes the job's own folder away.
 """
 
 from __future__ import annotations
@@ -83,10 +84,11 @@ class Ending:
 class Guard:
     """As long as it is open, the end of this process is the end of the job."""
 
-    def __init__(self, job: str, grace_s: float = GRACE_S) -> None:
+    def __init__(self, job: str, grace_s: float = GRACE_S, *, folder: str = "") -> None:
+        """`folder`: goes with the job."""
         # Without the environment: the guard of a job inside a job must outlive what the outer one's guard ends.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, job, str(grace_s)],
+            [sys.executable, "-I", "-S", __file__, job, str(grace_s), folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -100,7 +102,7 @@ class Guard:
             self._process.communicate(IN_ORDER if in_order else b"")
 
 
-def main(job: str, grace_s: str) -> None:
+def main(job: str, grace_s: str, folder: str) -> None:
     """The guard: started before the first rank, and there until the launcher has ended."""
     # Slurm and a terminal signal every process of the job.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
@@ -108,6 +110,10 @@ def main(job: str, grace_s: str) -> None:
     if sys.stdin.buffer.read() != IN_ORDER:
         # The launcher itself may carry the name, and waits for us when it is still there.
         Ending(lambda: {*marked(job)} - {os.getppid()}, float(grace_s)).finish()
+    if folder:
+        import shutil  # not before: a guard starts beside every job
+
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _everyone() -> list[int]:

@@ -22,6 +22,7 @@ from drumline.launch.loading import loading
 from drumline.launch.node import guard
 from drumline.launch.node.addresses import check_is_own
 from drumline.launch.node.supervision import Supervision
+from drumline.launch.node.watch_folder import Ruling, WatchFolder
 from drumline.launch.torchrun import Node, Program
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ INTERRUPTED = "drumline: interrupted; the same command goes on from the last che
 STORE_LOG = "TORCH_CPP_LOG_LEVEL"
 # Read by torch's agent: what ends it and its ranks.
 HEEDED = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+# Ranks of a task that end so would end so again.
+FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})
 STOPPED = "drumline: interrupted; all ranks were stopped"
 TOO_EARLY = "drumline: told to leave before the first step; the same command goes on from where the run stood"
 
@@ -58,9 +61,10 @@ def run_node(
         check_is_own(node.endpoint)
     terms = supervision or Supervision()
     os.environ[guard.VARIABLE] = terms.job
-    watcher, code = guard.Guard(terms.job, terms.grace_s), None
+    watch, code = WatchFolder(terms.job), None
+    watcher = guard.Guard(terms.job, terms.grace_s, folder=str(watch.root or ""))
     try:
-        code = _run_guarded(node, program, log_dir, terms)
+        code = _run_guarded(node, program, log_dir, terms, watch)
         return code
     finally:
         # The agent's handlers raise, which is of no use any more: from here on the guard does the rest alone.
@@ -69,7 +73,9 @@ def run_node(
         watcher.close(in_order=code == ExitCode.SUCCESS)
 
 
-def _run_guarded(node: Node, program: Program, log_dir: Path | None, terms: Supervision) -> int:
+def _run_guarded(
+    node: Node, program: Program, log_dir: Path | None, terms: Supervision, watch: WatchFolder
+) -> int:
     _load_torch_quietly()
     from torch.distributed.elastic.multiprocessing import SignalException
 
@@ -87,7 +93,7 @@ def _run_guarded(node: Node, program: Program, log_dir: Path | None, terms: Supe
     ):  # under nohup; torch would heed the end of a terminal
         os.environ.setdefault(HEEDED, "SIGTERM,SIGINT,SIGQUIT")
     try:
-        result = _run_agent(node, num_procs, program, terms)
+        result, ruling = _run_agent(node, num_procs, program, terms, watch)
     except LeftAsTold as left:
         if not left.has_told and terms.folder is None:
             print(TOO_EARLY, file=sys.stderr)
@@ -100,10 +106,14 @@ def _run_guarded(node: Node, program: Program, log_dir: Path | None, terms: Supe
         return ExitCode.SUCCESS
     rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
     if terms.folder is not None:
-        return exit_code_of(failure.exitcode, is_task=program.is_task)  # the controller tells of it
-    if program.is_task:
-        return _explain(rank, failure.exitcode, log_dir)
-    return _explain_script(rank, failure.exitcode, program.words[0])
+        code = exit_code_of(failure.exitcode, is_task=program.is_task)  # the controller tells of it
+    elif ruling is not None and tells_more(ruling, failure.exitcode, is_task=program.is_task):
+        code = _pass_on(ruling, failure.exitcode, is_task=program.is_task)
+    elif program.is_task:
+        code = _explain(rank, failure.exitcode, log_dir)
+    else:
+        code = _explain_script(rank, failure.exitcode, program.words[0])
+    return ExitCode.HANG if ruling is not None and ruling.is_hang else code
 
 
 def _end_early(number: int, frame: FrameType | None) -> None:
@@ -112,7 +122,9 @@ def _end_early(number: int, frame: FrameType | None) -> None:
     os._exit(ExitCode.PREEMPTED)
 
 
-def _run_agent(node: Node, num_procs: int, program: Program, terms: Supervision) -> RunResult:
+def _run_agent(
+    node: Node, num_procs: int, program: Program, terms: Supervision, watch: WatchFolder
+) -> tuple[RunResult, Ruling | None]:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.launcher.api import LaunchConfig
@@ -124,6 +136,7 @@ def _run_agent(node: Node, num_procs: int, program: Program, terms: Supervision)
     # For what it knows of this machine: which cores are near which GPU.
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs)
     rendezvous = open_rendezvous(node)
+    rendezvous.secret = terms.secret
     spec = WorkerSpec(
         role=config.role,
         local_world_size=num_procs,
@@ -140,7 +153,8 @@ def _run_agent(node: Node, num_procs: int, program: Program, terms: Supervision)
             spec=spec,
             supervision=terms,
             scratch=scratch,
-            final_codes={ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED} if program.is_task else (),
+            watch=watch,
+            final_codes=FINAL_CODES if program.is_task else (),
             is_task=program.is_task,
             goes_on="they go on from the newest checkpoint" if program.is_task else "the script begins anew",
         )
@@ -148,6 +162,7 @@ def _run_agent(node: Node, num_procs: int, program: Program, terms: Supervision)
             result: RunResult = agent.run()
             agent.check_left_as_told(agent.told)
         except SignalException as error:
+            agent.last_look()
             # This node may come back: the others' meeting place stays open.
             if isinstance(rendezvous, FixedRanks):
                 rendezvous.roll.sign_out()  # a thread in the store as Python ends would abort the process
@@ -160,9 +175,9 @@ def _run_agent(node: Node, num_procs: int, program: Program, terms: Supervision)
             if isinstance(rendezvous, FixedRanks):
                 rendezvous.remind()
         if isinstance(rendezvous, FixedRanks) and result.is_failed() and not agent.has_left(result):
-            rendezvous.tell_failure(_how_it_failed(result))
+            rendezvous.tell_failure(*_how_it_failed(result, agent.ruling))
         rendezvous.shutdown()
-    return result
+    return result, agent.ruling
 
 
 def _load_torch_quietly() -> None:
@@ -176,13 +191,28 @@ def _load_torch_quietly() -> None:
         del os.environ[STORE_LOG]
 
 
-def _how_it_failed(result: RunResult) -> str:
+def _how_it_failed(result: RunResult, ruling: Ruling | None) -> tuple[str, ExitCode]:
+    """For the other nodes."""
+    if ruling is not None and ruling.is_hang:
+        return ruling.sentence, ExitCode.HANG
     rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
-    return f"rank {rank} failed ({_how(failure.exitcode)})"
+    return f"rank {rank} failed ({_how(failure.exitcode)})", ExitCode.TRAINING_FAILED
 
 
 def _how(exit_code: int) -> str:
     return f"ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
+
+
+def tells_more(ruling: Ruling, rank_code: int, *, is_task: bool) -> bool:
+    """Whether what the sidecars said explains the end better than the rank that failed first: not where that one told
+    its error itself."""
+    return ruling.is_hang or rank_code < 0 or not is_task
+
+
+def _pass_on(ruling: Ruling, rank_code: int, *, is_task: bool) -> int:
+    if not ruling.was_told:
+        print(f"drumline: {ruling.sentence}", file=sys.stderr)
+    return exit_code_of(rank_code, is_task=is_task)
 
 
 def _explain(rank: int, exit_code: int, log_dir: Path | None) -> ExitCode:

@@ -28,8 +28,12 @@ STORE_TIMEOUT_S = 30
 class Alone(RendezvousHandler):
     """One machine has nobody to meet. Every attempt gets a store of its own, which only this machine can reach."""
 
+    sidecars: tuple[str, ...] = ()
+    """One has nobody to talk to."""
+
     def __init__(self) -> None:
         self.store: dist.Store | None = None
+        self.secret = ""
 
     def get_backend(self) -> str:
         return "alone"
@@ -62,7 +66,7 @@ class Alone(RendezvousHandler):
         return True
 
 
-def open_rendezvous(node: Node) -> RendezvousHandler:
+def open_rendezvous(node: Node) -> Alone | FixedRanks:
     """The meeting place of this node's job; the node with rank 0 keeps it."""
     if node.num_nodes == 1:
         return Alone()

@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from drumline.errors import DrumlineError, PreflightError, TrainingError
+from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
 from drumline.launch.node.addresses import Patience, say
 from drumline.launch.node.roll import DONE, MEETS, WORKS, Roll
 from drumline.launch.torchrun import Node
@@ -53,6 +53,12 @@ class FixedRanks(RendezvousHandler):
         """Whether this node's ranks were told to leave: whoever else comes or goes does not matter any more."""
         self.has_lost = False
         """Whether that is because a node is gone, and its ranks with it."""
+        self.secret = ""
+        """Of the sidecars: this node's own wish, and after a meeting that of all."""
+        self.sidecars: tuple[str, ...] = ()
+        """`ADDRESS:PORT` of each node's sidecar, in the order of the ranks of this round."""
+        self.restarts_used = 0
+        """How often the job was started again after a failure, wherever that was: each node counts with all others."""
 
     def get_backend(self) -> str:
         return self.inner.get_backend()
@@ -83,11 +89,17 @@ class FixedRanks(RendezvousHandler):
         in_order = sorted(claims, key=lambda claim: int(claim["rank"]))
         node_rank = [claim["rank"] for claim in in_order].index(self.node.node_rank)
         place = RendezvousStoreInfo(in_order[0]["address"], in_order[0]["port"])
+        self.secret = in_order[0].get("secret", self.secret)
+        self.sidecars = tuple(f"{claim['address']}:{claim['watch_port']}" for claim in in_order)
+        self.restarts_used = max(claim["restarts"] for claim in claims)
         return RendezvousInfo(info.store, node_rank, info.world_size, place)
 
     def _claims(self, store: dist.Store, info: RendezvousInfo) -> list[dict[str, Any]] | None:
         """By c10d's numbers; None when a participant is gone before it has said a word: all meet again then."""
         mine = {"rank": self.node.node_rank, "address": self.address, "port": _free_port()}
+        mine |= {"watch_port": _free_port(), "restarts": self.restarts_used}
+        if not self.node.job:  # else whoever started all nodes gave them one secret
+            mine["secret"] = self.secret
         store.set(f"claim/{info.rank}", json.dumps(mine))
         keys = [f"claim/{number}" for number in range(info.world_size)]
         while not store.check(keys):
@@ -160,11 +172,11 @@ class FixedRanks(RendezvousHandler):
                     say(f"the ranks here are done; waiting for those of {self.roll.names(others)}")
                 time.sleep(POLL_S)
 
-    def tell_failure(self, what: str) -> None:
+    def tell_failure(self, what: str, code: int = ExitCode.TRAINING_FAILED) -> None:
         """This node gives up, and the job with it: let the others know why, before the store is gone."""
         patience = Patience(first_s=LINGER_S)
         with contextlib.suppress(RendezvousError, dist.DistError):
-            self.roll.tell_failure(what)
+            self.roll.tell_failure(what, code)
             while self.node.node_rank == 0 and self._others_at_work() and not patience.is_over():
                 time.sleep(POLL_S)
 
@@ -203,7 +215,9 @@ class FixedRanks(RendezvousHandler):
         return f"{what}; node {self.node.node_rank} cannot join it"
 
     def _error(self, what: str, next_step: str | None = None) -> DrumlineError:
-        kind = TrainingError if self.members else PreflightError
+        kind: type[DrumlineError] = TrainingError if self.members else PreflightError
+        with contextlib.suppress(dist.DistError):
+            kind = HangError if self.roll.failure_code() == ExitCode.HANG else kind
         return kind(what, next_step=next_step)
 
     def is_closed(self) -> bool:

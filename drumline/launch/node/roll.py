@@ -145,13 +145,18 @@ class Roll:
         limit_s = QUIET_BEATS * BEAT_S if within_s is None else within_s
         return time.monotonic() - at <= limit_s and (not doing or word.doing in doing)
 
-    def tell_failure(self, what: str) -> None:
-        """Before this node ends the job: the others shall know who did, and why."""
+    def tell_failure(self, what: str, code: int) -> None:
+        """Before this node ends the job: the others shall know who did, and why, and with which exit code."""
+        self.store.set("failed-code", str(int(code)))
         self.store.set("failed", f"{self.name(self.node.node_rank)} ended the job: {what}")
 
     def failure(self) -> str | None:
         """What the first node that gave up has told."""
         return self.store.get("failed").decode() if self.store.check(["failed"]) else None
+
+    def failure_code(self) -> int | None:
+        """What it ended with."""
+        return int(self.store.get("failed-code")) if self.store.check(["failed-code"]) else None
 
     def missing(self) -> list[int]:
         """Nodes that have not come to the meeting in which this one waits."""

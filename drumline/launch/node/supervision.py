@@ -14,6 +14,7 @@ from typing import Any
 
 from drumline.launch.node import guard
 from drumline.launch.ssh.follow import is_traceback, last_lines
+from drumline.launch.watch_terms import ScriptWatch, new_secret
 
 # A traceback that was written this short before the end was about the end.
 LAST_WORDS_S = 30.0
@@ -30,6 +31,10 @@ class Supervision:
     folder: Path | None = None
     """Where ranks write to; None leaves their output to the screen."""
     tell: Callable[[Mapping[str, Any]], None] = lambda _: None
+    secret: str = field(default_factory=new_secret, repr=False)
+    """Of the sidecars. On several nodes that were started one by one, node 0's counts."""
+    script_watch: ScriptWatch | None = None
+    """How a script is watched; a task is by itself, and says how."""
 
 
 @dataclass(frozen=True)

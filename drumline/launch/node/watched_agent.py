@@ -1,8 +1,14 @@
-"""The agent of a node under supervision: ranks write to files of their own, and who failed first is told at once."""
+"""The agent of a node under supervision: ranks write to files of their own, and who failed first is told at once.
+
+It is also the launcher's end of the watch: each start gets a watch folder, the sidecar reads there how ranks ended, and
+what the sidecar says of it decides whether they are started again.
+"""
 
 from __future__ import annotations
 
 import inspect
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +17,13 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import LogsDest, SubprocessContext
 
+from drumline.launch.node.addresses import say
 from drumline.launch.node.leaving_agent import LeavingAgent
+from drumline.launch.node.meeting import Alone
+from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.node.supervision import RankOutput, Supervision, failure_time, rank_output
+from drumline.launch.node.watch_folder import VERDICT_S, Ruling, WatchFolder
+from drumline.launch.watch_terms import FOLDER, NODES, SECRET
 
 
 class RankFiles(LogsSpecs):
@@ -23,6 +34,8 @@ class RankFiles(LogsSpecs):
         self.scratch = Path(scratch)
         self.folder = folder
         self.num_starts = 0
+        self.variables: Mapping[str, str] = {}
+        """For all ranks of the next start."""
         self.current: dict[int, RankOutput] = {}
         """By global rank."""
 
@@ -36,6 +49,7 @@ class RankFiles(LogsSpecs):
         dest = LogsDest()
         for local_rank, variables in envs.items():
             rank = int(variables["RANK"])
+            variables.update(self.variables)
             error_file = self.scratch / f"error-{rank}-{start}.json"
             variables["TORCHELASTIC_ERROR_FILE"] = dest.error_files[local_rank] = str(error_file)
             # An empty name leaves the stream as it is.
@@ -50,18 +64,25 @@ class RankFiles(LogsSpecs):
 class WatchedAgent(LeavingAgent):
     """Sees which ranks ended by themselves before torch's agent ends the others, and tells of them alone."""
 
-    def __init__(self, *args: Any, supervision: Supervision, scratch: str, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, supervision: Supervision, scratch: str, watch: WatchFolder, **kwargs: Any
+    ) -> None:
         self.files = RankFiles(scratch, supervision.folder)
         # torch 2.11 takes 30 s whatever is wished; who waits for less kills the rest.
         if "shutdown_timeout" in inspect.signature(LocalElasticAgent).parameters:
             kwargs["shutdown_timeout"] = max(1, round(supervision.grace_s))
         super().__init__(*args, logs_specs=self.files, **kwargs)
+        self.supervision = supervision
         self.tell = supervision.tell
+        self.watch = watch
+        self.ruling: Ruling | None = None
+        """What the sidecars said of the failure that this start ended with."""
         self.failed_first: list[int] = []
         """Global ranks, the first one first; those that the agent ended itself are not among them."""
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self.failed_first = []
+        self.failed_first, self.ruling = [], None
+        self.files.variables = self._watch_variables(worker_group)
         ids: dict[int, Any] = super()._start_workers(worker_group)
         start = self.files.num_starts - 1
         ranks = [worker.global_rank for worker in worker_group.workers]
@@ -70,26 +91,66 @@ class WatchedAgent(LeavingAgent):
         )
         return ids
 
+    def _watch_variables(self, worker_group: WorkerGroup) -> dict[str, str]:
+        handler = worker_group.spec.rdzv_handler
+        assert isinstance(handler, Alone | FixedRanks)
+        folder, script = self.watch.begin(self.files.num_starts), self.supervision.script_watch
+        if folder is None:
+            return {}
+        variables = {FOLDER: str(folder), SECRET: handler.secret}
+        if handler.sidecars:
+            variables[NODES] = ",".join(handler.sidecars)
+        return {**variables, **(script.variables() if script else {})}
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._note_failures(worker_group)
+        self._note_ends(worker_group)
+        noted_at = time.monotonic()
         result = super()._monitor_workers(worker_group)
         if self.failed_first and result.is_failed():
             result.failures = {rank: result.failures[rank] for rank in self.failed_first}
+        if result.is_failed():
+            self._heed(self._wait_for_ruling(result, noted_at + VERDICT_S))
         return result
 
-    def _note_failures(self, worker_group: WorkerGroup) -> None:
+    def _wait_for_ruling(self, result: RunResult, deadline: float) -> Ruling | None:
+        if not self.failed_first:  # it ended between two looks
+            rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
+            self.watch.note_exit(rank, failure.exitcode)
+        return self.watch.wait_for_ruling(deadline)
+
+    def _heed(self, ruling: Ruling | None) -> None:
+        """Whether ranks are started again is decided by who saw what was wrong with them."""
+        if ruling is None or self.ruling is not None:
+            return
+        self.ruling = ruling
+        if ruling.is_final:
+            self._remaining_restarts = 0
+        is_last = self._remaining_restarts == 0
+        self.tell({"kind": "ruling", **vars(ruling), "is_last": is_last})
+        if not is_last and not ruling.was_told and self.supervision.folder is None:
+            say(ruling.sentence)
+
+    def last_look(self) -> None:
+        """When the agent itself is told to end: what the sidecar has said until then."""
+        self._heed(self.watch.ruling())
+
+    def _note_ends(self, worker_group: WorkerGroup) -> None:
         if not isinstance(self._pcontext, SubprocessContext):
             return
         failures = []
         for local_rank, handler in self._pcontext.subprocess_handlers.items():
-            if code := handler.proc.poll():
-                rank = worker_group.workers[local_rank].global_rank
+            code, rank = handler.proc.poll(), worker_group.workers[local_rank].global_rank
+            if code is not None:
+                self.watch.note_exit(rank, code)
+            if code:
                 output = self.files.current.get(rank)
                 failures.append((failure_time(output.err if output else None), rank, code))
         self.failed_first = [rank for _, rank, _ in sorted(failures)]
+        is_watched = bool(failures) and self.watch.has_sidecar()
         for at, rank, code in sorted(failures):
             frame = {"rank": rank, "code": code, "at": at, "restarts_left": self._remaining_restarts}
-            self.tell({"kind": "failed", "start": self.files.num_starts - 1, **frame})
+            start = self.files.num_starts - 1
+            self.tell({"kind": "failed", "start": start, "is_watched": is_watched, **frame})
 
 
 def _world_size(worker_group: WorkerGroup) -> int:

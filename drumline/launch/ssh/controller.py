@@ -16,15 +16,17 @@ from typing import Any
 
 from drumline.errors import DrumlineError, ExitCode, PreflightError
 from drumline.launch.hosts import Host
-from drumline.launch.node.local import INTERRUPTED, STOPPED, exit_code_of
+from drumline.launch.node.local import INTERRUPTED, STOPPED, exit_code_of, tells_more
+from drumline.launch.node.watch_folder import VERDICT_S
 from drumline.launch.ssh.client import ssh_words
 from drumline.launch.ssh.errors import not_reached, was_lost
 from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LEASE_S
-from drumline.launch.ssh.verdict import in_order, last_lines
+from drumline.launch.ssh.verdict import Failure, in_order, last_lines
 from drumline.launch.torchrun import Node, Program
+from drumline.launch.watch_terms import ScriptWatch, new_secret
 
 # After a rank has failed, others that fail with it are heard of before all are ended.
 SETTLE_S = 1.0
@@ -58,6 +60,9 @@ class HostsJob:
     grace_s: float
     min_nodes: int | None = None
     """As long as so many hosts are there, the loss of one that is not the first does not end the job; None: all."""
+    secret: str = field(default_factory=new_secret, repr=False)
+    """Of the sidecars beside the ranks."""
+    script_watch: ScriptWatch | None = None
 
 
 def run_on_hosts(job: HostsJob) -> int:
@@ -87,6 +92,7 @@ class Controller:
         """The signal that this process was told to end by."""
         self.is_ending = False
         self.num_ranks = 0
+        self._ruling_said = ""
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -116,6 +122,8 @@ class Controller:
             "task_logs": str(job.task_logs) if job.task_logs else None,
             "grace_s": job.grace_s,
             "lease_s": LEASE_S,
+            "secret": job.secret,
+            "script_watch": asdict(job.script_watch) if job.script_watch else None,
         }
         words = ssh_words(job.client, host, command, cwd=job.cwd)
         return Remote(host, words, spec, self.screen, self._heard)
@@ -153,7 +161,16 @@ class Controller:
         elif kind == "ended" and frame["code"] and not self.is_ending:
             self._ended(remote, frame["code"])
         elif kind == "failed" and not frame["restarts_left"]:
-            asyncio.get_running_loop().call_later(SETTLE_S, self._end, self.job.grace_s)
+            settle_s = SETTLE_S + (VERDICT_S if frame.get("is_watched") else 0)
+            asyncio.get_running_loop().call_later(settle_s, self._end, self.job.grace_s)
+        elif kind == "ruling" and not frame["is_last"]:
+            self._say_ruling(frame["sentence"], was_told=frame["was_told"])
+
+    def _say_ruling(self, sentence: str, *, was_told: bool) -> None:
+        """Before ranks are started again; every host has heard the same, and it is said once."""
+        if not was_told and sentence != self._ruling_said:
+            self._ruling_said = sentence
+            self.screen.say(sentence, is_error=True)
 
     def _ended(self, remote: Remote, code: int) -> None:
         """Not well. A signal that ended the agent, as when its host is shut down, took that host alone."""
@@ -248,6 +265,8 @@ class Controller:
             self.screen.write((INTERRUPTED if self.job.program.is_task else STOPPED) + "\n")
             return ExitCode.INTERRUPTED
         failures = in_order([failure for remote in self.remaining for failure in remote.failures])
+        if failures and (code := self._pass_on_ruling(failures[0])) is not None:
+            return code
         if failures:
             lost_first = bool(self.problems) and self._last_word_of_lost() <= failures[0].at
             lines = last_lines(failures, self.num_ranks, lost_first=lost_first)
@@ -261,6 +280,16 @@ class Controller:
         if not failures:
             self.screen.write(self.ended_first.last_words())
         return exit_code_of(self.ended_first.code, is_task=True)
+
+    def _pass_on_ruling(self, first: Failure) -> int | None:
+        """What the sidecars said, once for all hosts, where that explains more than the first failure; the code."""
+        rulings = [remote.ruling for remote in self.remaining if remote.ruling is not None]
+        # A rank's own last words stay last here, a script's too.
+        if not rulings or not tells_more(rulings[0], first.code, is_task=True):
+            return None
+        self.screen.write(f"drumline: {rulings[0].sentence}\n")
+        is_task = self.job.program.is_task
+        return ExitCode.HANG if rulings[0].is_hang else exit_code_of(first.code, is_task=is_task)
 
     def _have_left(self) -> bool:
         """Whether all ranks of a task have saved and left, whoever was told to. Ctrl-C asks for no such thing."""

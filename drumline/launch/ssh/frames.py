@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_WAITING = 1 << 18
 
 

@@ -19,6 +19,7 @@ from drumline.errors import DrumlineError
 from drumline.launch.node.supervision import Supervision
 from drumline.launch.ssh.frames import FrameWriter
 from drumline.launch.torchrun import Node, Program
+from drumline.launch.watch_terms import ScriptWatch
 
 PR_SET_PDEATHSIG = 1
 
@@ -35,8 +36,10 @@ def main(fd: int) -> int:
         grace_s=spec["grace_s"],
         folder=Path(spec["logs"]),
         tell=lambda frame: status.send(**frame),
+        secret=spec["secret"],
+        script_watch=ScriptWatch(**spec["script_watch"]) if spec["script_watch"] else None,
     )
-    program = Program(tuple(spec["program"]["words"]), is_task=spec["program"]["is_task"])
+    program = Program(**{**spec["program"], "words": tuple(spec["program"]["words"])})
 
     from drumline.launch.node.local import run_node
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from drumline.launch.hosts import Host
 from drumline.launch.node.addresses import Patience
+from drumline.launch.node.watch_folder import Ruling
 from drumline.launch.ssh.errors import NOT_STARTED
 from drumline.launch.ssh.follow import shown
 from drumline.launch.ssh.frames import decode, encode
@@ -52,6 +53,8 @@ class Remote:
     """How many ranks the job had when these were started; others may have been started again since."""
     failures: list[Failure] = field(default_factory=list)
     """Since the ranks were last started."""
+    ruling: Ruling | None = None
+    """What the sidecars said of that."""
     code: int | None = None
     """What the node's job ended with."""
     node_words: list[str] = field(default_factory=list)
@@ -183,6 +186,9 @@ class Remote:
             self.was_refused = True
         elif kind == "started":
             self.ranks, self.world_size, self.failures = frame["ranks"], frame["world_size"], []
+            self.ruling = None
+        elif kind == "ruling":
+            self.ruling = Ruling(**{name: frame[name] for name in ("word", "action", "sentence", "was_told")})
         elif kind == "ended":
             self.code, self.node_words = frame["code"], frame["last_words"]
         elif kind == "failed":

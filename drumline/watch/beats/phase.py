@@ -25,3 +25,9 @@ class Phase(IntEnum):
     """Out of the loop: done, told to leave, or too early."""
     FAILED = 10
     """An error is on its way to the user; the record has it in a line."""
+
+
+# As plain numbers, for the hot path: to look one up in an enum, and to count with it, takes a fifth of a mark's time.
+DATA, FORWARD, BACKWARD, OPTIMIZER = (
+    int(phase) for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+)

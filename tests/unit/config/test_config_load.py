@@ -187,6 +187,16 @@ BROKEN_RULES = [
         "dist.static_graph = true (--dist.static_graph), "
         "dist.find_unused_parameters = true (--dist.find_unused_parameters)",
     ),
+    (
+        ["--watch.notice", "ftp://host/notice"],
+        "a notice is looked for in a file, at http://HOST/PATH or https://HOST/PATH (without a name or password), or "
+        "by path/to/file.py:function: watch.notice = 'ftp://host/notice' (--watch.notice)",
+    ),
+    (
+        ["--watch.notice", "probes/mine.py"],
+        "a function that is asked for a notice is given with its name, as path/to/file.py:function: "
+        "watch.notice = 'probes/mine.py' (--watch.notice)",
+    ),
 ]
 
 
@@ -216,10 +226,32 @@ def test_every_rule_has_a_test() -> None:
         ["--dist.backend", "nccl"],
         ["--dist.backend", "gloo", "--dist.device", "cpu"],
         ["--dist.static_graph"],
+        ["--watch.notice", "/run/reclaim:soon"],
+        ["--watch.notice", "a.python/notice"],
+        ["--watch.notice", "probes/mine.py:is_reclaimed"],
+        ["--watch.notice", "http://169.254.169.254/latest/meta-data/spot/instance-action"],
+        ["--watch.notice", "https://[fd00:ec2::254]:8080?x"],
     ],
 )
 def test_what_keeps_the_rules_is_accepted(read: Read, argv: list[str]) -> None:
     resolve(read(*argv), ENOUGH)
+
+
+@pytest.mark.parametrize(
+    "notice",
+    [
+        "http://",
+        "http:///path",
+        "https://me:secret@host/",
+        "HTTP://host",
+        "mine.py:",
+        "mine.py:2x",
+        "a.py:b:c",
+    ],
+)
+def test_notices_that_nobody_could_look_for(read: Read, notice: str) -> None:
+    (problem,) = problems(lambda: resolve(read("--watch.notice", notice), ENOUGH))
+    assert f"watch.notice = '{notice}'" in problem
 
 
 def test_stage_one_knows_only_rules_whose_fields_are_all_given(read: Read) -> None:

@@ -21,7 +21,8 @@ from drumline.doctor.pairs.messages import (
     want,
     want_list,
 )
-from drumline.doctor.pairs.secret import is_proof, nonce, proof
+from drumline.doctor.pairs.secret import proof
+from drumline.launch.proof import is_proof, nonce
 
 
 @pytest.mark.parametrize(

@@ -43,3 +43,20 @@ def test_ranks_that_do_not_answer_are_named_by_the_one_that_asked_first(
         else "drumline: rank 0 on node-a, told to leave by SIGTERM, ends without a save: ranks 1, 4-6 did not answer\n"
         "  next: see what that rank does; the same command goes on from the newest checkpoint\n"
     )
+
+
+def test_a_notice_that_the_others_do_not_answer_is_told_once_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    preemption: Any = Preemption()
+    preemption._place, preemption._vote = {"host": "node-a", "rank": 0}, GivenUp(0)
+    preemption._vote.cause["signal"] = "a notice at leave.txt"
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    preemption._tick()
+    preemption._tick()
+    assert (ended, preemption.is_asked) == ([], False)
+    assert [record.getMessage() for record in caplog.records] == [
+        "told to leave by a notice at leave.txt, but ranks 1, 4-6 did not answer: the run goes on, and what it does is "
+        "lost from its newest checkpoint on when the machine goes"
+    ]

@@ -78,12 +78,50 @@ def test_nothing_secret_is_on_a_command_line(make: Make) -> None:
     controller = make(python_path="/lib")
     for remote in controller.remotes:
         assert "hunter2" not in f"{remote.words}{remote}{controller.job}"
+        assert len(remote.spec["secret"]) == 64
+        assert remote.spec["secret"] not in f"{remote.words}{remote}{controller.job}"
         assert "secret" not in f"{remote.words}"
     words = controller.remotes[1].words
     assert words[-2:] == [
         "me@b",
         "env --chdir=/code PYTHONPATH=/lib '/py thon' -m drumline.launch.ssh.supervisor",
     ]
+
+
+RULING = {"word": "hang", "action": "stop", "sentence": "hang: rank 1 stands. Next: look", "was_told": False}
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "ends_with", "first"),
+    [
+        ("hang", -9, 70, "drumline: hang: rank 1 stands. Next: look"),
+        ("failure", -9, 1, "drumline: hang: rank 1 stands. Next: look"),
+        ("failure", 7, 7, "drumline: rank 0 on a (exit code 7) failed first:"),
+    ],
+)
+def test_what_the_sidecars_said_is_told_once_and_decides_the_code(
+    make: Make, said: Path, word: str, code: int, ends_with: int, first: str
+) -> None:
+    async def go() -> Controller:
+        controller = make()
+        hosts = await start(controller)
+        failed = {"code": code, "restarts_left": 1, "start": 0, "last_words": ["words"], "is_watched": True}
+        # The first time all are started again, and it is said once, as one of three says so.
+        for rank, remote in enumerate(hosts):
+            hear(remote, "failed", rank=rank, at=float(rank), **failed)
+            hear(remote, "ruling", **RULING, is_last=False)
+        await start(controller)
+        assert all(remote.ruling is None for remote in hosts)
+        for rank, remote in enumerate(hosts):
+            hear(remote, "failed", rank=rank, at=float(rank), **failed)
+            hear(remote, "ruling", **{**RULING, "word": word}, is_last=True)
+        return controller
+
+    ended, lines = conclude(asyncio.run(go()), said)
+    assert ended == ends_with
+    assert lines.count("drumline: hang: rank 1 stands. Next: look") == (2 if code < 0 else 1)
+    assert lines[2] == first
+    assert len(lines) == (4 if code < 0 else 6), lines
 
 
 def test_a_wrong_clock_does_not_change_who_was_first(make: Make, said: Path) -> None:
@@ -223,7 +261,7 @@ FAKE_SSH = """#!/bin/sh
 for word; do last=$word host=$before before=$word; done
 echo "$host" >> {log}
 [ "$host" = h13 ] && echo "Permission denied" >&2 && exit 255
-echo '{{"kind": "hello", "host": "x", "protocol": 1}}'
+echo '{{"kind": "hello", "host": "x", "protocol": {protocol}}}'
 read -r spec; read -r beat; read -r end
 echo '{{"kind": "ended", "code": 130, "last_words": []}}'
 """
@@ -231,7 +269,7 @@ echo '{{"kind": "ended", "code": 130, "last_words": []}}'
 
 def test_of_many_hosts_one_that_refuses_us_ends_the_start(make: Make, said: Path, tmp_path: Path) -> None:
     client, log = tmp_path / "ssh", tmp_path / "log"
-    client.write_text(FAKE_SSH.format(log=log))
+    client.write_text(FAKE_SSH.format(log=log, protocol=PROTOCOL))
     client.chmod(0o755)
     hosts = [Host(f"h{number}") for number in range(40)]
     nodes = nodes_of_hosts(hosts, num_procs=1, port=1, max_restarts=0)

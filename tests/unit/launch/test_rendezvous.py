@@ -18,7 +18,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
-from drumline.errors import DrumlineError, PreflightError, TrainingError
+from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
+from drumline.launch.node.addresses import Patience
 from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.node.roll import Roll
 from drumline.launch.torchrun import Node
@@ -76,6 +77,25 @@ def test_nodes_keep_the_ranks_they_were_given_and_rank_0_says_where_it_is(
     assert capfd.readouterr().err == ""
 
 
+def test_nodes_take_the_first_ones_secret_and_count_restarts_together() -> None:
+    store = dist.HashStore()
+
+    def one(number: int, job: str) -> FixedRanks:
+        node = replace(node_of([2, 0, 1][number], 3), job=job)
+        one = handler(Met(dist.PrefixStore(job, store), number, 3), node)
+        one.secret, one.restarts_used = f"secret {node.node_rank}", number
+        one.next_rendezvous()
+        return one
+
+    with ThreadPoolExecutor(3) as pool:
+        for job, secrets in (("", ["secret 0"] * 3), ("j", ["secret 2", "secret 0", "secret 1"])):
+            met = list(pool.map(one, range(3), [job] * 3))
+            assert [each.secret for each in met] == secrets, "one starter gives all nodes the same"
+            assert [each.restarts_used for each in met] == [2, 2, 2]
+            assert len({each.sidecars for each in met}) == 1
+            assert [word.partition(":")[0] for word in met[0].sidecars] == ["host-0", "host-1", "host-2"]
+
+
 def test_fewer_nodes_keep_their_order_without_a_gap_and_name_the_missing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -115,7 +135,12 @@ def test_a_node_that_is_gone_is_a_reason_to_start_again() -> None:
     one.node = replace(one.node, min_nodes=None)
     with pytest.raises(TrainingError, match=r"node 2 \(c\) is gone, and no restart is left"):
         one.num_nodes_waiting()
-    one.roll.was_ousted = True
+    one.roll.tell_failure("hang: rank 3 stands. Next: look", ExitCode.HANG)
+    one._ask = Patience(first_s=0)
+    with pytest.raises(HangError, match=r"node 0 \(a\) ended the job: hang: rank 3 stands\. Next: look"):
+        one.num_nodes_waiting()
+    one = handler(inner, node_of(0, 3, ("a", "b", "c")))
+    one.members, one.roll.was_ousted = {0: 0}, True
     with pytest.raises(TrainingError, match="another launcher has taken NODE_RANK 0 from this one"):
         one.num_nodes_waiting()
 

@@ -79,6 +79,8 @@ def test_every_plain_event_has_its_line(stream: io.StringIO) -> None:
     display(event("checkpoint", step=46, path="x", bytes=1412345, seconds=0.031))
     display(event("note", message="a note"))
     display(event("warning", message="small batches"))
+    display(event("straggler", message="straggler: rank 3", about_rank=3, about_host="b"))
+    display(event("stall", message="stall: rank 1", about_rank=1, about_host="a"))
     display(event("error", message="printed elsewhere"))
 
     lines = stream.getvalue().splitlines()
@@ -96,6 +98,8 @@ def test_every_plain_event_has_its_line(stream: io.StringIO) -> None:
         "@ saved step 46 (1.41 MB in 31 ms)",
         "@ a note",
         "@ warning: small batches",
+        "@ straggler: rank 3",
+        "@ stall: rank 1",
     ]
 
 
@@ -211,9 +215,12 @@ def test_evaluations_and_warnings_stay_above_the_bar(live: Display, stream: io.S
     live(train(30))
     live(evaluation(1))
     live(event("warning", message="small batches"))
+    live(event("straggler", message="straggler: rank 3", about_rank=3, about_host="b"))
+    live(event("stall", message="stall: rank 1", about_rank=1, about_host="a"))
 
     assert "epoch  1/20   loss 0.5000   accuracy 90.00%   in 210 ms" in on_screen(stream.getvalue())
-    assert re.search("\x1b\\[33mwarning: small batches", stream.getvalue())
+    for words in ("warning: small batches", "straggler: rank 3", "stall: rank 1"):
+        assert re.search(f"\x1b\\[33m{words}", stream.getvalue())
     assert on_screen(stream.getvalue()).splitlines()[-1].startswith(" loss 0.0667")
 
 

@@ -1,0 +1,147 @@
+"""A run that its launcher has started again: whether that makes sense, and how long it took from the fault to a step.
+
+Verdicts of the sidecars are in `RUN/verdicts`, each with the launch that it is about. `RUN/watch/launch.json` says
+which launch this is: rank 0 draws a new name at a first start and keeps it at a restart, whoever the launcher is.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drumline.distributed.collectives import broadcast_json
+from drumline.engine.run_folder import RunFolder, write_whole
+from drumline.errors import HangError, Place
+from drumline.manager import DDPManager
+from drumline.metrics.events import Reporter
+from drumline.watch.verdicts.files import read_verdicts
+
+MOST_AT_ONE_STEP = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What a run goes on after. Times are Unix seconds."""
+
+    cause: str
+    rank: int | None
+    """None: the whole host."""
+    host: str
+    step: int | None
+    at: float
+    told_at: float
+
+    def tell_recovery(
+        self, reporter: Reporter, *, resumed_from: int, step: int, device: torch.device
+    ) -> None:
+        """After the first new step, which is waited for this once."""
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        reporter.report(
+            "recovered",
+            step=step,
+            cause=self.cause,
+            told_rank=self.rank,
+            told_host=self.host,
+            seconds=max(0.0, time.time() - self.at),
+            seconds_to_verdict=max(0.0, self.told_at - self.at),
+            lost_steps=None if self.step is None else max(0, self.step - resumed_from),
+        )
+
+
+def begin_launch(folder: RunFolder, ddp: DDPManager) -> Fault | None:
+    """Collective: at a restart all ranks refuse together what cannot come to anything. Rank 0 learns what happened."""
+    found: dict[str, Any] | None = None
+    if ddp.is_main_process():
+        found = look_back(folder, is_restart=ddp.is_restart)
+    found = broadcast_json(found, device=ddp.device)
+    assert found is not None
+    if found["refusal"] is not None:
+        what, next_step = found["refusal"]
+        # Where it failed, not where that is said, which is everywhere.
+        raise HangError(what, next_step=next_step, place=Place(**found["place"]))
+    return Fault(**found["fault"]) if found["fault"] and ddp.is_main_process() else None
+
+
+def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
+    """On rank 0: `refusal` (what and next, or None), its `place`, and `fault`: what is new since the last start."""
+    launch = _read_launch(folder.launch_file) if is_restart else None
+    verdicts = [] if launch is None else verdicts_of_launch(folder.verdicts, launch["launch"])
+    known = 0 if launch is None else launch["num_verdicts"]
+    name = uuid.uuid4().hex if launch is None else launch["launch"]
+    folder.launch_file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(folder.launch_file, json.dumps({"launch": name, "num_verdicts": len(verdicts)}) + "\n")
+    new = verdicts[known:]
+    return {
+        "refusal": check_same_step(verdicts, folder.verdicts),
+        "place": {name: verdicts[-1]["verdict"][name] for name in ("host", "rank", "step")}
+        if verdicts
+        else {},
+        "fault": asdict(_fault(new[-1])) if new else None,
+    }
+
+
+def verdicts_of_launch(folder: Path, launch: str) -> list[dict[str, Any]]:
+    """Those that ended a start of this launch, the newest last; what was only told is not among them."""
+    found = [record for record in read_verdicts(folder) if record.get("launch") == launch]
+    return [
+        record
+        for record in found
+        if record["word"] == "failure" or (record["word"] == "hang" and record["action"] != "report")
+    ]
+
+
+def check_same_step(verdicts: Sequence[Mapping[str, Any]], folder: Path) -> tuple[str, str] | None:
+    """Why it is no use to start again, and what to do instead; None: it may be."""
+    if not verdicts:
+        return None
+    last = verdicts[-1]
+    step = last["verdict"]["step"]
+    next_step = f"see {folder} and mend the cause; the same command then goes on from the newest checkpoint"
+    if last["action"] == "stop":
+        return f"the run was stopped{_at(step)}, and is not started again: {_cause(last)}", next_step
+    same = [record for record in verdicts if step is not None and record["verdict"]["step"] == step]
+    if len(same) < MOST_AT_ONE_STEP:
+        return None
+    lines = [f"  - {_cause(record)}" for record in same]
+    heading = f"the run has failed {len(same)} times at step {step}, and is not started again:"
+    return "\n".join([heading, *lines]), next_step
+
+
+def _cause(record: Mapping[str, Any]) -> str:
+    verdict = record["verdict"]
+    rank = "" if verdict["rank"] is None else f"rank {verdict['rank']} on "
+    return f"{rank}{verdict['host']} ({verdict['cause']}): {verdict['what']}"
+
+
+def _at(step: int | None) -> str:
+    return "" if step is None else f" at step {step}"
+
+
+def _fault(record: Mapping[str, Any]) -> Fault:
+    verdict = record["verdict"]
+    told_at = float(record["at"])
+    fault_at = record.get("fault_at")
+    return Fault(
+        cause=str(verdict["cause"]),
+        rank=verdict["rank"],
+        host=verdict["host"],
+        step=verdict["step"],
+        at=told_at if fault_at is None else float(fault_at),
+        told_at=told_at,
+    )
+
+
+def _read_launch(path: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads(path.read_bytes())
+        return {"launch": str(record["launch"]), "num_verdicts": int(record["num_verdicts"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

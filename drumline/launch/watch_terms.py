@@ -1,0 +1,92 @@
+"""What a launcher tells its ranks of the watch, in variables: their names, and how they are read.
+
+Our own agent gives each start of ranks a folder, which is this node's alone, and all nodes of a job one secret. A
+script that knows nothing of Drumline (`launch --watch`) cannot say what it wants: there the rest is in variables too.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drumline.errors import UsageError
+
+FOLDER = "DRUMLINE_WATCH_DIR"
+SECRET = "DRUMLINE_WATCH_SECRET"
+NODES = "DRUMLINE_WATCH_NODES"
+RUN = "DRUMLINE_WATCH_RUN"
+ON_HANG = "DRUMLINE_WATCH_ON_HANG"
+HANG_S = "DRUMLINE_WATCH_HANG_S"
+ON_HANG_WORDS = ("restart", "stop", "report")
+DEFAULT_ON_HANG = "restart"
+DEFAULT_HANG_S = 60.0
+
+
+def new_secret() -> str:
+    """For the sidecars of one job."""
+    return secrets.token_hex(32)
+
+
+@dataclass(frozen=True)
+class ScriptWatch:
+    """What the user wants of the watch over a script."""
+
+    run: str
+    """The folder for verdicts, in the place that a run folder has for a task."""
+    on_hang: str = DEFAULT_ON_HANG
+    hang_s: float = DEFAULT_HANG_S
+
+    def variables(self) -> dict[str, str]:
+        return {RUN: self.run, ON_HANG: self.on_hang, HANG_S: f"{self.hang_s:g}"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchTerms:
+    """What this rank was told; under another launcher, nothing."""
+
+    folder: Path | None = None
+    """The watch folder of this node and this start."""
+    secret: str | None = field(default=None, repr=False)
+    nodes: tuple[tuple[str, int], ...] = ()
+    """By node: the address, and the port that is kept for its sidecar. Empty where there is one node, or another
+    launcher."""
+    run: Path | None = None
+    """Only a script has it: where verdicts go."""
+    on_hang: str = DEFAULT_ON_HANG
+    hang_s: float = DEFAULT_HANG_S
+
+
+def watch_terms_from(environment: Mapping[str, str]) -> WatchTerms:
+    """The terms in these variables."""
+    folder, run = environment.get(FOLDER), environment.get(RUN)
+    on_hang = environment.get(ON_HANG, DEFAULT_ON_HANG)
+    if on_hang not in ON_HANG_WORDS:
+        raise UsageError(f"{ON_HANG} is {on_hang!r}, not one of {', '.join(ON_HANG_WORDS)}")
+    return WatchTerms(
+        folder=Path(folder) if folder else None,
+        secret=environment.get(SECRET) or None,
+        nodes=tuple(_node(word) for word in environment.get(NODES, "").split(",") if word),
+        run=Path(run) if run else None,
+        on_hang=on_hang,
+        hang_s=_seconds(environment.get(HANG_S, str(DEFAULT_HANG_S))),
+    )
+
+
+def _node(word: str) -> tuple[str, int]:
+    address, _, port = word.rpartition(":")
+    if not address or not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise UsageError(f"{NODES} has {word!r}, which is not ADDRESS:PORT")
+    return address, int(port)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"{HANG_S} is {text!r}, which is not a number of seconds")
+    return seconds

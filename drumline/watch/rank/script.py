@@ -1,0 +1,131 @@
+"""Runs a script under the watch: `python -m drumline.watch.rank.script SCRIPT.py ARGS`, or `-m MODULE ARGS`.
+
+`drumline launch --watch` starts ranks so. The script is run as Python itself would: it is `__main__`, has its own
+arguments, path, tracebacks and exit code, and torch is loaded only if it loads it. What is different: a beat, the
+answers to a sidecar, and one thread that looks once a second how many collectives there were.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import errno
+import io
+import os
+import runpy
+import sys
+from importlib.machinery import SourceFileLoader
+from types import CodeType, ModuleType, TracebackType
+
+from drumline.launch.environment import own_variables
+from drumline.watch.beats.phase import Phase
+from drumline.watch.beats.record import BeatWriter
+from drumline.watch.rank.attend import attend_script
+from drumline.watch.rank.collective_count import CollectiveCount
+
+CANNOT_OPEN = 2
+
+
+def main(words: list[str]) -> None:
+    """Never returns before the script does; what it raises is raised."""
+    if not words:
+        sys.exit("usage: python -m drumline.watch.rank.script SCRIPT.py|-m MODULE [arguments]")
+    attended = _Attended()
+    try:
+        if words[0] == "-m":
+            _run_module(words[1:])
+        else:
+            _run_script(words)
+    except BaseException as error:
+        attended.failed(error)
+        _hide_ourselves(error)
+        raise
+
+
+class _Attended:
+    """The watch over this process: to its very end, and not over what it forks."""
+
+    def __init__(self) -> None:
+        self._attendance = attend_script(own_variables())
+        self._beat = BeatWriter() if self._attendance is None else self._attendance.beat
+        self._count = CollectiveCount(self._beat)
+        self._error: BaseException | None = None
+        self._pid = os.getpid()
+        # Those that the script registers come before it, and its threads end before those.
+        atexit.register(self._close)
+
+    def failed(self, error: BaseException) -> None:
+        if isinstance(error, Exception) and os.getpid() == self._pid:
+            self._error = error
+            said = str(error).partition("\n")[0]
+            self._beat.fail(f"{type(error).__name__}: {said}" if said else type(error).__name__)
+
+    def _close(self) -> None:
+        if os.getpid() == self._pid:
+            self._count.close()
+            if self._error is None:
+                self._beat.mark(Phase.LEFT)
+            if self._attendance is not None:
+                self._attendance.close()
+
+
+def _run_script(words: list[str]) -> None:
+    path, code = os.path.abspath(words[0]), _compiled(words[0])  # noqa: PTH100 - as Python: links stay
+    sys.argv = words
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))  # noqa: PTH120
+    module = ModuleType("__main__")
+    module.__dict__.update(
+        __file__=path, __loader__=SourceFileLoader("__main__", path), __cached__=None, __package__=None
+    )
+    _become(module)
+    exec(code, module.__dict__)  # noqa: S102
+
+
+def _become(module: ModuleType) -> None:
+    """For good, unlike runpy: what a script leaves running after its last line is still of `__main__`."""
+    module.__dict__.update(__builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = module
+
+
+def _compiled(script: str) -> CodeType:
+    path = os.path.abspath(script)  # noqa: PTH100
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        where = f"[Errno {error.errno}] {os.strerror(error.errno or errno.ENOENT)}"
+        print(f"{sys.executable}: can't open file {path!r}: {where}", file=sys.stderr)
+        sys.exit(CANNOT_OPEN)
+    return compile(source, path, "exec", dont_inherit=True)
+
+
+def _run_module(words: list[str]) -> None:
+    """The way of `python -m`, which is Python's own and has no public name."""
+    sys.argv = ["-m", *words[1:]]
+    _become(ModuleType("__main__"))
+    runpy._run_module_as_main(words[0])  # type: ignore[attr-defined]
+
+
+def _hide_ourselves(error: BaseException) -> None:
+    """A traceback begins where the script does."""
+    hook = sys.excepthook
+
+    def from_script_on(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        trace = _without_us(trace)
+        hook(kind, value.with_traceback(trace) if value is error else value, trace)
+
+    sys.excepthook = from_script_on
+
+
+def _without_us(trace: TracebackType | None) -> TracebackType | None:
+    kept, entry = trace, trace
+    while entry is not None:
+        if entry.tb_frame.f_code.co_filename == __file__:
+            kept = entry.tb_next
+        entry = entry.tb_next
+    return kept
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

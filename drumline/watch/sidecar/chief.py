@@ -1,0 +1,147 @@
+"""The sidecar that has the whole picture: it sees when something is wrong, has all look closely, and says what it is.
+
+Every hub could be the chief, and follows the run as if it were; the lowest that is heard speaks and acts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from drumline.watch.facts import NodeFacts, Picture, Silent, node_from_json
+from drumline.watch.sidecar.channel import Channel
+from drumline.watch.sidecar.node import Node
+from drumline.watch.sidecar.telling import Teller
+from drumline.watch.sidecar.terms import Terms
+from drumline.watch.stragglers import Stragglers
+from drumline.watch.verdicts.judge import judge
+from drumline.watch.verdicts.verdict import Verdict
+from drumline.watch.verdicts.vigil import Recovery, Vigil, Wish
+
+# Pulses come twice a second.
+SILENT_S = 1.5
+GATHER_S = 2.0
+
+
+class Chief:
+    """What one sidecar knows of all nodes, and makes of it."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        node: Node,
+        channel: Channel | None,
+        teller: Teller,
+        act: Callable[[str, Verdict, str], None],
+    ) -> None:
+        self.terms = terms
+        self.node = node
+        self.channel = channel
+        self.teller = teller
+        self._act = act
+        self._latest: dict[int, NodeFacts] = {}
+        self._gathered: dict[int, NodeFacts] = {}
+        self._gathering = 0
+        self._gone: set[int] = set()
+        self._vigil = Vigil(hang_s=terms.hang_s, world_size=terms.world_size)
+        self._stragglers = Stragglers(terms.slow_factor)
+        self.last_words: list[str] = []
+        self.has_acted = False
+        """Whether the run was ended: nothing that follows is news."""
+
+    def hear_pulse(self, node: int, message: Mapping[str, Any]) -> None:
+        self._latest[node] = node_from_json(message["facts"])
+        if message.get("is_last"):
+            self._gone.add(node)
+
+    def hear_gathered(self, node: int, message: Mapping[str, Any]) -> None:
+        if message["number"] == self._gathering:
+            self._gathered[node] = node_from_json(message["facts"])
+
+    def picture(self, closely: Mapping[int, NodeFacts] | None = None) -> Picture:
+        """As of now; with what was gathered where there is something."""
+        self._latest[self.terms.node] = self.node.facts
+        nodes = {**self._latest, **(closely or {})}
+        heard = {} if self.channel is None else self.channel.heard_s()
+        silent = [
+            Silent(
+                node=peer.node,
+                host=nodes[peer.node].host if peer.node in nodes else peer.host,
+                ranks=tuple(rank.rank for rank in nodes[peer.node].ranks) if peer.node in nodes else (),
+                silent_s=heard.get(peer.node, 0.0),
+                how="" if self.channel is None else self.channel.how_silent(peer.node),
+            )
+            for peer in self.terms.peers
+            # One that was never heard has not begun yet, or its port is closed to us while its ranks train.
+            if peer.node not in self._gone and SILENT_S < heard.get(peer.node, 0.0) < math.inf
+        ]
+        lost = {one.node for one in silent}
+        return Picture(
+            me=self.terms.node,
+            nodes=tuple(facts for number, facts in sorted(nodes.items()) if number not in lost),
+            silent=tuple(silent),
+        )
+
+    async def consider(self, now: float, *, speaks: bool) -> None:
+        """One look at the whole. `now`: seconds in which this process was awake."""
+        picture = self.picture()
+        wish = self._vigil.look(picture, now)
+        if not speaks or self.has_acted:
+            return
+        if isinstance(wish, Recovery):
+            self._tell_recovery(wish)
+        for straggler in self._stragglers.look(picture, now):
+            self.teller.notice(
+                "straggler", rank=straggler.rank, host=straggler.host, message=straggler.sentence
+            )
+            self.last_words.append(straggler.sentence)
+        if wish is Wish.GATHER:
+            closely = self.picture(await self._gather())
+            self._conclude(judge(closely), closely, now)
+
+    def _conclude(self, verdict: Verdict | None, picture: Picture, now: float) -> None:
+        word = self._vigil.decide(verdict, now)
+        if word is None or verdict is None:
+            return
+        at = time.time()
+        action = self.terms.on_hang if word == "hang" else "none"
+        sentence = verdict.sentence(word)
+        self.teller.say(sentence)
+        self.last_words.append(sentence)
+        self.teller.write_down(word, verdict, picture, action, at)
+        if word != "stall":
+            self.has_acted = action in ("restart", "stop") or word == "failure"
+            self._act(word, verdict, action)
+
+    def _tell_recovery(self, recovery: Recovery) -> None:
+        self.teller.say(recovery.sentence)
+        self.last_words.append(recovery.sentence)
+        verdict = recovery.verdict
+        self.teller.notice("stall", rank=verdict.rank, host=verdict.host, message=recovery.sentence)
+
+    async def _gather(self) -> dict[int, NodeFacts]:
+        """Every node that is heard looks closely, this one too."""
+        self._gathering += 1
+        self._gathered = {}
+        heard = {} if self.channel is None else self.channel.heard_s()
+        asked = {
+            node
+            for node, age in heard.items()
+            if age <= SILENT_S
+            and node not in self._gone
+            and self.channel is not None
+            and self.channel.send(node, {"kind": "gather", "number": self._gathering})
+        }
+        mine = asyncio.ensure_future(self.node.look_closely(self.node.facts.heard_s))
+        deadline = time.monotonic() + GATHER_S
+        while (not mine.done() or not asked <= self._gathered.keys()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        found = dict(self._gathered)
+        if mine.done():
+            found[self.terms.node] = mine.result()
+        else:
+            mine.cancel()
+        return found

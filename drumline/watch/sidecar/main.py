@@ -1,0 +1,202 @@
+"""The sidecar: `python -m drumline.watch.sidecar.main`, started by the first rank of each node; terms on stdin.
+
+It looks at its ranks five times a second and tells the hubs twice a second. It ends when its ranks have, or are out of
+their loop; nothing that happens to it is felt by them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from drumline.watch.facts import to_json
+from drumline.watch.sidecar.channel import NUM_HUBS, Channel
+from drumline.watch.sidecar.chief import SILENT_S, Chief
+from drumline.watch.sidecar.node import Node
+from drumline.watch.sidecar.telling import Teller
+from drumline.watch.sidecar.terms import Terms, terms_from_json
+from drumline.watch.status import status_record
+from drumline.watch.verdicts.verdict import Verdict
+
+TICK_S = 0.2
+PULSE_S = 0.5
+STATUS_S = 1.0
+# In which this process did not run, and so could see nothing.
+LATE_S = 1.0
+# After the ranks of this node are done: for those of other nodes, and for what is still to be said of a failure.
+LINGER_S = 6.0
+
+
+class Sidecar:
+    """One node's."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.teller = Teller(terms)
+        listener = None if terms.listener is None else socket.socket(fileno=terms.listener)
+        self.node = Node(terms, "" if listener is None else listener.getsockname()[0])
+        self.channel = None if listener is None else self._open_channel(listener)
+        self.chief = Chief(terms, self.node, self.channel, self.teller, self._act)
+        self.is_told_to_end = False
+        self._considering: asyncio.Task[None] | None = None
+        self._awake_s = 0.0
+        self._pulse_at = self._status_at = 0.0
+        self._over_since: float | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """To the end of the node's ranks."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._told_to_end)
+        if self.channel is not None:
+            await self.channel.start()
+        before = time.monotonic()
+        while not self._is_done():
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            self._awake_s += min(now - before, LATE_S)
+            before = now
+            self.node.look(now, self._heard())
+            self._send_pulse(now)
+            self._consider()
+            self._show_status(now)
+        await self._leave()
+
+    def _told_to_end(self) -> None:
+        self.is_told_to_end = True
+
+    def _is_done(self) -> bool:
+        """Ranks that ended in order need no more words; of others it must be said what happened."""
+        now = time.monotonic()
+        if not self.node.is_over and not (self.is_told_to_end and self.chief.has_acted):
+            self._over_since = None
+            return False
+        self._over_since = self._over_since or now
+        if self.chief.has_acted or (self.node.ended_well and self._all_left()):
+            return True
+        return now - self._over_since > LINGER_S
+
+    def _all_left(self) -> bool:
+        picture = self.chief.picture()
+        return len(picture.ranks) < self.terms.world_size or all(
+            rank.phase.name == "LEFT" for rank in picture.ranks
+        )
+
+    def _heard(self) -> dict[int, float]:
+        """Of nodes that were heard at all."""
+        heard = {} if self.channel is None else self.channel.heard_s()
+        return {node: age for node, age in heard.items() if age < math.inf}
+
+    def _is_chief(self) -> bool:
+        heard = self._heard()
+        lower = [
+            node
+            for node in range(min(self.terms.node, NUM_HUBS))
+            if heard.get(node, SILENT_S + 1) <= SILENT_S
+        ]
+        return not lower
+
+    def _consider(self) -> None:
+        if self._considering is not None and self._considering.done():
+            self._considering.result()
+            self._considering = None
+        if self._considering is None and self.node.has_begun:
+            work = self.chief.consider(self._awake_s, speaks=self._is_chief())
+            self._considering = asyncio.ensure_future(work)
+
+    def _send_pulse(self, now: float, *, is_last: bool = False) -> None:
+        if self.channel is None or (now - self._pulse_at < PULSE_S and not is_last):
+            return
+        self._pulse_at = now
+        message = {"kind": "pulse", "facts": to_json(self.node.facts), "is_last": is_last}
+        for peer in self.terms.peers:
+            self.channel.send(peer.node, message)
+
+    def _show_status(self, now: float) -> None:
+        if now - self._status_at >= STATUS_S and self.node.has_begun and self._is_chief():
+            self._status_at = now
+            self.teller.show_status(
+                status_record(self.chief.picture(), now=time.time(), said=self.chief.last_words)
+            )
+
+    def _open_channel(self, listener: socket.socket) -> Channel:
+        return Channel(
+            me=self.terms.node,
+            peers=self.terms.peers,
+            secret=self.terms.secret.encode(),
+            on_message=self._hear,
+            listener=listener,
+        )
+
+    def _hear(self, node: int, message: dict[str, Any]) -> None:
+        """Of a peer that knows the secret; what makes no sense is of another version, and left aside."""
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            match message["kind"]:
+                case "pulse":
+                    self.chief.hear_pulse(node, message)
+                case "gathered":
+                    self.chief.hear_gathered(node, message)
+                case "gather":
+                    self._spawn(self._answer(node, int(message["number"])))
+                case "act":
+                    self._end_ranks(message["word"], Verdict.from_json(message["verdict"]), message["action"])
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, node: int, number: int) -> None:
+        facts = await self.node.look_closely(self._heard())
+        assert self.channel is not None
+        self.channel.send(node, {"kind": "gathered", "number": number, "facts": to_json(facts)})
+
+    def _act(self, word: str, verdict: Verdict, action: str) -> None:
+        """As the chief: all nodes do the same, this one last."""
+        message = {"kind": "act", "word": word, "verdict": verdict.to_json(), "action": action}
+        for peer in self.terms.peers:
+            if self.channel is not None:
+                self.channel.send(peer.node, message)
+        self._end_ranks(word, verdict, action)
+
+    def _end_ranks(self, word: str, verdict: Verdict, action: str) -> None:
+        with contextlib.suppress(OSError):
+            self.teller.hand_to_launcher(word, verdict, action)
+        if action in ("restart", "stop"):
+            self.chief.has_acted = True
+            self.node.kill()
+
+    async def _leave(self) -> None:
+        if self.channel is not None:
+            self._send_pulse(time.monotonic(), is_last=True)
+            await asyncio.sleep(0)
+        await self.teller.drain()
+        if self.channel is not None:
+            await self.channel.close()
+        if self.terms.owns_folder:
+            shutil.rmtree(self.terms.folder, ignore_errors=True)
+
+
+def main() -> int:
+    """Read the terms, and watch."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    terms = terms_from_json(sys.stdin.readline())
+    Path(terms.folder, "sidecar.pid").write_text(str(os.getpid()))
+    asyncio.run(Sidecar(terms).run())
+    sys.stdout.flush()
+    # Not waiting for a thread that may hang in the run folder.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""What a sidecar sees of one rank on its node. A look is a few reads of /proc, five times a second; a close look asks
+the rank for its stacks and its flight recorder, and takes a second and a half at most, whatever the rank does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from drumline.watch.beats.record import Beat, read_beat
+from drumline.watch.facts import Collective, RankFacts, WorkerFacts
+from drumline.watch.sidecar import procfs
+from drumline.watch.sidecar.descendants import Descendants, refreshed
+from drumline.watch.sidecar.flight import ask_flight
+from drumline.watch.sidecar.memory import MemoryWatch
+from drumline.watch.sidecar.procfs import ENDED, GONE, STOPPED, TICKS_PER_S, Process, Stat
+from drumline.watch.sidecar.stacks import stack_of
+
+# Looks that follow each other faster tell nothing new of CPU time, which is counted in hundredths of a second.
+MIN_INTERVAL_S = 0.1
+STILL_AFTER_S = 1.0
+STACKS_WITHIN_S = 1.2
+CLOSE_WITHIN_S = 1.5
+
+
+class RankLook:
+    """One rank, from its first beat to its end. Keeps what it saw last, to tell what has changed since."""
+
+    def __init__(self, folder: Path, rank: int, host: str) -> None:
+        self._folder, self._rank, self._host = folder, rank, host
+        self._beat_file = folder / f"rank-{rank:05d}.beat"
+        self._beat: Beat | None = None
+        self._beat_s = 0.0
+        self._seen: _Seen | None = None
+
+    def fileno(self) -> int | None:
+        """Becomes readable when the rank ends: a look at that moment still finds out how, before anybody buries it.
+        None until there is a beat, and where the kernel has no such thing."""
+        return self._seen.process.end_fd if self._seen else None
+
+    def look(self, now_s: float) -> RankFacts | None:
+        """The first part of the facts; None until the rank has a beat. `now_s`: of time.monotonic()."""
+        beat = read_beat(self._beat_file) or self._beat
+        if beat is None:
+            return None
+        if self._seen is None or self._beat is None or beat.pid != self._beat.pid:
+            self.close()
+            self._seen = _Seen(beat)
+        if self._beat is None or beat.beats != self._beat.beats:
+            self._beat_s = now_s
+        self._beat = beat
+        self._seen.look(now_s, is_still=now_s - self._beat_s >= STILL_AFTER_S)
+        return self._facts(beat, self._seen, now_s)
+
+    async def look_closely(self) -> RankFacts:
+        """All that can be found out. Never raises for a rank that ends meanwhile."""
+        facts = self.look(time.monotonic())
+        if facts is None or self._seen is None:
+            return RankFacts(rank=self._rank, host=self._host, pid=0)
+        if facts.state not in ENDED:
+            facts = await self._questioned(facts, self._seen)
+        if facts.state in ENDED and facts.exit in (None, -9):
+            facts = replace(facts, memory=self._seen.memory.evidence())
+        return facts
+
+    def close(self) -> None:
+        if self._seen:
+            self._seen.process.close()
+        self._seen = None
+
+    async def _questioned(self, facts: RankFacts, seen: _Seen) -> RankFacts:
+        now_s = time.monotonic()
+        workers = seen.descendants.workers(now_s)
+        facts = replace(facts, tracer=procfs.tracer(facts.pid), workers=workers)
+        try:
+            async with asyncio.timeout(CLOSE_WITHIN_S):
+                (stack, workers), (answers, collectives) = await asyncio.gather(
+                    self._stacks(facts.pid, workers), self._ask(facts.state)
+                )
+        except TimeoutError:
+            return facts  # no CPU for the sidecar itself: what was read before stands
+        seen.forgive(time.monotonic())
+        facts = replace(facts, stack=stack, workers=workers, answers=answers, collectives=collectives)
+        latest = self.look(time.monotonic())
+        if latest is None or latest.state not in ENDED:
+            return facts
+        return replace(
+            facts, state=latest.state, exit=latest.exit, answers=None
+        )  # that is why it did not answer
+
+    async def _stacks(
+        self, pid: int, workers: tuple[WorkerFacts, ...]
+    ) -> tuple[tuple[str, ...], tuple[WorkerFacts, ...]]:
+        """One after the other, because all write into the same file; those for whom there is no time are left out."""
+        file = self._folder / f"rank-{self._rank:05d}.stacks"
+        end = time.monotonic() + STACKS_WITHIN_S
+        stacks = []
+        for one in (pid, *(worker.pid for worker in workers)):
+            left_s = end - time.monotonic()
+            stacks.append(await stack_of(one, file, within_s=min(left_s, 0.4)) if left_s > 0 else ())
+        return stacks[0], tuple(map(refreshed, workers, stacks[1:]))
+
+    async def _ask(self, state: str) -> tuple[bool | None, tuple[Collective, ...]]:
+        # A stopped one cannot answer, and would do so late when it goes on.
+        return (False, ()) if state in STOPPED else await ask_flight(self._folder, self._rank)
+
+    def _facts(self, beat: Beat, seen: _Seen, now_s: float) -> RankFacts:
+        return RankFacts(
+            rank=self._rank,
+            host=self._host,
+            pid=beat.pid,
+            step=beat.step,
+            phase=beat.phase,
+            micro=beat.micro,
+            beats=beat.beats,
+            collective=beat.collective,
+            age_s=max(0.0, now_s - beat.since_ns / 1e9),
+            state=seen.state,
+            state_s=now_s - seen.state_since_s,
+            cpu=seen.cpu,
+            has_io=seen.has_io,
+            exit=_exit_file(self._folder, self._rank, seen.exit) if seen.state in ENDED else None,
+            failure=beat.failure,
+            spent_s=tuple(spent / 1e9 for spent in beat.spent_ns),
+        )
+
+
+class _Seen:
+    """The process behind a beat: its state, and what it used since the last look."""
+
+    def __init__(self, beat: Beat) -> None:
+        self.process = Process(beat.pid)
+        if _is_other(self.process.stat(), beat):
+            self.process.close()
+        self.memory = MemoryWatch(beat.pid)
+        self.descendants = Descendants(beat.pid)
+        self.state, self.state_since_s = "", 0.0
+        self.exit: int | None = None
+        self.cpu, self.has_io = 0.0, False
+        self._counted_s: float | None = None
+        self._ticks, self._moved = 0, 0
+
+    def look(self, now_s: float, *, is_still: bool) -> None:
+        stat = self.process.stat()
+        state = stat.state if stat else GONE
+        if state != self.state:
+            self.state, self.state_since_s = state, now_s
+        if stat is None or state == "Z":
+            self.cpu, self.has_io = 0.0, False
+            if stat and (stat.exit_status or stat.num_threads <= 1):
+                self.exit = os.waitstatus_to_exitcode(stat.exit_status)
+            return
+        if self._counted_s is None or now_s - self._counted_s >= MIN_INTERVAL_S:
+            self._count(stat, now_s, is_still=is_still)
+
+    def forgive(self, now_s: float) -> None:
+        """What the rank did to answer a question does not count as its work."""
+        if stat := self.process.stat():
+            self._ticks, self._moved = stat.ticks, procfs.moved_bytes(self.process.pid) or 0
+            self._counted_s = now_s
+
+    def _count(self, stat: Stat, now_s: float, *, is_still: bool) -> None:
+        moved = procfs.moved_bytes(self.process.pid) or 0
+        if self._counted_s is not None:
+            self.cpu = (stat.ticks - self._ticks) / ((now_s - self._counted_s) * TICKS_PER_S)
+            self.has_io = moved != self._moved
+        # A rank that moves works, whatever its workers do.
+        if is_still:
+            self.cpu += self.descendants.cores(now_s)
+            self.has_io |= self.descendants.has_io
+        self._ticks, self._moved, self._counted_s = stat.ticks, moved, now_s
+
+
+def _is_other(stat: Stat | None, beat: Beat) -> bool:
+    """Whether the number belongs to another process by now: one that began after the beat."""
+    if stat is None:
+        return False
+    suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    return stat.start / TICKS_PER_S > beat.since_ns / 1e9 + suspended_s + 2 / TICKS_PER_S
+
+
+def _exit_file(folder: Path, rank: int, seen: int | None) -> int | None:
+    """What the launcher wrote, who was told by the kernel; else what was seen of the process itself."""
+    try:
+        return int((folder / f"exit-{rank:05d}").read_text())
+    except (OSError, ValueError):
+        return seen

@@ -1,0 +1,117 @@
+"""Asks a process for its Python stacks: by a signal, which it answers with Python's lock held too."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import platform
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from drumline.watch.rank.stacks import ANSWERING, STACK_SIGNAL
+from drumline.watch.sidecar import procfs
+
+WITHIN_S = 0.4
+EVERY_S = 0.004
+MAX_BYTES = 1 << 18
+MAX_FRAMES = 48
+_BIT = 1 << (STACK_SIGNAL - 1)
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
+# Python has no name for tgkill, and the C library only since 2.30.
+_TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine())
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+async def stack_of(pid: int, file: Path, *, within_s: float = WITHIN_S) -> tuple[str, ...]:
+    """The calls that the main thread is in, the innermost first. Empty when the process cannot answer: it has no
+    handler (the signal would end it), is stopped (the signal would wait for it), hangs in the kernel, or is gone."""
+    thread = _thread_to_ask(pid)
+    if thread is None:
+        return ()
+    with suppress(OSError):
+        os.truncate(file, 0)
+        _send(pid, thread)
+        if await _has_answered(pid, thread, within_s):
+            return main_thread(file.read_bytes()[:MAX_BYTES].decode(errors="replace"), _folder(pid))
+    return ()
+
+
+def main_thread(text: str, folder: str) -> tuple[str, ...]:
+    """The main thread's calls in what faulthandler wrote: the thread that is oldest is the last one there."""
+    if text.count("Current thread ") > 1:  # a late answer of another process came in between
+        return ()
+    frames: list[str] = []
+    for line in text.splitlines():
+        if "hread 0x" in line:
+            frames = []
+        elif match := _FRAME.match(line):
+            frames.append(f"{shorten(match['file'], folder)}:{match['line']} in {match['name']}")
+    return tuple(frames[:MAX_FRAMES])
+
+
+def shorten(file: str, folder: str) -> str:
+    """As much of a path as it takes to find the file: without the folder that the process is in, or without what is
+    the same for all packages, or its last two parts."""
+    for package in ("/site-packages/", "/dist-packages/"):
+        if package in file:
+            return file.rpartition(package)[2]
+    if folder and file.startswith(folder.rstrip("/") + "/"):
+        return file[len(folder.rstrip("/")) + 1 :]
+    return "/".join(file.split("/")[-2:]) if file.startswith("/") else file
+
+
+def _thread_to_ask(pid: int) -> int | None:
+    """A main thread that runs is asked itself, so that its stack stands still; one that waits is left alone where
+    another thread can answer for it."""
+    status, stat = procfs.read_status(pid), procfs.read_stat(pid)
+    if stat is None or stat.state in (*procfs.STOPPED, *procfs.ENDED) or not _has(status, "SigCgt"):
+        return None
+    thread = (
+        pid
+        if stat.state == "R"
+        else next((one for one in procfs.threads(pid) if _is_answering(pid, one)), pid)
+    )
+    own = procfs.read_status(pid, thread)
+    if own.get("State", "D")[0] in ("D", *procfs.STOPPED, *procfs.ENDED):
+        return None
+    # One that still waits to be handled is enough.
+    return None if any(_has(own, kind) for kind in ("SigBlk", "SigPnd", "ShdPnd")) else thread
+
+
+def _is_answering(pid: int, thread: int) -> bool:
+    stat = procfs.read_stat(pid, thread)
+    return stat is not None and stat.name == ANSWERING
+
+
+def _send(pid: int, thread: int) -> None:
+    if _TGKILL is None:
+        os.kill(pid, STACK_SIGNAL)
+    elif _libc.syscall(_TGKILL, pid, thread, STACK_SIGNAL):
+        raise OSError(ctypes.get_errno(), "tgkill")
+
+
+async def _has_answered(pid: int, thread: int, within_s: float) -> bool:
+    """The kernel tells: until it is handled a signal is pending, and while it is handled it is blocked."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        await asyncio.sleep(EVERY_S)
+        status = procfs.read_status(pid, thread)
+        if not status:
+            return False
+        if not any(_has(status, kind) for kind in ("SigPnd", "ShdPnd", "SigBlk")):
+            return True
+    return False
+
+
+def _has(status: dict[str, str], kind: str) -> bool:
+    return bool(int(status.get(kind, "0"), 16) & _BIT)
+
+
+def _folder(pid: int) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/cwd").readlink())
+    except OSError:
+        return ""

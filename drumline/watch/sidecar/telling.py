@@ -1,0 +1,122 @@
+"""Where a sidecar says what it found: the screen at once, the watch folder for the launcher, the run folder for later.
+
+The run folder may be what hangs. So it is written to by a thread of its own, for which nobody waits long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from drumline.metrics.json_lines import JsonLines
+from drumline.watch.facts import Picture
+from drumline.watch.sidecar.terms import Terms
+from drumline.watch.verdicts.files import write_verdict
+from drumline.watch.verdicts.verdict import Verdict
+
+LAUNCH_FILE = Path("watch") / "launch.json"
+STATUS_FILE = Path("watch") / "status.json"
+# How long the end of a sidecar waits for the run folder.
+DRAIN_S = 3.0
+
+
+class Teller:
+    """Of one sidecar."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._folder = Path(terms.folder)
+        self._run = None if terms.run is None else Path(terms.run)
+        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._num_events = 0
+        threading.Thread(target=self._work, name="run-folder", daemon=True).start()
+
+    def say(self, sentence: str) -> None:
+        """On the screen; a line of its own, whatever a display has on it."""
+        clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            print(f"{clear}drumline: {sentence}", file=sys.stderr, flush=True)
+
+    def write_down(self, word: str, verdict: Verdict, picture: Picture, action: str, at: float) -> None:
+        """In the run folder: the verdict with all that was seen, and the event."""
+        if (run := self._run) is not None:
+            self._jobs.put(lambda: self._write_verdict(run, word, verdict, picture, action, at))
+
+    def hand_to_launcher(self, word: str, verdict: Verdict, action: str) -> None:
+        """In the watch folder, before anything is ended: the launcher reads it when its ranks are gone."""
+        record = {"word": word, "action": action, "verdict": verdict.to_json()}
+        _write_whole(self._folder / "verdict.json", json.dumps(record))
+
+    def notice(self, kind: str, *, rank: int | None, host: str, message: str) -> None:
+        """For rank 0 to report, when it comes to it."""
+        record = {"kind": kind, "time": time.time(), "rank": rank, "host": host, "message": message}
+        lines = JsonLines(self._folder / "notices.jsonl")
+        lines.append(json.dumps(record))
+        lines.close()
+
+    def show_status(self, record: Mapping[str, Any]) -> None:
+        """What `drumline watch` reads; left out while the one before is still being written."""
+        if (run := self._run) is not None and self._jobs.empty() and run.is_dir():
+            self._jobs.put(lambda: _write_status(run / STATUS_FILE, record))
+
+    async def drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_S
+        while self._jobs.unfinished_tasks and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                job()
+            except OSError as error:
+                self.say(f"the watch could not write to the run folder: {error}")
+            finally:
+                self._jobs.task_done()
+
+    def _write_verdict(
+        self, run: Path, word: str, verdict: Verdict, picture: Picture, action: str, at: float
+    ) -> None:
+        write_verdict(
+            run / "verdicts",
+            word=word,
+            verdict=verdict,
+            picture=picture,
+            action=action,
+            launch=launch_of(run),
+            at=at,
+        )
+        place = {"rank": verdict.rank, "host": verdict.host, "step": verdict.step}
+        stamp = {"time": at, "number": self._num_events, "kind": word, **place}
+        self._num_events += 1
+        lines = JsonLines(run / "events" / "watch.jsonl")
+        lines.append(
+            json.dumps({**stamp, "cause": verdict.cause, "action": action, "message": verdict.sentence(word)})
+        )
+        lines.close()
+
+
+def launch_of(run: Path) -> str:
+    """The name of this launch, which a restart keeps; rank 0 wrote it down."""
+    try:
+        return str(json.loads((run / LAUNCH_FILE).read_text())["launch"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _write_status(path: Path, record: Mapping[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    _write_whole(path, json.dumps(record))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.partial")
+    beside.write_text(text)
+    beside.replace(path)

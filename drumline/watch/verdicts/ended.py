@@ -1,0 +1,210 @@
+"""Ranks that have ended: which was the first, and by what.
+
+When one rank is gone its peers fail within milliseconds, for want of it, and their launcher ends the rest. So a rank
+that ended by itself (a signal, its own error, an exit code) is believed before one that lost a connection, and among
+those the one that ended first.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from drumline.watch.beats.phase import Phase
+from drumline.watch.facts import RankFacts
+from drumline.watch.verdicts.frames import innermost, is_meeting
+from drumline.watch.verdicts.scene import Scene, has_ended, is_done
+from drumline.watch.verdicts.verdict import Cause, Verdict
+from drumline.watch.verdicts.wording import at, count, name, names, signal_name
+
+# What a launcher sends to the rest when one rank is gone.
+_SENT_BY_LAUNCHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_TORCHS_ERRORS = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
+_LOST_PEER = (
+    "gloo/transport",
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "caused pair closure",
+    "remote process exited",
+    "ncclremoteerror",
+    "ncclsystemerror",
+    "watchdog caught",
+    "wait timeout",
+    "timed out waiting",
+    "socket closed",
+    "failed to recv",
+    "it has ended, and the store with it",
+)
+_MISMATCHED = ("preamble.length", "collective mismatch", "detected mismatch between collectives")
+_AT_ONCE_S = 1.0
+"""Endings that lie closer together than this are taken for simultaneous: each is seen five times a second."""
+
+
+def judge_ended(scene: Scene) -> Verdict | None:
+    """The rank that ended by itself, and first."""
+    # An ending is for good: the last word of a node that is silent by now still holds.
+    ranks = scene.picture.ranks
+    own = [rank for rank in ranks if _has_own_end(rank)]
+    if not own:
+        return None
+    first = _first(own)
+    if first.exit in (-signal.SIGABRT, None) and (torn := _torn_by_mismatch(scene, first, own)):
+        return torn
+    also = [rank for rank in own if rank is not first and _strength(rank) >= 2]
+    return _verdict(scene, first, f"; {names(also)} ended by {_theirs(also)} too" if also else "")
+
+
+def judge_lost_peers(scene: Scene) -> Verdict | None:
+    """Nobody has an own reason: what the first to lose a connection says, and that it is not the cause."""
+    lost = [rank for rank in scene.picture.ranks if _ago(rank) is not None and not is_done(rank)]
+    if not lost:
+        return None
+    first = _first(lost)
+    told = f": {first.failure}" if first.failure else ""
+    return Verdict(
+        cause=Cause.MISMATCH if _is_mismatch(first.failure) else Cause.EXCEPTION,
+        host=first.host,
+        rank=first.rank,
+        step=first.step if scene.has_steps else None,
+        what=f"{name(first)} lost its connection to the other ranks{at(scene, first)}{told}; "
+        "no rank was seen to end before it",
+        next_step="see the ends of all ranks' logs for what came first, and drumline doctor for the network",
+        is_certain=True,
+        since_s=_ago(first) or 0.0,
+    )
+
+
+def is_lost_peer(failure: str) -> bool:
+    """Whether an error is only the echo of another rank's end. A dataset may lose connections of its own: those are
+    Python's errors, not torch's."""
+    kind, _, text = failure.partition(":")
+    if kind in ("DistNetworkError", "DistStoreError"):
+        return True
+    text = (text if kind in _TORCHS_ERRORS else failure if "gloo/transport" in failure else "").lower()
+    return any(sign in text for sign in _LOST_PEER) and not _is_mismatch(failure)
+
+
+def _is_mismatch(failure: str) -> bool:
+    return any(sign in failure.lower() for sign in _MISMATCHED)
+
+
+def _has_own_end(rank: RankFacts) -> bool:
+    if _ago(rank) is None or is_done(rank) or (rank.failure and is_lost_peer(rank.failure)):
+        return False
+    return not (rank.exit is not None and -rank.exit in _SENT_BY_LAUNCHERS)
+
+
+def _ago(rank: RankFacts) -> float | None:
+    """How long ago it ended or failed; None: it did not."""
+    if has_ended(rank):
+        # It may have told its failure some time before it was gone.
+        return max(rank.state_s if rank.state in "XZ" else 0.0, rank.age_s if rank.failure else 0.0)
+    return rank.age_s if rank.failure or rank.phase is Phase.FAILED else None
+
+
+def _strength(rank: RankFacts) -> int:
+    """How sure it is that this one was not dragged along."""
+    if rank.memory or (rank.exit is not None and rank.exit < 0) or rank.failure:
+        return 3
+    # A process that is gone without a word; then one with an exit code that says little.
+    return 2 if rank.exit is None else 1
+
+
+def _first(ranks: list[RankFacts]) -> RankFacts:
+    longest = max(_ago(rank) or 0.0 for rank in ranks)
+    early = [rank for rank in ranks if (_ago(rank) or 0.0) >= longest - _AT_ONCE_S]
+    return max(early, key=lambda rank: (_strength(rank), _ago(rank) or 0.0, -rank.rank))
+
+
+def _theirs(ranks: list[RankFacts]) -> str:
+    return "a signal" if all(rank.exit is not None and rank.exit < 0 for rank in ranks) else "themselves"
+
+
+def _verdict(scene: Scene, rank: RankFacts, also: str) -> Verdict:
+    cause, how, next_step = _how(scene, rank)
+    return Verdict(
+        cause=cause,
+        host=rank.host,
+        rank=rank.rank,
+        step=rank.step if scene.has_steps else None,
+        what=f"{name(rank)} {how}{also}{_rest(scene, rank)}",
+        next_step=next_step,
+        is_certain=True,
+        since_s=_ago(rank) or 0.0,
+    )
+
+
+def _how(scene: Scene, rank: RankFacts) -> tuple[Cause, str, str]:
+    where = at(scene, rank)
+    number = None if rank.exit is None or rank.exit >= 0 else -rank.exit
+    if rank.memory:
+        return (
+            Cause.OUT_OF_MEMORY,
+            f"was killed for want of memory{where} ({rank.memory})",
+            "raise the memory limit, or lower the batch size or the number of DataLoader workers",
+        )
+    if rank.failure:
+        return Cause.EXCEPTION, f"failed{where}: {rank.failure}", _after_failure(rank)
+    if number is not None:
+        return Cause.KILLED, f"was killed by {signal_name(number)}{where}", _after_signal(rank, number)
+    if rank.exit is not None:
+        return Cause.EXCEPTION, f"ended with exit code {rank.exit}{where}", _after_failure(rank)
+    return (
+        Cause.KILLED,
+        f"is gone{where}: it ended without a word, and by what nobody saw",
+        f"look at the end of its log and at the kernel's log on {rank.host} (dmesg)",
+    )
+
+
+def _after_signal(rank: RankFacts, number: int) -> str:
+    if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT):
+        return "look at the end of its log: a library broke in it (a full /dev/shm gives SIGBUS)"
+    return f"find who sent it: an operator, a batch system, or the kernel for want of memory (dmesg on {rank.host})"
+
+
+def _after_failure(rank: RankFacts) -> str:
+    text = rank.failure.lower()
+    if "no space left" in text or "disk quota" in text:
+        return "make room on that file system; the run then goes on from its newest whole checkpoint"
+    if "out of memory" in text:
+        return "lower the batch size, or accumulate over more micro-batches"
+    if "dataloader worker" in text:
+        return "look at the end of its log and at the kernel's log for what ended the worker"
+    return "see its traceback at the end of its log"
+
+
+def _rest(scene: Scene, first: RankFacts) -> str:
+    """Who fell with it, or waits for it still."""
+    dragged = [rank for rank in scene.ranks if rank is not first and is_lost_peer(rank.failure)]
+    if dragged:
+        return f"; {count(len(dragged), 'rank')} lost the connection to it"
+    stopped = [rank for rank in scene.ranks if rank.state == "T"]
+    return f"; {names(stopped)} is stopped by a signal besides" if stopped else ""
+
+
+def _torn_by_mismatch(scene: Scene, first: RankFacts, own: list[RankFacts]) -> Verdict | None:
+    """Gloo ends a process by SIGABRT when more arrives than it expects: ranks had entered different collectives. Its
+    words are in the rank's log alone, so this is told by where it was."""
+    aborted = [rank for rank in own if rank.exit == -signal.SIGABRT or _is_mismatch(rank.failure)]
+    was_meeting = is_meeting(first.stack) or (
+        not first.stack and first.phase in (Phase.BACKWARD, Phase.BETWEEN)
+    )
+    if not aborted or not (was_meeting or _is_mismatch(first.failure)):
+        return None
+    whole = [rank for rank in scene.picture.ranks if rank not in aborted]
+    # Who received more than expected ends; when that is most of them, the one who sent it is left.
+    odd = whole if 0 < len(whole) < len(aborted) else aborted
+    place = f" ({innermost(odd[0].stack)})" if odd[0].stack else ""
+    return Verdict(
+        cause=Cause.MISMATCH,
+        host=odd[0].host,
+        rank=odd[0].rank,
+        step=odd[0].step if scene.has_steps else None,
+        what=f"{names(odd)} entered another collective than the others, or one of another size{at(scene, odd[0])}"
+        f"{place}: {names(aborted)} {'was' if len(aborted) == 1 else 'were'} ended by SIGABRT in it, as gloo does "
+        "when more data comes than it expects",
+        next_step="make every rank call the same collectives in the same order with the same shapes; "
+        f"the log of rank {aborted[0].rank} has the sizes in bytes",
+        is_certain=True,
+        since_s=_ago(first) or 0.0,
+    )

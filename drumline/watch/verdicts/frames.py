@@ -1,0 +1,57 @@
+"""What a stack says: whose code a process is in, and whether it is after data or in a collective.
+
+Frames read `path/file.py:12 in name`, the innermost call first. A user wants to see the line of their own file, not the
+one of torch's or Python's that it ended in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+# Where libraries are installed, and what is not a file at all.
+_LIBRARY = re.compile(r"(^|/)(site-packages|dist-packages)/|(^|/)lib/python3[.\d]*/|^torch/|^<")
+_OUR_ROOMS = (
+    "cli|config|data|distributed|engine|launch|metrics|models|prove|tasks|verify|watch|checkpoint|doctor"
+)
+_OURS = re.compile(rf"(^|/)drumline/(({_OUR_ROOMS})/|(manager|__main__|user_code)\.py:)")
+_LOADING = re.compile(r"(^|/)torch/utils/data/|(^|/)drumline/data/")
+_MEETING = re.compile(r"(^|/)torch/distributed/|(^|/)drumline/distributed/(collectives|shard_sum)\.py:")
+_BACKWARD = re.compile(r" in _engine_run_backward$")
+_IDLE_WORKER = re.compile(r" in _worker_loop$")
+
+
+def users_frame(stack: Sequence[str]) -> str:
+    """The innermost call that is neither a library's nor ours, its path shortened; empty when there is none."""
+    own = (frame for frame in stack if not _LIBRARY.search(frame) and not _OURS.search(frame))
+    return _short(next(own, ""))
+
+
+def innermost(stack: Sequence[str]) -> str:
+    """The user's frame, or else the very innermost one."""
+    return users_frame(stack) or (_short(stack[0]) if stack else "")
+
+
+def is_loading(stack: Sequence[str]) -> bool:
+    """Whether it fetches a batch: in a DataLoader, or in a dataset that one called."""
+    return any(_LOADING.search(frame) for frame in stack)
+
+
+def is_meeting(stack: Sequence[str]) -> bool:
+    """Whether it is in a collective of its own call, or in a backward pass, where DDP has its own."""
+    return any(_MEETING.search(frame) or _BACKWARD.search(frame) for frame in stack)
+
+
+def is_idle_worker(stack: Sequence[str]) -> bool:
+    """Whether a DataLoader worker waits for work: below its loop there is nothing but the queue."""
+    return not users_frame(stack[: _depth(stack)]) and not any(" in fetch" in frame for frame in stack)
+
+
+def _depth(stack: Sequence[str]) -> int:
+    return next((depth for depth, frame in enumerate(stack) if _IDLE_WORKER.search(frame)), len(stack))
+
+
+def _short(frame: str) -> str:
+    """`/home/me/job/data/images.py:31 in load` -> `data/images.py:31 in load`."""
+    path, name, rest = frame.partition(" in ")
+    return "/".join(path.split("/")[-2:]) + name + rest

@@ -1,0 +1,86 @@
+"""Ranks that left the loop while others are still in it."""
+
+from __future__ import annotations
+
+from drumline.watch.beats.phase import Phase
+from drumline.watch.facts import RankFacts
+from drumline.watch.verdicts.ended import is_lost_peer
+from drumline.watch.verdicts.scene import Scene, has_ended, is_busy, is_done, pending
+from drumline.watch.verdicts.verdict import Cause, Verdict
+from drumline.watch.verdicts.wording import name, names, who_waits
+
+# What the last ranks of a run do that ends in order, after others have left.
+_ENDING = (Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE, Phase.OPTIMIZER)
+
+
+def judge_left(scene: Scene) -> Verdict | None:
+    ranks = scene.picture.ranks
+    left = [rank for rank in ranks if is_done(rank)]
+    staying = [rank for rank in ranks if not is_done(rank)]
+    if not left or not any(_needs_them(rank, left) for rank in staying):
+        return None
+    if len(left) > len(staying):
+        return _goes_on(scene, left, staying)
+    first = max(left, key=lambda rank: (rank.age_s, -rank.rank))
+    ended = f" and has ended with exit code {first.exit}" if first.exit is not None else ""
+    too = f"; so did {names([rank for rank in left if rank is not first])}" if len(left) > 1 else ""
+    after = f" after step {first.step}" if scene.has_steps else ""
+    return Verdict(
+        cause=Cause.LEFT_EARLY,
+        host=first.host,
+        rank=first.rank,
+        step=first.step if scene.has_steps else None,
+        what=f"{name(first)} left the loop{after}{ended}, before the others{too}{_rest(scene, left, staying)}",
+        next_step="give every rank the same number of batches (DDPManager.loader does), and let no rank break or "
+        "return on its own",
+        is_certain=True,
+        since_s=first.age_s,
+    )
+
+
+def _goes_on(scene: Scene, left: list[RankFacts], staying: list[RankFacts]) -> Verdict:
+    """Most have left: then it is the few others who are odd."""
+    first = staying[0]
+    after = f" after step {max(rank.step for rank in left)}" if scene.has_steps else ""
+    return Verdict(
+        cause=Cause.LEFT_EARLY,
+        host=first.host,
+        rank=first.rank,
+        step=first.step if scene.has_steps else None,
+        what=f"{names(staying)} went on in the loop{after}, where {names(left)} left it"
+        f"{_rest(scene, left, staying)}",
+        next_step="give every rank the same number of batches (DDPManager.loader does)",
+        is_certain=True,
+        since_s=max(rank.age_s for rank in left),
+    )
+
+
+def _needs_them(rank: RankFacts, left: list[RankFacts]) -> bool:
+    """Whether this one cannot go on: it is in a collective that those who left never entered, or lost them."""
+    if rank.failure:
+        return is_lost_peer(rank.failure)
+    if has_ended(rank):
+        return False
+    waits = pending(rank)
+    if waits is not None:
+        return _newest(left, waits.group) < waits.number
+    return rank.phase not in (*_ENDING, Phase.DATA, Phase.START) and not is_busy(rank)
+
+
+def _newest(left: list[RankFacts], group: str) -> int:
+    """Of the one that came least far."""
+    newest = [
+        max((one.number for one in rank.collectives if one.group == group), default=None) for rank in left
+    ]
+    return min((number for number in newest if number is not None), default=-1)
+
+
+def _rest(scene: Scene, left: list[RankFacts], staying: list[RankFacts]) -> str:
+    lost = [rank for rank in staying if rank.failure]
+    if lost:
+        return (
+            f"; {names(lost)} lost the connection"
+            if len(lost) < 4
+            else f"; {len(lost)} ranks lost the connection"
+        )
+    return who_waits(scene, left)

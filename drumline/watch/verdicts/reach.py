@@ -1,0 +1,158 @@
+"""Hosts that are not heard, ways that are open in one direction only, and a node that is itself cut off."""
+
+from __future__ import annotations
+
+from drumline.distributed.rank_list import ranks_text
+from drumline.watch.facts import NodeFacts, Picture, Silent
+from drumline.watch.verdicts.scene import Scene
+from drumline.watch.verdicts.verdict import Cause, Verdict
+from drumline.watch.verdicts.wording import seconds, who_waits
+
+SILENT_S = 3.0
+_REFUSED_S = 5.0
+"""A sidecar that died is started again within a second or two, and refuses until then."""
+_UNTRIED_S = 10.0
+"""When a new connection was not tried, or came about: a sidecar without CPU is as silent as a host that is gone."""
+
+
+def is_unreachable(one: Silent) -> bool:
+    """Whether a silent node is gone, rather than late."""
+    if not one.how:
+        return one.silent_s >= _UNTRIED_S
+    return one.silent_s >= (_REFUSED_S if "refused" in one.how else SILENT_S)
+
+
+def judge_reach(scene: Scene) -> Verdict | None:
+    picture = scene.picture
+    me = next((node for node in picture.nodes if node.node == picture.me), None)
+    gone = [one for one in picture.silent if is_unreachable(one)]
+    if me is not None and gone and (me.link or _is_alone(picture, gone)):
+        return _cut_off(scene, me, gone)
+    if me is not None and gone and (witness := _witness(picture, gone[0])):
+        return _one_way(scene, me, gone[0], witness)
+    if gone:
+        return _gone(scene, gone)
+    return _deaf(scene)
+
+
+def judge_late(scene: Scene) -> Verdict | None:
+    """Silence that may still end."""
+    late = [one for one in scene.picture.silent if not is_unreachable(one)]
+    return _gone(scene, late, is_certain=False) if late else None
+
+
+def one_way(picture: Picture) -> tuple[NodeFacts, NodeFacts, float] | None:
+    """(who is not heard, who does not hear it, for how long), of two nodes of which one hears the other."""
+    silent = {one.node for one in picture.silent}
+    nodes = {node.node: node for node in picture.nodes if node.node not in silent}
+    found = [
+        (nodes[speaker], listener, age)
+        for listener in nodes.values()
+        for speaker, age in listener.heard_s.items()
+        if speaker in nodes and age >= SILENT_S and nodes[speaker].heard_s.get(listener.node, age) < SILENT_S
+    ]
+    return max(found, key=lambda one: one[2]) if found else None
+
+
+def _is_alone(picture: Picture, gone: list[Silent]) -> bool:
+    """With three nodes or more, to hear none of them says more of oneself than of them."""
+    return len(gone) >= 2 and all(node.node == picture.me for node in picture.nodes if not _is_in(node, gone))
+
+
+def _is_in(node: NodeFacts, gone: list[Silent]) -> bool:
+    return any(one.node == node.node for one in gone)
+
+
+def _witness(picture: Picture, one: Silent) -> NodeFacts | None:
+    """Another node, which still hears the one that is silent here."""
+    return next(
+        (
+            node
+            for node in picture.nodes
+            if node.node not in (picture.me, one.node) and node.heard_s.get(one.node, SILENT_S) < SILENT_S
+        ),
+        None,
+    )
+
+
+def _cut_off(scene: Scene, me: NodeFacts, gone: list[Silent]) -> Verdict:
+    why = me.link or f"{len(gone)} of {len(gone) + 1} nodes went silent together"
+    hosts = ", ".join(one.host for one in gone[:4]) + (" and more" if gone[4:] else "")
+    return _verdict(
+        scene,
+        me.host,
+        f"{me.host} is cut off from the other nodes: {why}; it has not heard {hosts} for {seconds(_longest(gone))}",
+        f"check the network interface, cable and security group of {me.host}: drumline doctor --hosts "
+        + ",".join([me.host, *(one.host for one in gone[:3])]),
+        gone,
+    )
+
+
+def _one_way(scene: Scene, me: NodeFacts, one: Silent, witness: NodeFacts) -> Verdict:
+    return _verdict(
+        scene,
+        one.host,
+        f"{me.host} has not heard {one.host} for {seconds(one.silent_s)}, but {witness.host} hears it: the way from "
+        f"{one.host} to {me.host} is closed",
+        _between(one.host, me.host),
+        [one],
+    )
+
+
+def _deaf(scene: Scene) -> Verdict | None:
+    found = one_way(scene.picture)
+    if found is None:
+        return None
+    speaker, listener, age = found
+    return _verdict(
+        scene,
+        listener.host,
+        f"{speaker.host} hears {listener.host}, but {listener.host} has not heard {speaker.host} for {seconds(age)}: "
+        f"the way from {speaker.host} to {listener.host} is closed",
+        _between(speaker.host, listener.host),
+        [Silent(node=listener.node, host=listener.host, ranks=(), silent_s=age)],
+    )
+
+
+def _gone(scene: Scene, gone: list[Silent], *, is_certain: bool = True) -> Verdict:
+    first = max(gone, key=lambda one: one.silent_s)
+    how = f" ({first.how})" if first.how else " (it takes connections, but its sidecar says nothing)"
+    own = (
+        f", with {'rank' if len(first.ranks) == 1 else 'ranks'} {ranks_text(first.ranks)}"
+        if first.ranks
+        else ""
+    )
+    others = [one.host for one in gone if one is not first]
+    too = f"; {', '.join(others)} neither" if others else ""
+    me = next((node.host for node in scene.picture.nodes if node.node == scene.picture.me), "this host")
+    next_step = (
+        f"see on {first.host} what ended the job there; the host itself answers"
+        if "refused" in first.how
+        else f"see whether {first.host} is up, then {_between(me, first.host)}"
+    )
+    what = f"{first.host} has not been heard for {seconds(first.silent_s)}{how}{own}{too}"
+    return _verdict(scene, first.host, what, next_step, gone, is_certain=is_certain)
+
+
+def _between(one: str, other: str) -> str:
+    return f"check cable and security group between {one} and {other}: drumline doctor --hosts {one},{other}"
+
+
+def _longest(gone: list[Silent]) -> float:
+    return max(one.silent_s for one in gone)
+
+
+def _verdict(
+    scene: Scene, host: str, what: str, next_step: str, gone: list[Silent], *, is_certain: bool = True
+) -> Verdict:
+    waits = who_waits(scene, [])
+    return Verdict(
+        cause=Cause.UNREACHABLE,
+        host=host,
+        rank=None,
+        step=max((rank.step for rank in scene.ranks), default=0) if scene.has_steps else None,
+        what=f"{what}{waits}",
+        next_step=next_step,
+        is_certain=is_certain,
+        since_s=_longest(gone),
+    )

@@ -1,0 +1,208 @@
+"""Ranks that are alive, and that others wait for: in the dataset, in user code, in C with Python's lock, at work."""
+
+from __future__ import annotations
+
+from drumline.watch.beats.phase import Phase
+from drumline.watch.facts import RankFacts, WorkerFacts
+from drumline.watch.verdicts.frames import innermost, is_idle_worker, is_loading, users_frame
+from drumline.watch.verdicts.scene import BUSY_CORES, Scene, is_busy, pending
+from drumline.watch.verdicts.stopped import judge_storage
+from drumline.watch.verdicts.verdict import Cause, Verdict
+from drumline.watch.verdicts.wording import DOING, collective, name, names, since, who_waits
+
+# Why a worker does not deliver, the surest sign first.
+_STATES = {
+    "T": (Cause.STOPPED, "is stopped by a signal"),
+    "X": (Cause.DATASET, "is gone"),
+    "Z": (Cause.DATASET, "is gone"),
+    "t": (Cause.DEBUGGED, "is held by a debugger"),
+    "D": (Cause.STORAGE, "waits for storage"),
+}
+_SEE_WAIT = "see what {} waits for: a file, a server, a lock; the verdict's file has its stack"
+
+
+def judge_standing(scene: Scene) -> Verdict | None:
+    """The rank that all the others wait for, by what it does instead."""
+    suspects = find_suspects(scene)
+    if not suspects:
+        return None
+    rank = suspects[0]
+    if verdict := judge_storage(scene, rank):
+        return verdict
+    if rank.phase is Phase.DATA or is_loading(rank.stack):
+        return _in_data(scene, rank, suspects)
+    if rank.answers is False:
+        return _holds_gil(scene, rank, suspects)
+    if is_busy(rank):
+        return _works(scene, rank, suspects)
+    if users_frame(rank.stack) or rank.phase in (Phase.FORWARD, Phase.OPTIMIZER, Phase.USER):
+        return _in_user_code(scene, rank, suspects)
+    return _never_entered(scene, rank, suspects)
+
+
+def find_suspects(scene: Scene) -> list[RankFacts]:
+    """Those whom others wait for, the likeliest first; when nobody waits, all that stand."""
+    idle = [rank for rank in scene.in_loop if rank.rank not in scene.waiting]
+    suspects = scene.behind or idle
+    return sorted(suspects, key=lambda rank: (-_weight(rank), -rank.age_s, rank.rank))
+
+
+def judge_unknown(scene: Scene) -> Verdict | None:
+    """Everybody waits for somebody: what each is in."""
+    ranks = scene.in_loop
+    if not ranks:
+        return None
+    first = max(ranks, key=lambda rank: (rank.age_s, -rank.rank))
+    places: dict[str, list[RankFacts]] = {}
+    for rank in ranks:
+        one = pending(rank)
+        doing = collective(one, with_sizes=True) if one else innermost(rank.stack) or DOING[rank.phase]
+        places.setdefault(doing, []).append(rank)
+    shown = "; ".join(f"{names(who)} in {where}" for where, who in places.items())
+    return Verdict(
+        cause=Cause.UNKNOWN,
+        host=first.host,
+        rank=None if len(ranks) > 1 else first.rank,
+        step=first.step if scene.has_steps else None,
+        what=f"nothing has moved {since(scene, first)}, and no rank stands out: {shown}",
+        next_step="read the stacks in the verdict's file; where all are in one collective, try the network with "
+        "drumline doctor",
+        is_certain=False,
+        since_s=min(rank.age_s for rank in ranks),
+    )
+
+
+def _weight(rank: RankFacts) -> int:
+    signs = (rank.state == "D" and not rank.has_io, any(worker.state == "T" for worker in rank.workers))
+    return 2 * any(signs) + (rank.answers is False)
+
+
+def _in_data(scene: Scene, rank: RankFacts, suspects: list[RankFacts]) -> Verdict:
+    worker = _worst(rank)
+    cause, why, next_step = Cause.DATASET, "", ""
+    if worker is None:
+        frame = users_frame(rank.stack)
+        held = "with Python's lock held" if rank.answers is False else ""
+        why = f" ({', '.join(filter(None, (frame, held)))})" if frame or held else ""
+        next_step = _SEE_WAIT.format(frame or "its dataset")
+    else:
+        cause, why, next_step = _about_worker(rank, worker)
+    return _verdict(
+        scene,
+        rank,
+        cause,
+        f"{name(rank)} has been in DataLoader {since(scene, rank)}{why}",
+        suspects,
+        next_step,
+        is_certain=worker is not None and worker.state in "TXZ",
+    )
+
+
+def _worst(rank: RankFacts) -> WorkerFacts | None:
+    """The worker that holds up the batch."""
+    for state in _STATES:
+        for worker in rank.workers:
+            if worker.state == state:
+                return worker
+    at_work = [worker for worker in rank.workers if worker.stack and not is_idle_worker(worker.stack)]
+    return max(at_work, key=lambda worker: (-worker.cpu, -worker.number), default=None)
+
+
+def _about_worker(rank: RankFacts, worker: WorkerFacts) -> tuple[Cause, str, str]:
+    cause, how = _STATES.get(worker.state, (Cause.DATASET, ""))
+    frame = innermost(worker.stack)
+    if not how:
+        how = f"computes with {worker.cpu:.1f} cores" if worker.cpu >= BUSY_CORES else "is"
+    how = f"{how} in {frame}" if frame else how
+    next_steps = {
+        Cause.STOPPED: f"kill -CONT {worker.pid} on {rank.host}, or let the job be restarted",
+        Cause.DEBUGGED: f"let process {worker.pid} on {rank.host} go on, or detach",
+        Cause.STORAGE: f"look at the file systems of {rank.host} (df, dmesg)",
+    }
+    gone = f"look at the kernel's log on {rank.host} for what ended process {worker.pid} (dmesg)"
+    waits = _SEE_WAIT.format(frame or "the dataset")
+    next_step = next_steps.get(cause, gone if worker.state in "XZ" else waits)
+    return cause, f" (worker {worker.number} {how})", next_step
+
+
+def _holds_gil(scene: Scene, rank: RankFacts, suspects: list[RankFacts]) -> Verdict:
+    frame = innermost(rank.stack)
+    where = f" in {frame}" if frame else ""
+    burns = f", at {rank.cpu:.1f} cores" if rank.cpu >= BUSY_CORES else ""
+    return _verdict(
+        scene,
+        rank,
+        Cause.GIL,
+        f"{name(rank)} holds Python's lock (GIL){where}, in {DOING[rank.phase]} {since(scene, rank)}{burns}: "
+        "a call into C does not return",
+        suspects,
+        f"see what {frame or 'that call'} calls; a C extension should release the lock before it waits",
+    )
+
+
+def _works(scene: Scene, rank: RankFacts, suspects: list[RankFacts]) -> Verdict:
+    frame = innermost(rank.stack)
+    sign = f"{rank.cpu:.1f} cores" if rank.cpu >= BUSY_CORES else "files are read or written"
+    return _verdict(
+        scene,
+        rank,
+        Cause.SLOW,
+        f"{name(rank)} is slow but alive: in {DOING[rank.phase]} {since(scene, rank)} "
+        f"({sign}{f', in {frame}' if frame else ''})",
+        suspects,
+        "wait, or raise --watch.hang_s if it often takes so long; the verdict's file has its stack",
+    )
+
+
+def _in_user_code(scene: Scene, rank: RankFacts, suspects: list[RankFacts]) -> Verdict:
+    frame = innermost(rank.stack)
+    phase = Phase.USER if rank.phase is Phase.START else rank.phase
+    return _verdict(
+        scene,
+        rank,
+        Cause.USER_CODE,
+        f"{name(rank)} has been in {DOING[phase]} {since(scene, rank)}{f' ({frame})' if frame else ''}, without using "
+        "the CPU",
+        suspects,
+        f"see what {frame or 'it'} waits for; the verdict's file has its stack",
+    )
+
+
+def _never_entered(scene: Scene, rank: RankFacts, suspects: list[RankFacts]) -> Verdict | None:
+    missed = next((one for one in scene.waiting.values() if one is not None), None)
+    if missed is None:
+        return None
+    where = f"{innermost(rank.stack)}, in {DOING[rank.phase]}" if rank.stack else DOING[rank.phase]
+    return _verdict(
+        scene,
+        rank,
+        Cause.NOT_ENTERED,
+        f"{name(rank)} never entered {collective(missed, with_sizes=True)}: it has been in {where} "
+        f"{since(scene, rank)}",
+        suspects,
+        "see why it takes another way there; the verdict's file has the stacks of all ranks",
+    )
+
+
+def _verdict(
+    scene: Scene,
+    rank: RankFacts,
+    cause: Cause,
+    what: str,
+    suspects: list[RankFacts],
+    next_step: str,
+    *,
+    is_certain: bool = False,
+) -> Verdict:
+    same = [one for one in suspects if one is not rank and one.phase is rank.phase]
+    too = f"; so {'has' if len(same) == 1 else 'have'} {names(same)}" if same else ""
+    return Verdict(
+        cause=cause,
+        host=rank.host,
+        rank=rank.rank,
+        step=rank.step if scene.has_steps else None,
+        what=f"{what}{too}{who_waits(scene, suspects)}",
+        next_step=next_step,
+        is_certain=is_certain,
+        since_s=rank.age_s,
+    )

@@ -1,0 +1,72 @@
+"""Processes that do not run: stopped by a signal, held by a debugger, or waiting for storage in the kernel."""
+
+from __future__ import annotations
+
+from drumline.watch.facts import RankFacts
+from drumline.watch.verdicts.frames import innermost
+from drumline.watch.verdicts.scene import Scene
+from drumline.watch.verdicts.verdict import Cause, Verdict
+from drumline.watch.verdicts.wording import DOING, name, names, seconds, since, who_waits
+
+CERTAINLY_STOPPED_S = 2.0
+
+
+def judge_stopped(scene: Scene) -> Verdict | None:
+    """A rank in state T. Its beat stands where it was when the signal came."""
+    stopped = [rank for rank in scene.ranks if rank.state == "T"]
+    if not stopped:
+        return None
+    first = max(stopped, key=lambda rank: (rank.state_s, -rank.rank))
+    pids = " ".join(str(rank.pid) for rank in stopped if rank.host == first.host)
+    others = [rank for rank in stopped if rank is not first]
+    too = f"; so {'is' if len(others) == 1 else 'are'} {names(others)}" if others else ""
+    return Verdict(
+        cause=Cause.STOPPED,
+        host=first.host,
+        rank=first.rank,
+        step=first.step if scene.has_steps else None,
+        what=f"{name(first)} is stopped by a signal, in {DOING[first.phase]} {since(scene, first)}"
+        f"{too}{who_waits(scene, stopped)}",
+        next_step=f"kill -CONT {pids} on {first.host}, or let the job be restarted",
+        is_certain=first.state_s >= CERTAINLY_STOPPED_S,
+        since_s=first.state_s,
+    )
+
+
+def judge_debugged(scene: Scene) -> Verdict | None:
+    """A rank in state t: somebody looks at it, and knows."""
+    held = [rank for rank in scene.ranks if rank.state == "t"]
+    if not held:
+        return None
+    first = max(held, key=lambda rank: (rank.state_s, -rank.rank))
+    return Verdict(
+        cause=Cause.DEBUGGED,
+        host=first.host,
+        rank=first.rank,
+        step=first.step if scene.has_steps else None,
+        what=f"{name(first)} is held by {first.tracer or 'a debugger'}, in {DOING[first.phase]} "
+        f"{since(scene, first)}{who_waits(scene, held)}",
+        next_step=f"let process {first.pid} on {first.host} go on there, or detach",
+        is_certain=False,
+        since_s=first.state_s,
+    )
+
+
+def judge_storage(scene: Scene, rank: RankFacts) -> Verdict | None:
+    """A rank in state D that moves no data: the kernel waits for a file system that does not answer."""
+    if rank.state != "D" or rank.has_io:
+        return None
+    place = f" ({innermost(rank.stack)})" if rank.stack else ""
+    return Verdict(
+        cause=Cause.STORAGE,
+        host=rank.host,
+        rank=rank.rank,
+        step=rank.step if scene.has_steps else None,
+        what=f"{name(rank)} waits for storage that does not answer, in {DOING[rank.phase]} {since(scene, rank)}"
+        f"{place}: in the kernel (state D) for {seconds(rank.state_s)} without a byte read or written"
+        f"{who_waits(scene, [rank])}",
+        next_step=f"look at the file systems of {rank.host} (df, dmesg: a network mount whose server is away); "
+        "a process in state D cannot be ended before storage answers",
+        is_certain=False,
+        since_s=rank.state_s,
+    )

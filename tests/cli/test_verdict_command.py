@@ -1,0 +1,173 @@
+"""What `drumline launch` does when a sidecar has ended its ranks and says why. The sidecar here is a stand-in."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_launch_command import env_file, finish, start
+from tests.ranks import free_port
+
+pytestmark = pytest.mark.usefixtures("warm")
+SENTENCE = "hang: rank 1 on b stands. Next: look"
+# Ranks that stand still. Beside the first of each node is who ends them, and speaks when the agent has noted how.
+SCRIPT = """
+import json, os, subprocess, sys, time
+from pathlib import Path
+folder, rank = Path(os.environ["DRUMLINE_WATCH_DIR"]), os.environ["RANK"]
+names = ("DRUMLINE_WATCH_DIR", "DRUMLINE_WATCH_SECRET", "DRUMLINE_WATCH_NODES", "DRUMLINE_WATCH_RUN")
+with open(f"starts-{rank}", "a") as starts:
+    starts.write(json.dumps({name: os.environ.get(name) for name in names}) + "\\n")
+(folder / f"pid-{rank}").write_text(str(os.getpid()))
+if os.environ["LOCAL_RANK"] == "0":
+    words = [sys.executable, "sidecar.py", str(folder), os.environ["LOCAL_WORLD_SIZE"], *sys.argv[1:]]
+    subprocess.Popen(words, start_new_session=True)
+time.sleep(600)
+"""
+SIDECAR = """
+import json, os, signal, sys, time
+from pathlib import Path
+folder, count, word, action, all_nodes = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+(folder / "sidecar.pid").write_text(str(os.getpid()))
+starts = lambda: {len(path.read_text().splitlines()) for path in Path().glob("starts-*")}
+while len(pids := [p for p in folder.glob("pid-*") if p.read_text()]) < count:
+    time.sleep(0.02)
+while len(list(Path().glob("starts-*"))) < int(all_nodes) or len(starts()) > 1:
+    time.sleep(0.02)
+for path in pids:
+    os.kill(int(path.read_text()), signal.SIGKILL)
+while any(p.read_text() != "-9\\n" for p in folder.glob("exit-*")) or len(list(folder.glob("exit-?????"))) < count:
+    time.sleep(0.02)
+verdict = {"what": "rank 1 on b stands", "next_step": "look"}
+(folder / "partial").write_text(json.dumps({"word": word, "action": action, "verdict": verdict}))
+(folder / "partial").replace(folder / "verdict.json")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _scripts(tmp_path: Path) -> None:
+    (tmp_path / "stands.py").write_text(SCRIPT)
+    (tmp_path / "sidecar.py").write_text(SIDECAR)
+
+
+def starts_of(folder: Path, rank: int) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (folder / f"starts-{rank}").read_text().splitlines()]
+
+
+AGAIN = "drumline: starting the ranks again (restart 1 of {}); the script begins anew\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "action", "restarts", "code", "said"),
+    [
+        ("hang", "stop", 2, 70, f"drumline: {SENTENCE}\n"),
+        ("hang", "restart", 1, 70, f"drumline: {SENTENCE}\n{AGAIN.format(1)}drumline: {SENTENCE}\n"),
+        ("failure", "restart", 0, 1, f"drumline: {SENTENCE.replace('hang', 'failure')}\n"),
+    ],
+)
+def test_the_verdict_explains_the_end_and_decides_on_a_restart(
+    tmp_path: Path, word: str, action: str, restarts: int, code: int, said: str
+) -> None:
+    words = ["--procs", "2", "--max-restarts", str(restarts), "stands.py", word, action, "2"]
+    ended = finish(start(*words, cwd=tmp_path))[0]
+    assert ended == (code, "", said)
+    told = starts_of(tmp_path, 0)
+    assert told == starts_of(tmp_path, 1)
+    assert len(told) == said.count("again") + 1
+    assert len({one["DRUMLINE_WATCH_DIR"] for one in told}) == len(told), "each start has its own"
+    assert {len(one["DRUMLINE_WATCH_SECRET"]) for one in told} == {64}
+    assert {(one["DRUMLINE_WATCH_NODES"], one["DRUMLINE_WATCH_RUN"]) for one in told} == {(None, None)}
+    assert not any(Path(one["DRUMLINE_WATCH_DIR"]).parent.exists() for one in told)
+
+
+def test_nodes_whose_ranks_are_all_ended_at_once_restart_together_once(tmp_path: Path) -> None:
+    port = free_port()
+    files = [env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port) for rank in range(2)]
+    words = ["--watch", "--on-hang", "stop", "--hang-after", "9", "stands.py", "hang", "restart", "2"]
+    ended = finish(
+        *(start("--max-restarts", "1", "--env-file", file, *words, cwd=tmp_path) for file in files)
+    )
+    assert [code for code, *_ in ended] == [70, 70], ended
+    told = [starts_of(tmp_path, rank) for rank in range(2)]
+    assert [len(one) for one in told] == [2, 2], ended
+    for first, second in zip(*told, strict=True):
+        assert first["DRUMLINE_WATCH_SECRET"] == second["DRUMLINE_WATCH_SECRET"]
+        assert first["DRUMLINE_WATCH_NODES"] == second["DRUMLINE_WATCH_NODES"]
+        assert first["DRUMLINE_WATCH_DIR"] != second["DRUMLINE_WATCH_DIR"]
+        assert first["DRUMLINE_WATCH_RUN"].startswith(str(tmp_path / "runs" / "launch"))
+        nodes = [word.rpartition(":") for word in first["DRUMLINE_WATCH_NODES"].split(",")]
+        assert [host for host, *_ in nodes] == ["127.0.0.1"] * 2
+        assert len({number for *_, number in nodes}) == 2
+    for _, _, errors in ended:
+        lines = Counter(line for line in errors.splitlines() if line.startswith("drumline:"))
+        assert lines[f"drumline: {SENTENCE}"] >= 1, errors
+        assert sum(count for line, count in lines.items() if "starting the ranks again" in line) == 1
+
+
+def test_a_watched_script_is_run_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import os, sys\nfrom pathlib import Path\n"
+        "names = ('DRUMLINE_WATCH_ON_HANG', 'DRUMLINE_WATCH_HANG_S')\n"
+        "beat = Path(os.environ['DRUMLINE_WATCH_DIR'], 'rank-00000.beat').exists()\n"
+        "print(__name__, sys.argv, [os.environ[name] for name in names], beat)\nsys.exit(7)\n"
+    )
+    words = ["--procs", "1", "--watch", "--on-hang", "report", "--hang-after", "9.5", "own.py", "--watch"]
+    code, output, errors = finish(start(*words, cwd=tmp_path))[0]
+    assert (code, output) == (7, "__main__ ['own.py', '--watch'] ['report', '9.5'] True\n"), errors
+    assert errors == "drumline: own.py failed on rank 0 (exit code 7); the other ranks were stopped\n"
+
+
+# The rank that ends itself writes the verdict as well, when rank 0 has told that it goes on.
+DIES_ALWAYS = """
+import json, os, signal, time
+from pathlib import Path
+from drumline.tasks.classification import ImageClassification
+
+RUN = Path("runs/DiesAlways")
+
+class DiesAlways(ImageClassification):
+    defaults = {
+        "data.name": "digits", "model.widths": [4], "train.steps": 9, "train.batch_size": 32,
+        "checkpoint.every_steps": 2, "watch.sidecar": "off",
+    }
+
+    def loss(self, model, batch):
+        folder = RUN / "verdicts"
+        before = 2 if (RUN / "checkpoints/step-00000002").exists() else 0
+        self.seen = getattr(self, "seen", before) + 1
+        if self.seen == 4 and os.environ["RANK"] == "1":
+            folder.mkdir(exist_ok=True)
+            count = len(list(folder.iterdir()))
+            while (RUN / "events/rank-00000.jsonl").read_text().count('"recovered"') < count:
+                time.sleep(0.05)
+            launch = json.loads((RUN / "watch/launch.json").read_text())["launch"]
+            verdict = {"cause": "killed", "rank": 1, "host": "b", "step": 3, "what": "ended by SIGKILL"}
+            now = time.time()
+            record = {"launch": launch, "word": "failure", "action": "restart", "at": now, "fault_at": now - 1}
+            (folder / f"{count:04d}-killed.json").write_text(json.dumps({**record, "verdict": verdict}))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch)
+"""
+
+
+def test_a_task_that_fails_at_the_same_step_three_times_stops_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(DIES_ALWAYS)
+    code, output, errors = finish(
+        start("--procs", "2", "--max-restarts", "9", "mine.py:DiesAlways", cwd=tmp_path)
+    )[0]
+    assert code == 70, errors
+    assert errors.count("starting the ranks again") == 3, errors
+    assert "error: the run has failed 3 times at step 3, and is not started again:\n" in errors
+    assert errors.count("  - rank 1 on b (killed): ended by SIGKILL\n") == 2
+    assert "  - rank 1 on b (killed): ended by SIGKILL [rank 1 on b, step 3]\n" in errors
+    assert "next: see runs/DiesAlways/verdicts and mend the cause" in errors
+    events = (tmp_path / "runs" / "DiesAlways" / "events" / "rank-00000.jsonl").read_text().splitlines()
+    recovered = [event for line in events if (event := json.loads(line))["kind"] == "recovered"]
+    assert [(event["step"], event["lost_steps"], event["told_rank"]) for event in recovered] == [
+        (3, 1, 1)
+    ] * 2
+    assert all(event["seconds"] > 1 for event in recovered)
+    assert output.count("after rank 1 on b was killed at step 3; 1 step is taken again\n") == 2

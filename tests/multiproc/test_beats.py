@@ -1,0 +1,292 @@
+"""The beats of a run, as another process sees them while the run is in each phase; and those of a user's own loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import Dataset, IterableDataset
+
+from drumline import DDPManager
+from drumline.config.schema import Config
+from drumline.data.loader import Loader
+from drumline.distributed.group import collective_counter
+from drumline.engine.job import make_manager
+from drumline.engine.request import Request
+from drumline.engine.saving import Progress
+from drumline.engine.train import train
+from drumline.errors import ExitCode
+from drumline.tasks.base import Loss
+from drumline.watch.beats.phase import Phase
+from drumline.watch.beats.record import BeatWriter, read_beat
+from tests.jobs import Classify, Points, make_config
+from tests.ranks import run_ranks
+
+LOOKS = """
+import json, sys
+from pathlib import Path
+from drumline.watch.beats.record import read_beat
+for _ in sys.stdin:
+    beat = read_beat(Path(sys.argv[1]))
+    print(json.dumps([beat.phase.name, beat.step, beat.micro, beat.beats, beat.collective, beat.failure]), flush=True)
+"""
+
+
+class Onlooker:
+    """Another process, which says what it sees of a rank when it is asked; and what it has seen, by place."""
+
+    current: Onlooker
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seen: dict[str, list[tuple[str, int, int]]] = {}
+        self.beats: list[int] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", LOOKS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self) -> list[Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        seen: list[Any] = json.loads(self._process.stdout.readline())
+        return seen
+
+    def look(self, place: str) -> None:
+        phase, step, micro, beats, *_ = self.ask()
+        self.seen.setdefault(place, []).append((phase, step, micro))
+        self.beats.append(beats)
+
+    def phases(self, place: str) -> set[str]:
+        return {phase for phase, *_ in self.seen[place]}
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@contextmanager
+def watched(ddp: DDPManager, folder: Path) -> Iterator[Onlooker]:
+    """The rank's beats go to a file, and someone looks at it."""
+    path = folder / f"rank-{ddp.rank:05d}.beat"
+    ddp._beat = BeatWriter(path, rank=ddp.rank)
+    onlooker = Onlooker.current = Onlooker(path)
+    try:
+        yield onlooker
+    finally:
+        onlooker.close()
+
+
+def look(place: str) -> None:
+    Onlooker.current.look(place)
+
+
+class LookedAt(Points):
+    def __init__(self, length: int, place: str) -> None:
+        super().__init__(length)
+        self.place = place
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        look(self.place)
+        return super().__getitem__(index)
+
+
+class LookAround(Classify):
+    """Has someone look at the beats wherever a task's own code runs."""
+
+    def model(self) -> nn.Module:
+        look("model")
+        model = super().model()
+        model.register_state_dict_pre_hook(lambda *_: look("state"))
+        return model
+
+    def train_data(self) -> Dataset[Any]:
+        return LookedAt(self.config.data.samples, "data")
+
+    def eval_data(self) -> Dataset[Any]:
+        return LookedAt(7, "evaluation data")
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        loss = super().loss(model, batch)
+        look("loss" if torch.is_grad_enabled() else "evaluation loss")
+        if loss.total.requires_grad:
+            loss.total.register_hook(lambda _: look("gradient"))
+        return loss
+
+    def report(self, means: dict[str, float]) -> dict[str, float]:
+        look("report")
+        return means
+
+
+class FailsInTheMiddle(LookAround):
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        if Onlooker.current.ask()[1] == 3:
+            raise ValueError("no such label\nin this batch")
+        return super().loss(model, batch)
+
+
+def train_watched(config: Config, run: Path) -> dict[str, Any]:
+    ddp = make_manager(config)
+    ddp.setup()
+    optimizer_hook = register_optimizer_step_pre_hook(lambda *_: look("optimizer"))
+    with watched(ddp, run.parent) as onlooker:
+        # The first comparison of data reads samples too: before the first step.
+        code = train(Request("test", config, run, False, ("test",)), LookAround, ddp, Progress())
+        onlooker.look("after the loop")
+        collectives, begun = onlooker.ask()[4], collective_counter()()
+        ddp.cleanup()
+        onlooker.look("after the end")
+    optimizer_hook.remove()
+    assert code == ExitCode.SUCCESS
+    places = {place: sorted(onlooker.phases(place)) for place in onlooker.seen}
+    return {
+        "places": places,
+        "loss": onlooker.seen["loss"],
+        "moves": onlooker.beats == sorted(onlooker.beats),
+        "collectives": (collectives, begun),
+    }
+
+
+@pytest.mark.parametrize("exact", ["same_world", "elastic"])
+def test_every_phase_of_a_run_is_seen_from_outside(tmp_path: Path, exact: str) -> None:
+    shards = {"exact": "elastic", "shards": 2} if exact == "elastic" else {}
+    config = make_config(samples=16, epochs=2, accumulate=2, **shards)
+    for rank, facts in enumerate(run_ranks(2, train_watched, config, tmp_path / "run")):
+        places = facts["places"]
+        assert places["model"] == ["START"]
+        assert places["data"] == ["DATA", "START"], "START: samples are compared before the first step"
+        assert places["loss"] == ["FORWARD"]
+        assert places["gradient"] == ["BACKWARD"]
+        assert places["optimizer"] == ["OPTIMIZER"]
+        assert places["report"] == ["BETWEEN", "EVALUATION"]
+        assert places["evaluation loss"] == ["EVALUATION"]
+        assert places["evaluation data"] == ["EVALUATION", "START"]
+        if rank == 0:
+            assert "SAVE" in places["state"]
+        assert places["after the loop"] == places["after the end"] == ["LEFT"]
+        # Two epochs of two steps, each of two micro-batches.
+        assert facts["loss"] == [("FORWARD", step, micro) for step in range(4) for micro in (1, 2)]
+        assert facts["moves"]
+        counted, begun = facts["collectives"]
+        assert 0 < counted <= begun
+
+
+def fail_watched(config: Config, run: Path) -> tuple[list[Any], list[list[str]]]:
+    """What the onlooker sees in the end, and what it saw on the way."""
+    close = Loader.close
+
+    def looked_at_close(loader: Loader) -> None:
+        look("close")
+        close(loader)
+
+    Loader.close = looked_at_close  # type: ignore[method-assign]  # the process is this test's own
+    ddp = make_manager(config)
+    ddp.setup()
+    with watched(ddp, run.parent) as onlooker:
+        with pytest.raises(ValueError, match="no such label"):
+            train(Request("test", config, run, False, ("test",)), FailsInTheMiddle, ddp, Progress())
+        ddp.cleanup()
+        return onlooker.ask(), [sorted(onlooker.phases(place)) for place in ("loss", "close")]
+
+
+def test_a_failure_is_in_the_record_before_anything_is_closed(tmp_path: Path) -> None:
+    ((phase, step, *_, failure), phases) = run_ranks(1, fail_watched, make_config(), tmp_path / "run")[0]
+    assert (phase, step, failure) == ("FAILED", 3, "ValueError: no such label")
+    assert phases == [["FORWARD"], ["FAILED"]]
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        points = Points(10)
+        for index in range(10):
+            look("stream")
+            yield points[index]
+
+
+def own_loop(folder: Path) -> dict[str, list[tuple[str, int, int]]]:
+    with DDPManager() as ddp, watched(ddp, folder) as onlooker:
+        model = ddp.wrap(nn.Linear(6, 2).double())
+        loader = ddp.loader(LookedAt(10, "data"), batch_size=4, accumulate=2)
+        evaluation = ddp.loader(LookedAt(5, "evaluation data"), batch_size=2, train=False)
+        stream = ddp.loader(Stream(), batch_size=4)
+        onlooker.seen.clear()  # what was seen as samples were compared
+        for _ in range(2):
+            for inputs, targets in loader:
+                functional.cross_entropy(model(inputs), targets).backward()
+                look("loop")
+            look("after an epoch")
+            for _ in evaluation:
+                look("evaluation")
+            look("after an evaluation")
+        for _ in range(2):
+            for _ in stream:
+                look("loop over a stream")
+        for _ in loader:
+            break
+        look("given up")
+    return onlooker.seen
+
+
+def test_a_loop_of_ones_own_has_the_beats_of_its_loaders(tmp_path: Path) -> None:
+    for rank, seen in enumerate(run_ranks(2, own_loop, tmp_path)):
+        phases = {place: {phase for phase, *_ in looks} for place, looks in seen.items()}
+        assert phases["data"] == phases["evaluation data"] == phases["stream"] == {"DATA"}
+        # 10 samples in steps of 4: three a pass, the last of which has one micro-batch on each rank.
+        steps = [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1), (3, 1), (3, 2), (4, 1), (4, 2), (5, 1)]
+        assert seen["loop"] == [("USER", *step) for step in steps]
+        assert seen["after an epoch"] == [("USER", 3, 0), ("USER", 6, 0)]
+        assert phases["evaluation"] == {"EVALUATION"}
+        assert phases["after an evaluation"] == {"USER"}
+        assert seen["loop over a stream"] == [("USER", step, 1) for step in range(6)]
+        assert seen["given up"] == [("USER", 6, 1)]
+        last = read_beat(tmp_path / f"rank-{rank:05d}.beat")
+        assert last is not None
+        assert last.phase == Phase.LEFT
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "failure"),
+    [
+        (ValueError("no such label"), Phase.FAILED, "ValueError: no such label"),
+        (KeyboardInterrupt(), Phase.FAILED, "KeyboardInterrupt"),
+        (SystemExit("no data"), Phase.FAILED, "SystemExit: no data"),
+        (SystemExit(0), Phase.LEFT, ""),
+    ],
+)
+def test_the_last_word_of_a_loop_of_ones_own(
+    tmp_path: Path, error: BaseException, phase: Phase, failure: str
+) -> None:
+    def leave() -> None:
+        with DDPManager() as ddp:
+            ddp._beat = BeatWriter(tmp_path / "beat")
+            raise error
+
+    with pytest.raises(type(error)):
+        leave()
+    beat = read_beat(tmp_path / "beat")
+    assert beat is not None
+    assert (beat.phase, beat.failure) == (phase, failure)
+
+
+def test_processes_that_load_data_leave_the_record_of_their_rank_alone(tmp_path: Path) -> None:
+    with DDPManager() as ddp:
+        ddp._beat = BeatWriter(tmp_path / "beat", rank=5)
+        loader = ddp.loader(Points(12), batch_size=2, workers=2)
+        assert len(list(loader)) == 6
+        loader.close()
+        beat = read_beat(tmp_path / "beat")
+    assert beat is not None
+    # Each batch is asked for and handed out; then one more is asked for, and there is none.
+    assert (beat.beats, beat.pid, beat.rank) == (6 * 2 + 2, os.getpid(), 5)
+    assert (beat.phase, beat.step) == (Phase.USER, 6)

@@ -1,0 +1,184 @@
+"""How the sidecars of a run find each other, on real ranks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from drumline.distributed.start import ruling
+from drumline.distributed.start.meeting import open_store
+from drumline.errors import PreflightError
+from drumline.launch.topology import Topology, topology_from
+from drumline.watch.rank import folder as folder_module
+from drumline.watch.rank import meeting
+from drumline.watch.rank.folder import PREFIX
+from drumline.watch.rank.meeting import _Meeting, meet
+from drumline.watch.rank.met import Met
+from tests.ranks import run_ranks
+
+HOST = socket.gethostname()
+TWO_NODES = {"local_rank": (0, 1, 0, 1), "local_world_size": (2, 2, 2, 2)}
+
+
+class Rank:
+    """Meetings one after the other, each in a room of its own."""
+
+    def __init__(self) -> None:
+        found = topology_from(os.environ)
+        assert found is not None
+        self.topology: Topology = found
+        self.rank = found.rank
+        self.store = open_store(found, timeout_s=30)
+        self.room: dist.Store = self.store
+
+    def meet(
+        self,
+        room: str,
+        *,
+        topology: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
+        secret: str | None = None,
+        timeout_s: float = 30.0,
+    ) -> Met | str:
+        self.room = dist.PrefixStore(room, self.store)
+        changes = {name: values[self.rank] for name, values in (topology or {}).items()}
+        try:
+            return meet(
+                self.room,
+                topology=replace(self.topology, **changes),
+                folder=folder,
+                secret=secret,
+                environment=os.environ,
+                timeout_s=timeout_s,
+            )
+        except PreflightError as error:
+            return str(error)
+
+    def wait_for_all(self, name: str) -> None:
+        self.store.add(name, 1)
+        until = time.monotonic() + 60
+        while self.store.add(name, 0) < self.topology.world_size:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def facts(met: Met | str) -> dict[str, Any]:
+    """What can travel to the test; the folder and the socket are let go."""
+    assert isinstance(met, Met), met
+    mode = met.folder.stat().st_mode & 0o777
+    port = None
+    if met.listener is not None:
+        port = met.listener.getsockname()
+        met.listener.close()
+    return {**vars(met), "listener": port, "mode": mode}
+
+
+def meetings(open_folder: Path, memory: Path) -> dict[str, Any]:
+    me, found = Rank(), {}
+    folder_module.MEMORY = memory  # others use the real one at the same time
+    # How long rank 0 waits for those to hear who are not there; all else takes no time.
+    ruling.HEARING_S = meeting.GRACE_S = 0.3
+
+    one_node = me.meet("one node")
+    found["one node"] = facts(one_node)
+
+    two_nodes = me.meet("two nodes", topology=TWO_NODES)
+    assert isinstance(two_nodes, Met)
+    for peer in two_nodes.peers:
+        socket.create_connection((peer.address, peer.port), timeout=10).close()
+    me.wait_for_all("connected")
+    found["two nodes"] = facts(two_nodes)
+
+    found["given"] = facts(me.meet("given", topology=TWO_NODES, secret="of the launcher"))
+    found["in the store"] = [
+        me.room.get(f"watch/{key}").decode() for key in ("ruling/places", f"card/{me.rank}")
+    ]
+    partly = me.meet("partly given", topology=TWO_NODES, secret=None if me.rank == 3 else "of the launcher")
+    found["partly given"] = facts(partly)
+
+    folder = open_folder if me.rank == 2 else None
+    found["open folder"] = me.meet("open folder", topology=TWO_NODES, folder=folder)
+
+    if me.rank != 3:
+        found["one is missing"] = me.meet("one is missing", topology=TWO_NODES, timeout_s=0.5)
+    if me.rank == 2:
+        room = dist.PrefixStore("watch", dist.PrefixStore("one falls silent", me.store))
+        _Meeting(room, replace(me.topology, local_rank=0), 0.0, 0.0)._come(None, os.environ)
+    else:
+        found["one falls silent"] = me.meet("one falls silent", topology=TWO_NODES, timeout_s=0.5)
+    if me.rank != 0:
+        found["rank 0 is missing"] = me.meet("rank 0 is missing", topology=TWO_NODES, timeout_s=0.5)
+    me.wait_for_all("the end")
+    me.store.add("gone", 1)
+    while me.rank == 0 and me.store.add("gone", 0) < 4:  # it runs the store
+        time.sleep(0.01)
+    return found
+
+
+def test_sidecars_find_each_other(tmp_path: Path) -> None:
+    open_folder = tmp_path / "open"
+    open_folder.mkdir()
+    open_folder.chmod(0o777)
+    memory = tmp_path / "shm"
+    memory.mkdir()
+    four = run_ranks(4, meetings, open_folder, memory)
+
+    one = [found["one node"] for found in four]
+    assert all(met == {**one[0], "is_first": rank == 0} for rank, met in enumerate(one))
+    assert (one[0]["peers"], one[0]["listener"], one[0]["node"]) == ((), None, 0), "no port is opened"
+    assert (one[0]["ranks"], one[0]["nodes"], one[0]["mode"]) == ((0, 1, 2, 3), ((0, 1, 2, 3),), 0o700)
+    assert len(one[0]["secret"]) == 64
+    assert one[0]["folder"].name.startswith(PREFIX)
+
+    two = [found["two nodes"] for found in four]
+    assert [(met["node"], met["ranks"], met["is_first"]) for met in two] == [
+        (0, (0, 1), True),
+        (0, (0, 1), False),
+        (1, (2, 3), True),
+        (1, (2, 3), False),
+    ], "of one name, and still two nodes"
+    assert [met["listener"] is not None for met in two] == [True, False, True, False]
+    assert len({met["secret"] for met in two}) == 1
+    assert two[0]["secret"] != one[0]["secret"]
+    assert two[0]["folder"] == two[1]["folder"] != two[2]["folder"] == two[3]["folder"]
+    (peer,) = two[0]["peers"]
+    assert (peer.node, peer.host, (peer.address, peer.port)) == (1, HOST, two[2]["listener"])
+    assert two[3]["peers"][0].port == two[0]["listener"][1]
+
+    assert {found["given"]["secret"] for found in four} == {"of the launcher"}
+    assert "of the launcher" not in str([found["in the store"] for found in four])
+    (secret,) = {found["partly given"]["secret"] for found in four}
+    assert secret != "of the launcher", "one that some do not have is of no use"
+
+    (said,) = {found["open folder"] for found in four}
+    assert said.startswith(
+        f"the watch folder {open_folder} is open to others (mode 777, 700 is needed), on {HOST}"
+    )
+    (said,) = {found["one is missing"] for found in four[:3]}
+    assert said.startswith(
+        f"1 of 4 ranks did not start within 0.5 s: missing rank 3 ({HOST}); here: 0-2 on {HOST}"
+    )
+    (said,) = {four[rank]["one falls silent"] for rank in (0, 1, 3)}
+    assert said == (
+        "rank 2 (node 1) did not say within 0.5 s where the sidecar will be\n  next: look at its own output"
+    )
+    (said,) = {four[rank]["rank 0 is missing"] for rank in (1, 2, 3)}
+    assert said == (
+        "rank 0 did not say within 0.5 s who is watched where\n  next: look at rank 0's own output"
+    )
+    names = ("one node", "two nodes", "given", "partly given")
+    made = {found[name]["folder"] for found in four for name in names}
+    assert set(memory.iterdir()) == made, "what came to nothing leaves no folder"
+
+
+def test_alone_nothing_is_opened(tmp_path: Path) -> None:
+    met = meet(None, topology=Topology(), folder=tmp_path / "watch", secret=None, environment={})
+    assert (met.folder, met.peers, met.listener, met.ranks) == (tmp_path / "watch", (), None, (0,))
+    assert met.is_first

@@ -1,0 +1,121 @@
+"""What a restarted run makes of the verdicts before it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drumline.engine import recovery
+from drumline.engine.recovery import Fault, look_back
+from drumline.engine.run_folder import RunFolder
+from drumline.metrics.events import Event, Reporter
+from drumline.metrics.wording import recovered_line
+
+
+class Run:
+    """A run folder, and who writes verdicts into it."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = RunFolder(path)
+        self.folder.verdicts.mkdir()
+        self.count = 0
+
+    def start(self, *, is_restart: bool = True) -> tuple[Any, Any]:
+        found = look_back(self.folder, is_restart=is_restart)
+        return found["refusal"], found["fault"]
+
+    def launch(self) -> str:
+        return str(json.loads(self.folder.launch_file.read_text())["launch"])
+
+    def judge(self, step: int | None, word: str = "hang", action: str = "restart", **verdict: Any) -> None:
+        self.count += 1
+        verdict = {"cause": "killed", "rank": 1, "host": "b", "step": step, "what": "gone", **verdict}
+        record = {"launch": self.launch(), "word": word, "action": action, "at": 107.5, "fault_at": 105.0}
+        file = self.folder.verdicts / f"{self.count:04d}-killed.json"
+        file.write_text(json.dumps({**record, "verdict": verdict}))
+
+
+@pytest.fixture(name="run")
+def make_run(tmp_path: Path) -> Run:
+    run = Run(tmp_path)
+    assert run.start(is_restart=False) == (None, None)
+    return run
+
+
+def test_three_times_the_same_step_is_enough(run: Run) -> None:
+    first = run.launch()
+    run.judge(57, word="failure")
+    refusal, fault = run.start()
+    assert refusal is None
+    assert fault == {"cause": "killed", "rank": 1, "host": "b", "step": 57, "at": 105.0, "told_at": 107.5}
+    run.judge(60, rank=2)
+    run.judge(57, cause="unreachable", rank=None, what="b does not answer")
+    assert run.start()[0] is None
+    assert run.start() == (None, None), "what was told before is not new"
+    run.judge(57, host="c", cause="dataset", what="stuck in __getitem__")
+    assert run.launch() == first
+    refusal, _ = run.start()
+    assert refusal == (
+        "the run has failed 3 times at step 57, and is not started again:\n"
+        "  - rank 1 on b (killed): gone\n"
+        "  - b (unreachable): b does not answer\n"
+        "  - rank 1 on c (dataset): stuck in __getitem__",
+        f"see {run.folder.verdicts} and mend the cause; the same command then goes on from the newest checkpoint",
+    )
+    assert run.start(is_restart=False) == (None, None), "a new launch begins to count anew"
+    assert run.launch() != first
+
+
+def test_what_was_only_told_or_has_no_step_does_not_count(run: Run) -> None:
+    for _ in range(4):
+        run.judge(3, word="stall")
+        run.judge(3, action="report")
+        run.judge(None)
+    refusal, fault = run.start()
+    assert refusal is None
+    assert fault["step"] is None
+    run.judge(8, action="stop")
+    refusal, _ = run.start()
+    assert refusal[0] == "the run was stopped at step 8, and is not started again: rank 1 on b (killed): gone"
+
+
+def test_a_launch_file_that_was_lost_or_torn_is_a_new_launch(run: Run) -> None:
+    run.judge(5)
+    for text in ("", "{}", "[1]"):
+        run.folder.launch_file.write_text(text)
+        assert run.start() == (None, None)
+    run.folder.launch_file.unlink()
+    assert run.start() == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("fault_step", "rank", "cause", "words"),
+    [
+        (57, 1, "killed", "goes on 12 s after rank 1 on b was killed at step 57; 7 steps are taken again"),
+        (51, 1, "gil", "goes on 12 s after rank 1 on b was stuck with Python's lock at step 51; 1 step is taken again"),
+        (50, None, "unreachable", "goes on 12 s after b was out of reach at step 50; no step was lost"),
+        (None, 0, "exception", "goes on 12 s after rank 0 on b failed"),
+    ],
+)  # fmt: skip
+def test_the_time_from_fault_to_step_is_told(
+    monkeypatch: pytest.MonkeyPatch, fault_step: int | None, rank: int | None, cause: str, words: str
+) -> None:
+    events: list[Event] = []
+    monkeypatch.setattr(recovery.time, "time", lambda: 112.0)
+    fault = Fault(cause=cause, rank=rank, host="b", step=fault_step, at=100.0, told_at=103.0)
+    with Reporter([events.append], rank=0, host="a") as reporter:
+        fault.tell_recovery(reporter, resumed_from=50, step=51, device=torch.device("cpu"))
+    (event,) = events
+    assert (event["kind"], event["step"], event["seconds"], event["seconds_to_verdict"]) == (
+        "recovered",
+        51,
+        12.0,
+        3.0,
+    )
+    assert event["lost_steps"] == (None if fault_step is None else fault_step - 50)
+    assert (event["told_rank"], event["told_host"], event["cause"]) == (rank, "b", cause)
+    assert recovered_line(event) == words

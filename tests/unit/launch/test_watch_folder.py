@@ -1,0 +1,89 @@
+"""What the agent leaves for the sidecar, and reads from it; that guards take the folder away is in tests/cli."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from drumline.launch.node import watch_folder
+from drumline.launch.node.watch_folder import Ruling, WatchFolder
+
+VERDICT = {"what": "rank 1 stands", "next_step": "look"}
+
+
+@pytest.fixture(name="watch")
+def make_watch() -> Iterator[WatchFolder]:
+    watch = WatchFolder("0123456789")
+    assert watch.root is not None
+    yield watch
+    shutil.rmtree(watch.root)
+
+
+def test_each_start_has_a_folder_and_the_one_before_stays_a_while(watch: WatchFolder) -> None:
+    folders = [watch.begin(start) for start in range(3)]
+    assert [folder is not None and folder.exists() for folder in folders] == [False, True, True]
+    watch.note_exit(3, -9)
+    watch.note_exit(3, 0)
+    assert watch.current is not None
+    assert (watch.current / "exit-00003").read_text() == "-9\n", "the first word counts"
+
+
+def test_a_ruling_is_read_once_it_is_whole(watch: WatchFolder) -> None:
+    folder = watch.begin(0)
+    assert folder is not None
+    for text in (
+        "",
+        "{",
+        "[]",
+        '{"word": "hang"}',
+        json.dumps({"word": "stall", "action": "", "verdict": {}}),
+    ):
+        (folder / "verdict.json").write_text(text)
+        assert watch.ruling() is None, text
+    record = {"word": "hang", "action": "stop", "verdict": VERDICT}
+    (folder / "verdict.json").write_text(json.dumps(record))
+    ruling = watch.ruling()
+    assert ruling == Ruling("hang", "stop", "hang: rank 1 stands. Next: look")
+    assert (ruling.is_hang, ruling.is_final) == (True, True)
+    told = {**record, "word": "failure", "action": "restart", "sentence": "all of it", "was_told": True}
+    (folder / "verdict.json").write_text(json.dumps(told))
+    assert watch.ruling() == Ruling("failure", "restart", "all of it", was_told=True)
+    watch.begin(1)
+    assert watch.ruling() is None, "that of another start is none"
+
+
+def test_a_sidecar_is_waited_for_while_it_lives_and_not_for_long(watch: WatchFolder) -> None:
+    folder = watch.begin(0)
+    assert folder is not None
+    begun = time.monotonic()
+    assert watch.wait_for_ruling(begun + 3600) is None, "there is no sidecar, so nobody waits"
+    (folder / "sidecar.pid").write_text(str(os.getpid()))
+    assert watch.wait_for_ruling(time.monotonic() + 0.1) is None, "it lives, and says nothing"
+    # The last act of one that ends.
+    text = json.dumps({"word": "hang", "action": "stop", "verdict": VERDICT})
+    words = f"import time; time.sleep(0.2); open({str(folder / 'verdict.json')!r}, 'w').write({text!r})"
+    with subprocess.Popen([sys.executable, "-c", words]) as sidecar:
+        (folder / "sidecar.pid").write_text(str(sidecar.pid))
+        assert watch.wait_for_ruling(time.monotonic() + 3600) is not None
+
+
+def test_without_a_place_for_it_ranks_are_told_of_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(watch_folder, "MEMORY", tmp_path / "gone")
+    monkeypatch.setattr(watch_folder.tempfile, "tempdir", str(tmp_path))
+    watch = WatchFolder("j")
+    assert watch.root is not None
+    assert watch.root.parent == tmp_path, "where there is no /dev/shm"
+    monkeypatch.setattr(watch_folder.tempfile, "tempdir", str(tmp_path / "gone"))
+    watch = WatchFolder("j")
+    watch.note_exit(0, 1)
+    assert (watch.root, watch.begin(0), watch.ruling(), watch.has_sidecar()) == (None, None, None, False)

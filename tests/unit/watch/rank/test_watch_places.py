@@ -1,0 +1,119 @@
+"""Before the sidecars start: which ranks make up a node, whose the watch folder is, and where a node listens."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from drumline.errors import PreflightError
+from drumline.launch.interfaces import interfaces
+from drumline.watch.rank import folder as folder_module
+from drumline.watch.rank.folder import make_folder
+from drumline.watch.rank.listening import listen, own_address, way_out
+from drumline.watch.rank.nodes import Standing, group_by_node, this_machine
+
+
+def ranks(*places: tuple[str, int]) -> dict[int, Standing]:
+    """`("a1", 0)`: on host a, machine 1, with local number 0."""
+    return {rank: Standing(place[0], place[1:], local) for rank, (place, local) in enumerate(places)}
+
+
+@pytest.mark.parametrize(
+    ("standings", "nodes"),
+    [
+        (ranks(("a1", 0)), [(0,)]),
+        (ranks(("a1", 0), ("a1", 1), ("b2", 0), ("b2", 1)), [(0, 1), (2, 3)]),
+        # srun may deal ranks out in turn.
+        (ranks(("a1", 0), ("b2", 0), ("a1", 1), ("b2", 1)), [(0, 2), (1, 3)]),
+        # The same name on two machines.
+        (ranks(("a1", 0), ("a1", 1), ("a2", 0), ("a2", 1)), [(0, 1), (2, 3)]),
+        # Two launchers on one machine: in a row, of different sizes, and dealt out.
+        (ranks(("a1", 0), ("a1", 1), ("a1", 2), ("a1", 0), ("a1", 1)), [(0, 1, 2), (3, 4)]),
+        (ranks(("a1", 0), ("a1", 0), ("a1", 1), ("a1", 1)), [(0, 2), (1, 3)]),
+        # Every rank its own number 0; and no rank with number 0, or not the lowest rank.
+        (ranks(("a1", 0), ("a1", 0)), [(0,), (1,)]),
+        (ranks(("a1", 0), ("b1", 1)), [(0,), (1,)]),
+        (ranks(("a1", 1), ("a1", 0)), [(1, 0)]),
+    ],
+)
+def test_ranks_that_see_each_other_make_up_a_node(
+    standings: dict[int, Standing], nodes: list[tuple[int, ...]]
+) -> None:
+    assert group_by_node(standings) == nodes
+
+
+def test_this_machine_is_told_by_what_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(this_machine()) > 36
+    assert this_machine() == this_machine()
+    monkeypatch.setattr("drumline.watch.rank.nodes.BOOT", Path("/nowhere"))
+    assert this_machine() == ""
+
+
+def test_the_folder_is_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tmp_path / "given"
+    for made in (make_folder(given), make_folder(given)):
+        assert made == given
+        assert given.stat().st_mode & 0o777 == 0o700
+    mine = make_folder(None)
+    assert mine.stat().st_mode & 0o777 == 0o700
+    assert mine.parent == folder_module.MEMORY
+    mine.rmdir()
+    monkeypatch.setattr(folder_module, "MEMORY", tmp_path / "not-there")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert make_folder(None).parent == tmp_path
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not-there-either"))
+    with pytest.raises(
+        PreflightError, match=r"no folder for the watch can be made in .*: No such file"
+    ) as caught:
+        make_folder(None)
+    assert "--watch.sidecar off" in str(caught.value)
+
+
+def test_a_folder_that_others_could_use_is_refused(tmp_path: Path) -> None:
+    def refused(folder: Path) -> str:
+        with pytest.raises(PreflightError) as caught:
+            make_folder(folder)
+        assert "leave DRUMLINE_WATCH_DIR to the launcher" in str(caught.value)
+        return caught.value.what.removeprefix(f"the watch folder {folder} ")
+
+    open_one, link, file, theirs = (tmp_path / name for name in ("open", "link", "file", "theirs"))
+    open_one.mkdir()
+    open_one.chmod(0o755)
+    assert refused(open_one) == "is open to others (mode 755, 700 is needed)"
+    (tmp_path / "mine").mkdir(mode=0o700)
+    link.symlink_to(tmp_path / "mine")
+    assert refused(link) == "is no folder"
+    file.touch()
+    assert refused(file) == "cannot be made: File exists"
+    assert refused(tmp_path / "a" / "b") == "cannot be made: No such file or directory"
+    if os.geteuid() == 0:
+        theirs.mkdir(mode=0o700)
+        os.chown(theirs, 12345, -1)
+        assert refused(theirs) == "belongs to user 12345, and this is user 0"
+    else:
+        assert refused(Path("/usr")).startswith("belongs to user 0")
+
+
+def test_a_node_listens_on_the_way_to_the_others_alone() -> None:
+    assert way_out({"GLOO_SOCKET_IFNAME": "lo"}, "127.0.0.1") == "127.0.0.1"
+    assert way_out({"NCCL_SOCKET_IFNAME": "=lo"}, "127.0.0.1") == "127.0.0.1"
+    assert way_out({"GLOO_SOCKET_IFNAME": "none0"}, "127.0.0.1") is None
+    assert way_out({}, "127.0.0.1") is None
+    assert own_address(1, [None, "10.0.0.7"]) == "10.0.0.7"
+    assert own_address(0, [None, None, "127.0.0.1"]) == "127.0.0.1", "all are on one machine"
+    outward = [one.address for one in interfaces() if one.address and not one.is_loopback and one.is_up]
+    # The meeting point's own host takes the way that leads to another; no packet is sent.
+    assert own_address(0, [None, "192.0.2.1"]) in {"127.0.0.1", *outward}
+    with listen("127.0.0.1") as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        with socket.create_connection(listener.getsockname()):
+            pass
+    with pytest.raises(
+        PreflightError, match=r"the watch cannot listen at 192\.0\.2\.1: Cannot assign"
+    ) as caught:
+        listen("192.0.2.1")
+    assert "check that the network of this address is up" in str(caught.value)

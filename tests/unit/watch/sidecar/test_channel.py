@@ -1,0 +1,191 @@
+"""The sidecars' channel: who has a line to whom, who comes back, and what is said of one that is silent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+
+from drumline.watch.sidecar import channel as timing
+from drumline.watch.sidecar.channel import Channel, Peer
+from drumline.watch.sidecar.line import MAX_UNSENT_BYTES
+from drumline.watch.sidecar.wire import MAX_BYTES
+from tests.unit.watch.sidecar.channels import SECRET, Node, listeners, nodes, peers_of, until, until_all_talk
+
+
+def test_lines_go_between_hubs_and_all_others() -> None:
+    async def run() -> None:
+        async with nodes(5) as five:
+            await until_all_talk(five)
+            assert [set(one.channel.peers) for one in five] == [
+                {1, 2, 3, 4},
+                {0, 2, 3, 4},
+                {0, 1, 3, 4},
+                {0, 1, 2},
+                {0, 1, 2},
+            ]
+            zero, four = five[0].channel, five[4].channel
+            assert not four.send(3, {}), "3 is no hub"
+            assert not four.send(4, {})
+            assert not four.send(99, {})
+            assert all(age < 5 for age in zero.heard_s().values())
+            assert {zero.how_silent(node) for node in range(5)} == {""}
+            last = five[4].heard[0][-1]
+            assert last["from"] == 0
+            assert set(last["heard_s"]) == {"1", "2", "3", "4"}
+            assert math.inf in five[4].heard[0][0]["heard_s"].values(), "never heard travels too"
+            assert not any(one.channel.refused for one in five)
+
+    asyncio.run(run(), debug=True)
+
+
+def test_a_restarted_sidecar_comes_back_on_either_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "AGAIN_S", 0.2)
+
+    async def run() -> None:
+        sockets = listeners(2)
+        peers = peers_of(sockets)
+        zero, one = [await Node(me, peers, sockets[me]).start() for me in range(2)]
+        await until_all_talk([zero, one])
+        await zero.close()
+        await until(lambda: one.channel.how_silent(0), "the end was not noticed")
+        assert one.channel.how_silent(0) == "closed by it"
+        assert not one.channel.send(0, {})
+        zero = await Node(0, peers, sockets[0]).start()
+        await until_all_talk([zero, one])
+        assert one.channel.how_silent(0) == ""
+        # The one that dials; and without a farewell, so that the old line still looks alive to node 0.
+        one.channel._server.close()
+        again = await Node(1, peers, sockets[1]).start()
+        await until_all_talk([zero, again])
+        await until(lambda: one.channel.how_silent(0), "the older line was kept beside the newer one")
+        for each in (zero, one, again):
+            await each.close()
+        for each in sockets:
+            each.close()
+
+    asyncio.run(run())
+
+
+def test_it_is_said_how_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("AGAIN_S", 0.1),
+        ("PROBE_AFTER_S", 0.3),
+        ("LOOK_EVERY_S", 0.1),
+        ("BREAK_AFTER_S", 2.0),
+    ):
+        monkeypatch.setattr(timing, name, value)
+
+    async def run() -> None:
+        async with nodes(3) as (zero, one, two):
+            await until_all_talk([zero, one, two])
+            # Its process stands still: the kernel takes connections for it. Seen by the one it dials, and by the other.
+            for each in (zero, two):
+                await each.close()
+            silent = [
+                await Node(each.me, one.peers, each.listener).start(pulses=False) for each in (zero, two)
+            ]
+            for node in (0, 2):
+                await until(
+                    lambda node=node: one.channel.how_silent(node) == "takes connections but says nothing",
+                    f"node {node}: {one.channel.how_silent(node)!r}",
+                )
+            assert one.channel.send(2, {}), "the line itself is still there"
+            assert one.channel.heard_s()[2] < 15
+            await until(lambda: not one.channel.send(2, {}) or not one.channel.send(0, {}), "never broken")
+            for each in silent:
+                await each.close()
+
+    asyncio.run(run())
+
+
+def test_nobody_there_is_refused_and_never_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "PROBE_AFTER_S", 0.2)
+    monkeypatch.setattr(timing, "LOOK_EVERY_S", 0.1)
+
+    async def run() -> None:
+        sockets = listeners(3)
+        peers = peers_of(sockets)
+        for one in (0, 2):
+            sockets[one].close()
+        node = await Node(1, peers, sockets[1]).start()
+        for other in (0, 2):
+            await until(lambda other=other: node.channel.how_silent(other), "nothing is said")
+            assert node.channel.how_silent(other) == "connection refused"
+        assert node.channel.heard_s() == {0: math.inf, 2: math.inf}
+        assert 0 < node.channel.up_s() < 60
+        await node.close()
+        await node.close()
+        sockets[1].close()
+
+    asyncio.run(run())
+
+
+def test_a_full_line_drops_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with nodes(2) as (zero, one):
+            await until_all_talk([zero, one])
+            chunk = {"text": "x" * (MAX_BYTES - 100)}
+            sent = 0
+            while zero.channel.send(
+                1, chunk
+            ):  # nothing is read meanwhile: this loop never lets anybody else run
+                sent += 1
+                assert sent < 200
+            assert sent * MAX_BYTES > MAX_UNSENT_BYTES
+            assert not zero.channel.send(1, {"small": 1}), "order is kept: nothing overtakes what was dropped"
+            await until(
+                lambda: sum("text" in one for one in one.heard[0]) == sent, "what was taken did not arrive"
+            )
+            await until(lambda: zero.channel.send(1, {"small": 2}), "it did not go on")
+            await until(lambda: {"small": 2} in one.heard[0], "it did not arrive")
+            for message, why in (
+                ({"text": "x" * MAX_BYTES}, "a line that is too long"),
+                ({"cpu": math.nan}, "what is no JSON object"),
+            ):
+                assert not zero.channel.send(1, message)
+                assert f"a message to node 1 was not sent: {why}" in caplog.text
+            assert zero.channel.send(1, {"text": "NaN is a word here"})
+            with pytest.raises(TypeError):
+                zero.channel.send(1, {"what": object()})
+            await until_all_talk([zero, one])
+
+    asyncio.run(run())
+
+
+def test_an_error_in_what_takes_messages_breaks_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with nodes(2) as (zero, one):
+            await until_all_talk([zero, one])
+            line = one.channel._lines[0]
+            take, one.channel._on_message = one.channel._on_message, lambda *_: 1 / 0
+            await until(lambda: "a message of node 0 could not be worked on" in caplog.text, "not told")
+            one.channel._on_message = take
+            await until_all_talk([zero, one])
+            assert one.channel._lines[0] is line
+
+    caplog.set_level(logging.ERROR, logger="drumline")
+    asyncio.run(run())
+
+
+def test_alone_there_is_nothing_to_do() -> None:
+    async def run() -> None:
+        channel = Channel(
+            me=0, peers=[Peer(0, "a", "127.0.0.1", 1)], secret=SECRET, on_message=print, listener=None
+        )
+        await channel.start()
+        assert channel.heard_s() == {}
+        await channel.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
+
+
+def test_the_channel_does_not_load_torch() -> None:
+    code = "import sys, drumline.watch.sidecar.channel; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=dict(os.environ)).returncode == 0

@@ -1,0 +1,380 @@
+"""The sidecars' port: who does not know the secret gets nothing, changes nothing and keeps nobody out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumline.launch.proof import nonce
+from drumline.watch.sidecar import channel as timing
+from drumline.watch.sidecar import wire
+from drumline.watch.sidecar.channel import Peer
+from drumline.watch.sidecar.line import LATE, Line
+from drumline.watch.sidecar.porch import CROWDED, ROOM, Porch
+from drumline.watch.sidecar.wire import Agreed, Session, WireError
+from tests.unit.watch.sidecar.channels import SECRET, Node, listeners, nodes, peers_of, until, until_all_talk
+
+
+def hello(**changes: Any) -> bytes:
+    return json.dumps({"drumline": "watch", "node": 1, "to": 0, "nonce": nonce(), **changes}).encode() + b"\n"
+
+
+STRANGE, NO_JSON, TOO_LONG = wire.STRANGE, wire.NO_JSON, wire.TOO_LONG
+JUNK = {
+    b"GET / HTTP/1.1\r\nHost: node-a\r\n\r\n": NO_JSON,
+    b"[]\n": NO_JSON,
+    b"\n": NO_JSON,
+    b"\xff\xfe\x00\n": NO_JSON,
+    b"[" * 1000 + b"\n": NO_JSON,
+    b'{"a":' * 200 + b"\n": NO_JSON,
+    b'{"nonce": NaN}\n': NO_JSON,
+    b'{"node": ' + b"9" * 900 + b"}\n": NO_JSON,
+    b"x" * 1025: TOO_LONG,
+    b" " * 1025 + b"{}\n": TOO_LONG,
+    b"{}\n": NO_JSON,
+    hello(nonce="00"): NO_JSON,
+    hello(nonce=nonce().upper().replace("0", "\u0660")): NO_JSON,
+    hello(node=0): STRANGE,
+    hello(node=7): STRANGE,
+    hello(node=-1): STRANGE,
+    hello(node=True): STRANGE,
+    hello(node="1"): STRANGE,
+    hello(node=1.0): STRANGE,
+    hello(node=[1]): STRANGE,
+    hello(to=1): STRANGE,
+    hello(drumline="doctor"): STRANGE,
+    hello() + b"{}\n": wire.WRONG_SECRET,
+    hello() + b'{"proof": "\\ud800"}\n': wire.WRONG_SECRET,
+    hello() + b'{"proof": ' + b"[" * 500 + b"\n": NO_JSON,
+}
+
+
+def test_junk_is_cut_off_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        async with nodes(2) as (zero, one):
+            await until_all_talk([zero, one])
+            line = zero.channel._lines[1]
+            for junk, why in JUNK.items():
+                before = zero.channel.refused[why]
+                with contextlib.suppress(ConnectionResetError):
+                    reader, writer = await asyncio.open_connection(zero.peers[0].address, zero.peers[0].port)
+                    writer.write(junk)
+                    answer = await asyncio.wait_for(reader.read(), 10)
+                    assert b"proof" not in answer
+                    writer.close()
+                await until(lambda b=before, w=why: zero.channel.refused[w] == b + 1, f"{junk!r}: not {why}")
+            assert set(zero.channel.refused) == set(JUNK.values())
+            assert caplog.text.count("was cut off") == len(set(JUNK.values())), "a stranger fills no log"
+            assert "a connection with 127.0.0.1 was cut off: what is no JSON object" in caplog.text
+            await until_all_talk([zero, one])
+            assert zero.channel._lines[1] is line
+
+    asyncio.run(run())
+
+
+leaves = [None, True, 0, 1, -1, 1.5, 10**400, "", "watch", "1", "\ud800", nonce(), [], [1], {}, {"nonce": 1}]
+words = st.dictionaries(
+    st.sampled_from(["drumline", "node", "to", "nonce", "proof", "refused"]), st.sampled_from(leaves)
+)
+
+
+@given(words, words)
+def test_no_words_of_a_stranger_are_taken(first: dict[str, Any], second: dict[str, Any]) -> None:
+    for handshake in (wire.answer(SECRET, 0, {1}), wire.dial(SECRET, 1, 0)):
+        next(handshake)
+        with pytest.raises(WireError):
+            handshake.send(first), handshake.send(second)
+
+
+def test_another_secret_is_refused_by_both_ends(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "AGAIN_S", 0.1)
+
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Listens where node 0 should, and knows all but the secret: it sends back what it was sent."""
+        await reader.readline()
+        writer.write(json.dumps({"nonce": nonce()}).encode() + b"\n")
+        writer.write(await reader.readline())
+        assert await reader.read() in (b"", b'{"refused":"does not know the secret"}\n')
+        writer.close()
+
+    async def run() -> None:
+        sockets = listeners(2)
+        peers = peers_of(sockets)
+        zero = await Node(0, peers, sockets[0]).start()
+        one = await Node(1, peers, sockets[1], secret=b"another").start()
+        await until(lambda: one.channel.refused, "not refused")
+        assert set(zero.channel.refused) == {"does not know the secret"}
+        assert set(one.channel.refused) == {"does not take our secret"}
+        assert one.channel.how_silent(0) == "does not take our secret"
+        assert "with 127.0.0.1 was cut off: does not know the secret" in caplog.text
+        assert not zero.heard
+        assert not one.heard
+        await one.close()
+        liar = await asyncio.start_server(pretend, "127.0.0.1", 0)
+        port = liar.sockets[0].getsockname()[1]
+        one = await Node(1, [Peer(0, "liar", "127.0.0.1", port)], sockets[1]).start()
+        await until(lambda: one.channel.refused["does not know the secret"] > 1, "believed")
+        assert one.channel.how_silent(0) == "does not know the secret"
+        assert not one.heard
+        liar.close()
+        for each in (zero, one):
+            await each.close()
+        for each in sockets:
+            each.close()
+
+    asyncio.run(run())
+
+
+Meddle = Callable[[bytes], list[bytes]]
+MEDDLING: dict[str, Meddle] = {
+    "changed": lambda line: [line.replace(b'"from"', b'"form"')],
+    "changed seal": lambda line: [b"0" * 64 + line[64:]],
+    "twice": lambda line: [line, line],
+    "left out": lambda line: [],
+    "put in": lambda line: [b'{"from":1}\n', line],
+    "cut": lambda line: [line[:30] + b"\n"],
+    "empty": lambda line: [b"\n", line],
+}
+
+
+class Middle:
+    """Somebody on the way between node 1 and node 0."""
+
+    def __init__(self, target: Peer) -> None:
+        self.target = target
+        self.meddle: Meddle | None = None
+        self.recorded: list[bytes] = []
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        onward, away = await asyncio.open_connection(self.target.address, self.target.port)
+        back = asyncio.create_task(self._carry(onward, writer, None))
+        await self._carry(reader, away, self)
+        await back
+
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, middle: Middle | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while line := await reader.readline():
+                lines = [line]
+                if middle is not None:
+                    middle.recorded.append(line)
+                    if middle.meddle is not None and not line.startswith(b"{"):
+                        lines, middle.meddle = middle.meddle(line), None
+                writer.writelines(lines)
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def with_middle() -> AsyncIterator[tuple[Node, Node, Middle]]:
+    sockets = listeners(2)
+    peers = peers_of(sockets)
+    middle = Middle(peers[0])
+    server = await asyncio.start_server(middle.carry, "127.0.0.1", 0)
+    zero = await Node(0, peers, sockets[0]).start()
+    around = Peer(0, "host-0", "127.0.0.1", server.sockets[0].getsockname()[1])
+    one = await Node(1, [around, peers[1]], sockets[1]).start()
+    yield zero, one, middle
+    server.close()
+    for node in (zero, one):
+        await node.close()
+    for each in sockets:
+        each.close()
+    await until(lambda: len(asyncio.all_tasks()) == 1, "a task is left")
+
+
+def test_nobody_on_the_way_can_change_repeat_leave_out_or_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "AGAIN_S", 0.05)
+
+    async def run() -> None:
+        async with with_middle() as (zero, one, middle):
+            for number, (name, meddle) in enumerate(MEDDLING.items()):
+                await until_all_talk([zero, one])
+                middle.meddle = meddle
+                await until(
+                    lambda n=number: zero.channel.refused[wire.BROKEN_SEAL] == n + 1, f"{name}: taken"
+                )
+            await until_all_talk([zero, one])
+            assert all(set(message) == {"from", "heard_s"} for message in zero.heard[1])
+            # All of an earlier conversation, again: the listener's number is another one now.
+            reader, writer = await asyncio.open_connection(zero.peers[0].address, zero.peers[0].port)
+            writer.writelines(middle.recorded[:10])
+            assert b"proof" not in await reader.read()
+            await until(lambda: zero.channel.refused[wire.WRONG_SECRET] == 1, "a recording was believed")
+            writer.close()
+
+    asyncio.run(run())
+
+
+async def join(peer: Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Session]:
+    """As node 1, with the secret."""
+    reader, writer = await asyncio.open_connection(peer.address, peer.port)
+    handshake = wire.dial(SECRET, 1, 0)
+    word: wire.Message | None = next(handshake)
+    while True:
+        writer.write(json.dumps(word).encode() + b"\n")
+        try:
+            word = handshake.send(json.loads(await reader.readline()))
+        except StopIteration as done:
+            agreed: Agreed = done.value
+            return reader, writer, agreed.session
+
+
+def sealed(session: Session, text: bytes) -> bytes:
+    return wire._seal(session._mine, 0, text) + b" " + text + b"\n"
+
+
+WRONG = {
+    b"[1]": NO_JSON,
+    b"3": NO_JSON,
+    b'{"cpu": NaN}': NO_JSON,
+    b'{"cpu": -Infinity}': NO_JSON,
+    b"[" * 500_000: NO_JSON,
+    b'{"a":' * 100_000: NO_JSON,
+    b'{"a": "' + b"x" * wire.MAX_BYTES + b'"}': TOO_LONG,
+}
+
+
+def test_one_that_knows_the_secret_is_cut_off_too_for_what_is_no_message() -> None:
+    async def run() -> None:
+        (listener,) = listeners(1)
+        me = peers_of([listener])[0]
+        zero = await Node(0, [me, Peer(1, "b", "127.0.0.2", 1)], listener).start()
+        for text, why in WRONG.items():
+            before = zero.channel.refused[why]
+            reader, writer, session = await join(me)
+            writer.write(sealed(session, text))
+            await until(lambda b=before, w=why: zero.channel.refused[w] == b + 1, f"{text[:20]!r}: not {why}")
+            with contextlib.suppress(ConnectionResetError):
+                await reader.read()
+            writer.close()
+        reader, writer, session = await join(me)
+        writer.write(session.seal({"fine": True}))
+        await until(lambda: zero.heard == {1: [{"fine": True}]}, "what is right is not taken")
+        writer.close()
+        await zero.close()
+        listener.close()
+
+    asyncio.run(run())
+
+
+def test_a_crowd_keeps_nobody_out() -> None:
+    """The newest always has its place; of a host of the run it is not even shared with strangers from elsewhere."""
+    (listener,) = listeners(1)
+    owner = Node(0, peers_of([listener]), listener).channel
+
+    def line(address: str) -> Line:
+        made = Line(owner, wire.answer(SECRET, 0, {1}), is_ours=False)
+        made.address = address
+        return made
+
+    porch = Porch({"10.0.0.1"})
+    peer = line("10.0.0.1")
+    porch.enter(peer)
+    crowd = [line(f"192.0.2.{number % 250}") for number in range(500)]
+    for one in crowd:
+        porch.enter(one)
+        assert not one.why, "the newest is in"
+    assert len(porch) == ROOM + 1
+    assert not peer.why
+    assert [one.why for one in crowd] == ["was put out for a newer one"] * (500 - ROOM) + [""] * ROOM
+    porch.leave(peer)
+    porch.leave(peer)
+    assert len(porch) == ROOM
+    owner._listener.close()
+    listener.close()
+
+
+# Three sidecars in a process of their own, one of which is started only when it is told.
+HOST = """
+import asyncio, json, os, sys
+from drumline.watch.sidecar import line
+from tests.unit.watch.sidecar.channels import Node, listeners, peers_of, until_all_talk
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+async def main():
+    line.HANDSHAKE_S = 1.0
+    sockets = listeners(3)
+    peers = peers_of(sockets)
+    zero, one = [await Node(me, peers, sockets[me]).start() for me in (0, 1)]
+    zero.channel.peers.pop(2), one.channel.peers.pop(2)
+    await until_all_talk([zero, one])
+    first, before = zero.channel._lines[1], resident()
+    print(json.dumps(sockets[0].getsockname()), flush=True)
+    loop = asyncio.get_running_loop()
+    while word := await loop.run_in_executor(None, sys.stdin.readline):
+        if word == "join\\n":
+            two = await Node(2, peers, sockets[2]).start()
+            await until_all_talk([two])
+        await until_all_talk([zero, one])
+        print(json.dumps({
+            "grown": resident() - before, "is_same_line": zero.channel._lines.get(1) is first,
+            "waiting": len(zero.channel._porch), "refused": zero.channel.refused,
+        }), flush=True)
+
+asyncio.run(main())
+"""
+
+
+class Target:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert process.stdout is not None
+        self.address: tuple[str, int] = tuple(json.loads(process.stdout.readline()))
+
+    def ask(self, word: str) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+    def call(self) -> socket.socket:
+        return socket.create_connection(self.address, timeout=30)
+
+
+def test_floods_idle_crowds_and_slow_words_disturb_nobody() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", HOST], stdin=pipe, stdout=pipe, text=True) as process:
+        target = Target(process)
+        with contextlib.ExitStack() as stack:
+            for _ in range(3):  # 100 MB without an end of line
+                with contextlib.suppress(OSError), target.call() as call:
+                    for _ in range(100):
+                        call.sendall(b"x" * (1 << 20))
+            crowd = [stack.enter_context(target.call()) for _ in range(500)]
+            for one in crowd[-20:]:  # one letter at a time
+                with contextlib.suppress(OSError):
+                    one.sendall(b"{")
+            said = target.ask("join")
+            assert said["is_same_line"]
+            assert said["waiting"] <= 2 * ROOM
+            for _ in range(8):
+                for one in crowd[-20:]:
+                    with contextlib.suppress(OSError):
+                        one.sendall(b'"')
+                time.sleep(0.2)
+            said = target.ask("again")
+        assert said["is_same_line"], "a line between sidecars broke"
+        assert said["refused"].keys() == {wire.TOO_LONG, LATE, CROWDED}
+        assert said["waiting"] == 0, "slow words bought more time"
+        assert said["grown"] < 8 << 20, f"{said['grown'] / 1e6:.1f} MB"
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(20) == 0

@@ -1,0 +1,249 @@
+"""What is seen of a rank from outside: its beat, its state, its end, its stacks, and who works for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+from drumline.watch.beats.phase import Phase
+from drumline.watch.beats.record import BeatWriter
+from drumline.watch.facts import NodeFacts, RankFacts, node_from_json, to_json
+from drumline.watch.sidecar import procfs
+from drumline.watch.sidecar.processes import RankLook
+from tests.unit.watch.sidecar.conftest import StartRank, wait_until
+
+
+def look_at(folder: Path) -> RankLook:
+    return RankLook(folder, 3, "node-b")
+
+
+def facts_of(look: RankLook) -> RankFacts:
+    facts = look.look(time.monotonic())
+    assert facts is not None
+    return facts
+
+
+def closely(look: RankLook) -> RankFacts:
+    begin = time.monotonic()
+    facts = asyncio.run(look.look_closely())
+    assert time.monotonic() - begin < 5, "bounded, whatever the rank does"
+    return facts
+
+
+def test_a_rank_that_sleeps_in_its_dataset(start_rank: StartRank, tmp_path: Path) -> None:
+    look = look_at(tmp_path)
+    assert look.look(time.monotonic()) is None, "there is no beat yet"
+    assert closely(look).pid == 0
+    rank = start_rank(
+        "class Images:\n"
+        "    def __getitem__(self, index):\n"
+        "        say('ready')\n"
+        "        time.sleep(600)\n"
+        "Images()[0]\n"
+    )
+    facts = facts_of(look)
+    assert (facts.rank, facts.host, facts.pid) == (3, "node-b", rank.pid)
+    assert (facts.step, facts.phase, facts.beats) == (812, Phase.DATA, 1)
+    wait_until(lambda: facts_of(look).state == "S")
+    time.sleep(0.2)
+    later = facts_of(look)
+    assert later.age_s > facts.age_s
+    assert later.state_s > 0
+    assert later.cpu < 0.2
+    assert len(later.spent_s) == len(Phase)
+    assert (later.stack, later.answers) == ((), None)
+
+    close = closely(look)
+    assert (close.answers, close.collectives) == (True, ())
+    line = len(Path(tmp_path / "job.py").read_text().splitlines())
+    assert close.stack == (f"job.py:{line - 1} in __getitem__", f"job.py:{line} in <module>")
+    assert closely(look).stack == close.stack, "the file is begun again, and the sleep was not cut short"
+    time.sleep(0.15)
+    assert not facts_of(look).has_io, "its answers to us are not its own work"
+    assert (close.tracer, close.memory, close.workers, close.exit) == ("", "", (), None)
+    node = NodeFacts(node=1, host="node-b", ranks=(close,))
+    assert node_from_json(to_json(node)) == node
+
+
+def test_a_rank_that_is_stopped_is_not_signalled(start_rank: StartRank, tmp_path: Path) -> None:
+    rank = start_rank("say('ready')\nwait_forever()\n")
+    look = look_at(tmp_path)
+    os.kill(rank.pid, signal.SIGSTOP)
+    wait_until(lambda: facts_of(look).state == "T")
+    close = closely(look)
+    assert (close.state, close.stack, close.answers) == ("T", (), False)
+    pending = procfs.read_status(rank.pid)
+    assert int(pending["SigPnd"], 16) | int(pending["ShdPnd"], 16) == 0
+    os.kill(rank.pid, signal.SIGCONT)
+    wait_until(lambda: facts_of(look).state == "S")
+    assert facts_of(look).state_s < close.state_s + 5
+    assert closely(look).answers is True
+    assert (tmp_path / "rank-00003.flight.json").read_text() == '{"number": 1, "collectives": []}', (
+        "asked once"
+    )
+
+
+def test_a_rank_with_pythons_lock_held_shows_its_stack_and_does_not_answer(
+    start_rank: StartRank, tmp_path: Path
+) -> None:
+    start_rank("say('ready')\ndef sleeps_in_c():\n    ctypes.PyDLL(None).sleep(600)\nsleeps_in_c()\n")
+    look = look_at(tmp_path)
+    wait_until(lambda: closely(look).answers is False)
+    close = closely(look)
+    assert close.stack[0].endswith(" in sleeps_in_c")
+    assert close.answers is False, "the call goes on: the signal went to another thread"
+
+
+def test_a_rank_that_hangs_in_the_kernel(start_rank: StartRank, tmp_path: Path) -> None:
+    """CLONE_VFORK suspends the caller, in state D, until the child ends; without CLONE_VM the child is a real one."""
+    start_rank(
+        "number = {'x86_64': 56, 'aarch64': 220}[os.uname().machine]\n"
+        "def hang():\n"
+        "    if ctypes.CDLL(None).syscall(number, 0x4000 | signal.SIGCHLD, 0, 0, 0, 0) == 0:\n"
+        "        say('ready')\n"
+        "        ctypes.CDLL(None).read(0, ctypes.create_string_buffer(1), 1)\n"
+        "        os._exit(0)\n"
+        "hang()\n"
+    )
+    look = look_at(tmp_path)
+    assert facts_of(look).state == "D"
+    close = closely(look)
+    assert (close.state, close.answers) == ("D", True)
+    assert close.stack[0].endswith(" in hang"), "another thread answers for one in the kernel"
+
+
+def test_workers_are_seen_with_their_states_and_stacks(start_rank: StartRank, tmp_path: Path) -> None:
+    rank = start_rank(
+        "import subprocess\n"
+        "def worker():\n"
+        "    wait_forever()\n"
+        "for _ in range(3):\n"
+        "    if os.fork() == 0:\n"
+        "        worker()\n"
+        "    time.sleep(0.02)\n"
+        "subprocess.Popen(['sleep', '600'])\n"
+        "say('ready')\n"
+        "wait_forever()\n"
+    )
+    first, second, third = sorted(procfs.children(rank.pid), key=begin)[:3]
+    os.kill(second, signal.SIGSTOP)
+    os.kill(third, signal.SIGKILL)
+    wait_until(lambda: (state_of(second), state_of(third)) == ("T", "Z"))
+    workers = closely(look_at(tmp_path)).workers
+    numbered = [(worker.number, worker.pid) for worker in workers]
+    assert numbered == [(0, first), (1, second), (2, third)], "not the `sleep`"
+    assert [worker.state for worker in workers] == ["S", "T", "Z"]
+    assert workers[0].stack[1].endswith(" in worker")
+    assert workers[1].stack == workers[2].stack == ()
+
+
+def test_cpu_counts_what_a_rank_started_once_it_stands_still(start_rank: StartRank, tmp_path: Path) -> None:
+    start_rank("if os.fork() == 0:\n    while True: pass\nsay('ready')\nwait_forever()\n")
+    look = look_at(tmp_path)
+    facts_of(look)
+    seen: list[float] = []
+
+    def computes() -> bool:
+        time.sleep(0.2)
+        seen.append(facts_of(look).cpu)
+        return seen[-1] > 0.2
+
+    wait_until(computes)
+    assert seen[0] < 0.2, "a rank that may still move is looked at alone"
+    assert closely(look).workers[0].cpu > 0.2
+
+
+def begin(pid: int) -> int:
+    stat = procfs.read_stat(pid)
+    return stat.start if stat else 0
+
+
+def state_of(pid: int) -> str:
+    stat = procfs.read_stat(pid)
+    return stat.state if stat else "X"
+
+
+def test_a_rank_that_computes_and_one_that_reads(start_rank: StartRank, tmp_path: Path) -> None:
+    start_rank("say('ready')\nsys.stdin.read(1)\nwhile True:\n    open('/proc/self/stat').read()\n")
+    look = look_at(tmp_path)
+    facts_of(look)
+    time.sleep(0.3)
+    idle = facts_of(look)
+    assert idle.cpu < 0.2
+    assert not idle.has_io
+    process = start_rank.started[0]
+    assert process.stdin is not None
+    process.stdin.write("x")
+    process.stdin.flush()
+    wait_until(lambda: facts_of(look).cpu > 0.2)
+    assert facts_of(look).has_io
+    wait_until(lambda: closely(look).stack[-1:] != ())
+
+
+def test_how_a_rank_ended(start_rank: StartRank, tmp_path: Path) -> None:
+    rank = start_rank("say('ready')\nwait_forever()\n")
+    look = look_at(tmp_path)
+    facts_of(look)
+    fd = look.fileno()
+    assert fd is not None
+    ended = asyncio.run(_kill_and_await(rank.pid, fd))
+    assert ended
+    wait_until(lambda: facts_of(look).state == "Z")
+    assert facts_of(look).exit == -signal.SIGSEGV
+    rank.wait()
+    assert (facts_of(look).state, facts_of(look).exit) == ("X", -signal.SIGSEGV), "remembered from before"
+    close = closely(look)
+    assert (close.state, close.stack, close.answers, close.memory) == ("X", (), None, "")
+    unseen = facts_of(look_at(tmp_path))
+    assert (unseen.state, unseen.exit) == ("X", None), "nobody knows how"
+    (tmp_path / "exit-00003").write_text("-11\n")
+    assert facts_of(look_at(tmp_path)).exit == -signal.SIGSEGV
+    look.close()
+    assert look.fileno() is None
+
+
+async def _kill_and_await(pid: int, fd: int) -> bool:
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(fd, ended.set)
+    os.kill(pid, signal.SIGSEGV)
+    await asyncio.wait_for(ended.wait(), 20)
+    asyncio.get_running_loop().remove_reader(fd)
+    return ended.is_set()
+
+
+def test_an_exit_code_and_a_last_word(start_rank: StartRank, tmp_path: Path) -> None:
+    rank = start_rank("say('ready')\nbeat.fail('ValueError: no')\nsys.exit(3)\n")
+    look = look_at(tmp_path)
+    wait_until(lambda: facts_of(look).state == "Z")
+    facts = closely(look)
+    assert (facts.exit, facts.failure, facts.phase) == (3, "ValueError: no", Phase.FAILED)
+    rank.wait()
+
+
+def test_a_number_that_is_used_again_is_not_the_rank(start_rank: StartRank, tmp_path: Path) -> None:
+    """The record of a process that is long gone names a number that this very process has now."""
+    BeatWriter(tmp_path / "rank-00003.beat", rank=3).begin_step(7)
+    look = look_at(tmp_path)
+    assert facts_of(look).state in "RS"
+    old = bytearray((tmp_path / "rank-00003.beat").read_bytes())
+    old[7 * 8 : 8 * 8] = (1).to_bytes(8, "little")  # since the machine's start: older than any process
+    (tmp_path / "rank-00003.beat").write_bytes(old)
+    assert facts_of(look_at(tmp_path)).state == "X"
+
+
+def test_a_rank_that_vanishes_while_it_is_looked_at(start_rank: StartRank, tmp_path: Path) -> None:
+    rank = start_rank("say('ready')\nctypes.PyDLL(None).sleep(600)\n")
+    look = look_at(tmp_path)
+
+    async def look_and_kill() -> RankFacts:
+        looking = asyncio.create_task(look.look_closely())
+        await asyncio.sleep(0.02)  # it waits for the first answer
+        rank.kill()
+        rank.wait()
+        return await looking
+
+    facts = asyncio.run(look_and_kill())
+    assert (facts.state, facts.step, facts.answers) == ("X", 812, None)

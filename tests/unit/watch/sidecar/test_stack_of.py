@@ -1,0 +1,95 @@
+"""A process is asked for its stack only if it can answer: to all others the signal would be the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from drumline.watch.rank.stacks import STACK_SIGNAL
+from drumline.watch.sidecar import procfs
+from drumline.watch.sidecar.stacks import main_thread, shorten, stack_of
+from tests.unit.watch.sidecar.conftest import StartRank, wait_until
+
+DUMP = """\
+Current thread 0x0000ffffb6e261a0 (most recent call first):
+  File "/job/train.py", line 4 in attend
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Thread 0x0000ffffb7a22020 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1751 in _wrapped_call_impl
+  File "/job/data/images.py", line ??? in <listcomp>
+  File "/job/train.py", line 8 in <module>
+"""
+
+
+def test_a_process_without_the_handler_is_left_alone(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            assert asyncio.run(stack_of(process.pid, tmp_path / "stacks")) == ()
+            time.sleep(0.05)
+            assert process.poll() is None
+        finally:
+            process.kill()
+    assert asyncio.run(stack_of(process.pid, tmp_path / "stacks")) == (), "it is gone"
+
+
+def test_without_a_thread_for_answers_the_main_thread_is_asked_and_not_in_the_kernel(
+    start_rank: StartRank, tmp_path: Path
+) -> None:
+    """A forked worker has none. Nothing is left waiting for it: its next answer is to the next question."""
+    rank = start_rank(
+        "number = {'x86_64': 56, 'aarch64': 220}[os.uname().machine]\n"
+        "def worker():\n"
+        "    sys.stdin.read(1)\n"
+        "    if ctypes.CDLL(None).syscall(number, 0x4000 | signal.SIGCHLD, 0, 0, 0, 0) == 0:\n"
+        "        wait_forever()\n"
+        "    wait_forever()\n"
+        "if os.fork() == 0:\n"
+        "    worker()\n"
+        "say('ready')\n"
+        "wait_forever()\n"
+    )
+    (worker,) = procfs.children(rank.pid)
+    file = tmp_path / "rank-00003.stacks"
+    wait_until(lambda: "read" in Path(f"/proc/{worker}/wchan").read_text() or state_of(worker) == "S")
+    assert asyncio.run(stack_of(worker, file))[0].endswith(" in worker")
+    size = file.stat().st_size
+    assert asyncio.run(stack_of(worker, file))
+    assert file.stat().st_size == size, "emptied before each question"
+    assert rank.stdin is not None
+    rank.stdin.write("x")
+    rank.stdin.flush()
+    wait_until(lambda: state_of(worker) == "D")
+    assert asyncio.run(stack_of(worker, file)) == ()
+    status = procfs.read_status(worker)
+    assert (int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)) & 1 << (STACK_SIGNAL - 1) == 0
+    (child,) = procfs.children(worker)
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: state_of(worker) == "S")
+    assert asyncio.run(stack_of(worker, file))[0].endswith(" in wait_forever")
+
+
+def state_of(pid: int) -> str:
+    stat = procfs.read_stat(pid)
+    return stat.state if stat else "X"
+
+
+def test_the_main_thread_is_the_last_one() -> None:
+    assert main_thread(DUMP, "/job") == (
+        "torch/nn/modules/module.py:1751 in _wrapped_call_impl",
+        "data/images.py:??? in <listcomp>",
+        "train.py:8 in <module>",
+    )
+    assert main_thread(DUMP + DUMP, "/job") == (), "two answers in one"
+    assert main_thread("", "/job") == ()
+
+
+def test_paths_are_as_long_as_it_takes_to_find_the_file() -> None:
+    assert shorten("/usr/lib/python3.11/threading.py", "/job") == "python3.11/threading.py"
+    assert shorten("/job/train.py", "/job/") == "train.py"
+    assert shorten("/jobs/deep/train.py", "/job") == "deep/train.py"
+    assert shorten("<string>", "") == "<string>"

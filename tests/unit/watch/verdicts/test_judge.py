@@ -1,0 +1,465 @@
+"""Who is blamed, for what, and in which words; and who is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from drumline.watch.beats.phase import Phase
+from drumline.watch.facts import NodeFacts, Picture, RankFacts, Silent, node_from_json, to_json
+from drumline.watch.verdicts.judge import judge
+from drumline.watch.verdicts.verdict import Cause, Verdict
+from tests.unit.watch.verdicts.cast import (
+    CLOSED,
+    IN_ALL_REDUCE,
+    IN_BACKWARD,
+    IN_QUEUE,
+    TORCH,
+    WORKER_IN_SAMPLE,
+    person,
+    picture,
+    recorded,
+    reduced,
+    stands,
+    waits,
+    worker,
+)
+
+IN_LOSS = (
+    "/usr/lib/python3.11/threading.py:327 in wait",
+    "/home/me/job/losses.py:44 in contrastive",
+    "/venv/lib/python3.11/site-packages/drumline/engine/step.py:80 in _forward",
+)
+B_GONE = Silent(node=1, host="node-b", ranks=(4, 5, 6, 7), silent_s=3.4, how="no answer")
+
+
+def found(given: Picture) -> Verdict:
+    verdict = judge(given)
+    assert verdict is not None
+    assert Verdict.from_json(verdict.to_json()) == verdict
+    return verdict
+
+
+def ended(rank: int, exit: int | None, **changes: Any) -> RankFacts:
+    usual: dict[str, Any] = {"phase": Phase.FORWARD, "state": "X", "exit": exit, "state_s": 0.6, "age_s": 0.7}
+    return person(rank, **{**usual, **changes})
+
+
+def dragged(rank: int, **changes: Any) -> RankFacts:
+    return person(rank, **{"phase": Phase.FAILED, "failure": CLOSED, "age_s": 0.5, **changes})
+
+
+WHOLE = [
+    pytest.param(
+        picture(ended(5, -9), *(dragged(rank) for rank in (0, 1, 2, 3, 4, 6, 7))),
+        Cause.KILLED,
+        "failure: rank 5 on node-b was killed by SIGKILL at step 812, in forward; 7 ranks lost the connection to it. "
+        "Next: find who sent it: an operator, a batch system, or the kernel for want of memory (dmesg on node-b)",
+        id="killed",
+    ),
+    pytest.param(
+        picture(ended(5, -9, memory="the limit of 512 MiB of its control group", phase=Phase.DATA)),
+        Cause.OUT_OF_MEMORY,
+        "failure: rank 5 on node-b was killed for want of memory at step 812, in DataLoader (the limit of 512 MiB of "
+        "its control group). Next: raise the memory limit, or lower the batch size or the number of DataLoader workers",
+        id="out of memory",
+    ),
+    pytest.param(
+        picture(
+            person(2, phase=Phase.FAILED, failure="ValueError: bad label 17", age_s=0.9),
+            *(dragged(rank) for rank in (0, 1, 3)),
+        ),
+        Cause.EXCEPTION,
+        "failure: rank 2 on node-a failed at step 812: ValueError: bad label 17; 3 ranks lost the connection to it. "
+        "Next: see its traceback at the end of its log",
+        id="exception",
+    ),
+    pytest.param(
+        picture(stands(3, Phase.FORWARD, state="T", collectives=(), answers=False)),
+        Cause.STOPPED,
+        "hang: rank 3 on node-a is stopped by a signal, in forward since step 812; 7 ranks wait in all_reduce #4410. "
+        "Next: kill -CONT 4703 on node-a, or let the job be restarted",
+        id="stopped",
+    ),
+    pytest.param(
+        picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE)))),
+        Cause.STOPPED,
+        "hang: rank 5 on node-b has been in DataLoader since step 812 (worker 1 is stopped by a signal in "
+        "data/images.py:31 in __getitem__); 7 ranks wait in all_reduce #4410. "
+        "Next: kill -CONT 5001 on node-b, or let the job be restarted",
+        id="stopped worker",
+    ),
+    pytest.param(
+        picture(
+            stands(5, Phase.FORWARD, state="t", tracer="gdb (process 991)", collectives=(), answers=False)
+        ),
+        Cause.DEBUGGED,
+        "stall: rank 5 on node-b is held by gdb (process 991), in forward since step 812; 7 ranks wait in all_reduce "
+        "#4410. Next: let process 4705 on node-b go on there, or detach",
+        id="debugged",
+    ),
+    pytest.param(
+        picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", WORKER_IN_SAMPLE)))),
+        Cause.DATASET,
+        "stall: rank 5 on node-b has been in DataLoader since step 812 (worker 1 is in data/images.py:31 in "
+        "__getitem__); 7 ranks wait in all_reduce #4410. Next: see what data/images.py:31 in __getitem__ waits for: a "
+        "file, a server, a lock; the verdict's file has its stack",
+        id="dataset in a worker",
+    ),
+    pytest.param(
+        picture(stands(5, Phase.FORWARD, stack=IN_LOSS)),
+        Cause.USER_CODE,
+        "stall: rank 5 on node-b has been in forward since step 812 (job/losses.py:44 in contrastive), without using "
+        "the CPU; 7 ranks wait in all_reduce #4410. Next: see what job/losses.py:44 in contrastive waits for; the "
+        "verdict's file has its stack",
+        id="user code",
+    ),
+    pytest.param(
+        picture(stands(5, Phase.FORWARD, stack=IN_LOSS[1:], answers=False, collectives=())),
+        Cause.GIL,
+        "stall: rank 5 on node-b holds Python's lock (GIL) in job/losses.py:44 in contrastive, in forward since step "
+        "812: a call into C does not return; 7 ranks wait in all_reduce #4410. Next: see what job/losses.py:44 in "
+        "contrastive calls; a C extension should release the lock before it waits",
+        id="gil",
+    ),
+    pytest.param(
+        picture(stands(5, Phase.BETWEEN, stack=(f"{TORCH}/cuda/__init__.py:985 in synchronize",))),
+        Cause.NOT_ENTERED,
+        "stall: rank 5 on node-b never entered all_reduce #4410 of [77290]: it has been in cuda/__init__.py:985 in "
+        "synchronize, in its work between steps since step 812; 7 ranks wait in all_reduce #4410. Next: see why it "
+        "takes another way there; the verdict's file has the stacks of all ranks",
+        id="not entered",
+    ),
+    pytest.param(
+        picture(waits(2, stack=IN_ALL_REDUCE, collectives=(*recorded(4409, waits=False), reduced(4410, 1)))),
+        Cause.MISMATCH,
+        "hang: ranks are in different collectives at step 812, in backward (job/train.py:31 in training_step): rank 2 "
+        "on node-a: all_reduce #4410 of [1]; the others: all_reduce #4410 of [77290]. Next: make every rank call the "
+        "same collectives in the same order with the same shapes (look for one behind `if rank == ...`, and for "
+        "batches of different length)",
+        id="mismatch",
+    ),
+    pytest.param(
+        picture(stands(3, Phase.LEFT)),
+        Cause.LEFT_EARLY,
+        "hang: rank 3 on node-a left the loop after step 812, before the others; 7 ranks wait in all_reduce #4410. "
+        "Next: give every rank the same number of batches (DDPManager.loader does), and let no rank break or return "
+        "on its own",
+        id="left early",
+    ),
+    pytest.param(
+        picture(silent=(B_GONE,)),
+        Cause.UNREACHABLE,
+        "hang: node-b has not been heard for 3.4 s (no answer), with ranks 4-7; 4 ranks wait in all_reduce #4410. "
+        "Next: see whether node-b is up, then check cable and security group between node-a and node-b: "
+        "drumline doctor --hosts node-a,node-b",
+        id="unreachable",
+    ),
+    pytest.param(
+        picture(node_0={"heard_s": {1: 0.3}}, node_1={"heard_s": {0: 4.0}}),
+        Cause.UNREACHABLE,
+        "hang: node-a hears node-b, but node-b has not heard node-a for 4 s: the way from node-a to node-b is closed; "
+        "8 ranks wait in all_reduce #4410. Next: check cable and security group between node-a and node-b: "
+        "drumline doctor --hosts node-a,node-b",
+        id="one way",
+    ),
+    pytest.param(
+        picture(stands(0, Phase.SAVE, state="D", state_s=12.0, stack=("/home/me/job/save.py:9 in store",))),
+        Cause.STORAGE,
+        "stall: rank 0 on node-a waits for storage that does not answer, in a save since step 812 (job/save.py:9 in "
+        "store): in the kernel (state D) for 12 s without a byte read or written; 7 ranks wait in all_reduce #4410. "
+        "Next: look at the file systems of node-a (df, dmesg: a network mount whose server is away); a process in "
+        "state D cannot be ended before storage answers",
+        id="storage",
+    ),
+    pytest.param(
+        picture(stands(5, Phase.FORWARD, stack=IN_LOSS[1:], cpu=0.98, state="R")),
+        Cause.SLOW,
+        "stall: rank 5 on node-b is slow but alive: in forward since step 812 (1.0 cores, in job/losses.py:44 in "
+        "contrastive); 7 ranks wait in all_reduce #4410. Next: wait, or raise --watch.hang_s if it often takes so "
+        "long; the verdict's file has its stack",
+        id="slow",
+    ),
+    pytest.param(
+        picture(world_size=2),
+        Cause.UNKNOWN,
+        "stall: nothing has moved since step 812, and no rank stands out: ranks 0, 1 on node-a in all_reduce #4410 of "
+        "[77290]. Next: read the stacks in the verdict's file; where all are in one collective, try the network with "
+        "drumline doctor",
+        id="unknown",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "cause", "sentence"), WHOLE)
+def test_each_cause_in_one_sentence(given: Picture, cause: Cause, sentence: str) -> None:
+    verdict = found(given)
+    assert verdict.cause is cause
+    assert verdict.sentence(sentence.partition(":")[0]) == sentence
+    assert verdict.is_certain == (sentence.partition(":")[0] != "stall")
+    # What it is judged by has come through JSON from other nodes.
+    assert (
+        judge(replace(given, nodes=tuple(node_from_json(to_json(node)) for node in given.nodes))) == verdict
+    )
+
+
+def test_every_cause_has_its_sentence_here() -> None:
+    assert {case.values[1] for case in WHOLE} == set(Cause)
+
+
+def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
+    # Its launcher ended these after the first one raised, and the last one only after its time of grace.
+    raised = person(
+        6, phase=Phase.FAILED, failure="KeyError: 'label'", age_s=40.0, state="X", state_s=39.0, exit=1
+    )
+    told = [ended(rank, -15, state_s=35.0) for rank in (0, 1, 2)]
+    verdict = found(picture(raised, *told, ended(3, -9, state_s=5.0), *(dragged(r) for r in (4, 5, 7))))
+    assert (verdict.cause, verdict.rank, verdict.host) == (Cause.EXCEPTION, 6, "node-b")
+    # No exit codes under another launcher, and no failure in the one that was killed: it is gone, the others talk.
+    verdict = found(picture(ended(1, None), *(dragged(rank) for rank in (0, 2, 3))))
+    assert (verdict.cause, verdict.rank) == (Cause.KILLED, 1)
+    assert verdict.what == (
+        "rank 1 on node-a is gone at step 812, in forward: it ended without a word, and by what nobody saw; "
+        "3 ranks lost the connection to it"
+    )
+    # A level 0 script says nothing but exit codes: the first to end is the best guess.
+    codes = [person(rank, step=0, state="X", exit=1, state_s=1.2 if rank != 1 else 2.4) for rank in range(4)]
+    verdict = found(picture(*codes, world_size=4))
+    assert (verdict.rank, verdict.step) == (1, None)
+    assert verdict.what == "rank 1 on node-a ended with exit code 1"
+
+
+@pytest.mark.parametrize(
+    ("exit", "end", "next_step"),
+    [
+        (-11, "was killed by SIGSEGV at", "look at the end of its log: a library broke in it"),
+        (-7, "was killed by SIGBUS at", "(a full /dev/shm gives SIGBUS)"),
+        (-64 - 1, "was killed by signal 65 at", "find who sent it"),
+        (3, "ended with exit code 3 at step 812, in forward", "see its traceback at the end of its log"),
+    ],
+)
+def test_other_ends(exit: int, end: str, next_step: str) -> None:
+    verdict = found(picture(ended(5, exit)))
+    assert verdict.what.startswith(f"rank 5 on node-b {end}")
+    assert next_step in verdict.next_step
+
+
+@pytest.mark.parametrize(
+    ("failure", "next_step"),
+    [
+        ("OSError: [Errno 28] No space left on device", "make room on that file system"),
+        (
+            "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+            "lower the batch size, or accumulate",
+        ),
+        (
+            "RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed.",
+            "for what ended the worker",
+        ),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", "see its traceback"),
+    ],
+)
+def test_an_error_of_its_own_says_what_to_do(failure: str, next_step: str) -> None:
+    verdict = found(picture(person(2, phase=Phase.FAILED, failure=failure), *(dragged(r) for r in (0, 1, 3))))
+    assert (verdict.cause, verdict.rank) == (Cause.EXCEPTION, 2)
+    assert next_step in verdict.next_step
+
+
+def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
+    verdict = found(picture(*(dragged(rank, age_s=3.0 if rank == 2 else 0.5) for rank in range(8))))
+    assert (verdict.cause, verdict.rank) == (Cause.EXCEPTION, 2)
+    assert verdict.what.startswith(
+        "rank 2 on node-a lost its connection to the other ranks at step 812: RuntimeError"
+    )
+    assert verdict.what.endswith("no rank was seen to end before it")
+    # Where a host went silent, it is the cause of them.
+    verdict = found(picture(*(dragged(rank) for rank in range(4)), silent=(B_GONE,)))
+    assert (verdict.cause, verdict.host) == (Cause.UNREACHABLE, "node-b")
+
+
+def test_two_faults_at_once_are_both_told() -> None:
+    verdict = found(picture(ended(5, -9, state_s=0.8), ended(2, -9, state_s=0.4)))
+    assert verdict.what == (
+        "rank 5 on node-b was killed by SIGKILL at step 812, in forward; rank 2 on node-a ended by a signal too"
+    )
+    verdict = found(picture(ended(5, -9), stands(1, Phase.DATA, state="T")))
+    assert verdict.what.endswith("; rank 1 on node-a is stopped by a signal besides")
+    stopped = [stands(rank, Phase.FORWARD, state="T") for rank in (1, 2)]
+    assert found(picture(*stopped)).next_step.startswith("kill -CONT 4701 4702 on node-a")
+
+
+def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
+    aborted = ended(2, -6, phase=Phase.BACKWARD, stack=IN_ALL_REDUCE)
+    verdict = found(picture(aborted, *(dragged(rank) for rank in (0, 1, 3)), world_size=4))
+    assert (verdict.cause, verdict.rank) == (Cause.MISMATCH, 2)
+    assert verdict.what == (
+        "rank 2 on node-a entered another collective than the others, or one of another size at step 812, in backward "
+        "(job/train.py:31 in training_step): rank 2 on node-a was ended by SIGABRT in it, as gloo does when more data "
+        "comes than it expects"
+    )
+    # All but one: then that one sent too much.
+    many = [ended(rank, -6, phase=Phase.BACKWARD) for rank in (0, 1, 3)]
+    assert found(picture(*many, dragged(2), world_size=4)).rank == 2
+    # An abort elsewhere is an abort.
+    assert found(picture(ended(2, -6, phase=Phase.FORWARD, stack=IN_LOSS))).cause is Cause.KILLED
+
+
+def test_a_rank_that_was_left_behind_by_an_early_exit() -> None:
+    verdict = found(
+        picture(ended(3, 0, phase=Phase.LEFT), *(dragged(rank) for rank in (0, 1)), waits(2), world_size=4)
+    )
+    assert (verdict.cause, verdict.rank) == (Cause.LEFT_EARLY, 3)
+    assert verdict.what == (
+        "rank 3 on node-a left the loop after step 812 and has ended with exit code 0, before the others; "
+        "ranks 0, 1 on node-a lost the connection"
+    )
+    # Most have left: the odd one is the one with a batch too many.
+    verdict = found(picture(*(stands(rank, Phase.LEFT) for rank in (0, 1, 2)), world_size=4))
+    assert (verdict.cause, verdict.rank) == (Cause.LEFT_EARLY, 3)
+    assert verdict.what == (
+        "rank 3 on node-a went on in the loop after step 812, where ranks 0-2 on node-a left it; "
+        "1 rank waits in all_reduce #4410"
+    )
+
+
+@pytest.mark.parametrize("phase", [Phase.SAVE, Phase.EVALUATION, Phase.BETWEEN])
+def test_the_last_rank_at_the_end_of_a_run_is_not_left_behind(phase: Phase) -> None:
+    last = stands(3, phase, cpu=0.9, stack=("/home/me/job/save.py:9 in store",))
+    verdict = found(picture(*(stands(rank, Phase.LEFT) for rank in (0, 1, 2)), last, world_size=4))
+    assert (verdict.cause, verdict.rank) == (Cause.SLOW, 3)
+    assert judge(picture(*(stands(rank, Phase.LEFT) for rank in range(8)))) is None
+    assert judge(picture(*(person(rank, state="X", exit=75) for rank in range(8)))) is None
+
+
+def test_near_misses_of_data() -> None:
+    # The worker of a rank that waits itself is not the cause yet.
+    verdict = found(picture(waits(1, workers=(worker(0, "T"),)), stands(5, Phase.FORWARD, stack=IN_LOSS)))
+    assert (verdict.cause, verdict.rank) == (Cause.USER_CODE, 5)
+    gone = found(picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "Z", ()), worker(1)))))
+    assert (gone.cause, gone.is_certain) == (Cause.DATASET, True)
+    assert "(worker 0 is gone)" in gone.what
+    stuck = found(picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "D"), worker(1)))))
+    assert stuck.cause is Cause.STORAGE
+    busy = worker(1, "R", WORKER_IN_SAMPLE[1:], cpu=0.97)
+    assert (
+        "(worker 1 computes with 1.0 cores in data/images.py:31"
+        in found(picture(stands(5, Phase.DATA, workers=(worker(0), busy)))).what
+    )
+    # Without workers the dataset is in the rank's own stack; level 0 has nothing else.
+    own = found(picture(stands(5, Phase.START, step=0, age_s=7.0, stack=WORKER_IN_SAMPLE[:3])))
+    assert own.cause is Cause.DATASET
+    assert (
+        "rank 5 on node-b has been in DataLoader since step 0 (data/images.py:31 in __getitem__);" in own.what
+    )
+    held = found(picture(stands(5, Phase.DATA, answers=False, collectives=())))
+    assert "(with Python's lock held)" in held.what
+
+
+def test_a_rank_in_state_d_that_reads_is_slow_and_no_more() -> None:
+    verdict = found(picture(stands(0, Phase.SAVE, state="D", has_io=True)))
+    assert (verdict.cause, verdict.is_certain) == (Cause.SLOW, False)
+    assert "(files are read or written)" in verdict.what
+
+
+def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
+    """The bucket is what followed the loss each time before; to the other's operation nothing leads."""
+    extra = waits(1, collectives=(*recorded(4409, waits=False, size=1), reduced(4410, 7, op="broadcast")))
+    extra = replace(extra, collectives=(*waits(0).collectives[:-1], extra.collectives[-1]))
+    verdict = found(picture(extra, world_size=2))
+    assert (verdict.cause, verdict.rank) == (Cause.MISMATCH, 1)
+    assert (
+        "rank 1 on node-a: broadcast #4410 of [7]; rank 0 on node-a: all_reduce #4410 of [77290]"
+        in verdict.what
+    )
+    # Nothing came before: then nobody is blamed alone.
+    pair = [waits(rank, collectives=(reduced(1, 5 + rank),)) for rank in range(2)]
+    verdict = found(picture(*pair, world_size=2))
+    assert (verdict.cause, verdict.rank, verdict.host) == (Cause.MISMATCH, None, "node-a")
+    assert verdict.what == (
+        "ranks are in different collectives at step 812, in backward: rank 0 on node-a: all_reduce #1 of [5]; "
+        "rank 1 on node-a: all_reduce #1 of [6]; which of them is wrong cannot be told"
+    )
+
+
+def test_a_shape_mismatch_as_gloo_leaves_it() -> None:
+    """One rank got enough data to go on to the next number; the other two wait at the one that differs."""
+    odd = waits(1, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 3)))
+    even = waits(2, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 2)))
+    ahead = waits(0, collectives=(reduced(12, is_done=True), reduced(13, 2, is_done=True), reduced(14)))
+    verdict = found(picture(ahead, odd, even, world_size=3))
+    assert (verdict.cause, verdict.rank) == (Cause.MISMATCH, 1)
+    assert "rank 1 on node-a: all_reduce #13 of [3]; the others: all_reduce #13 of [2]" in verdict.what
+
+
+def test_sizes_may_differ_where_they_need_not_be_the_same() -> None:
+    root = waits(0, collectives=(reduced(9, 8, op="scatter"),))
+    others = [waits(rank, collectives=(reduced(9, 0, op="scatter"),)) for rank in range(1, 4)]
+    assert found(picture(root, *others, world_size=4)).cause is Cause.UNKNOWN
+    whole = [waits(rank, collectives=(reduced(9, rank, op="all_gather", is_done=True),)) for rank in range(4)]
+    assert found(picture(*whole, world_size=4)).cause is not Cause.MISMATCH, "it came to its end"
+
+
+def test_hosts_that_are_late_are_not_gone() -> None:
+    assert found(picture(silent=(replace(B_GONE, silent_s=2.5),))).is_certain is False
+    assert found(picture(silent=(replace(B_GONE, how="connection refused"),))).is_certain is False
+    quiet = found(picture(silent=(replace(B_GONE, how=""),)))
+    assert quiet.is_certain is False
+    assert "(it takes connections, but its sidecar says nothing)" in quiet.what
+    refused = found(picture(silent=(replace(B_GONE, how="connection refused", silent_s=6.0),)))
+    assert refused.is_certain
+    assert refused.next_step == "see on node-b what ended the job there; the host itself answers"
+    both = Silent(node=2, host="node-c", ranks=(8,), silent_s=3.1, how="no answer")
+    d = NodeFacts(node=3, host="node-d", ranks=(waits(9, host="node-d"),), heard_s={1: 4.0, 2: 4.0})
+    given = picture(silent=(B_GONE, both))
+    assert "; node-c neither" in found(replace(given, nodes=(*given.nodes, d))).what
+
+
+def test_a_node_that_hears_nobody_is_cut_off_itself() -> None:
+    c_gone = Silent(node=2, host="node-c", ranks=(8, 9), silent_s=3.6, how="no answer")
+    verdict = found(picture(silent=(B_GONE, c_gone)))
+    assert (verdict.cause, verdict.host, verdict.rank) == (Cause.UNREACHABLE, "node-a", None)
+    assert verdict.what == (
+        "node-a is cut off from the other nodes: 2 of 3 nodes went silent together; it has not heard node-b, node-c "
+        "for 3.6 s; 4 ranks wait in all_reduce #4410"
+    )
+    verdict = found(picture(silent=(B_GONE,), node_0={"link": "eth0 is down"}))
+    assert verdict.host == "node-a"
+    assert verdict.what.startswith(
+        "node-a is cut off from the other nodes: eth0 is down; it has not heard node-b"
+    )
+    assert verdict.next_step.endswith("drumline doctor --hosts node-a,node-b")
+
+
+def test_a_third_node_tells_that_a_way_is_closed() -> None:
+    c = NodeFacts(node=2, host="node-c", ranks=(waits(8, host="node-c"),), heard_s={0: 0.2, 1: 0.4})
+    given = picture(silent=(B_GONE,))
+    verdict = found(replace(given, nodes=(*given.nodes, c)))
+    assert verdict.what.startswith(
+        "node-a has not heard node-b for 3.4 s, but node-c hears it: the way from node-b to node-a is closed; 5 ranks"
+    )
+
+
+def test_pictures_with_little_in_them() -> None:
+    assert judge(Picture(me=0, nodes=())) is None
+    # Beats alone: who is behind in the step.
+    few = [person(rank, phase=Phase.BACKWARD) for rank in range(3)]
+    verdict = found(picture(*few, person(3, phase=Phase.DATA), world_size=4))
+    assert (verdict.cause, verdict.rank) == (Cause.DATASET, 3)
+    assert verdict.what == "rank 3 on node-a has been in DataLoader since step 812; 3 ranks wait for it"
+    # Level 0: collective numbers, and stacks.
+    plain = [
+        person(rank, step=0, phase=Phase.USER, collective=40, stack=IN_ALL_REDUCE, age_s=60.0)
+        for rank in range(3)
+    ]
+    behind = person(3, step=0, phase=Phase.USER, collective=39, stack=IN_LOSS, age_s=60.0)
+    verdict = found(picture(*plain, behind, world_size=4))
+    assert (verdict.cause, verdict.rank) == (Cause.USER_CODE, 3)
+    assert verdict.what == (
+        "rank 3 on node-a has been in user code for 60 s (job/losses.py:44 in contrastive), without using the CPU; "
+        "3 ranks wait for it"
+    )
+    # One rank could not be asked, and its stack says that it waits as the others do.
+    mute = person(2, phase=Phase.BACKWARD, stack=IN_BACKWARD)
+    assert found(picture(mute, stands(5, Phase.DATA))).rank == 5
