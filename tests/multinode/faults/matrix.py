@@ -138,7 +138,7 @@ class Matrix:
 
     def _program(self, fault: Fault, folder: Path) -> Sequence[str]:
         if fault.is_script:
-            return (str(HERE / "script.py"), str(folder), str(fault.steps), str(EVERY))
+            return (str(HERE / "script.py"), str(folder), str(fault.steps), str(EVERY), f"{self._hang_s:g}")
         settings = (
             *("--train.steps", str(fault.steps), "--checkpoint.every_steps", str(EVERY)),
             *("--data.workers", str(fault.workers), "--watch.hang_s", f"{self._hang_s:g}"),

@@ -29,10 +29,9 @@ def main(folder: Path, steps: int, every: int) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    where = Path(injection.plan.disk or folder)
-    saved, step = where / "saved.pt", 0
-    if saved.exists():
-        state = torch.load(saved)
+    where, step = Path(injection.plan.disk or folder), 0
+    if saved := sorted(where.glob("saved-*.pt")):
+        state = torch.load(saved[-1])
         model.load_state_dict(state["model"])
         step = state["step"]
     dist.barrier()
@@ -52,7 +51,7 @@ def main(folder: Path, steps: int, every: int) -> None:
                 with (folder / "steps").open("a") as file:
                     file.write(f"{time.time()} {step} {os.getpid()}\n")
                 if step % every == 0:
-                    torch.save({"model": model.state_dict(), "step": step}, saved)
+                    torch.save({"model": model.state_dict(), "step": step}, where / f"saved-{step:05d}.pt")
     if injection.plan.fault == "left_waiting":
         dist.barrier()
     dist.destroy_process_group()

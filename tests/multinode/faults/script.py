@@ -1,6 +1,6 @@
 """The same with a loop of its own, over DDPManager (level 1): one rank leaves the loop too early.
 
-    script.py FOLDER STEPS EVERY
+    script.py FOLDER STEPS EVERY HANG_S
 
 Saves every EVERY steps, goes on from what it saved, and writes down when each step was done.
 """
@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from drumline import DDPManager
+from drumline.config.schema import WatchConfig
 from drumline.data.plan import Cursor
 from tests.multinode.faults.inject import Injection
 from tests.multinode.faults.points import Points, make_model
@@ -34,10 +35,11 @@ def save(path: Path, model: torch.nn.Module, step: int, loader: Any) -> None:
     path.with_suffix(".partial").replace(path)
 
 
-def main(folder: Path, steps: int, every: int) -> None:
+def main(folder: Path, steps: int, every: int, hang_s: float) -> None:
     injection = Injection(os.environ, rank=int(os.environ["RANK"]))
     saved = folder / "saved.pt"
-    with DDPManager(device="cpu", threads=1) as ddp:
+    watch = WatchConfig(hang_s=hang_s)
+    with DDPManager(device="cpu", threads=1, watch=watch, run=folder / "run") as ddp:
         loader = ddp.loader(Points(None), batch_size=BATCH)
         model = ddp.wrap(make_model())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -71,4 +73,4 @@ def main(folder: Path, steps: int, every: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
