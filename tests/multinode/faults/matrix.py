@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -38,7 +39,7 @@ HANG_S = 8.0
 """What is only suspected is acted on after this; a user's default is longer."""
 TOLD_S, END_S = 45.0, 150.0
 """How long a sentence is waited for, and then the end of the run."""
-DISK_BYTES = 4 << 20
+DISK, DISK_BYTES = "faults-of-", 4 << 20
 
 
 @dataclass
@@ -72,8 +73,10 @@ class Matrix:
         self.folder, self._hang_s = folder, hang_s
         self._disk = folder / "small-disk"
         self._disk.mkdir(parents=True)
+        _unmount_orphans()
         # Before the hosts are made: they see what was mounted then.
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", self._disk], check=True)
+        limit = f"size={DISK_BYTES}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", limit, f"{DISK}{os.getpid()}", self._disk], check=True)
         try:
             self.bed = Testbed(folder / "bed", HOSTS)
         except BaseException:
@@ -293,6 +296,14 @@ class Trial:
 
     def _pids(self) -> list[int]:
         return [pid for host in self._matrix.bed for pid in host.space.pids() if processes.command(pid)]
+
+
+def _unmount_orphans() -> None:
+    """Small disks of soaks that were killed."""
+    for line in Path("/proc/mounts").read_text().splitlines():
+        source, folder, *_ = line.split()
+        if source.startswith(DISK) and not processes.stat_fields(int(source.removeprefix(DISK))):
+            subprocess.run(["umount", "--lazy", folder], check=False)
 
 
 def notes_of(case: Case, folder: Path) -> Path:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -32,6 +34,7 @@ def main() -> int:
     if reason := needs.missing():
         print(reason)
         return 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the hosts and the disk are taken down
     folder = Path(tempfile.mkdtemp(prefix="drumline-faults-"))
     if options.false_alarms:
         return calm.main(folder, steps=options.steps)
