@@ -166,11 +166,11 @@ class Sidecar:
         for peer in self.terms.peers:
             if self.channel is not None:
                 self.channel.send(peer.node, message)
-        self._end_ranks(word, verdict, action)
+        self._end_ranks(word, verdict, action, was_told=True)
 
-    def _end_ranks(self, word: str, verdict: Verdict, action: str) -> None:
+    def _end_ranks(self, word: str, verdict: Verdict, action: str, *, was_told: bool = False) -> None:
         with contextlib.suppress(OSError):
-            self.teller.hand_to_launcher(word, verdict, action)
+            self.teller.hand_to_launcher(word, verdict, action, was_told=was_told)
         if action in ("restart", "stop"):
             self.chief.has_acted = True
             self.node.kill()

@@ -49,9 +49,10 @@ class Teller:
         if (run := self._run) is not None:
             self._jobs.put(lambda: self._write_verdict(run, word, verdict, picture, action, at))
 
-    def hand_to_launcher(self, word: str, verdict: Verdict, action: str) -> None:
-        """In the watch folder, before anything is ended: the launcher reads it when its ranks are gone."""
-        record = {"word": word, "action": action, "verdict": verdict.to_json()}
+    def hand_to_launcher(self, word: str, verdict: Verdict, action: str, *, was_told: bool) -> None:
+        """In the watch folder, before anything is ended: the launcher reads it when its ranks are gone. `was_told`:
+        on this node's screen."""
+        record = {"word": word, "action": action, "was_told": was_told, "verdict": verdict.to_json()}
         _write_whole(self._folder / "verdict.json", json.dumps(record))
 
     def notice(self, kind: str, *, rank: int | None, host: str, message: str) -> None:
