@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.multinode import firewall
-from tests.multinode.hosts import Testbed
+from tests.multinode.hosts import Host, Testbed
 
 # One sidecar's channel with its pulses. It says when a node falls silent, how, and when it is heard again; each
 # time with a number.
@@ -87,3 +87,29 @@ def test_ends_say_how_the_other_is_silent_and_meet_again(make_testbed: Callable[
             "its address is known, and nobody is there"
         )
     assert not any("Traceback" in job.text() or "Task" in job.text() for job in jobs.values())
+
+
+# What each node says first of where it is, then where it listens once it knows what all have said.
+WHERE = """
+import sys
+from drumline.watch.rank.listening import listen, own_address, way_out
+if sys.argv[1] == "out":
+    print(way_out({}, "a"))
+else:
+    print(listen(own_address(int(sys.argv[1]), [None, "10.77.0.2"])).getsockname()[0])
+"""
+
+
+def test_a_sidecar_listens_where_the_other_hosts_are(make_testbed: Callable[..., Testbed]) -> None:
+    a, b = make_testbed("a", "b").hosts
+    b.add_interface("docker0", "172.17.0.1/16")
+    a.set_names({"a": "127.0.1.1", "b": b.address})  # as Debian's installer names a host to itself
+    env = {"PYTHONPATH": str(Path.cwd())}
+
+    def says(host: Host, word: str) -> str:
+        return host.run(sys.executable, "-c", WHERE, word, env=env).stdout.strip()
+
+    assert says(a, "out") == "None", "the meeting point is on this very host"
+    assert says(b, "out") == b.address
+    assert says(a, "0") == a.address, "not the loopback: the way to the other host"
+    assert says(b, "1") == b.address
