@@ -19,11 +19,11 @@ from typing import Any
 from drumline.metrics.json_lines import JsonLines
 from drumline.watch.facts import Picture
 from drumline.watch.sidecar.terms import Terms
+from drumline.watch.status import PLACE
 from drumline.watch.verdicts.files import write_verdict
 from drumline.watch.verdicts.verdict import Verdict
 
 LAUNCH_FILE = Path("watch") / "launch.json"
-STATUS_FILE = Path("watch") / "status.json"
 # How long the end of a sidecar waits for the run folder.
 DRAIN_S = 3.0
 
@@ -65,7 +65,7 @@ class Teller:
     def show_status(self, record: Mapping[str, Any]) -> None:
         """What `drumline watch` reads; left out while the one before is still being written."""
         if (run := self._run) is not None and self._jobs.empty() and run.is_dir():
-            self._jobs.put(lambda: _write_status(run / STATUS_FILE, record))
+            self._jobs.put(lambda: _write_status(run / PLACE, record))
 
     async def drain(self) -> None:
         deadline = time.monotonic() + DRAIN_S
