@@ -26,7 +26,7 @@ Flags of the launch stand before the name; what is behind it belongs to it.
 
   drumline launch --procs 8 train.py --epochs 3       8 ranks on this machine
   drumline launch --hosts a,b:4 --procs 8 digits      8 on a, 4 on b, over ssh
-  drumline launch --watch --procs 8 train.py          who holds up the others is told
+  drumline launch --watch --procs 8 train.py          a hang is told, by rank
   drumline launch --env-file .env digits              this node of a job
   drumline launch --slurm --nodes 2 --time 8:00:00 digits
   drumline launch --kubernetes --nodes 2 --image me/train:1 digits

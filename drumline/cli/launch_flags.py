@@ -135,7 +135,7 @@ OF_CLUSTERS: FlagTable = {
 # As the help shows them.
 GROUPS: Mapping[str, FlagTable] = {
     "anywhere": ANYWHERE,
-    "watch  For a script; a task is watched by itself: --watch.on_hang and its kin, behind its name.": OF_WATCH,
+    "watch  Over a script; a task is watched by itself (--watch.on_hang).": OF_WATCH,
     "on other hosts  One command, over ssh; it shows and ends the whole job.": OF_HOSTS,
     "by hand  One node of a job; the same command is typed on each.": {**FROM_FILE, **BY_HAND},
     "several nodes  How few will do, and how long they wait for each other.": OF_NODES,

@@ -59,7 +59,8 @@ if __name__ == "__main__":
 
 
 def run(*words: str, cwd: Path, watch: Path) -> tuple[int, str, str]:
-    topology = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    # Not the first of its node, which would start a sidecar.
+    topology = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     done = subprocess.run(
         [sys.executable, *words],
         cwd=cwd,
@@ -108,7 +109,7 @@ def test_as_under_python_itself(tmp_path: Path, words: list[str], code: int, las
     watched = run(*RUNNER, *words, cwd=tmp_path, watch=tmp_path)
     assert watched == plain
     assert watched[0] == code
-    beat = read_beat(tmp_path / "rank-00000.beat")
+    beat = read_beat(tmp_path / "rank-00001.beat")
     assert beat is not None
     assert beat.phase is last
     if words[-1] == "scripts/raises.py":

@@ -134,6 +134,7 @@ def test_the_public_names_are_these() -> None:
         "drumline.cli.launch",
         "drumline.cli.doctor",
         "drumline.cli.verify",
+        "drumline.cli.watch",
         "drumline.cli.prove_resume",
         "drumline.config",
         "drumline.launch.ssh.supervisor",

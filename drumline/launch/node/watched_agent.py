@@ -17,6 +17,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import LogsDest, SubprocessContext
 
+from drumline.errors import ExitCode
 from drumline.launch.node.addresses import say
 from drumline.launch.node.leaving_agent import LeavingAgent
 from drumline.launch.node.meeting import Alone
@@ -113,6 +114,9 @@ class WatchedAgent(LeavingAgent):
         return result
 
     def _wait_for_ruling(self, result: RunResult, deadline: float) -> Ruling | None:
+        codes = {failure.exitcode for failure in result.failures.values()}
+        if self.told or (self.is_task and codes <= {*self.final_codes, ExitCode.PREEMPTED}):
+            return self.watch.ruling()  # they left, or have told why nothing else can help
         if not self.failed_first:  # it ended between two looks
             rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
             self.watch.note_exit(rank, failure.exitcode)

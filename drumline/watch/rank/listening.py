@@ -45,14 +45,16 @@ def own_address(node: int, addresses: Sequence[str | None]) -> str:
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
+    """`port`: where a launcher has told the others to dial; else any that is free."""
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise PreflightError(
-            f"the watch cannot listen at {address}: {error.strerror}",
+            f"the watch cannot listen at {address}{f' port {port}' if port else ''}: {error.strerror}",
             next_step="check that the network of this address is up; or train without the watch: --watch.sidecar off",
         ) from error
     return listener

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drumline.watch.sidecar.door import Door
 from drumline.watch.sidecar.line import MUTE, SILENT, Line, cause_of
 from drumline.watch.sidecar.porch import Porch
 from drumline.watch.sidecar.wire import Message, WireError, answer, dial
@@ -28,10 +29,13 @@ LOOK_EVERY_S = 0.25
 PROBE_AFTER_S = 1.1
 """Of silence; with CONNECT_S it is known within 3 s how a node is silent."""
 BREAK_AFTER_S = 6.0
-"""Of silence. In a way that is closed in one direction the end that still hears learns of it from the other's words."""
+"""Of silence. Long enough for TCP to get over a short gap by itself."""
 LATE_S = 0.5
+LONG_SILENT_S, SELDOM_S = 30.0, 5.0
+"""One that has been silent for long is asked for less often."""
 MOST_PROBES = 32
-BACKLOG = 128
+FAREWELL_TURNS = 3
+"""Of the event loop: a connection that was being made when the channel was closed is made by then, and ended."""
 REPLACED, OVER = "it dialled anew", "the channel was closed"
 
 log = logging.getLogger("drumline")
@@ -64,7 +68,8 @@ class Channel:
         """Those that there is a line to."""
         self.refused: Counter[str] = Counter()
         """Connections that were cut off for what came over them, by what that was."""
-        self._secret, self._on_message, self._listener = secret, on_message, listener
+        self._secret, self._on_message = secret, on_message
+        self._door = None if listener is None else Door(listener, self._make_line)
         self._callers = frozenset(node for node in self.peers if node > me)
         self._porch = Porch({one.address for one in peers})
         self._lines: dict[int, Line] = {}
@@ -74,15 +79,13 @@ class Channel:
         self._num_probes = 0
         self._all_lines: set[Line] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
         self._begun = time.monotonic()
+        self._is_closed = False
 
     async def start(self) -> None:
         self._begun = time.monotonic()
-        if self._listener is not None:
-            self._server = await asyncio.get_running_loop().create_server(
-                self._take_call, sock=self._listener, backlog=BACKLOG
-            )
+        if self._door is not None:
+            self._door.open()
         for peer in self.peers.values():
             if peer.node < self.me:
                 self._run(self._keep_dialling(peer))
@@ -90,15 +93,17 @@ class Channel:
 
     async def close(self) -> None:
         """No task, socket or timer is left. May be called twice."""
-        if self._server is not None:
-            self._server.close()
-        tasks = list(self._tasks)
-        for task in tasks:
+        self._is_closed = True
+        if self._door is not None:
+            await self._door.close()
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for line in list(self._all_lines):
-            line.end(OVER)
-            await line.ended.wait()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _ in range(FAREWELL_TURNS):
+            for line in list(self._all_lines):
+                line.end(OVER)
+                await line.ended.wait()
+            await asyncio.sleep(0)
 
     def send(self, node: int, message: dict[str, Any]) -> bool:
         """Never waits. False: there is no line, or it takes no more for now; then the message is dropped."""
@@ -126,7 +131,9 @@ class Channel:
 
     def line_made(self, line: Line) -> None:
         self._all_lines.add(line)
-        if not line.is_ours:
+        if self._is_closed:
+            line.end(OVER)
+        elif not line.is_ours:
             self._porch.enter(line)
 
     def line_opened(self, line: Line, node: int) -> None:
@@ -163,7 +170,7 @@ class Channel:
 
     # Both ways in
 
-    def _take_call(self) -> Line:
+    def _make_line(self) -> Line:
         return Line(self, answer(self._secret, self.me, self._callers), is_ours=False)
 
     async def _keep_dialling(self, peer: Peer) -> None:
@@ -207,7 +214,7 @@ class Channel:
             node
             for node in self.peers
             if now - self._heard.get(node, self._begun) > PROBE_AFTER_S
-            and now - self._probed.get(node, -math.inf) > AGAIN_S
+            and now - self._probed.get(node, -math.inf) > self._probe_every_s(node, now)
             and (node in self._callers or node in self._lines)
         ]
         due.sort(key=lambda node: self._probed.get(node, -math.inf))
@@ -215,6 +222,9 @@ class Channel:
             self._probed[node] = math.inf
             self._num_probes += 1
             self._run(self._probe(self.peers[node]))
+
+    def _probe_every_s(self, node: int, now: float) -> float:
+        return SELDOM_S if now - self._heard.get(node, self._begun) > LONG_SILENT_S else AGAIN_S
 
     async def _probe(self, peer: Peer) -> None:
         """To the peer it is a stranger that hangs up."""

@@ -18,7 +18,7 @@ from drumline.watch.sidecar.telling import Teller
 from drumline.watch.sidecar.terms import Terms
 from drumline.watch.stragglers import Stragglers
 from drumline.watch.verdicts.judge import judge
-from drumline.watch.verdicts.verdict import Verdict
+from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.vigil import Recovery, Vigil, Wish
 
 # Pulses come twice a second.
@@ -109,7 +109,8 @@ class Chief:
         at = time.time()
         action = self.terms.on_hang if word == "hang" else "none"
         sentence = verdict.sentence(word)
-        self.teller.say(sentence)
+        if verdict.cause is not Cause.EXCEPTION:  # which the rank has told itself, with its traceback
+            self.teller.say(sentence)
         self.last_words.append(sentence)
         self.teller.write_down(word, verdict, picture, action, at)
         if word != "stall":

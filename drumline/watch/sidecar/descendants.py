@@ -8,7 +8,8 @@ from drumline.watch.facts import WorkerFacts
 from drumline.watch.sidecar import procfs
 from drumline.watch.sidecar.procfs import GONE, TICKS_PER_S, Stat
 
-SEARCH_EVERY_S = 5.0
+# A rank may have hundreds of threads, each with a list of its own of what it started.
+SEARCH_EVERY_S = 15.0
 COUNT_EVERY_S = 1.0
 # torch gives this name to every worker that it starts, also to those that are no forks of the rank.
 WORKER_NAME = "pt_data_worker"
@@ -42,6 +43,10 @@ class Descendants:
             WorkerFacts(number=number, pid=pid, state=stats[pid].state, cpu=self._cores.get(pid, 0.0))
             for number, (_, pid) in enumerate(mine)
         )
+
+    def forgive(self) -> None:
+        """What they wrote to answer a question does not count as their work."""
+        self._moved = {pid: procfs.moved_bytes(pid) for pid in self._moved}
 
     def _is_worker(self, stat: Stat) -> bool:
         return stat.name == WORKER_NAME or (stat.parent == self._pid and stat.is_fork)

@@ -24,7 +24,7 @@ from drumline.watch.sidecar.chief import SILENT_S, Chief
 from drumline.watch.sidecar.node import Node
 from drumline.watch.sidecar.telling import Teller
 from drumline.watch.sidecar.terms import Terms, terms_from_json
-from drumline.watch.status import status_record
+from drumline.watch.status import StepRates, status_record
 from drumline.watch.verdicts.verdict import Verdict
 
 TICK_S = 0.2
@@ -50,6 +50,7 @@ class Sidecar:
         self._considering: asyncio.Task[None] | None = None
         self._awake_s = 0.0
         self._pulse_at = self._status_at = 0.0
+        self._rates = StepRates()
         self._over_since: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -121,12 +122,25 @@ class Sidecar:
         for peer in self.terms.peers:
             self.channel.send(peer.node, message)
 
-    def _show_status(self, now: float) -> None:
-        if now - self._status_at >= STATUS_S and self.node.has_begun and self._is_chief():
-            self._status_at = now
-            self.teller.show_status(
-                status_record(self.chief.picture(), now=time.time(), said=self.chief.last_words)
-            )
+    def _show_status(self, now: float, *, has_ended: bool = False) -> None:
+        if (
+            not self.node.has_begun
+            or not self._is_chief()
+            or (now - self._status_at < STATUS_S and not has_ended)
+        ):
+            return
+        self._status_at = now
+        picture = self.chief.picture()
+        record = status_record(
+            picture,
+            now=time.time(),
+            world_size=self.terms.world_size,
+            hang_s=self.terms.hang_s,
+            rates=self._rates.look(picture, now),
+            words=self.chief.last_words,
+            has_ended=has_ended,
+        )
+        self.teller.show_status(record)
 
     def _open_channel(self, listener: socket.socket) -> Channel:
         return Channel(
@@ -166,11 +180,11 @@ class Sidecar:
         for peer in self.terms.peers:
             if self.channel is not None:
                 self.channel.send(peer.node, message)
-        self._end_ranks(word, verdict, action)
+        self._end_ranks(word, verdict, action, was_told=True)
 
-    def _end_ranks(self, word: str, verdict: Verdict, action: str) -> None:
+    def _end_ranks(self, word: str, verdict: Verdict, action: str, *, was_told: bool = False) -> None:
         with contextlib.suppress(OSError):
-            self.teller.hand_to_launcher(word, verdict, action)
+            self.teller.hand_to_launcher(word, verdict, action, was_told=was_told)
         if action in ("restart", "stop"):
             self.chief.has_acted = True
             self.node.kill()
@@ -179,6 +193,8 @@ class Sidecar:
         if self.channel is not None:
             self._send_pulse(time.monotonic(), is_last=True)
             await asyncio.sleep(0)
+        await self.teller.drain()
+        self._show_status(time.monotonic(), has_ended=True)
         await self.teller.drain()
         if self.channel is not None:
             await self.channel.close()

@@ -140,7 +140,8 @@ class _Seen:
         self.exit: int | None = None
         self.cpu, self.has_io = 0.0, False
         self._counted_s: float | None = None
-        self._ticks, self._moved = 0, 0
+        self._ticks = 0
+        self._moved: int | None = None
 
     def look(self, now_s: float, *, is_still: bool) -> None:
         stat = self.process.stat()
@@ -158,15 +159,16 @@ class _Seen:
     def forgive(self, now_s: float) -> None:
         """What the rank did to answer a question does not count as its work."""
         if stat := self.process.stat():
-            self._ticks, self._moved = stat.ticks, procfs.moved_bytes(self.process.pid) or 0
-            self._counted_s = now_s
+            self._ticks, self._counted_s = stat.ticks, now_s
+            self._moved = procfs.moved_bytes(self.process.pid)
+        self.descendants.forgive()
 
     def _count(self, stat: Stat, now_s: float, *, is_still: bool) -> None:
-        moved = procfs.moved_bytes(self.process.pid) or 0
         if self._counted_s is not None:
             self.cpu = (stat.ticks - self._ticks) / ((now_s - self._counted_s) * TICKS_PER_S)
-            self.has_io = moved != self._moved
-        # A rank that moves works, whatever its workers do.
+        # A rank that moves works, whatever its files and its workers do.
+        moved = procfs.moved_bytes(self.process.pid) if is_still else None
+        self.has_io = None not in (moved, self._moved) and moved != self._moved
         if is_still:
             self.cpu += self.descendants.cores(now_s)
             self.has_io |= self.descendants.has_io

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 GONE = "X"
@@ -69,7 +68,8 @@ def read_status(pid: int, thread: int | None = None) -> dict[str, str]:
 
 def threads(pid: int) -> list[int]:
     try:
-        return [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
+        with os.scandir(f"/proc/{pid}/task") as found:
+            return [int(thread.name) for thread in found]
     except OSError:
         return []
 
@@ -82,12 +82,9 @@ def children(pid: int) -> list[int]:
 
 def moved_bytes(pid: int) -> int | None:
     """What it has read and written so far, by calls and on disks; None where that may not be known."""
-    lines = _read(f"/proc/{pid}/io").splitlines()
-    parts = (line.split() for line in lines)
-    counts = [
-        int(count) for name, count in parts if name in (b"rchar:", b"wchar:", b"read_bytes:", b"write_bytes:")
-    ]
-    return sum(counts) if counts else None
+    words = _read(f"/proc/{pid}/io").split()
+    # rchar, wchar, read_bytes, write_bytes; between them are numbers of calls.
+    return sum(int(words[place]) for place in (1, 3, 9, 11)) if len(words) > 11 else None
 
 
 def tracer(pid: int) -> str:

@@ -19,11 +19,11 @@ from typing import Any
 from drumline.metrics.json_lines import JsonLines
 from drumline.watch.facts import Picture
 from drumline.watch.sidecar.terms import Terms
+from drumline.watch.status import PLACE
 from drumline.watch.verdicts.files import write_verdict
 from drumline.watch.verdicts.verdict import Verdict
 
 LAUNCH_FILE = Path("watch") / "launch.json"
-STATUS_FILE = Path("watch") / "status.json"
 # How long the end of a sidecar waits for the run folder.
 DRAIN_S = 3.0
 
@@ -49,9 +49,10 @@ class Teller:
         if (run := self._run) is not None:
             self._jobs.put(lambda: self._write_verdict(run, word, verdict, picture, action, at))
 
-    def hand_to_launcher(self, word: str, verdict: Verdict, action: str) -> None:
-        """In the watch folder, before anything is ended: the launcher reads it when its ranks are gone."""
-        record = {"word": word, "action": action, "verdict": verdict.to_json()}
+    def hand_to_launcher(self, word: str, verdict: Verdict, action: str, *, was_told: bool) -> None:
+        """In the watch folder, before anything is ended: the launcher reads it when its ranks are gone. `was_told`:
+        on this node's screen."""
+        record = {"word": word, "action": action, "was_told": was_told, "verdict": verdict.to_json()}
         _write_whole(self._folder / "verdict.json", json.dumps(record))
 
     def notice(self, kind: str, *, rank: int | None, host: str, message: str) -> None:
@@ -64,7 +65,7 @@ class Teller:
     def show_status(self, record: Mapping[str, Any]) -> None:
         """What `drumline watch` reads; left out while the one before is still being written."""
         if (run := self._run) is not None and self._jobs.empty() and run.is_dir():
-            self._jobs.put(lambda: _write_status(run / STATUS_FILE, record))
+            self._jobs.put(lambda: _write_status(run / PLACE, record))
 
     async def drain(self) -> None:
         deadline = time.monotonic() + DRAIN_S

@@ -1,18 +1,101 @@
-"""Stand-in until JUDGE's own is merged: the verdicts of a run, in the order in which they were given."""
+"""Verdicts in the run folder: `verdicts/0001-stopped.json` for programs, the same name with `.txt` for people.
+
+Several sidecars may write at the same time: after a cut, each side has a chief of its own. Who takes a number first has
+it. A file appears whole or not at all.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from drumline.watch.facts import Picture
+from drumline.watch.verdicts.page import page
+from drumline.watch.verdicts.verdict import Verdict
+
+_NAME = re.compile(r"(\d{4,})-[a-z_]+\.(json|txt)")
+
+
+def write_verdict(
+    folder: Path, *, word: str, verdict: Verdict, picture: Picture, action: str, launch: str, at: float
+) -> Path:
+    """The `.json` file. `at`: seconds since the epoch. Raises OSError when the storage does not take it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _own_number(folder) as number:
+        record = {
+            "number": number,
+            "word": str(word),
+            "sentence": verdict.sentence(word),
+            "action": action,
+            "launch": launch,
+            "time": at,
+            "verdict": verdict.to_json(),
+            "picture": asdict(picture),
+        }
+        path = folder / f"{number:04d}-{verdict.cause}.json"
+        # The one that is read by programs comes last: who finds it finds both.
+        _write_whole(path.with_suffix(".txt"), page(word, verdict, picture, action=action, at=at))
+        _write_whole(path, json.dumps(record, indent=1) + "\n")
+    return path
+
 
 def read_verdicts(folder: Path) -> list[dict[str, Any]]:
-    """Those in `RUN/verdicts`; a file that cannot be read is left out."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
+    """All records, in order; files that are none are left out. Their `verdict` goes through Verdict.from_json."""
+    paths = [path for path in folder.glob("*.json") if _number(path) is not None] if folder.is_dir() else []
+    records = (_read(path) for path in sorted(paths, key=lambda path: (_number(path), path.name)))
+    return [record for record in records if record is not None]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads(path.read_text())
+        Verdict.from_json(record["verdict"])
+        is_whole = all(isinstance(record[name], str) for name in ("word", "sentence", "launch"))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return record if is_whole else None
+
+
+@contextmanager
+def _own_number(folder: Path) -> Iterator[int]:
+    """The next number, held by a file beside until the verdict's own is there."""
+    number = max(_numbers(folder), default=0)
+    while True:
+        number += 1
+        taken = folder / f".{number:04d}.taken"
         try:
-            found.append(json.loads(path.read_bytes()))
-        except (OSError, ValueError):
+            taken.touch(exist_ok=False)
+        except FileExistsError:
             continue
-    return found
+        try:
+            # Another may have had it, and finished, since we looked.
+            if number not in _numbers(folder):
+                yield number
+                return
+        finally:
+            taken.unlink(missing_ok=True)
+
+
+def _numbers(folder: Path) -> set[int]:
+    return {number for path in folder.iterdir() if (number := _number(path)) is not None}
+
+
+def _number(path: Path) -> int | None:
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def _write_whole(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.partial")
+    try:
+        beside.write_text(text)
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise

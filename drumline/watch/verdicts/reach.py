@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from drumline.distributed.rank_list import ranks_text
 from drumline.watch.facts import NodeFacts, Picture, Silent
-from drumline.watch.verdicts.scene import Scene
+from drumline.watch.verdicts.scene import Scene, is_done
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.wording import seconds, who_waits
 
@@ -25,7 +25,7 @@ def is_unreachable(one: Silent) -> bool:
 def judge_reach(scene: Scene) -> Verdict | None:
     picture = scene.picture
     me = next((node for node in picture.nodes if node.node == picture.me), None)
-    gone = [one for one in picture.silent if is_unreachable(one)]
+    gone = [one for one in picture.silent if is_unreachable(one) and not _is_done(picture, one)]
     if me is not None and gone and (me.link or _is_alone(picture, gone)):
         return _cut_off(scene, me, gone)
     if me is not None and gone and (witness := _witness(picture, gone[0])):
@@ -37,7 +37,7 @@ def judge_reach(scene: Scene) -> Verdict | None:
 
 def judge_late(scene: Scene) -> Verdict | None:
     """Silence that may still end."""
-    late = [one for one in scene.picture.silent if not is_unreachable(one)]
+    late = [one for one in scene.picture.silent if not _is_done(scene.picture, one)]
     return _gone(scene, late, is_certain=False) if late else None
 
 
@@ -52,6 +52,12 @@ def one_way(picture: Picture) -> tuple[NodeFacts, NodeFacts, float] | None:
         if speaker in nodes and age >= SILENT_S and nodes[speaker].heard_s.get(listener.node, age) < SILENT_S
     ]
     return max(found, key=lambda one: one[2]) if found else None
+
+
+def _is_done(picture: Picture, one: Silent) -> bool:
+    """Whether its ranks had left in order when it was last heard: then its sidecar has left too."""
+    last = [rank for node in picture.nodes if node.node == one.node for rank in node.ranks]
+    return bool(last) and all(map(is_done, last))
 
 
 def _is_alone(picture: Picture, gone: list[Silent]) -> bool:

@@ -195,7 +195,7 @@ def _verdict(
     is_certain: bool = False,
 ) -> Verdict:
     same = [one for one in suspects if one is not rank and one.phase is rank.phase]
-    too = f"; so {'has' if len(same) == 1 else 'have'} {names(same)}" if same else ""
+    too = f"; {names(same)} too" if same else ""
     return Verdict(
         cause=cause,
         host=rank.host,

@@ -68,5 +68,5 @@ def judge_storage(scene: Scene, rank: RankFacts) -> Verdict | None:
         next_step=f"look at the file systems of {rank.host} (df, dmesg: a network mount whose server is away); "
         "a process in state D cannot be ended before storage answers",
         is_certain=False,
-        since_s=rank.state_s,
+        since_s=rank.age_s,
     )

@@ -21,6 +21,7 @@ from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.torchrun import Program
+from drumline.launch.watch_terms import ScriptWatch
 
 Make = Callable[..., Controller]
 
@@ -75,12 +76,13 @@ async def start(controller: Controller) -> tuple[Remote, Remote, Remote]:
 
 
 def test_nothing_secret_is_on_a_command_line(make: Make) -> None:
-    controller = make(python_path="/lib")
+    controller = make(python_path="/lib", script_watch=ScriptWatch(run="/logs", on_hang="stop", hang_s=9))
     for remote in controller.remotes:
         assert "hunter2" not in f"{remote.words}{remote}{controller.job}"
         assert len(remote.spec["secret"]) == 64
         assert remote.spec["secret"] not in f"{remote.words}{remote}{controller.job}"
         assert "secret" not in f"{remote.words}"
+        assert remote.spec["script_watch"] == {"run": "/logs", "on_hang": "stop", "hang_s": 9}
     words = controller.remotes[1].words
     assert words[-2:] == [
         "me@b",

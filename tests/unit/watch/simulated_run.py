@@ -44,11 +44,15 @@ class SimulatedRun:
                 clocks[0] += 2.0  # on rank 0 alone: the others are in backward meanwhile
         self.seconds = max(clocks)
 
-    def pictures(self, every_s: float = 0.5) -> Iterator[tuple[float, Picture]]:
-        for number in range(int(self.seconds / every_s)):
+    def pictures(
+        self, every_s: float = 0.5, lag_s: Callable[[str], float] = lambda host: 0.0
+    ) -> Iterator[tuple[float, Picture]]:
+        """`lag_s`: how old what is known of a host is."""
+        hosts = sorted(set(self.hosts))
+        for number in range(1, int(self.seconds / every_s)):
             now = number * every_s
-            ranks = [self._facts(rank, now) for rank in range(len(self.hosts))]
-            hosts = sorted(set(self.hosts))
+            seen = {host: max(0.0, now - lag_s(host)) for host in hosts}
+            ranks = [self._facts(rank, seen[host]) for rank, host in enumerate(self.hosts)]
             nodes = [
                 NodeFacts(node=node, host=host, ranks=tuple(one for one in ranks if one.host == host))
                 for node, host in enumerate(hosts)

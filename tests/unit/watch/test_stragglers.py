@@ -115,6 +115,21 @@ def test_it_is_over_after_a_while_and_may_begin_again() -> None:
     assert host_over.sentence.startswith("straggler: all ranks on node-b keep up with the others again")
 
 
+def test_hosts_of_which_the_news_is_late_are_compared_all_the_same() -> None:
+    for seed in range(4):
+        chance = random.Random(seed)
+
+        def late(host: str, chance: random.Random = chance) -> float:
+            return chance.uniform(0.0, 0.6)  # so that now and then there is no news at all
+
+        slow_one = SimulatedRun(FOUR, lambda r, s, p: USUAL[p] * (5 if r == 3 else 1), 100)
+        stragglers = Stragglers(2.0)
+        found = [one for now, it in slow_one.pictures(lag_s=late) for one in stragglers.look(it, now)]
+        assert [(one.rank, one.is_over) for one in found] == [(3, False)]
+        nobody, stragglers = SimulatedRun(FOUR, lambda r, s, p: USUAL[p], 150), Stragglers(2.0)
+        assert [one for now, it in nobody.pictures(lag_s=late) for one in stragglers.look(it, now)] == []
+
+
 def test_it_is_named_within_seconds() -> None:
     run = SimulatedRun(FOUR, lambda r, s, p: USUAL[p] * (5 if r == 3 and s >= 40 else 1), 120)
     began = next(time for time, phase, step in run.marks[3] if step == 40)

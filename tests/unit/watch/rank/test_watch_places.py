@@ -110,8 +110,11 @@ def test_a_node_listens_on_the_way_to_the_others_alone() -> None:
     assert own_address(0, [None, "192.0.2.1"]) in {"127.0.0.1", *outward}
     with listen("127.0.0.1") as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
-        with socket.create_connection(listener.getsockname()):
+        address, port = listener.getsockname()
+        with socket.create_connection((address, port)):
             pass
+        with pytest.raises(PreflightError, match=f"cannot listen at 127.0.0.1 port {port}: Address already"):
+            listen(address, port)
     with pytest.raises(
         PreflightError, match=r"the watch cannot listen at 192\.0\.2\.1: Cannot assign"
     ) as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import os
@@ -60,7 +61,7 @@ def test_a_restarted_sidecar_comes_back_on_either_end(monkeypatch: pytest.Monkey
         await until_all_talk([zero, one])
         assert one.channel.how_silent(0) == ""
         # The one that dials; and without a farewell, so that the old line still looks alive to node 0.
-        one.channel._server.close()
+        await one.channel._door.close()
         again = await Node(1, peers, sockets[1]).start()
         await until_all_talk([zero, again])
         await until(lambda: one.channel.how_silent(0), "the older line was kept beside the newer one")
@@ -171,6 +172,25 @@ def test_an_error_in_what_takes_messages_breaks_no_line(caplog: pytest.LogCaptur
 
     caplog.set_level(logging.ERROR, logger="drumline")
     asyncio.run(run())
+
+
+def test_closing_while_others_connect_leaves_nothing() -> None:
+    async def run() -> None:
+        for turns in range(12):  # of the event loop, between their calls and our end
+            sockets = listeners(4)
+            peers = peers_of(sockets)
+            four = [await Node(me, peers, one).start() for me, one in enumerate(sockets)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for node in four:
+                await node.close()
+                assert not node.channel._all_lines
+            for one in sockets:
+                one.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run(), debug=True)
+    gc.collect()  # what was not closed would say so now
 
 
 def test_alone_there_is_nothing_to_do() -> None:

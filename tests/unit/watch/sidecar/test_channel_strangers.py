@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import resource
 import socket
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 
 from drumline.launch.proof import nonce
 from drumline.watch.sidecar import channel as timing
-from drumline.watch.sidecar import wire
+from drumline.watch.sidecar import door, wire
 from drumline.watch.sidecar.channel import Peer
 from drumline.watch.sidecar.line import LATE, Line
 from drumline.watch.sidecar.porch import CROWDED, ROOM, Porch
@@ -294,8 +296,32 @@ def test_a_crowd_keeps_nobody_out() -> None:
     porch.leave(peer)
     porch.leave(peer)
     assert len(porch) == ROOM
-    owner._listener.close()
+    owner._door._listener.close()
     listener.close()
+
+
+def test_when_no_file_is_left_callers_wait_and_lines_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "PAUSE_S", 0.3)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def run() -> None:
+        async with nodes(2) as (zero, one):
+            await until_all_talk([zero, one])
+            zero_door = zero.channel._door
+            with socket.socket() as call:
+                call.setblocking(False)
+                lowest_free = os.dup(0)
+                os.close(lowest_free)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+                try:
+                    await asyncio.get_running_loop().sock_connect(call, zero.listener.getsockname())
+                    await until(lambda: zero_door._pause, "it was taken without a file")
+                    await until_all_talk([zero, one])
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                await until(lambda: len(zero.channel._porch), "it was never taken")
+
+    asyncio.run(run())
 
 
 # Three sidecars in a process of their own, one of which is started only when it is told.

@@ -51,7 +51,7 @@ def recorded(last: int, *, waits: bool, size: int = 77290) -> tuple[Collective, 
     """A flight recorder: a bucket and a loss in turn up to `last`, which it is in still, or not."""
     numbers = range(last - 5, last + 1)
     return tuple(
-        reduced(number, size if (number - last) % 2 == 0 else 1, is_done=number < last or not waits)
+        reduced(number, size if number % 2 == 0 else 1, is_done=number < last or not waits)
         for number in numbers
     )
 

@@ -1,0 +1,147 @@
+"""`drumline watch RUN`: how a running job stands, from another terminal: a row for each rank, as it changes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from drumline.cli.watch_look import Look, Looker
+from drumline.errors import ExitCode, UsageError
+from drumline.verify.run import find_run
+from drumline.watch.status import PLACE
+from drumline.watch.status_rows import HEADINGS, Level, Row, all_rows, in_a_line
+
+HELP = """\
+usage: drumline watch RUN [--once] [--every S] [--json]
+
+Follows a job that trains in the run folder RUN, from another terminal or another machine that sees the folder. It only
+reads; the job does not notice. A row for each rank:
+
+  host, rank   where it runs
+  step         how many it has done
+  phase        data, forward, backward, optimizer, between (steps), evaluation, save; user: in a loop of your own
+  beat         how long ago it last passed from one phase to the next
+  steps/s      over the last 10 seconds
+  state        in words: trains, waits for others, stopped by a signal, not heard for 5 s, ...
+
+Yellow is who keeps the others waiting, red who cannot go on by itself. Below are the sentences that the watch has said
+(stall, straggler, hang). Of many ranks those that matter are shown, and the rest by host. It ends when the run does.
+
+  --once      one look, all ranks, and its exit code
+  --every S   seconds between two looks [1 on a terminal, else 10: then a line each, and the odd ranks]
+  --json      for scripts: the record and each rank's state in words; without --once one line for each look
+  --help      this text
+
+exit codes: 0 all is well, or the run has ended; 1 nobody trains there, or, with --once, something is odd or the status
+            is old; 2 no such run folder
+"""
+SWITCHES = ("--once", "--json", "--help", "-h")
+OWN_FLAGS = (*SWITCHES, "--every")
+
+
+def run(argv: Sequence[str]) -> int:
+    """The verb."""
+    if "--help" in argv or "-h" in argv:
+        print(HELP, end="")
+        return ExitCode.SUCCESS
+    every_s, words = _every(list(argv))
+    if unknown := [word for word in words if word.startswith("-") and word not in SWITCHES]:
+        raise UsageError(f"drumline watch has no flag {unknown[0]}", next_step="see drumline watch --help")
+    runs = [word for word in words if word not in SWITCHES]
+    if len(runs) != 1:
+        given = (
+            "no RUN was given" if not runs else f"{len(runs)} runs were given, but one is watched at a time"
+        )
+        raise UsageError(given, next_step="give a run folder, as in: drumline watch runs/digits")
+    folder = Path(runs[0])
+    if not (folder / PLACE).is_file():
+        folder = find_run(folder)
+    show = _show_json if "--json" in words else _show_text
+    if "--once" in words:
+        return _once(Looker(folder).look(), show)
+    is_screen = sys.stdout.isatty() and "--json" not in words
+    every_s = every_s or (1.0 if is_screen else 10.0)
+    if is_screen:
+        from drumline.cli.watch_screen import follow_on_screen
+
+        return follow_on_screen(Looker(folder), every_s)
+    return _follow(Looker(folder), every_s, show)
+
+
+def _every(words: list[str]) -> tuple[float | None, list[str]]:
+    """The value of --every, and the other words."""
+    words = [
+        part for word in words for part in (word.split("=", 1) if word.startswith("--every=") else [word])
+    ]
+    if "--every" not in words:
+        return None, words
+    place = words.index("--every")
+    text = "".join(words[place + 1 : place + 2])
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 86_400:
+        raise UsageError(
+            f"--every is {text!r}, not a number of seconds from 0.1 up", next_step="see drumline watch --help"
+        )
+    return seconds, words[:place] + words[place + 2 :]
+
+
+def _once(look: Look, show: Any) -> int:
+    show(look, is_whole=True)
+    if look.has_ended:
+        return _at_the_end(look)
+    is_well = look.is_live and not any(row.level for row in all_rows(look.status or {}))
+    return ExitCode.SUCCESS if is_well else ExitCode.SOMETHING_WRONG
+
+
+def _at_the_end(look: Look) -> int:
+    return ExitCode.SOMETHING_WRONG if look.is_unknown else ExitCode.SUCCESS
+
+
+def _follow(looker: Looker, every_s: float, show: Any) -> int:
+    said: list[str] = []
+    while True:
+        look = looker.look()
+        new = [words for words in (look.status or {}).get("words", []) if words not in said]
+        said += new
+        show(look, is_whole=False, words=new)
+        if look.has_ended:
+            return _at_the_end(look)
+        time.sleep(every_s)
+
+
+def _show_json(look: Look, **_: Any) -> None:
+    rows = [] if look.status is None else [asdict(row) for row in all_rows(look.status)]
+    record = {"age_s": round(look.age_s, 1), "trouble": look.trouble(), "has_ended": look.has_ended}
+    print(json.dumps({**record, "status": look.status, "rows": rows}), flush=True)
+
+
+def _show_text(look: Look, *, is_whole: bool, words: Sequence[str] | None = None) -> None:
+    lines = []
+    if look.status is not None and not (look.has_ended and not is_whole):
+        rows = all_rows(look.status)
+        lines.append(in_a_line(look.status))
+        lines += table(rows) if is_whole else table([row for row in rows if row.level > Level.GOOD])[1:]
+        lines += look.status["words"] if words is None else words
+    if trouble := look.trouble():
+        lines.append(trouble)
+    if not is_whole and lines:
+        lines[0] = f"{time.strftime('%H:%M:%S')} {lines[0]}"
+    print("\n".join(lines), flush=True)
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """With its heading; as wide as it needs to be."""
+    grid = [row.cells for row in (HEADINGS, *rows)]
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in grid
+    ]

@@ -1,0 +1,66 @@
+"""`drumline watch` on a terminal: a table that is drawn anew at each look, and stays when the run has ended."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from drumline.cli.watch_look import Look, Looker
+from drumline.errors import ExitCode
+from drumline.watch.status_rows import HEADINGS, Level, Row, fitting_rows, in_a_line
+
+STYLES = {Level.GOOD: "", Level.ODD: "yellow", Level.BAD: "bold red"}
+_OF_TABLE = 4
+"""Lines around its rows: the summary, the heading, one empty, and the one where the cursor waits."""
+
+
+def follow_on_screen(looker: Looker, every_s: float, console: Console | None = None) -> int:
+    """Until the run ends."""
+    console = console or Console(highlight=False, markup=False, emoji=False)
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            look = looker.look()
+            live.update(picture_of(look, width=console.width, height=console.height), refresh=True)
+            if look.has_ended:
+                return ExitCode.SOMETHING_WRONG if look.is_unknown else ExitCode.SUCCESS
+            time.sleep(every_s)
+
+
+def picture_of(look: Look, *, width: int, height: int) -> RenderableType:
+    """Never higher than the terminal: what does not fit could not be drawn over at the next look."""
+    trouble = look.trouble()
+    below = [] if trouble is None else [Text(trouble, "" if look.has_ended else "yellow")]
+    if look.status is None:
+        return Group(*below)
+    words = [_sentence(sentence) for sentence in look.status["words"]]
+    # The newest sentences; the table keeps half of the screen at least.
+    below = [*words, *below]
+    while below and _lines(below, width) > max(1, height // 2 - 1):
+        del below[0]
+    rows = fitting_rows(look.status, room=max(1, height - _OF_TABLE - _lines(below, width)))
+    return Group(Text(in_a_line(look.status), "bold"), _table(rows), Text(), *below)
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for number, _ in enumerate(HEADINGS.cells):
+        table.add_column(
+            no_wrap=True, overflow="ellipsis", justify="right" if number in (2, 4, 5) else "left"
+        )
+    table.add_row(*HEADINGS.cells, style="dim")
+    for row in rows:
+        table.add_row(*map(Text, row.cells), style=STYLES[row.level])
+    return table
+
+
+def _sentence(words: str) -> Text:
+    return Text(words, "bold red" if words.startswith(("hang:", "failure:")) else "yellow")
+
+
+def _lines(texts: list[Text], width: int) -> int:
+    """How many lines they take, at least."""
+    return sum(len(text.plain) // max(1, width - 10) + 1 for text in texts)

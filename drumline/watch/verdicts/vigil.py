@@ -1,0 +1,264 @@
+"""When is something wrong, and when is it time to say so, or to act?
+
+The chief among the sidecars shows every picture to the vigil, about twice a second. What is certain (a process is gone,
+a rank is stopped, a host is silent) is looked into at once. All else has to stand still for longer than this run
+usually does, is then told, and is acted on when the user's patience (`hang_s`) is over: five times that for what
+computes, evaluates, saves, or has only begun.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from drumline.watch.beats.phase import Phase
+from drumline.watch.facts import Picture, RankFacts
+from drumline.watch.verdicts import evidence
+from drumline.watch.verdicts.pace import QUIET, Pace
+from drumline.watch.verdicts.scene import has_ended, is_done
+from drumline.watch.verdicts.verdict import Cause, Verdict
+from drumline.watch.verdicts.wording import seconds
+
+_SUSPECT_S, _SUSPECT_QUIET_S = 2.0, 5.0
+_AGAIN_S = 5.0
+_GRACE_S = 0.4
+"""After a rank ended: the others' last words, and the launcher's word on how, are still on their way."""
+_GRACE_WITHOUT_WORD_S = 1.0
+_GATHERING_S = 2.5
+_LOOKING_S = 0.5
+_AWAKE_S = 2.0
+_PATIENCE_FACTOR = 5.0
+_LONGEST_S = 590.0
+"""Never ten minutes."""
+_NUM_FIRST_STEPS, _NUM_FIRST_BEATS, _NUM_FIRST_MOVES = 3, 40, 5
+_BUSY_CORES, _NUM_RECENT = 0.15, 10
+_BUSY_FACTOR, _BUSY_FLOOR_S = 4.0, 10.0
+"""A rank that works may be slow, and then its peers wait in every step."""
+ENDED = (Cause.KILLED, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
+
+
+class Wish(Enum):
+    NOTHING = 0
+    GATHER = 1
+    """Gather from all nodes, judge that, and ask `decide`."""
+
+
+class Word(StrEnum):
+    STALL = "stall"
+    """It stands, and may go on: told, and no more."""
+    HANG = "hang"
+    """It stands, and will not go on or has had its time."""
+    FAILURE = "failure"
+    """A rank has ended."""
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What was told goes on by itself."""
+
+    verdict: Verdict
+    stood_s: float
+
+    @property
+    def sentence(self) -> str:
+        return f"the run goes on after {seconds(self.stood_s)} (it was held up by {_whom(self.verdict)})"
+
+
+class Vigil:
+    """Holds the run's pace and what was said. Pure but for that: it is told the time."""
+
+    def __init__(self, *, hang_s: float, world_size: int) -> None:
+        self._hang_s, self._world_size = hang_s, world_size
+        self._pace = Pace()
+        self._picture = Picture(me=0, nodes=())
+        self._seen: dict[int, RankFacts] = {}
+        self._first_step: int | None = None
+        self._looked: float | None = None
+        self._awake_from = 0.0
+        self._work: dict[int, deque[bool]] = {}
+        self._signs: frozenset[str] = frozenset()
+        self._signs_since = 0.0
+        self._gathered: frozenset[str] = frozenset()
+        self._gather_at_s: float | None = None
+        self._said: tuple[Word, Verdict] | None = None
+        self._said_at = (0, 0)
+        self._stood_s = 0.0
+
+    def look(self, picture: Picture, now: float) -> Wish | Recovery:
+        if self._looked is not None and now - self._looked > _AWAKE_S:
+            self._awake_from = now + _AWAKE_S
+        self._picture, self._looked = picture, now
+        # A node whose ranks are done goes silent, and what it said last still holds.
+        self._seen.update((rank.rank, rank) for rank in picture.ranks)
+        moved = self._pace.look(picture, now, counts=self._num_steps() > 0)
+        self._note(picture)
+        if moved:
+            self._gather_at_s = None
+            self._stood_s = max(self._stood_s, self._pace.stood_s)
+            if (recovery := self._recovered()) is not None:
+                return recovery
+        if self._is_final() or self._is_over():
+            return Wish.NOTHING
+        return Wish.GATHER if self._has_new_sign(now) or self._is_time() else Wish.NOTHING
+
+    def decide(self, verdict: Verdict | None, now: float) -> Word | None:
+        """What to say of it; None: nothing, or nothing new."""
+        self._pace.pass_time(now, at_most_s=_GATHERING_S)
+        self._looked = now
+        if verdict is None or self._is_final() or self._is_over():
+            return None
+        word = self._word(verdict)
+        if word is None or (word is Word.STALL and self._is_told(verdict)):
+            return None
+        self._said, self._said_at, self._stood_s = (word, verdict), _reached(self._picture), 0.0
+        return word
+
+    # When to look closely
+
+    def _has_new_sign(self, now: float) -> bool:
+        ended = evidence.ended(self._seen.values())
+        signs = ended | evidence.others(
+            self._picture,
+            self._seen,
+            still_s=self._pace.still_s,
+            limit_s=self._pace.limit_s,
+            hears=now >= self._awake_from,
+        )
+        if signs != self._signs:
+            self._signs, self._signs_since = signs, now if signs - self._signs else self._signs_since
+        if signs <= self._gathered:
+            self._gathered = signs
+            return False
+        if now - self._signs_since < (self._grace_s() if ended else 0.0):
+            return False
+        self._gathered = signs
+        self._gather_at_s = self._pace.still_s + _AGAIN_S / 2
+        return True
+
+    def _grace_s(self) -> float:
+        """Where nobody has said yet why a rank ended, it may take a moment longer."""
+        gone = [rank for rank in self._picture.ranks if has_ended(rank)]
+        without_word = any(rank.exit is None and not rank.failure for rank in gone)
+        return _GRACE_WITHOUT_WORD_S if without_word else _GRACE_S
+
+    def _is_time(self) -> bool:
+        """At the first suspicion, at each limit, and now and then in between."""
+        still = self._pace.still_s
+        if self._gather_at_s is None:
+            quiet = self._is_young() or self._is_in(QUIET)
+            self._gather_at_s = max(_SUSPECT_QUIET_S if quiet else _SUSPECT_S, 0.75 * self._pace.limit_s)
+        if still < self._gather_at_s:
+            return False
+        limits = (
+            self._pace.limit_s,
+            self._busy_limit_s(),
+            self._hang_s,
+            min(_PATIENCE_FACTOR * self._hang_s, _LONGEST_S),
+        )
+        again = still + max(_AGAIN_S, 0.5 * still)
+        self._gather_at_s = min([limit for limit in limits if limit > still] + [again])
+        return True
+
+    # What to say
+
+    def _word(self, verdict: Verdict) -> Word | None:
+        still = self._pace.still_s
+        if verdict.is_certain:
+            if verdict.cause not in (*ENDED, Cause.STOPPED) and still < evidence.STANDS_S:
+                return None
+            broke = verdict.cause in ENDED or evidence.ended(self._seen.values())
+            return Word.FAILURE if broke else Word.HANG
+        # What began only lately began while it was gathered: then something had moved that no look saw.
+        still = min(still, verdict.since_s + _LOOKING_S)
+        if still >= self._act_s(verdict) and verdict.cause is not Cause.DEBUGGED:
+            return Word.HANG
+        return Word.STALL if still >= self._tell_s(verdict) else None
+
+    def _tell_s(self, verdict: Verdict) -> float:
+        limit = self._pace.limit_s
+        all_busy = all(self._is_busy(rank.rank) for rank in self._picture.ranks)
+        if self._is_young() or self._is_in(QUIET) or all_busy:
+            return max(self._hang_s, limit)
+        return self._busy_limit_s() if self._works(verdict) else limit
+
+    def _busy_limit_s(self) -> float:
+        return max(_BUSY_FACTOR * self._pace.limit_s, _BUSY_FLOOR_S)
+
+    def _act_s(self, verdict: Verdict) -> float:
+        is_patient = self._is_young() or self._is_in(QUIET) or self._works(verdict)
+        patience = self._hang_s * (_PATIENCE_FACTOR if is_patient else 1.0)
+        return min(max(patience, self._pace.limit_s), _LONGEST_S)
+
+    def _is_told(self, verdict: Verdict) -> bool:
+        """A stall is told once; a better reason for it is worth another word."""
+        if self._said is None:
+            return False
+        return self._said[1].cause is not Cause.UNKNOWN or verdict.cause is Cause.UNKNOWN
+
+    def _is_final(self) -> bool:
+        return self._said is not None and self._said[0] is not Word.STALL
+
+    def _recovered(self) -> Recovery | None:
+        """After a stall any move will do; after a hang that was only reported, the run has to come further."""
+        if self._said is None or (self._is_final() and _reached(self._picture) <= self._said_at):
+            return None
+        (word, verdict), self._said = self._said, None
+        return None if word is Word.FAILURE else Recovery(verdict, self._stood_s)
+
+    # What kind of run it is at the moment
+
+    def _is_over(self) -> bool:
+        """Every rank has left the loop, or ended in order."""
+        return len(self._seen) >= self._world_size and all(map(is_done, self._seen.values()))
+
+    def _note(self, picture: Picture) -> None:
+        for rank in picture.ranks:
+            if self._first_step is None and rank.beats:
+                self._first_step = rank.step
+            recent = self._work.setdefault(rank.rank, deque(maxlen=_NUM_RECENT))
+            recent.append(rank.cpu >= _BUSY_CORES or rank.has_io or rank.state == "R")
+
+    def _is_young(self) -> bool:
+        ranks = self._picture.ranks
+        if self._is_plain(ranks):
+            return self._pace.num_moves < _NUM_FIRST_MOVES
+        beats = max((rank.beats for rank in ranks), default=0)
+        return self._num_steps() < _NUM_FIRST_STEPS and beats < _NUM_FIRST_BEATS
+
+    def _num_steps(self) -> int:
+        """Since it is watched. The first one is never typical: much is compiled and allocated in it."""
+        ranks = self._picture.ranks
+        if not any(rank.step for rank in ranks):
+            return self._pace.num_moves // _NUM_FIRST_MOVES
+        return max(rank.step for rank in ranks) - (self._first_step or 0)
+
+    def _is_plain(self, ranks: list[RankFacts]) -> bool:
+        """A script that knows nothing of us: it has no beats, only collectives."""
+        return all(
+            rank.phase in (Phase.START, Phase.USER) and not rank.step and rank.beats < 4 for rank in ranks
+        )
+
+    def _is_in(self, phases: tuple[Phase, ...]) -> bool:
+        ranks = self._picture.ranks
+        if self._is_plain(ranks):
+            return False
+        return any(rank.phase in phases for rank in ranks if not has_ended(rank))
+
+    def _works(self, verdict: Verdict) -> bool:
+        ranks = self._work if verdict.rank is None else [verdict.rank]
+        return verdict.cause is Cause.SLOW or any(self._is_busy(rank) for rank in ranks)
+
+    def _is_busy(self, rank: int) -> bool:
+        """In most of the last looks; a single tick of work is none."""
+        recent = self._work.get(rank, ())
+        return bool(recent) and 2 * sum(recent) > len(recent)
+
+
+def _reached(picture: Picture) -> tuple[int, int]:
+    ranks = picture.ranks
+    return max((rank.step for rank in ranks), default=0), max((rank.collective for rank in ranks), default=0)
+
+
+def _whom(verdict: Verdict) -> str:
+    return verdict.host if verdict.rank is None else f"rank {verdict.rank} on {verdict.host}"

@@ -1,0 +1,168 @@
+"""A sidecar beside real processes that beat like ranks: what it says, what it ends, and how it ends itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Ranks in step with each other: nobody is more than a step ahead. They end when a file says so.
+RANK = """
+import os, sys, time
+from pathlib import Path
+from drumline.watch.beats.phase import Phase
+from drumline.watch.beats.record import read_beat
+from drumline.watch.rank.attend import attend_script
+
+attendance = attend_script(os.environ)
+beat, rank, done = attendance.beat, attendance.rank, Path(sys.argv[1])
+peers = [attendance.folder / f"rank-{other:05d}.beat" for other in range(2) if other != rank]
+step = 0
+while not done.exists():
+    for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD):
+        beat.mark(phase)
+        time.sleep(0.005)
+    while any((other := read_beat(peer)) is None or other.step < step for peer in peers) and not done.exists():
+        time.sleep(0.002)
+    beat.mark(Phase.OPTIMIZER)
+    step += 1
+    beat.begin_step(step)
+beat.mark(Phase.LEFT)
+attendance.close()
+"""
+
+
+class Run:
+    """Two such ranks on this machine, and the sidecar that the first has started."""
+
+    def __init__(self, folder: Path, on_hang: str) -> None:
+        self.watch, self.folder, self.done = folder / "watch", folder / "run", folder / "done"
+        self.watch.mkdir(mode=0o700)
+        self.folder.mkdir()
+        self.screen = folder / "screen"
+        with self.screen.open("wb") as screen:
+            self.ranks = [self._start(rank, on_hang, screen) for rank in range(2)]
+        wait_for(lambda: self.status() is not None and self.step() > 20)
+
+    def _start(self, rank: int, on_hang: str, screen: Any) -> subprocess.Popen[bytes]:
+        told = {"DIR": self.watch, "RUN": self.folder, "ON_HANG": on_hang, "HANG_S": "60", "SECRET": "00"}
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+        variables = {
+            **{f"DRUMLINE_WATCH_{name}": str(value) for name, value in told.items()},
+            **{name: str(value) for name, value in place.items()},
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "1",
+        }
+        command = [sys.executable, "-c", RANK, str(self.done)]
+        return subprocess.Popen(command, env={**os.environ, **variables}, stderr=screen)
+
+    def status(self) -> dict[str, Any] | None:
+        try:
+            return dict(json.loads((self.folder / "watch" / "status.json").read_text()))
+        except (OSError, ValueError):
+            return None
+
+    def step(self) -> int:
+        status = self.status()
+        return min((row["step"] for row in status["ranks"]), default=0) if status else 0
+
+    def sidecar(self) -> int:
+        return int((self.watch / "sidecar.pid").read_text())
+
+    def said(self) -> str:
+        return self.screen.read_text()
+
+    def end(self) -> list[int]:
+        """In order; the ranks' exit codes."""
+        self.done.touch()
+        codes = [rank.wait(timeout=20) for rank in self.ranks]
+        wait_for(lambda: not is_alive(self.sidecar()))
+        return codes
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
+    one = Run(tmp_path, getattr(request, "param", "restart"))
+    yield one
+    one.done.touch()
+    for rank in one.ranks:
+        rank.send_signal(signal.SIGCONT)
+        rank.kill()
+        rank.wait()
+    wait_for(lambda: not is_alive(one.sidecar()))
+
+
+def test_a_healthy_run_hears_nothing_of_its_sidecar_not_even_when_that_dies(run: Run) -> None:
+    first = run.sidecar()
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: run.sidecar() != first)
+    step = run.step()
+    wait_for(lambda: run.step() > step + 20)
+    second = run.sidecar()
+    assert run.end() == [0, 0]
+    assert run.said() == ""
+    assert not is_alive(second)
+    status = run.status()
+    assert status is not None and status["has_ended"]
+    assert not (run.folder / "verdicts").exists()
+
+
+def test_a_stopped_rank_is_named_and_the_run_is_ended(run: Run) -> None:
+    os.kill(run.ranks[1].pid, signal.SIGSTOP)
+    assert [rank.wait(timeout=60) for rank in run.ranks] == [-signal.SIGKILL] * 2
+    wait_for(lambda: not is_alive(run.sidecar()))
+    (line,) = run.said().splitlines()
+    assert line.startswith("drumline: hang: rank 1 on ")
+    assert "is stopped by a signal" in line and f"kill -CONT {run.ranks[1].pid}" in line
+    ruling = json.loads((run.watch / "verdict.json").read_text())
+    assert (ruling["word"], ruling["action"], ruling["was_told"]) == ("hang", "restart", True)
+    (event,) = map(json.loads, (run.folder / "events" / "watch.jsonl").read_text().splitlines())
+    assert (event["kind"], event["rank"], event["cause"], event["number"]) == ("hang", 1, "stopped", 0)
+    assert f"drumline: {event['message']}" == line
+    (page,) = (run.folder / "verdicts").glob("*.txt")
+    assert page.read_text().startswith(event["message"].partition(". Next")[0])
+    status = run.status()
+    assert status is not None and status["words"] == [event["message"]]
+
+
+@pytest.mark.parametrize("run", ["report"], indirect=True)
+def test_what_is_only_reported_may_go_on(run: Run) -> None:
+    os.kill(run.ranks[0].pid, signal.SIGSTOP)
+    wait_for(lambda: "hang: rank 0 on " in run.said())
+    os.kill(run.ranks[0].pid, signal.SIGCONT)
+    wait_for(lambda: "the run goes on after " in run.said())
+    assert run.end() == [0, 0]
+    assert len(run.said().splitlines()) == 2
+
+
+def test_a_killed_rank_is_named_with_its_signal_and_its_step(run: Run) -> None:
+    run.ranks[1].kill()
+    run.ranks[1].wait()
+    (run.watch / "exit-00001").write_text("-9\n")  # as our launcher does
+    wait_for(lambda: "failure: rank 1 on " in run.said())
+    run.done.touch()
+    assert run.ranks[0].wait(timeout=20) == 0  # a failure is the launcher's business
+    (line,) = run.said().splitlines()
+    assert "SIGKILL" in line and "step" in line

@@ -1,0 +1,119 @@
+"""Verdicts on disk: whole, numbered, and readable by a stranger."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.watch.beats.phase import Phase
+from drumline.watch.facts import Picture, Silent
+from drumline.watch.verdicts.files import read_verdicts, write_verdict
+from drumline.watch.verdicts.judge import judge
+from drumline.watch.verdicts.verdict import Cause, Verdict
+from tests.unit.watch.verdicts.cast import (
+    IN_QUEUE,
+    WORKER_IN_SAMPLE,
+    person,
+    picture,
+    stands,
+    worker,
+)
+
+PAGE = Path(__file__).with_name("stopped_worker.txt")
+STUCK = picture(
+    stands(2, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE))), world_size=4
+)
+
+
+def told(folder: Path, given: Picture = STUCK, **changes: Any) -> Path:
+    verdict = judge(given)
+    assert verdict is not None
+    usual: dict[str, Any] = {"word": "hang", "action": "restart", "launch": "a1b2", "at": 1_700_000_000.0}
+    return write_verdict(folder, verdict=verdict, picture=given, **{**usual, **changes})
+
+
+def test_a_stranger_reads_it(tmp_path: Path) -> None:
+    path = told(tmp_path / "verdicts")
+    assert path == tmp_path / "verdicts" / "0001-stopped.json"
+    assert path.with_suffix(".txt").read_text() == PAGE.read_text()
+    assert sorted(one.name for one in path.parent.iterdir()) == ["0001-stopped.json", "0001-stopped.txt"]
+
+
+def test_remarks_on_hosts_and_last_words(tmp_path: Path) -> None:
+    gone = Silent(node=1, host="node-b", ranks=(4, 5, 6, 7), silent_s=4.0, how="no answer")
+    killed = person(1, state="X", exit=-9, phase=Phase.FORWARD, memory="the limit of 512 MiB")
+    mute = person(2, answers=False, phase=Phase.FORWARD, tracer="gdb", collective=7)
+    failed = person(3, exit=1, failure="ValueError: bad label", phase=Phase.FAILED)
+    odd = picture(
+        killed,
+        mute,
+        failed,
+        silent=(gone,),
+        node_0={"link": "eth0 is down", "kernel": ("oom-kill: task=python",)},
+    )
+    text = told(tmp_path, odd, word="failure", action="stop").with_suffix(".txt").read_text()
+    for line in (
+        "2023-11-14 22:13:20 UTC. What follows: the job is ended, and not started again.",
+        ">     1  node-a  killed: SIGKILL  forward    812        4 s  0.0  -",
+        "      2  node-a  waits            forward    812        4 s  0.0  after #7",
+        "      3  node-a  ended: 1         failed     812        4 s  0.0  -",
+        "node-b, with ranks 4-7: not heard for 4 s (no answer)",
+        "node-a: eth0 is down",
+        "node-a, kernel: oom-kill: task=python",
+        "rank 1, memory: the limit of 512 MiB",
+        "rank 2, debugged by: gdb",
+        "rank 2: Python does not answer in it",
+        "rank 3, said: ValueError: bad label",
+    ):
+        assert line in text.splitlines()
+
+
+def test_what_was_written_is_read_and_what_is_not_ours_is_left_out(tmp_path: Path) -> None:
+    assert read_verdicts(tmp_path / "none") == []
+    first, second = told(tmp_path, at=1.5), told(tmp_path, word="stall", action="report", launch="c3")
+    (tmp_path / "0003-stopped.json").write_text(second.read_text()[:200])
+    (tmp_path / "0004-stopped.json").write_bytes(b"\xff\xfe")
+    (tmp_path / "0005-stopped.json").write_text("[]")
+    (tmp_path / "0006-stopped.json").write_text('{"verdict": {"cause": "rain"}}')
+    (tmp_path / "notes.json").write_text(first.read_text())
+    records = read_verdicts(tmp_path)
+    assert [(record["number"], record["word"], record["launch"]) for record in records] == [
+        (1, "hang", "a1b2"),
+        (2, "stall", "c3"),
+    ]
+    assert records[0]["time"] == 1.5
+    verdict = Verdict.from_json(records[0]["verdict"])
+    assert (verdict.cause, verdict.rank, verdict.step) == (Cause.STOPPED, 2, 812)
+    assert records[0]["sentence"] == verdict.sentence("hang")
+    assert records[0]["picture"]["nodes"][0]["ranks"][2]["workers"][1]["state"] == "T"
+    assert told(tmp_path).name == "0007-stopped.json", "a number that was used is not used again"
+
+
+def test_numbers_do_not_collide(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda _: told(tmp_path), range(40)))
+    assert sorted(int(path.name[:4]) for path in paths) == list(range(1, 41))
+    assert len(read_verdicts(tmp_path)) == 40
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_folder_that_takes_nothing_is_an_error_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / ".0001-stopped.txt.partial").mkdir()
+    with pytest.raises(OSError, match="Is a directory"):
+        told(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".0001-stopped.txt.partial"]
+
+
+def test_a_host_as_a_whole_is_marked(tmp_path: Path) -> None:
+    verdict = judge(STUCK)
+    assert verdict is not None
+    path = told(tmp_path, STUCK)
+    assert json.loads(path.read_text())["verdict"] == replace(verdict).to_json()
+    whole = replace(verdict, cause=Cause.UNREACHABLE, rank=None)
+    path = write_verdict(tmp_path, word="hang", verdict=whole, picture=STUCK, action="?", launch="", at=0.0)
+    assert path.with_suffix(".txt").read_text().count("\n>") == 4

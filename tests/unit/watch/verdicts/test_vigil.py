@@ -1,0 +1,317 @@
+"""When it is told, when it is acted on, and that a healthy run hears nothing: in simulated time."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drumline.watch.beats.phase import Phase
+from drumline.watch.facts import Picture, RankFacts
+from drumline.watch.verdicts.verdict import Cause
+from drumline.watch.verdicts.vigil import Recovery, Vigil, Wish, Word
+from tests.unit.watch.verdicts.cast import CLOSED, IN_QUEUE, picture, stands, worker
+from tests.unit.watch.verdicts.simulated import (
+    FOR_EVER,
+    Change,
+    Run,
+    Step,
+    end_of,
+    flight,
+    simulate,
+    watch,
+)
+
+IN_LOSS = ("/home/me/job/losses.py:44 in contrastive",)
+
+
+def healthy(
+    world_size: int, base_s: float, slow: float, stalled: int | None, compiled: int | None, seed: int
+) -> Run:
+    """A run of any pace with all that may hold up a healthy one: evaluations, saves, a rank that is slow, a pause to
+    compile, data that comes late."""
+    chance = random.Random(seed)
+    steps = []
+    for number in range(24):
+        longer = {(0, Phase.FORWARD): base_s * slow * chance.uniform(0.8, 1.25)} if slow > 1 else {}
+        if number == stalled:
+            longer[0, Phase.DATA] = 20.0
+        steps.append(
+            Step(
+                data_s=base_s * chance.uniform(0.8, 1.25) / 3,
+                forward_s=50.0 if number == compiled else base_s * chance.uniform(0.8, 1.25),
+                backward_s=base_s * chance.uniform(0.8, 1.25),
+                longer={} if number == compiled else longer,
+                evaluation_s=chance.uniform(5, 150) if number % 8 == 7 else 0.0,
+                save_s=chance.uniform(1, 50) if number % 7 == 6 else 0.0,
+            )
+        )
+    return Run(simulate(steps, world_size=world_size))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    world_size=st.integers(1, 4),
+    base_s=st.floats(0.02, 4.0),
+    slow=st.sampled_from([1.0, 2.0, 5.0]),
+    stalled=st.sampled_from([None, 16]),
+    compiled=st.sampled_from([None, 0, 22]),
+    seed=st.integers(0, 1000),
+    gather_s=st.sampled_from([0.2, 1.0, 2.0]),
+)
+def test_a_healthy_run_is_never_acted_on_and_only_stalled_data_is_told(gather_s: float, **case: Any) -> None:
+    run = healthy(**case)
+    said, recoveries, gathered = watch(run, until=end_of(run) + 20, gather_s=gather_s)
+    words = [(one.word, one.verdict.cause) for one in said if one.verdict.since_s < 60]
+    assert words in ([], [(Word.STALL, Cause.DATASET)]) if case["stalled"] else not words, words
+    # An evaluation of minutes may be told after one; that it hangs is said of nothing.
+    assert all(one.word is Word.STALL for one in said)
+    assert len(recoveries) == len(said)
+    assert all(later - sooner >= 3 for sooner, later in zip(gathered, gathered[2:], strict=False))
+
+
+FAULT_STEP, FAULT_RANK = 20, 2
+
+
+def broken(phase: Phase, change: Change | None, others: Change | None = None) -> tuple[Run, float]:
+    """Four ranks on two nodes; one never comes out of this phase of one step. Also: when that began."""
+    steps = [Step() for _ in range(FAULT_STEP)] + [Step(longer={(FAULT_RANK, phase): FOR_EVER})]
+    run = Run(simulate(steps, world_size=4))
+    begun = run.lines[FAULT_RANK][-1].at
+    for rank in range(4):
+        if (own := change if rank == FAULT_RANK else others) is not None:
+            run.broken[rank] = (begun, own)
+    return run, begun
+
+
+def died(exit: int, **more: Any) -> Change:
+    """Gone at once; how is known a little later."""
+    return lambda s: {"state": "X", "state_s": s, "exit": exit if s > 0.3 else None, "cpu": 0.0, **more}
+
+
+def loses_it(s: float) -> dict[str, Any]:
+    return {"phase": Phase.FAILED, "failure": CLOSED, "age_s": s - 0.2} if s > 0.2 else {}
+
+
+def left(s: float) -> dict[str, Any]:
+    return {"phase": Phase.LEFT, "age_s": s, "cpu": 0.0, "collectives": flight(FAULT_STEP, waits=False)}
+
+
+def other_shape(s: float) -> dict[str, Any]:
+    one = flight(FAULT_STEP + 1, waits=True)
+    return {"cpu": 0.0, "state": "S", "collectives": (*one[:-1], replace(one[-1], sizes=((1,),)))}
+
+
+CERTAIN = {
+    "killed": (Phase.FORWARD, died(-9), loses_it, Cause.KILLED, Word.FAILURE),
+    "no memory": (
+        Phase.DATA,
+        died(-9, memory="the limit of 512 MiB"),
+        loses_it,
+        Cause.OUT_OF_MEMORY,
+        Word.FAILURE,
+    ),
+    "exception": (
+        Phase.FORWARD,
+        lambda s: {"phase": Phase.FAILED, "failure": "ValueError: bad label", "age_s": s},
+        loses_it,
+        Cause.EXCEPTION,
+        Word.FAILURE,
+    ),
+    "stopped": (
+        Phase.FORWARD,
+        lambda s: {"state": "T", "state_s": s, "cpu": 0.0, "answers": False, "collectives": ()},
+        None,
+        Cause.STOPPED,
+        Word.HANG,
+    ),
+    "stopped worker": (
+        Phase.DATA,
+        lambda s: {"stack": IN_QUEUE, "workers": (worker(0, "T"), worker(1))},
+        None,
+        Cause.STOPPED,
+        Word.HANG,
+    ),
+    "left": (Phase.DATA, left, None, Cause.LEFT_EARLY, Word.HANG),
+    "left and ended": (
+        Phase.DATA,
+        lambda s: {**left(s), **died(0)(s)},
+        loses_it,
+        Cause.LEFT_EARLY,
+        Word.FAILURE,
+    ),
+    "other shape": (Phase.BACKWARD, other_shape, None, Cause.MISMATCH, Word.HANG),
+}
+ALIVE = {
+    "dataset": (Phase.DATA, lambda s: {"stack": IN_QUEUE}, Cause.DATASET, 60),
+    "user code": (Phase.FORWARD, lambda s: {"stack": IN_LOSS, "cpu": 0.0, "state": "S"}, Cause.USER_CODE, 60),
+    "gil": (
+        Phase.FORWARD,
+        lambda s: {"stack": IN_LOSS, "cpu": 0.0, "state": "S", "answers": False, "collectives": ()},
+        Cause.GIL,
+        60,
+    ),
+    "storage": (Phase.DATA, lambda s: {"state": "D"}, Cause.STORAGE, 60),
+    "computes": (Phase.FORWARD, lambda s: {"stack": IN_LOSS}, Cause.SLOW, 300),
+}
+
+
+@pytest.mark.parametrize("fault", CERTAIN)
+def test_what_is_certain_is_acted_on_within_five_seconds_and_once(fault: str) -> None:
+    phase, change, others, cause, word = CERTAIN[fault]
+    run, begun = broken(phase, change, others)
+    said, _, gathered = watch(run, until=begun + 400)
+    assert [(one.word, one.verdict.cause) for one in said] == [(word, cause)]
+    assert (said[0].verdict.rank, said[0].verdict.host) == (FAULT_RANK, "node-b")
+    assert said[0].at - begun <= 5
+    assert len(gathered) <= 2
+
+
+@pytest.mark.parametrize("fault", ALIVE)
+def test_what_may_go_on_is_told_in_seconds_and_acted_on_when_patience_is_over(fault: str) -> None:
+    phase, change, cause, patience_s = ALIVE[fault]
+    run, begun = broken(phase, change)
+    said, _, gathered = watch(run, until=begun + 500)
+    assert [(one.word, one.verdict.cause, one.verdict.rank) for one in said] == [
+        (Word.STALL, cause, FAULT_RANK),
+        (Word.HANG, cause, FAULT_RANK),
+    ]
+    assert said[0].at - begun <= (5 if patience_s == 60 else 15)
+    assert patience_s <= said[1].at - begun <= patience_s + 3
+    assert len(gathered) <= 20, "it is not asked over and over again"
+
+
+def test_a_silent_host_is_certain_unless_the_run_moves_or_the_sidecar_slept() -> None:
+    run, begun = broken(Phase.FORWARD, None)
+    run.silent_from = {1: begun}
+    (said,), _, _ = watch(run, until=begun + 100)
+    assert (said.word, said.verdict.cause, said.verdict.host) == (Word.HANG, Cause.UNREACHABLE, "node-b")
+    assert said.at - begun <= 5
+    moving = Run(simulate([Step()] * 200, world_size=4))
+    moving.silent_from = {1: 10.0}
+    assert watch(moving, until=40)[0] == [], "its sidecar died, or the way to it; the ranks meet"
+    # The sidecar got no CPU for a while: it heard nobody, and saw nothing move, for that reason alone.
+    vigil = Vigil(hang_s=60.0, world_size=4)
+    for now in range(20):
+        vigil.look(moving.picture(now * 0.5), now * 0.5)
+    assert vigil.look(run.picture(9.5), 30.0) is Wish.NOTHING
+    late = replace(run.picture(9.5), silent=run.picture(begun + 20).silent)
+    assert vigil.look(late, 30.5) is Wish.NOTHING
+
+
+def test_the_first_steps_and_the_start_are_waited_for() -> None:
+    slow_start = Run(simulate([Step()] * 5, world_size=4, start_s=200.0))
+    said, recoveries, _ = watch(slow_start, until=end_of(slow_start))
+    assert [one.word for one in said] in ([], [Word.STALL])
+    assert all(one.at >= 60 for one in said)
+    # One rank compiles longer than the others in the first step.
+    first = Step(longer={(1, Phase.FORWARD): 55.0})
+    assert watch(Run(simulate([first, *[Step()] * 9], world_size=4)), until=70)[0] == []
+    # What is certain is certain from the start.
+    stuck = Run(simulate([Step(longer={(1, Phase.FORWARD): FOR_EVER})], world_size=4))
+    stuck.broken[1] = (1.2, lambda s: {"state": "T", "state_s": s, "answers": False, "collectives": ()})
+    (one,), _, _ = watch(stuck, until=30)
+    assert (one.word, one.verdict.cause) == (Word.HANG, Cause.STOPPED)
+    assert one.at <= 6.2
+    assert not recoveries or recoveries[0].sentence.startswith("the run goes on after ")
+
+
+def test_a_stall_that_was_told_goes_on() -> None:
+    steps = [Step()] * 20 + [Step(longer={(1, Phase.DATA): 20.0})] + [Step()] * 20
+    said, recoveries, gathered = watch(Run(simulate(steps, world_size=4)), until=60)
+    assert [(one.word, one.verdict.cause, one.verdict.rank) for one in said] == [
+        (Word.STALL, Cause.DATASET, 1)
+    ]
+    assert [one.verdict for one in recoveries] == [said[0].verdict]
+    assert 18 <= recoveries[0].stood_s <= 21
+    assert recoveries[0].sentence == (
+        f"the run goes on after {recoveries[0].stood_s:.0f} s (it was held up by rank 1 on node-a)"
+    )
+    assert len(gathered) <= 6
+
+
+def test_a_run_that_always_waits_so_long_is_not_told_of_it_again() -> None:
+    steps = [Step(longer={(1, Phase.DATA): 12.0}) if number % 10 == 9 else Step() for number in range(100)]
+    said, _, _ = watch(Run(simulate(steps, world_size=4)), until=200)
+    assert len(said) == 2, "twice, then it is known"
+
+
+def test_a_run_that_ends_in_order_hears_nothing() -> None:
+    run = Run(simulate([Step()] * 20, world_size=4))
+    over = end_of(run)
+    run.broken = {rank: (over + rank * 3, died(0, phase=Phase.LEFT)) for rank in range(4)}
+    run.silent_from = {1: over + 10}
+    assert watch(run, until=over + 60) == ([], [], [])
+    # Preempted: with its own exit code.
+    run.broken = {rank: (over, died(75, phase=Phase.LEFT)) for rank in range(4)}
+    assert watch(run, until=over + 60)[0] == []
+
+
+def test_a_script_that_knows_nothing_of_us_moves_by_its_collectives() -> None:
+    def plain(rank: RankFacts) -> RankFacts:
+        return replace(rank, step=0, phase=Phase.USER, micro=0, beats=1)
+
+    class Plain(Run):
+        def picture(self, now: float, *, closely: bool = False) -> Picture:
+            whole = super().picture(now, closely=closely)
+            nodes = (replace(node, ranks=tuple(map(plain, node.ranks))) for node in whole.nodes)
+            return replace(whole, nodes=tuple(nodes))
+
+    usual, begun = broken(Phase.FORWARD, lambda s: {"stack": IN_LOSS, "cpu": 0.0, "state": "S"})
+    run = Plain(usual.lines, broken=usual.broken)
+    said, _, _ = watch(run, until=begun + 100)
+    assert [(one.word, one.verdict.cause, one.verdict.rank) for one in said] == [
+        (Word.STALL, Cause.USER_CODE, FAULT_RANK),
+        (Word.HANG, Cause.USER_CODE, FAULT_RANK),
+    ]
+    assert said[0].at - begun <= 6
+
+
+def test_a_debugged_rank_is_noted_only() -> None:
+    run, begun = broken(
+        Phase.FORWARD, lambda s: {"state": "t", "cpu": 0.0, "answers": False, "collectives": ()}
+    )
+    said, _, _ = watch(run, until=begun + 700)
+    assert [(one.word, one.verdict.cause) for one in said] == [(Word.STALL, Cause.DEBUGGED)]
+
+
+def test_a_hang_that_was_only_reported_may_go_on_and_come_again() -> None:
+    long = Step(longer={(1, Phase.DATA): 70.0})
+    steps = [*[Step()] * 20, long, *[Step()] * 20, Step(longer={(1, Phase.DATA): FOR_EVER})]
+    said, recoveries, _ = watch(Run(simulate(steps, world_size=4)), until=300)
+    assert [one.word for one in said] == [Word.STALL, Word.HANG] * 2
+    assert len(recoveries) == 1
+    assert recoveries[0].stood_s >= 60
+
+
+def test_patience_is_the_users_and_never_ten_minutes() -> None:
+    run, begun = broken(Phase.DATA, lambda s: {"stack": IN_QUEUE})
+    assert [round(one.at - begun) for one in watch(run, until=400, hang_s=5.0)[0]][1:] in ([5], [6], [7])
+    run, begun = broken(Phase.FORWARD, lambda s: {"stack": IN_LOSS})
+    assert watch(run, until=begun + 700, hang_s=500.0)[0][-1].at - begun < 600
+
+
+def test_a_better_reason_is_told_after_an_unknown_one() -> None:
+    vigil = Vigil(hang_s=60.0, world_size=8)
+    moving = [
+        picture(*(stands(rank, Phase.FORWARD, beats=beats) for rank in range(8))) for beats in (100, 101)
+    ]
+    for now, one in enumerate(moving):
+        assert not isinstance(vigil.look(one, float(now)), Recovery)
+    for now in range(2, 8):
+        vigil.look(moving[1], float(now))
+    unknown = replace(_any_verdict(), cause=Cause.UNKNOWN, is_certain=False)
+    assert vigil.decide(None, 8.0) is None
+    assert vigil.decide(unknown, 8.1) is Word.STALL
+    assert vigil.decide(unknown, 8.2) is None
+    assert vigil.decide(replace(unknown, cause=Cause.DATASET), 8.3) is Word.STALL
+    assert vigil.decide(replace(unknown, cause=Cause.GIL), 8.4) is None
+
+
+def _any_verdict() -> Any:
+    run, begun = broken(Phase.DATA, lambda s: {"stack": IN_QUEUE})
+    return watch(run, until=begun + 20)[0][0].verdict
