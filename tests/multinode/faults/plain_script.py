@@ -16,11 +16,12 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tests.multinode.faults.inject import Injection
+from tests.multinode.faults.inject import Injection, enter_control_group
 from tests.multinode.faults.points import Points, make_model
 
 
 def main(folder: Path, steps: int, every: int) -> None:
+    enter_control_group(os.environ)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()

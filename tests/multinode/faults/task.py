@@ -11,8 +11,10 @@ from torch.utils.data import Dataset
 
 from drumline.config.schema import Config
 from drumline.tasks.base import Loss, Task
-from tests.multinode.faults.inject import Injection
+from tests.multinode.faults.inject import Injection, enter_control_group
 from tests.multinode.faults.points import Points, make_model
+
+enter_control_group(os.environ)  # before the watch looks at the rank
 
 
 class Faulty(Task):
