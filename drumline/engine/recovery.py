@@ -127,14 +127,13 @@ def _at(step: int | None) -> str:
 
 def _fault(record: Mapping[str, Any]) -> Fault:
     verdict = record["verdict"]
-    told_at = float(record["at"])
-    fault_at = record.get("fault_at")
+    told_at = float(record["time"])
     return Fault(
         cause=str(verdict["cause"]),
         rank=verdict["rank"],
         host=verdict["host"],
         step=verdict["step"],
-        at=told_at if fault_at is None else float(fault_at),
+        at=told_at - float(verdict["since_s"]),
         told_at=told_at,
     )
 

@@ -34,7 +34,8 @@ class Run:
     def judge(self, step: int | None, word: str = "hang", action: str = "restart", **verdict: Any) -> None:
         self.count += 1
         verdict = {"cause": "killed", "rank": 1, "host": "b", "step": step, "what": "gone", **verdict}
-        record = {"launch": self.launch(), "word": word, "action": action, "at": 107.5, "fault_at": 105.0}
+        verdict = {"next_step": "mend it", "is_certain": True, "since_s": 2.5, **verdict}
+        record = {"launch": self.launch(), "word": word, "sentence": "", "action": action, "time": 107.5}
         file = self.folder.verdicts / f"{self.count:04d}-killed.json"
         file.write_text(json.dumps({**record, "verdict": verdict}))
 
