@@ -22,7 +22,6 @@ from drumline.watch.sidecar.stacks import stack_of
 MIN_INTERVAL_S = 0.1
 STILL_AFTER_S = 1.0
 STACKS_WITHIN_S = 1.2
-CLOSE_WITHIN_S = 1.5
 
 
 class RankLook:
@@ -74,13 +73,9 @@ class RankLook:
         now_s = time.monotonic()
         workers = seen.descendants.workers(now_s)
         facts = replace(facts, tracer=procfs.tracer(facts.pid), workers=workers)
-        try:
-            async with asyncio.timeout(CLOSE_WITHIN_S):
-                (stack, workers), (answers, collectives) = await asyncio.gather(
-                    self._stacks(facts.pid, workers), self._ask(facts.state)
-                )
-        except TimeoutError:
-            return facts  # no CPU for the sidecar itself: what was read before stands
+        (stack, workers), (answers, collectives) = await asyncio.gather(
+            self._stacks(facts.pid, workers), self._ask(facts.state)
+        )
         seen.forgive(time.monotonic())
         facts = replace(facts, stack=stack, workers=workers, answers=answers, collectives=collectives)
         latest = self.look(time.monotonic())
