@@ -16,8 +16,9 @@ from drumline.watch.verdicts.scene import Scene, has_ended, is_done
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.wording import at, count, name, names, signal_name
 
-# What a launcher sends to the rest when one rank is gone.
-_SENT_BY_LAUNCHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# What a launcher sends to the rest when one rank is gone, or to all when its user has enough.
+_REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ON_REQUEST = (*(-number for number in _REQUESTS), *(128 + number for number in _REQUESTS))
 _TORCHS_ERRORS = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
 _LOST_PEER = (
     "gloo/transport",
@@ -56,7 +57,12 @@ def judge_ended(scene: Scene) -> Verdict | None:
 
 def judge_lost_peers(scene: Scene) -> Verdict | None:
     """Nobody has an own reason: what the first to lose a connection says, and that it is not the cause."""
-    lost = [rank for rank in scene.picture.ranks if _ago(rank) is not None and not is_done(rank)]
+    ranks = scene.picture.ranks
+    asked = [rank for rank in ranks if _ended_on_request(rank)]
+    if asked:
+        # All of them: somebody stops the job, and knows. A few: somebody hit these.
+        return _verdict(scene, _first(asked), "") if len(asked) < len(ranks) else None
+    lost = [rank for rank in ranks if _ago(rank) is not None and not is_done(rank)]
     if not lost:
         return None
     first = _first(lost)
@@ -91,7 +97,11 @@ def _is_mismatch(failure: str) -> bool:
 def _has_own_end(rank: RankFacts) -> bool:
     if _ago(rank) is None or is_done(rank) or (rank.failure and is_lost_peer(rank.failure)):
         return False
-    return not (rank.exit is not None and -rank.exit in _SENT_BY_LAUNCHERS)
+    return not _ended_on_request(rank)
+
+
+def _ended_on_request(rank: RankFacts) -> bool:
+    return rank.exit in _ON_REQUEST or rank.failure.startswith("KeyboardInterrupt")
 
 
 def _ago(rank: RankFacts) -> float | None:
@@ -169,7 +179,7 @@ def _after_failure(rank: RankFacts) -> str:
     if "out of memory" in text:
         return "lower the batch size, or accumulate over more micro-batches"
     if "dataloader worker" in text:
-        return "look at the end of its log and at the kernel's log for what ended the worker"
+        return "look at the kernel's log (dmesg) for what ended the worker: often it is want of memory"
     return "see its traceback at the end of its log"
 
 

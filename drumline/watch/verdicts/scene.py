@@ -19,8 +19,9 @@ BUSY_CORES = 0.3
 GONE = ("X", "Z")
 ORDERLY_EXITS = (0, 75)
 """Done, or preempted after a save."""
-# In the order of a step. Who evaluates, saves or is in a loop of its own is not compared.
-_ORDER = {Phase.DATA: 0, Phase.FORWARD: 1, Phase.BACKWARD: 2, Phase.OPTIMIZER: 3, Phase.BETWEEN: 4}
+# In the order of a step: the count of micro-batches goes up before a forward pass, so data is for the one after it. Who
+# evaluates, saves or is in a loop of its own is not compared.
+_ORDER = {Phase.BETWEEN: 0, Phase.FORWARD: 1, Phase.BACKWARD: 2, Phase.OPTIMIZER: 3, Phase.DATA: 4}
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class Scene:
 
     @cached_property
     def in_loop(self) -> list[RankFacts]:
-        """Those who run and did not leave."""
-        return [rank for rank in self.ranks if not has_ended(rank) and rank.phase is not Phase.LEFT]
+        """Those who run, and neither left nor failed."""
+        out = (Phase.LEFT, Phase.FAILED)
+        return [rank for rank in self.ranks if not has_ended(rank) and rank.phase not in out]
 
     @cached_property
     def has_steps(self) -> bool:
