@@ -275,6 +275,10 @@ def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
         "rank 2 on node-a lost its connection to the other ranks at step 812: RuntimeError"
     )
     assert verdict.what.endswith("no rank was seen to end before it")
+    # At first it may still come out that a host is gone, unless nobody is left to see it.
+    echoes = [dragged(rank) for rank in range(8)]
+    assert found(picture(*echoes)).is_certain is False
+    assert found(picture(*(replace(one, state="X", exit=1) for one in echoes))).is_certain
     # Where a host went silent, it is the cause of them.
     verdict = found(picture(*(dragged(rank) for rank in range(4)), silent=(B_GONE,)))
     assert (verdict.cause, verdict.host) == (Cause.UNREACHABLE, "node-b")
@@ -339,6 +343,19 @@ def test_a_rank_that_was_left_behind_by_an_early_exit() -> None:
     )
 
 
+def test_who_left_goes_on_to_other_collectives() -> None:
+    """At the end of a run ranks meet once more: with the number that the others' bucket has."""
+    barrier = replace(reduced(4410, op="broadcast"), is_done=False)
+    early = stands(3, Phase.LEFT, collectives=(*recorded(4409, waits=False), barrier))
+    assert (found(picture(early)).cause, found(picture(early)).rank) == (Cause.LEFT_EARLY, 3)
+    # Gloo may end the one or the other for it.
+    torn = ended(3, -6, phase=Phase.LEFT)
+    verdict = found(picture(torn, *(dragged(rank) for rank in (0, 1, 2)), world_size=4))
+    assert (verdict.cause, verdict.rank) == (Cause.LEFT_EARLY, 3)
+    verdict = found(picture(early, ended(1, -6, phase=Phase.BACKWARD), dragged(0), dragged(2), world_size=4))
+    assert (verdict.cause, verdict.rank) == (Cause.LEFT_EARLY, 3)
+
+
 @pytest.mark.parametrize("phase", [Phase.SAVE, Phase.EVALUATION, Phase.BETWEEN])
 def test_the_last_rank_at_the_end_of_a_run_is_not_left_behind(phase: Phase) -> None:
     last = stands(3, phase, cpu=0.9, stack=("/home/me/job/save.py:9 in store",))
@@ -370,6 +387,8 @@ def test_near_misses_of_data() -> None:
     )
     held = found(picture(stands(5, Phase.DATA, answers=False, collectives=())))
     assert "(with Python's lock held)" in held.what
+    in_c = stands(5, Phase.DATA, answers=False, collectives=(), stack=WORKER_IN_SAMPLE[1:])
+    assert found(picture(in_c)).cause is Cause.GIL
 
 
 def test_a_rank_in_state_d_that_reads_is_slow_and_no_more() -> None:
@@ -473,6 +492,10 @@ def test_pictures_with_little_in_them() -> None:
     logs = person(0, phase=Phase.BETWEEN, cpu=0.9)
     verdict = found(picture(logs, *(person(rank, phase=Phase.BACKWARD) for rank in (1, 2, 3)), world_size=4))
     assert (verdict.cause, verdict.rank) == (Cause.SLOW, 0)
+    # A loop of the user's own has data, and the rest.
+    own = [person(rank, phase=Phase.USER, micro=1) for rank in range(3)]
+    verdict = found(picture(*own, person(3, phase=Phase.DATA), world_size=4))
+    assert (verdict.cause, verdict.rank) == (Cause.DATASET, 3)
     # Level 0: collective numbers, and stacks.
     plain = [
         person(rank, step=0, phase=Phase.USER, collective=40, stack=IN_ALL_REDUCE, age_s=60.0)
