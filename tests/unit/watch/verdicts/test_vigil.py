@@ -203,6 +203,16 @@ def test_a_silent_host_is_certain_unless_the_run_moves_or_the_sidecar_slept() ->
     assert vigil.look(late, 30.5) is Wish.NOTHING
 
 
+def test_lost_connections_are_believed_when_no_better_reason_comes_up() -> None:
+    run, begun = broken(Phase.FORWARD, loses_it, loses_it)
+    (said,), _, _ = watch(run, until=begun + 100)
+    assert (said.word, said.verdict.cause) == (Word.FAILURE, Cause.EXCEPTION)
+    assert 2.5 <= said.at - begun <= 6
+    run.silent_from = {1: begun - 1}
+    (said,), _, _ = watch(run, until=begun + 100)
+    assert (said.verdict.cause, said.verdict.host) == (Cause.UNREACHABLE, "node-b")
+
+
 def test_the_first_steps_and_the_start_are_waited_for() -> None:
     slow_start = Run(simulate([Step()] * 5, world_size=4, start_s=200.0))
     said, recoveries, _ = watch(slow_start, until=end_of(slow_start))
