@@ -135,7 +135,9 @@ def _how(scene: Scene, rank: RankFacts) -> tuple[Cause, str, str]:
 
 
 def _after_signal(rank: RankFacts, number: int) -> str:
-    if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT):
+    if number == signal.SIGABRT:
+        return "look at the end of its log: a library gave up, as gloo does when ranks enter different collectives"
+    if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE):
         return "look at the end of its log: a library broke in it (a full /dev/shm gives SIGBUS)"
     return f"find who sent it: an operator, a batch system, or the kernel for want of memory (dmesg on {rank.host})"
 

@@ -230,12 +230,15 @@ def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
     verdict = found(picture(*codes, world_size=4))
     assert (verdict.rank, verdict.step) == (1, None)
     assert verdict.what == "rank 1 on node-a ended with exit code 1"
+    # What its launcher killed long after it is not the cause, though its end is the plainer one.
+    assert found(picture(*codes, ended(0, -9, step=0, state_s=0.3), world_size=4)).rank == 1
 
 
 @pytest.mark.parametrize(
     ("exit", "end", "next_step"),
     [
         (-11, "was killed by SIGSEGV at", "look at the end of its log: a library broke in it"),
+        (-6, "was killed by SIGABRT at", "as gloo does when ranks enter different collectives"),
         (-7, "was killed by SIGBUS at", "(a full /dev/shm gives SIGBUS)"),
         (-64 - 1, "was killed by signal 65 at", "find who sent it"),
         (3, "ended with exit code 3 at step 812, in forward", "see its traceback at the end of its log"),
