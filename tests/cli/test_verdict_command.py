@@ -146,9 +146,9 @@ class DiesAlways(ImageClassification):
                 time.sleep(0.05)
             launch = json.loads((RUN / "watch/launch.json").read_text())["launch"]
             verdict = {"cause": "killed", "rank": 1, "host": "b", "step": 3, "what": "ended by SIGKILL"}
-            now = time.time()
-            record = {"launch": launch, "word": "failure", "action": "restart", "at": now, "fault_at": now - 1}
-            (folder / f"{count:04d}-killed.json").write_text(json.dumps({**record, "verdict": verdict}))
+            verdict |= {"next_step": "look", "is_certain": True, "since_s": 1.0}
+            record = {"launch": launch, "word": "failure", "action": "restart", "sentence": "", "time": time.time()}
+            (folder / f"{count + 1:04d}-killed.json").write_text(json.dumps({**record, "verdict": verdict}))
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(model, batch)
 """
