@@ -12,8 +12,8 @@ what it does in them while the others wait. What is seen:
   One that is slow in nothing but backward is *not* seen: all ranks then show the same long backward.
 
 On CUDA the CPU only hands out work: forward and backward are launches there, and waiting for the device may show in any
-of forward, backward and between (with SyncBatchNorm for other ranks, in forward). By the same rule it is not taken for slowness, data and host code are told truly,
-and a slow GPU is not seen here.
+of forward, backward and between (with SyncBatchNorm waiting for other ranks too, in forward). By the same rule it is
+not taken for slowness, data and host code are told truly, and a slow GPU is not seen here.
 """
 
 from __future__ import annotations
