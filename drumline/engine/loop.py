@@ -71,6 +71,8 @@ class Loop:
     """Of the latest evaluation."""
 
     def __post_init__(self) -> None:
+        is_speaker = self.job.ddp.is_main_process()
+        self.notices = Notices(self.job.ddp.watch_folder if is_speaker else None)
         self._sentinel = Sentinel(
             self.job.model,
             self.job.optimizer,
@@ -80,10 +82,8 @@ class Loop:
             include_buffers=self.config.dist.broadcast_buffers,
         )
         self._saved_step = self.progress.step
-        ddp = self.job.ddp
-        self._beat = ddp.beat
+        self._beat = self.job.ddp.beat
         self._num_collectives = collective_counter()
-        self.notices = Notices(ddp.watch_folder if ddp.is_main_process() else None)
 
     def run(self) -> None:
         """Collective: train to the end, or until the run is told to leave."""

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,19 +73,19 @@ def begin_launch(folder: RunFolder, ddp: DDPManager) -> Fault | None:
 
 def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
     """On rank 0: `refusal` (what and next, or None), its `place`, and `fault`: what is new since the last start."""
-    launch = _read_launch(folder.launch_file) if is_restart else None
-    verdicts = [] if launch is None else verdicts_of_launch(folder.verdicts, launch["launch"])
-    known = 0 if launch is None else launch["num_verdicts"]
-    name = uuid.uuid4().hex if launch is None else launch["launch"]
+    name, starts = (_read_launch(folder.launch_file) if is_restart else None) or (uuid.uuid4().hex, [])
+    verdicts = verdicts_of_launch(folder.verdicts, name) if starts else []
     folder.launch_file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(folder.launch_file, json.dumps({"launch": name, "num_verdicts": len(verdicts)}) + "\n")
-    new = verdicts[known:]
+    record: dict[str, Any] = {"launch": name, "starts": [*starts, len(verdicts)]}
+    write_whole(folder.launch_file, json.dumps(record) + "\n")
+    # One start may have ended with several: after a cut, each side judges for itself. The first is the cause.
+    by_start = [verdicts[begin:end] for begin, end in pairwise(record["starts"]) if end > begin]
+    last = by_start[-1][0] if by_start else None
+    has_news = bool(starts) and len(verdicts) > starts[-1]
     return {
-        "refusal": check_same_step(verdicts, folder.verdicts),
-        "place": {name: verdicts[-1]["verdict"][name] for name in ("host", "rank", "step")}
-        if verdicts
-        else {},
-        "fault": asdict(_fault(new[-1])) if new else None,
+        "refusal": check_same_step([some[0] for some in by_start], folder.verdicts),
+        "place": {} if last is None else {name: last["verdict"][name] for name in ("host", "rank", "step")},
+        "fault": asdict(_fault(last)) if last is not None and has_news else None,
     }
 
 
@@ -99,7 +100,8 @@ def verdicts_of_launch(folder: Path, launch: str) -> list[dict[str, Any]]:
 
 
 def check_same_step(verdicts: Sequence[Mapping[str, Any]], folder: Path) -> tuple[str, str] | None:
-    """Why it is no use to start again, and what to do instead; None: it may be."""
+    """Of the verdicts that starts ended with: why it is no use to start again, and what to do instead; None: it may
+    be."""
     if not verdicts:
         return None
     last = verdicts[-1]
@@ -126,22 +128,21 @@ def _at(step: int | None) -> str:
 
 
 def _fault(record: Mapping[str, Any]) -> Fault:
-    verdict = record["verdict"]
-    told_at = float(record["at"])
-    fault_at = record.get("fault_at")
+    verdict, told_at = record["verdict"], float(record["time"])
     return Fault(
         cause=str(verdict["cause"]),
         rank=verdict["rank"],
         host=verdict["host"],
         step=verdict["step"],
-        at=told_at if fault_at is None else float(fault_at),
+        at=told_at - float(verdict["since_s"]),
         told_at=told_at,
     )
 
 
-def _read_launch(path: Path) -> dict[str, Any] | None:
+def _read_launch(path: Path) -> tuple[str, list[int]] | None:
+    """Its name, and how many verdicts of it there were at each of its starts."""
     try:
         record = json.loads(path.read_bytes())
-        return {"launch": str(record["launch"]), "num_verdicts": int(record["num_verdicts"])}
+        return str(record["launch"]), [int(number) for number in record["starts"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -12,14 +12,14 @@ what it does in them while the others wait. What is seen:
   One that is slow in nothing but backward is *not* seen: all ranks then show the same long backward.
 
 On CUDA the CPU only hands out work: forward and backward are launches there, and waiting for the device may show in any
-of forward, backward and between. By the same rule it is not taken for slowness, data and host code are told truly,
-and a slow GPU is not seen here.
+of forward, backward and between (with SyncBatchNorm waiting for other ranks too, in forward). By the same rule it is
+not taken for slowness, data and host code are told truly, and a slow GPU is not seen here.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -93,19 +93,22 @@ class Stragglers:
 
     def _slow_throughout(self, window: Sequence[tuple[Slice, Losses]]) -> dict[int, Loss]:
         """The ranks that were slow in one phase in nearly every slice, and in all of them together."""
-        needed = len(window) - len(window) // 6
-        slow = {}
-        for rank, loss in losses(together([one for one, _ in window]), factor=self._factor).items():
-            phases = [
-                phase
-                for phase in loss
-                if sum(phase in of_slice.get(rank, ()) for _, of_slice in window) >= needed
-            ]
-            if phases:
-                slow[rank] = _loss({phase: loss[phase] for phase in phases})
-        return slow
+        times = Counter(
+            (rank, phase) for _, slow in window for rank, phases in slow.items() for phase in phases
+        )
+        often = {entry for entry, count in times.items() if count >= len(window) - len(window) // 6}
+        if not often:
+            return {}
+        slow = losses(together([one for one, _ in window]), factor=self._factor)
+        borne_out = {
+            rank: {phase: both for phase, both in phases.items() if (rank, phase) in often}
+            for rank, phases in slow.items()
+        }
+        return {rank: _loss(phases) for rank, phases in borne_out.items() if phases}
 
     def _end(self, found: Slice, hosts: Mapping[int, str], now: float) -> list[Straggler]:
+        if not self._told:
+            return []
         # Half way back is not over: or one at the limit would come and go.
         slow = losses(found, factor=1 + (self._factor - 1) / 2, costs=COSTS / 2)
         ended = []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drumline.errors import UsageError
-from drumline.user_code import build_accepted, is_class_spec, load_class
+from drumline.user_code import build_accepted, is_class_spec, load_class, load_function
 
 
 @pytest.fixture
@@ -89,3 +90,14 @@ def test_an_option_that_a_builder_does_not_take_is_named() -> None:
 def test_an_argument_that_nothing_provides_is_named() -> None:
     with pytest.raises(UsageError, match="net needs width, which nothing here provides"):
         build_accepted(build, {}, options={}, what="net")
+
+
+def test_a_function_is_named_the_same_way() -> None:
+    assert load_function("os.path:join") is os.path.join
+    with pytest.raises(UsageError) as raised:
+        load_function("os.path")
+    assert str(raised.value) == (
+        "'os.path' does not name a function\n  next: write path/to/file.py:function or package.module:function"
+    )
+    with pytest.raises(UsageError, match="has no function 'joint'; did you mean 'join'"):
+        load_function("os.path:joint")

@@ -110,9 +110,10 @@ class WatchFolder:
 
 
 def ruling_from(record: Mapping[str, Any]) -> Ruling:
-    """From a verdict file. A stall is no ruling: the run may go on."""
-    if record["word"] not in ("hang", "failure"):
-        raise ValueError(record["word"])
+    """From a verdict file. A stall is no ruling, nor is a hang that was only reported: neither has ended a rank."""
+    word, action = record["word"], record["action"]
+    if word not in ("hang", "failure") or (word, action) == ("hang", "report"):
+        raise ValueError(f"{word}, {action}")
     verdict = record["verdict"]
     sentence = record.get("sentence") or f"{record['word']}: {verdict['what']}. Next: {verdict['next_step']}"
     return Ruling(record["word"], record["action"], str(sentence), bool(record.get("was_told")))

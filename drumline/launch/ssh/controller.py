@@ -163,12 +163,14 @@ class Controller:
         elif kind == "failed" and not frame["restarts_left"]:
             settle_s = SETTLE_S + (VERDICT_S if frame.get("is_watched") else 0)
             asyncio.get_running_loop().call_later(settle_s, self._end, self.job.grace_s)
+        elif kind == "ruling" and frame["was_told"]:
+            self._ruling_said = frame["sentence"]
         elif kind == "ruling" and not frame["is_last"]:
-            self._say_ruling(frame["sentence"], was_told=frame["was_told"])
+            asyncio.get_running_loop().call_later(SETTLE_S, self._say_ruling, frame["sentence"])
 
-    def _say_ruling(self, sentence: str, *, was_told: bool) -> None:
-        """Before ranks are started again; every host has heard the same, and it is said once."""
-        if not was_told and sentence != self._ruling_said:
+    def _say_ruling(self, sentence: str) -> None:
+        """Before ranks are started again. Every host has heard the same, and one may have said it."""
+        if sentence != self._ruling_said:
             self._ruling_said = sentence
             self.screen.say(sentence, is_error=True)
 

@@ -22,7 +22,6 @@ from drumline.watch.sidecar.stacks import stack_of
 MIN_INTERVAL_S = 0.1
 STILL_AFTER_S = 1.0
 STACKS_WITHIN_S = 1.2
-CLOSE_WITHIN_S = 1.5
 
 
 class RankLook:
@@ -55,7 +54,7 @@ class RankLook:
         return self._facts(beat, self._seen, now_s)
 
     async def look_closely(self) -> RankFacts:
-        """All that can be found out. Never raises for a rank that ends meanwhile."""
+        """All that can be found out. Never raises for a rank that ends meanwhile. One at a time for each rank."""
         facts = self.look(time.monotonic())
         if facts is None or self._seen is None:
             return RankFacts(rank=self._rank, host=self._host, pid=0)
@@ -71,24 +70,18 @@ class RankLook:
         self._seen = None
 
     async def _questioned(self, facts: RankFacts, seen: _Seen) -> RankFacts:
-        now_s = time.monotonic()
-        workers = seen.descendants.workers(now_s)
+        workers = seen.descendants.workers(time.monotonic())
         facts = replace(facts, tracer=procfs.tracer(facts.pid), workers=workers)
-        try:
-            async with asyncio.timeout(CLOSE_WITHIN_S):
-                (stack, workers), (answers, collectives) = await asyncio.gather(
-                    self._stacks(facts.pid, workers), self._ask(facts.state)
-                )
-        except TimeoutError:
-            return facts  # no CPU for the sidecar itself: what was read before stands
+        (stack, workers), (answers, collectives) = await asyncio.gather(
+            self._stacks(facts.pid, workers), self._ask(facts.state)
+        )
         seen.forgive(time.monotonic())
         facts = replace(facts, stack=stack, workers=workers, answers=answers, collectives=collectives)
         latest = self.look(time.monotonic())
         if latest is None or latest.state not in ENDED:
             return facts
-        return replace(
-            facts, state=latest.state, exit=latest.exit, answers=None
-        )  # that is why it did not answer
+        # It has ended meanwhile: that is why it did not answer.
+        return replace(facts, state=latest.state, exit=latest.exit, answers=None)
 
     async def _stacks(
         self, pid: int, workers: tuple[WorkerFacts, ...]

@@ -67,7 +67,7 @@ def _thread_to_ask(pid: int) -> int | None:
     """A main thread that runs is asked itself, so that its stack stands still; one that waits is left alone where
     another thread can answer for it."""
     status, stat = procfs.read_status(pid), procfs.read_stat(pid)
-    if stat is None or stat.state in (*procfs.STOPPED, *procfs.ENDED) or not _has(status, "SigCgt"):
+    if stat is None or not _has(status, "SigCgt"):
         return None
     thread = (
         pid

@@ -11,31 +11,14 @@ import signal
 
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import RankFacts
+from drumline.watch.verdicts.endings import ended_on_request, is_lost_peer, is_mismatch
 from drumline.watch.verdicts.frames import innermost, is_meeting
+from drumline.watch.verdicts.left import judge_left
 from drumline.watch.verdicts.scene import Scene, has_ended, is_done
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.wording import at, count, name, names, signal_name
 
-# What a launcher sends to the rest when one rank is gone.
-_SENT_BY_LAUNCHERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_TORCHS_ERRORS = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
-_LOST_PEER = (
-    "gloo/transport",
-    "connection closed by peer",
-    "connection reset by peer",
-    "broken pipe",
-    "caused pair closure",
-    "remote process exited",
-    "ncclremoteerror",
-    "ncclsystemerror",
-    "watchdog caught",
-    "wait timeout",
-    "timed out waiting",
-    "socket closed",
-    "failed to recv",
-    "it has ended, and the store with it",
-)
-_MISMATCHED = ("preamble.length", "collective mismatch", "detected mismatch between collectives")
+_ECHO_S = 2.5
 _AT_ONCE_S = 1.0
 """Endings that lie closer together than this are taken for simultaneous: each is seen five times a second."""
 
@@ -48,50 +31,45 @@ def judge_ended(scene: Scene) -> Verdict | None:
     if not own:
         return None
     first = _first(own)
-    if first.exit in (-signal.SIGABRT, None) and (torn := _torn_by_mismatch(scene, first, own)):
-        return torn
+    if first.exit == -signal.SIGABRT or is_mismatch(first.failure):
+        # Who leaves the loop goes on to other collectives: then that is the reason.
+        torn = judge_left(scene) or _torn_by_mismatch(scene, first, own)
+        if torn is not None:
+            return torn
     also = [rank for rank in own if rank is not first and _strength(rank) >= 2]
     return _verdict(scene, first, f"; {names(also)} ended by {_theirs(also)} too" if also else "")
 
 
 def judge_lost_peers(scene: Scene) -> Verdict | None:
     """Nobody has an own reason: what the first to lose a connection says, and that it is not the cause."""
-    lost = [rank for rank in scene.picture.ranks if _ago(rank) is not None and not is_done(rank)]
+    ranks = scene.picture.ranks
+    asked = [rank for rank in ranks if ended_on_request(rank)]
+    if asked:
+        # All of them: somebody stops the job, and knows. A few: somebody hit these.
+        return _verdict(scene, _first(asked), "") if len(asked) < len(ranks) else None
+    lost = [rank for rank in ranks if _ago(rank) is not None and not is_done(rank)]
     if not lost:
         return None
     first = _first(lost)
     told = f": {first.failure}" if first.failure else ""
     return Verdict(
-        cause=Cause.MISMATCH if _is_mismatch(first.failure) else Cause.EXCEPTION,
+        cause=Cause.MISMATCH if is_mismatch(first.failure) else Cause.EXCEPTION,
         host=first.host,
         rank=first.rank,
         step=first.step if scene.has_steps else None,
         what=f"{name(first)} lost its connection to the other ranks{at(scene, first)}{told}; "
         "no rank was seen to end before it",
         next_step="see the ends of all ranks' logs for what came first, and drumline doctor for the network",
-        is_certain=True,
+        # A host that is gone is known to be after some seconds only.
+        is_certain=(_ago(first) or 0.0) >= _ECHO_S or all(map(has_ended, ranks)),
         since_s=_ago(first) or 0.0,
     )
-
-
-def is_lost_peer(failure: str) -> bool:
-    """Whether an error is only the echo of another rank's end. A dataset may lose connections of its own: those are
-    Python's errors, not torch's."""
-    kind, _, text = failure.partition(":")
-    if kind in ("DistNetworkError", "DistStoreError"):
-        return True
-    text = (text if kind in _TORCHS_ERRORS else failure if "gloo/transport" in failure else "").lower()
-    return any(sign in text for sign in _LOST_PEER) and not _is_mismatch(failure)
-
-
-def _is_mismatch(failure: str) -> bool:
-    return any(sign in failure.lower() for sign in _MISMATCHED)
 
 
 def _has_own_end(rank: RankFacts) -> bool:
     if _ago(rank) is None or is_done(rank) or (rank.failure and is_lost_peer(rank.failure)):
         return False
-    return not (rank.exit is not None and -rank.exit in _SENT_BY_LAUNCHERS)
+    return not ended_on_request(rank)
 
 
 def _ago(rank: RankFacts) -> float | None:
@@ -157,7 +135,9 @@ def _how(scene: Scene, rank: RankFacts) -> tuple[Cause, str, str]:
 
 
 def _after_signal(rank: RankFacts, number: int) -> str:
-    if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT):
+    if number == signal.SIGABRT:
+        return "look at the end of its log: a library gave up, as gloo does when ranks enter different collectives"
+    if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE):
         return "look at the end of its log: a library broke in it (a full /dev/shm gives SIGBUS)"
     return f"find who sent it: an operator, a batch system, or the kernel for want of memory (dmesg on {rank.host})"
 
@@ -169,7 +149,7 @@ def _after_failure(rank: RankFacts) -> str:
     if "out of memory" in text:
         return "lower the batch size, or accumulate over more micro-batches"
     if "dataloader worker" in text:
-        return "look at the end of its log and at the kernel's log for what ended the worker"
+        return "look at the kernel's log (dmesg) for what ended the worker: often it is want of memory"
     return "see its traceback at the end of its log"
 
 
@@ -185,11 +165,11 @@ def _rest(scene: Scene, first: RankFacts) -> str:
 def _torn_by_mismatch(scene: Scene, first: RankFacts, own: list[RankFacts]) -> Verdict | None:
     """Gloo ends a process by SIGABRT when more arrives than it expects: ranks had entered different collectives. Its
     words are in the rank's log alone, so this is told by where it was."""
-    aborted = [rank for rank in own if rank.exit == -signal.SIGABRT or _is_mismatch(rank.failure)]
+    aborted = [rank for rank in own if rank.exit == -signal.SIGABRT or is_mismatch(rank.failure)]
     was_meeting = is_meeting(first.stack) or (
         not first.stack and first.phase in (Phase.BACKWARD, Phase.BETWEEN)
     )
-    if not aborted or not (was_meeting or _is_mismatch(first.failure)):
+    if not aborted or not (was_meeting or is_mismatch(first.failure)):
         return None
     whole = [rank for rank in scene.picture.ranks if rank not in aborted]
     # Who received more than expected ends; when that is most of them, the one who sent it is left.

@@ -7,24 +7,55 @@ one of torch's or Python's that it ended in.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
+from itertools import takewhile
 
-# Where libraries are installed, and what is not a file at all.
-_LIBRARY = re.compile(r"(^|/)(site-packages|dist-packages)/|(^|/)lib/python3[.\d]*/|^torch/|^<")
+# Where libraries are installed, or, of a path that was shortened, what it begins with; and what is not a file at all.
+_INSTALLED = re.compile(r"(^|/)(site-packages|dist-packages)/|(^|/)(lib/)?python3[.\d]*/|^<")
+_PACKAGES = sys.stdlib_module_names | {
+    *(
+        "accelerate",
+        "datasets",
+        "huggingface_hub",
+        "lightning",
+        "pytorch_lightning",
+        "safetensors",
+        "transformers",
+    ),
+    *("torch", "torchaudio", "torchdata", "torchvision", "triton", "streaming", "webdataset"),
+    *(
+        "av",
+        "cv2",
+        "h5py",
+        "lmdb",
+        "numpy",
+        "pandas",
+        "PIL",
+        "pyarrow",
+        "scipy",
+        "skimage",
+        "sklearn",
+        "zarr",
+    ),
+    *("aiohttp", "boto3", "botocore", "fsspec", "requests", "s3fs", "urllib3"),
+}
 _OUR_ROOMS = (
     "cli|config|data|distributed|engine|launch|metrics|models|prove|tasks|verify|watch|checkpoint|doctor"
 )
 _OURS = re.compile(rf"(^|/)drumline/(({_OUR_ROOMS})/|(manager|__main__|user_code)\.py:)")
 _LOADING = re.compile(r"(^|/)torch/utils/data/|(^|/)drumline/data/")
-_MEETING = re.compile(r"(^|/)torch/distributed/|(^|/)drumline/distributed/(collectives|shard_sum)\.py:")
+# Not the launcher's wrapper around a whole script, `torch/distributed/elastic/...`.
+_MEETING = re.compile(
+    r"(^|/)torch/distributed/(?!elastic|run\.|launcher)|(^|/)drumline/distributed/(collectives|shard_sum)\.py:"
+)
 _BACKWARD = re.compile(r" in _engine_run_backward$")
 _IDLE_WORKER = re.compile(r" in _worker_loop$")
 
 
 def users_frame(stack: Sequence[str]) -> str:
     """The innermost call that is neither a library's nor ours, its path shortened; empty when there is none."""
-    own = (frame for frame in stack if not _LIBRARY.search(frame) and not _OURS.search(frame))
-    return _short(next(own, ""))
+    return _short(next(filter(_is_users, stack), ""))
 
 
 def innermost(stack: Sequence[str]) -> str:
@@ -38,13 +69,21 @@ def is_loading(stack: Sequence[str]) -> bool:
 
 
 def is_meeting(stack: Sequence[str]) -> bool:
-    """Whether it is in a collective of its own call, or in a backward pass, where DDP has its own."""
-    return any(_MEETING.search(frame) or _BACKWARD.search(frame) for frame in stack)
+    """Whether it is in a collective that the user or we called, or in a backward pass, where DDP has its own."""
+    inner = takewhile(lambda frame: not _is_users(frame), stack)
+    return any(_MEETING.search(frame) or _BACKWARD.search(frame) for frame in inner)
 
 
 def is_idle_worker(stack: Sequence[str]) -> bool:
     """Whether a DataLoader worker waits for work: below its loop there is nothing but the queue."""
     return not users_frame(stack[: _depth(stack)]) and not any(" in fetch" in frame for frame in stack)
+
+
+def _is_users(frame: str) -> bool:
+    if _INSTALLED.search(frame) or _OURS.search(frame):
+        return False
+    first, slash, _ = frame.partition("/")
+    return not (slash and first in _PACKAGES)
 
 
 def _depth(stack: Sequence[str]) -> int:

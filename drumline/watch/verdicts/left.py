@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 from drumline.watch.beats.phase import Phase
-from drumline.watch.facts import RankFacts
-from drumline.watch.verdicts.ended import is_lost_peer
-from drumline.watch.verdicts.scene import Scene, has_ended, is_busy, is_done, pending
+from drumline.watch.facts import Collective, RankFacts
+from drumline.watch.verdicts.collectives import signature
+from drumline.watch.verdicts.endings import is_lost_peer
+from drumline.watch.verdicts.scene import ORDERLY_EXITS, Scene, has_ended, is_busy, is_done, pending
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.wording import name, names, who_waits
 
@@ -15,14 +18,14 @@ _ENDING = (Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE, Phase.OPTIMIZER)
 
 def judge_left(scene: Scene) -> Verdict | None:
     ranks = scene.picture.ranks
-    left = [rank for rank in ranks if is_done(rank)]
-    staying = [rank for rank in ranks if not is_done(rank)]
+    left = [rank for rank in ranks if _has_left(rank)]
+    staying = [rank for rank in ranks if not _has_left(rank)]
     if not left or not any(_needs_them(rank, left) for rank in staying):
         return None
     if len(left) > len(staying):
         return _goes_on(scene, left, staying)
     first = max(left, key=lambda rank: (rank.age_s, -rank.rank))
-    ended = f" and has ended with exit code {first.exit}" if first.exit is not None else ""
+    ended = f" and has ended with exit code {first.exit}" if first.exit in ORDERLY_EXITS else ""
     too = f"; so did {names([rank for rank in left if rank is not first])}" if len(left) > 1 else ""
     after = f" after step {first.step}" if scene.has_steps else ""
     return Verdict(
@@ -36,6 +39,11 @@ def judge_left(scene: Scene) -> Verdict | None:
         is_certain=True,
         since_s=first.age_s,
     )
+
+
+def _has_left(rank: RankFacts) -> bool:
+    """In order, or to be ended by gloo in a collective that comes after the loop."""
+    return is_done(rank) or (rank.phase is Phase.LEFT and rank.exit == -signal.SIGABRT)
 
 
 def _goes_on(scene: Scene, left: list[RankFacts], staying: list[RankFacts]) -> Verdict:
@@ -63,16 +71,16 @@ def _needs_them(rank: RankFacts, left: list[RankFacts]) -> bool:
         return False
     waits = pending(rank)
     if waits is not None:
-        return _newest(left, waits.group) < waits.number
+        return any(not _has_entered(gone, waits) for gone in left)
     return rank.phase not in (*_ENDING, Phase.DATA, Phase.START) and not is_busy(rank)
 
 
-def _newest(left: list[RankFacts], group: str) -> int:
-    """Of the one that came least far."""
-    newest = [
-        max((one.number for one in rank.collectives if one.group == group), default=None) for rank in left
-    ]
-    return min((number for number in newest if number is not None), default=-1)
+def _has_entered(rank: RankFacts, waits: Collective) -> bool:
+    """It, and not another one that has its number by now."""
+    return any(
+        (one.group, one.number, signature(one)) == (waits.group, waits.number, signature(waits))
+        for one in rank.collectives
+    )
 
 
 def _rest(scene: Scene, left: list[RankFacts], staying: list[RankFacts]) -> str:

@@ -19,8 +19,16 @@ BUSY_CORES = 0.3
 GONE = ("X", "Z")
 ORDERLY_EXITS = (0, 75)
 """Done, or preempted after a save."""
-# In the order of a step. Who evaluates, saves or is in a loop of its own is not compared.
-_ORDER = {Phase.DATA: 0, Phase.FORWARD: 1, Phase.BACKWARD: 2, Phase.OPTIMIZER: 3, Phase.BETWEEN: 4}
+# In the order of a step: the count of micro-batches goes up before a forward pass, so data is for the one after it. Who
+# evaluates or saves is not compared.
+_ORDER = {
+    Phase.BETWEEN: 0,
+    Phase.FORWARD: 1,
+    Phase.USER: 1,
+    Phase.BACKWARD: 2,
+    Phase.OPTIMIZER: 3,
+    Phase.DATA: 4,
+}
 
 
 @dataclass(frozen=True)
@@ -37,8 +45,9 @@ class Scene:
 
     @cached_property
     def in_loop(self) -> list[RankFacts]:
-        """Those who run and did not leave."""
-        return [rank for rank in self.ranks if not has_ended(rank) and rank.phase is not Phase.LEFT]
+        """Those who run, and neither left nor failed."""
+        out = (Phase.LEFT, Phase.FAILED)
+        return [rank for rank in self.ranks if not has_ended(rank) and rank.phase not in out]
 
     @cached_property
     def has_steps(self) -> bool:
@@ -64,11 +73,10 @@ class Scene:
                 rank for rank in alive if not pending(rank) and _last(rank, front.group) < front.number
             ]
             return [rank for rank in missing if rank.collectives or not _is_stuck_in_meeting(rank)]
-        numbers = [rank.collective for rank in alive]
-        if numbers and min(numbers) < max(numbers) and not any(_place(rank) for rank in alive):
-            return [rank for rank in alive if rank.collective < max(numbers)]
         places = [place for rank in alive if (place := _place(rank)) is not None]
-        return [rank for rank in alive if (place := _place(rank)) is not None and place < max(places)]
+        late = [rank for rank in alive if (place := _place(rank)) is not None and place < max(places)]
+        newest = max((rank.collective for rank in alive), default=0)
+        return late or [rank for rank in alive if rank.collective < newest]
 
 
 def has_ended(rank: RankFacts) -> bool:

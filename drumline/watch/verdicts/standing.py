@@ -29,10 +29,12 @@ def judge_standing(scene: Scene) -> Verdict | None:
     rank = suspects[0]
     if verdict := judge_storage(scene, rank):
         return verdict
-    if rank.phase is Phase.DATA or is_loading(rank.stack):
-        return _in_data(scene, rank, suspects)
-    if rank.answers is False:
+    loads = rank.phase is Phase.DATA or is_loading(rank.stack)
+    # In data only where the innermost call is the user's own: one that waits for a worker may just be late to answer.
+    if rank.answers is False and (not loads or users_frame(rank.stack[:1])):
         return _holds_gil(scene, rank, suspects)
+    if loads:
+        return _in_data(scene, rank, suspects)
     if is_busy(rank):
         return _works(scene, rank, suspects)
     if users_frame(rank.stack) or rank.phase in (Phase.FORWARD, Phase.OPTIMIZER, Phase.USER):

@@ -169,6 +169,8 @@ class Vigil:
                 return None
             broke = verdict.cause in ENDED or evidence.ended(self._seen.values())
             return Word.FAILURE if broke else Word.HANG
+        if verdict.cause in ENDED:
+            return None
         # What began only lately began while it was gathered: then something had moved that no look saw.
         still = min(still, verdict.since_s + _LOOKING_S)
         if still >= self._act_s(verdict) and verdict.cause is not Cause.DEBUGGED:

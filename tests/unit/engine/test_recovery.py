@@ -33,10 +33,11 @@ class Run:
 
     def judge(self, step: int | None, word: str = "hang", action: str = "restart", **verdict: Any) -> None:
         self.count += 1
-        verdict = {"cause": "killed", "rank": 1, "host": "b", "step": step, "what": "gone", **verdict}
-        record = {"launch": self.launch(), "word": word, "action": action, "at": 107.5, "fault_at": 105.0}
+        about = {"cause": "killed", "rank": 1, "host": "b", "step": step, "what": "gone", **verdict}
+        about |= {"next_step": "look", "is_certain": True, "since_s": 2.5}
+        record = {"launch": self.launch(), "word": word, "sentence": "", "action": action, "time": 107.5}
         file = self.folder.verdicts / f"{self.count:04d}-killed.json"
-        file.write_text(json.dumps({**record, "verdict": verdict}))
+        file.write_text(json.dumps({**record, "verdict": about}))
 
 
 @pytest.fixture(name="run")
@@ -53,7 +54,10 @@ def test_three_times_the_same_step_is_enough(run: Run) -> None:
     assert refusal is None
     assert fault == {"cause": "killed", "rank": 1, "host": "b", "step": 57, "at": 105.0, "told_at": 107.5}
     run.judge(60, rank=2)
+    run.judge(57, rank=3)  # after a cut each side has a word for it; it was one start that ended
+    assert run.start()[1]["rank"] == 2
     run.judge(57, cause="unreachable", rank=None, what="b does not answer")
+    run.judge(57, what="the other side of it")
     assert run.start()[0] is None
     assert run.start() == (None, None), "what was told before is not new"
     run.judge(57, host="c", cause="dataset", what="stuck in __getitem__")
@@ -75,9 +79,9 @@ def test_what_was_only_told_or_has_no_step_does_not_count(run: Run) -> None:
         run.judge(3, word="stall")
         run.judge(3, action="report")
         run.judge(None)
-    refusal, fault = run.start()
-    assert refusal is None
-    assert fault["step"] is None
+        refusal, fault = run.start()
+        assert refusal is None
+        assert fault["step"] is None
     run.judge(8, action="stop")
     refusal, _ = run.start()
     assert refusal[0] == "the run was stopped at step 8, and is not started again: rank 1 on b (killed): gone"

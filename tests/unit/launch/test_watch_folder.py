@@ -49,6 +49,8 @@ def test_a_ruling_is_read_once_it_is_whole(watch: WatchFolder) -> None:
         (folder / "verdict.json").write_text(text)
         assert watch.ruling() is None, text
     record = {"word": "hang", "action": "stop", "verdict": VERDICT}
+    (folder / "verdict.json").write_text(json.dumps({**record, "action": "report"}))
+    assert watch.ruling() is None, "that did not end a rank"
     (folder / "verdict.json").write_text(json.dumps(record))
     ruling = watch.ruling()
     assert ruling == Ruling("hang", "stop", "hang: rank 1 stands. Next: look")

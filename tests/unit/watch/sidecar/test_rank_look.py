@@ -75,8 +75,9 @@ def test_a_rank_that_is_stopped_is_not_signalled(start_rank: StartRank, tmp_path
     wait_until(lambda: facts_of(look).state == "T")
     close = closely(look)
     assert (close.state, close.stack, close.answers) == ("T", (), False)
-    pending = procfs.read_status(rank.pid)
-    assert int(pending["SigPnd"], 16) | int(pending["ShdPnd"], 16) == 0
+    for thread in procfs.threads(rank.pid):
+        status = procfs.read_status(rank.pid, thread)
+        assert int(status["SigPnd"], 16) | int(status["ShdPnd"], 16) == 0
     os.kill(rank.pid, signal.SIGCONT)
     wait_until(lambda: facts_of(look).state == "S")
     assert facts_of(look).state_s < close.state_s + 5
@@ -91,7 +92,9 @@ def test_a_rank_with_pythons_lock_held_shows_its_stack_and_does_not_answer(
 ) -> None:
     start_rank("say('ready')\ndef sleeps_in_c():\n    ctypes.PyDLL(None).sleep(600)\nsleeps_in_c()\n")
     look = look_at(tmp_path)
-    wait_until(lambda: closely(look).answers is False)
+    # Before that it still runs, and would be asked itself.
+    wait_until(lambda: (facts := facts_of(look)).state == "S" and facts.state_s > 0.3)
+    assert closely(look).answers is False
     close = closely(look)
     assert close.stack[0].endswith(" in sleeps_in_c")
     assert close.answers is False, "the call goes on: the signal went to another thread"
@@ -239,7 +242,7 @@ def test_a_number_that_is_used_again_is_not_the_rank(start_rank: StartRank, tmp_
 
 
 def test_a_rank_that_vanishes_while_it_is_looked_at(start_rank: StartRank, tmp_path: Path) -> None:
-    rank = start_rank("say('ready')\nctypes.PyDLL(None).sleep(600)\n")
+    rank = start_rank("ctypes.PyDLL(None).system(b'echo ready; sleep 600')\n")
     look = look_at(tmp_path)
 
     async def look_and_kill() -> RankFacts:

@@ -125,7 +125,8 @@ def test_a_healthy_run_hears_nothing_of_its_sidecar_not_even_when_that_dies(run:
     assert run.said() == ""
     assert not is_alive(second)
     status = run.status()
-    assert status is not None and status["has_ended"]
+    assert status is not None
+    assert status["has_ended"]
     assert not (run.folder / "verdicts").exists()
 
 
@@ -135,7 +136,8 @@ def test_a_stopped_rank_is_named_and_the_run_is_ended(run: Run) -> None:
     wait_for(lambda: not is_alive(run.sidecar()))
     (line,) = run.said().splitlines()
     assert line.startswith("drumline: hang: rank 1 on ")
-    assert "is stopped by a signal" in line and f"kill -CONT {run.ranks[1].pid}" in line
+    assert "is stopped by a signal" in line
+    assert f"kill -CONT {run.ranks[1].pid}" in line
     ruling = json.loads((run.watch / "verdict.json").read_text())
     assert (ruling["word"], ruling["action"], ruling["was_told"]) == ("hang", "restart", True)
     (event,) = map(json.loads, (run.folder / "events" / "watch.jsonl").read_text().splitlines())
@@ -144,7 +146,8 @@ def test_a_stopped_rank_is_named_and_the_run_is_ended(run: Run) -> None:
     (page,) = (run.folder / "verdicts").glob("*.txt")
     assert page.read_text().startswith(event["message"].partition(". Next")[0])
     status = run.status()
-    assert status is not None and status["words"] == [event["message"]]
+    assert status is not None
+    assert status["words"] == [event["message"]]
 
 
 @pytest.mark.parametrize("run", ["report"], indirect=True)
@@ -165,4 +168,5 @@ def test_a_killed_rank_is_named_with_its_signal_and_its_step(run: Run) -> None:
     run.done.touch()
     assert run.ranks[0].wait(timeout=20) == 0  # a failure is the launcher's business
     (line,) = run.said().splitlines()
-    assert "SIGKILL" in line and "step" in line
+    assert "SIGKILL" in line
+    assert "step" in line

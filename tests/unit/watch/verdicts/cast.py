@@ -79,6 +79,7 @@ def person(rank: int, **changes: Any) -> RankFacts:
         "host": "node-a" if rank < 4 else "node-b",
         "pid": 4700 + rank,
         "step": 812,
+        "micro": 1 if changes.get("phase") in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER) else 0,
         "beats": 4000,
         "age_s": 4.0,
         "state_s": 4.0,

@@ -9,6 +9,7 @@ import pytest
 
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import NodeFacts, Picture, RankFacts, Silent, node_from_json, to_json
+from drumline.watch.verdicts.frames import is_loading, is_meeting, users_frame
 from drumline.watch.verdicts.judge import judge
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from tests.unit.watch.verdicts.cast import (
@@ -229,12 +230,15 @@ def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
     verdict = found(picture(*codes, world_size=4))
     assert (verdict.rank, verdict.step) == (1, None)
     assert verdict.what == "rank 1 on node-a ended with exit code 1"
+    # What its launcher killed long after it is not the cause, though its end is the plainer one.
+    assert found(picture(*codes, ended(0, -9, step=0, state_s=0.3), world_size=4)).rank == 1
 
 
 @pytest.mark.parametrize(
     ("exit", "end", "next_step"),
     [
         (-11, "was killed by SIGSEGV at", "look at the end of its log: a library broke in it"),
+        (-6, "was killed by SIGABRT at", "as gloo does when ranks enter different collectives"),
         (-7, "was killed by SIGBUS at", "(a full /dev/shm gives SIGBUS)"),
         (-64 - 1, "was killed by signal 65 at", "find who sent it"),
         (3, "ended with exit code 3 at step 812, in forward", "see its traceback at the end of its log"),
@@ -256,7 +260,7 @@ def test_other_ends(exit: int, end: str, next_step: str) -> None:
         ),
         (
             "RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed.",
-            "for what ended the worker",
+            "for what ended the worker: often it is want of memory",
         ),
         ("ConnectionResetError: [Errno 104] Connection reset by peer", "see its traceback"),
     ],
@@ -274,9 +278,27 @@ def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
         "rank 2 on node-a lost its connection to the other ranks at step 812: RuntimeError"
     )
     assert verdict.what.endswith("no rank was seen to end before it")
+    # At first it may still come out that a host is gone, unless nobody is left to see it.
+    echoes = [dragged(rank) for rank in range(8)]
+    assert found(picture(*echoes)).is_certain is False
+    assert found(picture(*(replace(one, state="X", exit=1) for one in echoes))).is_certain
     # Where a host went silent, it is the cause of them.
     verdict = found(picture(*(dragged(rank) for rank in range(4)), silent=(B_GONE,)))
     assert (verdict.cause, verdict.host) == (Cause.UNREACHABLE, "node-b")
+
+
+def test_who_is_told_to_end_is_no_cause_unless_it_is_alone() -> None:
+    stopped = [person(rank, phase=Phase.FAILED, failure="KeyboardInterrupt", exit=130) for rank in range(8)]
+    assert judge(picture(*stopped)) is None
+    assert judge(picture(*(ended(rank, -15) for rank in range(8)))) is None
+    verdict = found(picture(ended(3, -15), *(dragged(rank) for rank in (0, 1, 2))))
+    assert (verdict.cause, verdict.rank) == (Cause.KILLED, 3)
+    assert verdict.what.startswith(
+        "rank 3 on node-a was killed by SIGTERM at step 812, in forward; 3 ranks lost"
+    )
+    # The launcher ends the rest after a host was lost.
+    verdict = found(picture(*(ended(rank, -15) for rank in (0, 1)), dragged(2), dragged(3), silent=(B_GONE,)))
+    assert verdict.cause is Cause.UNREACHABLE
 
 
 def test_two_faults_at_once_are_both_told() -> None:
@@ -324,6 +346,19 @@ def test_a_rank_that_was_left_behind_by_an_early_exit() -> None:
     )
 
 
+def test_who_left_goes_on_to_other_collectives() -> None:
+    """At the end of a run ranks meet once more: with the number that the others' bucket has."""
+    barrier = replace(reduced(4410, op="broadcast"), is_done=False)
+    early = stands(3, Phase.LEFT, collectives=(*recorded(4409, waits=False), barrier))
+    assert (found(picture(early)).cause, found(picture(early)).rank) == (Cause.LEFT_EARLY, 3)
+    # Gloo may end the one or the other for it.
+    torn = ended(3, -6, phase=Phase.LEFT)
+    verdict = found(picture(torn, *(dragged(rank) for rank in (0, 1, 2)), world_size=4))
+    assert (verdict.cause, verdict.rank) == (Cause.LEFT_EARLY, 3)
+    verdict = found(picture(early, ended(1, -6, phase=Phase.BACKWARD), dragged(0), dragged(2), world_size=4))
+    assert (verdict.cause, verdict.rank) == (Cause.LEFT_EARLY, 3)
+
+
 @pytest.mark.parametrize("phase", [Phase.SAVE, Phase.EVALUATION, Phase.BETWEEN])
 def test_the_last_rank_at_the_end_of_a_run_is_not_left_behind(phase: Phase) -> None:
     last = stands(3, phase, cpu=0.9, stack=("/home/me/job/save.py:9 in store",))
@@ -355,6 +390,8 @@ def test_near_misses_of_data() -> None:
     )
     held = found(picture(stands(5, Phase.DATA, answers=False, collectives=())))
     assert "(with Python's lock held)" in held.what
+    in_c = stands(5, Phase.DATA, answers=False, collectives=(), stack=WORKER_IN_SAMPLE[1:])
+    assert found(picture(in_c)).cause is Cause.GIL
 
 
 def test_a_rank_in_state_d_that_reads_is_slow_and_no_more() -> None:
@@ -448,6 +485,20 @@ def test_pictures_with_little_in_them() -> None:
     verdict = found(picture(*few, person(3, phase=Phase.DATA), world_size=4))
     assert (verdict.cause, verdict.rank) == (Cause.DATASET, 3)
     assert verdict.what == "rank 3 on node-a has been in DataLoader since step 812; 3 ranks wait for it"
+    # Of several micro-batches, the data of the next one comes after the backward pass of the one before.
+    ahead = person(3, phase=Phase.DATA, micro=2)
+    verdict = found(
+        picture(*(person(rank, phase=Phase.FORWARD, micro=2) for rank in range(3)), ahead, world_size=4)
+    )
+    assert (verdict.cause, verdict.rank) == (Cause.USER_CODE, 0)
+    # Work between steps comes before the data of the step that follows, and has its number.
+    logs = person(0, phase=Phase.BETWEEN, cpu=0.9)
+    verdict = found(picture(logs, *(person(rank, phase=Phase.BACKWARD) for rank in (1, 2, 3)), world_size=4))
+    assert (verdict.cause, verdict.rank) == (Cause.SLOW, 0)
+    # A loop of the user's own has data, and the rest.
+    own = [person(rank, phase=Phase.USER, micro=1) for rank in range(3)]
+    verdict = found(picture(*own, person(3, phase=Phase.DATA), world_size=4))
+    assert (verdict.cause, verdict.rank) == (Cause.DATASET, 3)
     # Level 0: collective numbers, and stacks.
     plain = [
         person(rank, step=0, phase=Phase.USER, collective=40, stack=IN_ALL_REDUCE, age_s=60.0)
@@ -463,3 +514,50 @@ def test_pictures_with_little_in_them() -> None:
     # One rank could not be asked, and its stack says that it waits as the others do.
     mute = person(2, phase=Phase.BACKWARD, stack=IN_BACKWARD)
     assert found(picture(mute, stands(5, Phase.DATA))).rank == 5
+
+
+@pytest.mark.parametrize(
+    ("stack", "users", "loads", "meets"),
+    [
+        (
+            ["torch/distributed/distributed_c10d.py:2991 in all_reduce", "train.py:31 in step"],
+            "train.py:31 in step",
+            0,
+            1,
+        ),
+        # The launcher's wrapper is around every script that asks for it.
+        (
+            [
+                "python3.11/threading.py:327 in wait",
+                "losses.py:4 in loss",
+                "torch/distributed/elastic/multiprocessing/errors/__init__.py:362 in wrapper",
+            ],
+            "losses.py:4 in loss",
+            0,
+            0,
+        ),
+        (
+            [
+                "PIL/Image.py:3 in open",
+                "sets/images.py:9 in read",
+                "torch/utils/data/_utils/fetch.py:54 in fetch",
+            ],
+            "sets/images.py:9 in read",
+            1,
+            0,
+        ),
+        (["multiprocessing/connection.py:930 in wait", "drumline/data/loader.py:7 in fetch"], "", 1, 0),
+        (["<frozen runpy>:198 in _run", "/opt/conda/lib/python3.12/site-packages/x/y.py:1 in z"], "", 0, 0),
+        (["/home/me/drumline/train.py:3 in main"], "drumline/train.py:3 in main", 0, 0),
+        # A step of the user's that a collective's frames lie outside of is not in one.
+        (
+            ["model.py:2 in forward", "torch/distributed/fsdp/_state.py:62 in hook"],
+            "model.py:2 in forward",
+            0,
+            0,
+        ),
+    ],
+)
+def test_whose_code_a_stack_is_in(stack: list[str], users: str, loads: int, meets: int) -> None:
+    """Paths whole, or as a sidecar shortens them."""
+    assert (users_frame(stack), is_loading(stack), is_meeting(stack)) == (users, bool(loads), bool(meets))

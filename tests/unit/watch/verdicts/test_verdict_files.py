@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -117,3 +119,11 @@ def test_a_host_as_a_whole_is_marked(tmp_path: Path) -> None:
     whole = replace(verdict, cause=Cause.UNREACHABLE, rank=None)
     path = write_verdict(tmp_path, word="hang", verdict=whole, picture=STUCK, action="?", launch="", at=0.0)
     assert path.with_suffix(".txt").read_text().count("\n>") == 4
+
+
+def test_the_sidecars_reasoning_does_not_load_torch() -> None:
+    names = [f"drumline.watch.verdicts.{name}" for name in ("files", "judge", "vigil")]
+    code = (
+        f"import sys, {', '.join(names)}; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'rich')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

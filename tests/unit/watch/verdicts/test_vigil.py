@@ -198,9 +198,29 @@ def test_a_silent_host_is_certain_unless_the_run_moves_or_the_sidecar_slept() ->
     vigil = Vigil(hang_s=60.0, world_size=4)
     for now in range(20):
         vigil.look(moving.picture(now * 0.5), now * 0.5)
-    assert vigil.look(run.picture(9.5), 30.0) is Wish.NOTHING
-    late = replace(run.picture(9.5), silent=run.picture(begun + 20).silent)
+    assert vigil.look(moving.picture(9.5), 30.0) is Wish.NOTHING
+    late = replace(moving.picture(9.5), silent=run.picture(begun + 20).silent)
     assert vigil.look(late, 30.5) is Wish.NOTHING
+
+
+def test_it_waits_a_moment_for_the_word_on_how_a_rank_ended() -> None:
+    late = lambda s: {**died(-9)(s), "exit": -9 if s > 0.9 else None}  # noqa: E731
+    run, begun = broken(Phase.FORWARD, late, loses_it)
+    (said,), _, _ = watch(run, until=begun + 20, gather_s=0.1)
+    assert said.verdict.what == (
+        "rank 2 on node-b was killed by SIGKILL at step 20, in forward; 3 ranks lost the connection to it"
+    )
+    assert said.at - begun <= 3
+
+
+def test_lost_connections_are_believed_when_no_better_reason_comes_up() -> None:
+    run, begun = broken(Phase.FORWARD, loses_it, loses_it)
+    (said,), _, _ = watch(run, until=begun + 100)
+    assert (said.word, said.verdict.cause) == (Word.FAILURE, Cause.EXCEPTION)
+    assert 2.5 <= said.at - begun <= 6
+    run.silent_from = {1: begun - 1}
+    (said,), _, _ = watch(run, until=begun + 100)
+    assert (said.verdict.cause, said.verdict.host) == (Cause.UNREACHABLE, "node-b")
 
 
 def test_the_first_steps_and_the_start_are_waited_for() -> None:
