@@ -326,8 +326,9 @@ def _judge(
     if said:
         result.verdict_s = said[0].time - fired
         result.is_right = all(is_right(case, one) for one in said)
-    # Restarts are counted by these: one that is told twice is taken for two.
-    if (ends := sum(one.word in ("hang", "failure") for one in said)) > 1:
+    # Restarts are counted by these: one that is told twice is taken for two. Of a link, each end tells.
+    allowed = 2 if case.fault.names == "either" else 1
+    if (ends := sum(one.word in ("hang", "failure") for one in said)) > allowed:
         result.problems.append(f"the end was told {ends} times")
     if case.fault.restarts:
         how = reading.again(steps, fired)
