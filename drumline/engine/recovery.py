@@ -118,9 +118,7 @@ def check_same_step(verdicts: Sequence[Mapping[str, Any]], folder: Path) -> tupl
 
 
 def _cause(record: Mapping[str, Any]) -> str:
-    verdict = record["verdict"]
-    rank = "" if verdict["rank"] is None else f"rank {verdict['rank']} on "
-    return f"{rank}{verdict['host']} ({verdict['cause']}): {verdict['what']}"
+    return str(record["verdict"]["what"])
 
 
 def _at(step: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -39,7 +40,7 @@ while len(list(Path().glob("starts-*"))) < int(all_nodes) or len(starts()) > 1:
     time.sleep(0.02)
 for path in pids:
     os.kill(int(path.read_text()), signal.SIGKILL)
-while any(p.read_text() != "-9\\n" for p in folder.glob("exit-*")) or len(list(folder.glob("exit-?????"))) < count:
+while "-9\\n" not in [path.read_text() for path in folder.glob("exit-?????")]:
     time.sleep(0.02)
 verdict = {"what": "rank 1 on b stands", "next_step": "look"}
 (folder / "partial").write_text(json.dumps({"word": word, "action": action, "verdict": verdict}))
@@ -155,13 +156,14 @@ def test_a_task_that_fails_at_the_same_step_three_times_stops_and_says_so(tmp_pa
     assert code == 70, errors
     assert errors.count("starting the ranks again") == 3, errors
     assert "error: the run has failed 3 times at step 3, and is not started again:\n" in errors
-    assert errors.count("  - rank 1 on b (killed): ended by SIGKILL\n") == 2
-    assert "  - rank 1 on b (killed): ended by SIGKILL [rank 1 on b, step 3]\n" in errors
+    host = socket.gethostname()
+    assert errors.count(f"  - rank 1 on {host} was killed by SIGKILL at step 3, in forward; ") == 3
+    assert f" [rank 1 on {host}, step 3]\n" in errors
     assert "next: see runs/DiesAlways/verdicts and mend the cause" in errors
     events = (tmp_path / "runs" / "DiesAlways" / "events" / "rank-00000.jsonl").read_text().splitlines()
     recovered = [event for line in events if (event := json.loads(line))["kind"] == "recovered"]
     assert [(event["step"], event["lost_steps"], event["told_rank"]) for event in recovered] == [
         (3, 1, 1)
     ] * 2
-    assert all(event["seconds"] > 1 for event in recovered)
-    assert output.count("after rank 1 on b was killed at step 3; 1 step is taken again\n") == 2
+    assert all(event["seconds"] > event["seconds_to_verdict"] for event in recovered)
+    assert output.count(f"after rank 1 on {host} was killed at step 3; 1 step is taken again\n") == 2

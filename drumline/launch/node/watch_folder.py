@@ -20,7 +20,7 @@ from typing import Any
 MEMORY = Path("/dev/shm")  # noqa: S108
 VERDICT, SIDECAR = "verdict.json", "sidecar.pid"
 # How long the sidecar may take to say why a rank has ended; it gathers what it can see first.
-VERDICT_S = 2.0
+VERDICT_S = 4.0
 POLL_S = 0.05
 
 

@@ -19,7 +19,11 @@ def register_stacks(path: Path) -> None:
     """From now on STACK_SIGNAL adds the stacks of all threads to this file. Only on the main thread of a process that
     runs no other handler for that signal."""
     # Opened to append: the reader empties the file, and the next stacks begin it again.
-    faulthandler.register(STACK_SIGNAL, file=path.open("a"), all_threads=True, chain=False)
+    file = path.open("a")
+    faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
+    # An abort in a library (gloo's, when shapes differ) ends Python without a word of where.
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file, all_threads=True)
 
 
 def answer_on_this_thread() -> None:

@@ -78,10 +78,10 @@ class Chief:
             # One that was never heard has not begun yet, or its port is closed to us while its ranks train.
             if peer.node not in self._gone and SILENT_S < heard.get(peer.node, 0.0) < math.inf
         ]
-        lost = {one.node for one in silent}
+        # What a silent node said last still holds, and may explain its silence.
         return Picture(
             me=self.terms.node,
-            nodes=tuple(facts for number, facts in sorted(nodes.items()) if number not in lost),
+            nodes=tuple(facts for _, facts in sorted(nodes.items())),
             silent=tuple(silent),
         )
 
@@ -94,9 +94,8 @@ class Chief:
         if isinstance(wish, Recovery):
             self._tell_recovery(wish)
         for straggler in self._stragglers.look(picture, now):
-            self.teller.notice(
-                "straggler", rank=straggler.rank, host=straggler.host, message=straggler.sentence
-            )
+            kind = "recovery" if straggler.is_over else "straggler"
+            self.teller.notice(kind, rank=straggler.rank, host=straggler.host, message=straggler.sentence)
             self.last_words.append(straggler.sentence)
         if wish is Wish.GATHER:
             closely = self.picture(await self._gather())

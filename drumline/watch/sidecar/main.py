@@ -46,7 +46,7 @@ class Sidecar:
         self.node = Node(terms, "" if listener is None else listener.getsockname()[0])
         self.channel = None if listener is None else self._open_channel(listener)
         self.chief = Chief(terms, self.node, self.channel, self.teller, self._act)
-        self.is_told_to_end = False
+        self.is_told_to_end = self.has_lost_starter = False
         self._considering: asyncio.Task[None] | None = None
         self._awake_s = 0.0
         self._pulse_at = self._status_at = 0.0
@@ -58,6 +58,7 @@ class Sidecar:
         """To the end of the node's ranks."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._told_to_end)
+        loop.add_reader(sys.stdin.fileno(), self._starter_closed)
         if self.channel is not None:
             await self.channel.start()
         before = time.monotonic()
@@ -75,16 +76,27 @@ class Sidecar:
     def _told_to_end(self) -> None:
         self.is_told_to_end = True
 
+    def _starter_closed(self) -> None:
+        """The rank that started this process has ended, or is out of its loop."""
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        self.has_lost_starter = True
+
+    def _is_orphan(self) -> bool:
+        """Whether there is nobody to look at: the job was over before all its ranks were there."""
+        is_early = self.has_lost_starter and not self.node.has_begun
+        return (is_early and self.is_told_to_end) or not Path(self.terms.folder).is_dir()
+
     def _is_done(self) -> bool:
         """Ranks that ended in order need no more words; of others it must be said what happened."""
         now = time.monotonic()
-        if not self.node.is_over and not (self.is_told_to_end and self.chief.has_acted):
+        is_over = self.node.is_over or (self.has_lost_starter and not self.node.has_begun)
+        if not is_over and not (self.is_told_to_end and self.chief.has_acted):
             self._over_since = None
-            return False
+            return self._is_orphan()
         self._over_since = self._over_since or now
         if self.chief.has_acted or (self.node.ended_well and self._all_left()):
             return True
-        return now - self._over_since > LINGER_S
+        return now - self._over_since > LINGER_S or self._is_orphan()
 
     def _all_left(self) -> bool:
         picture = self.chief.picture()
@@ -209,7 +221,10 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     terms = terms_from_json(sys.stdin.readline())
-    Path(terms.folder, "sidecar.pid").write_text(str(os.getpid()))
+    try:
+        Path(terms.folder, "sidecar.pid").write_text(str(os.getpid()))
+    except OSError:  # the job was over before this process was there
+        return 0
     asyncio.run(Sidecar(terms).run())
     sys.stdout.flush()
     # Not waiting for a thread that may hang in the run folder.

@@ -16,7 +16,7 @@ from drumline.watch.sidecar.descendants import Descendants, refreshed
 from drumline.watch.sidecar.flight import ask_flight
 from drumline.watch.sidecar.memory import MemoryWatch
 from drumline.watch.sidecar.procfs import ENDED, GONE, STOPPED, TICKS_PER_S, Process, Stat
-from drumline.watch.sidecar.stacks import stack_of
+from drumline.watch.sidecar.stacks import last_stack, stack_of
 
 # Looks that follow each other faster tell nothing new of CPU time, which is counted in hundredths of a second.
 MIN_INTERVAL_S = 0.1
@@ -29,7 +29,7 @@ class RankLook:
 
     def __init__(self, folder: Path, rank: int, host: str) -> None:
         self._folder, self._rank, self._host = folder, rank, host
-        self._beat_file = folder / f"rank-{rank:05d}.beat"
+        self._beat_file = self._file("beat")
         self._beat: Beat | None = None
         self._beat_s = 0.0
         self._seen: _Seen | None = None
@@ -62,6 +62,8 @@ class RankLook:
             facts = await self._questioned(facts, self._seen)
         if facts.state in ENDED and facts.exit in (None, -9):
             facts = replace(facts, memory=self._seen.memory.evidence())
+        if facts.state in ENDED and not facts.stack:
+            facts = replace(facts, stack=last_stack(self._file("stacks")))
         return facts
 
     def close(self) -> None:
@@ -87,13 +89,16 @@ class RankLook:
         self, pid: int, workers: tuple[WorkerFacts, ...]
     ) -> tuple[tuple[str, ...], tuple[WorkerFacts, ...]]:
         """One after the other, because all write into the same file; those for whom there is no time are left out."""
-        file = self._folder / f"rank-{self._rank:05d}.stacks"
+        file = self._file("stacks")
         end = time.monotonic() + STACKS_WITHIN_S
         stacks = []
         for one in (pid, *(worker.pid for worker in workers)):
             left_s = end - time.monotonic()
             stacks.append(await stack_of(one, file, within_s=min(left_s, 0.4)) if left_s > 0 else ())
         return stacks[0], tuple(map(refreshed, workers, stacks[1:]))
+
+    def _file(self, kind: str) -> Path:
+        return self._folder / f"rank-{self._rank:05d}.{kind}"
 
     async def _ask(self, state: str) -> tuple[bool | None, tuple[Collective, ...]]:
         # A stopped one cannot answer, and would do so late when it goes on.

@@ -18,6 +18,7 @@ WITHIN_S = 0.4
 EVERY_S = 0.004
 MAX_BYTES = 1 << 18
 MAX_FRAMES = 48
+OURS = "/drumline/"
 _BIT = 1 << (STACK_SIGNAL - 1)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 # Python has no name for tgkill, and the C library only since 2.30.
@@ -39,6 +40,15 @@ async def stack_of(pid: int, file: Path, *, within_s: float = WITHIN_S) -> tuple
     return ()
 
 
+def last_stack(file: Path) -> tuple[str, ...]:
+    """What a process that a fatal signal ended has left there."""
+    try:
+        text = file.read_bytes()[:MAX_BYTES].decode(errors="replace")
+    except OSError:
+        return ()
+    return main_thread(text, "") if text.startswith("Fatal Python error") else ()
+
+
 def main_thread(text: str, folder: str) -> tuple[str, ...]:
     """The main thread's calls in what faulthandler wrote: the thread that is oldest is the last one there."""
     if text.count("Current thread ") > 1:  # a late answer of another process came in between
@@ -58,6 +68,8 @@ def shorten(file: str, folder: str) -> str:
     for package in ("/site-packages/", "/dist-packages/"):
         if package in file:
             return file.rpartition(package)[2]
+    if OURS in file:
+        return file[file.rindex(OURS) + 1 :]
     if folder and file.startswith(folder.rstrip("/") + "/"):
         return file[len(folder.rstrip("/")) + 1 :]
     return "/".join(file.split("/")[-2:]) if file.startswith("/") else file
@@ -67,7 +79,7 @@ def _thread_to_ask(pid: int) -> int | None:
     """A main thread that runs is asked itself, so that its stack stands still; one that waits is left alone where
     another thread can answer for it."""
     status, stat = procfs.read_status(pid), procfs.read_stat(pid)
-    if stat is None or not _has(status, "SigCgt"):
+    if stat is None or stat.state in procfs.STOPPED or not _has(status, "SigCgt"):
         return None
     thread = (
         pid

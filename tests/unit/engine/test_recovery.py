@@ -65,9 +65,9 @@ def test_three_times_the_same_step_is_enough(run: Run) -> None:
     refusal, _ = run.start()
     assert refusal == (
         "the run has failed 3 times at step 57, and is not started again:\n"
-        "  - rank 1 on b (killed): gone\n"
-        "  - b (unreachable): b does not answer\n"
-        "  - rank 1 on c (dataset): stuck in __getitem__",
+        "  - gone\n"
+        "  - b does not answer\n"
+        "  - stuck in __getitem__",
         f"see {run.folder.verdicts} and mend the cause; the same command then goes on from the newest checkpoint",
     )
     assert run.start(is_restart=False) == (None, None), "a new launch begins to count anew"
@@ -84,7 +84,7 @@ def test_what_was_only_told_or_has_no_step_does_not_count(run: Run) -> None:
         assert fault["step"] is None
     run.judge(8, action="stop")
     refusal, _ = run.start()
-    assert refusal[0] == "the run was stopped at step 8, and is not started again: rank 1 on b (killed): gone"
+    assert refusal[0] == "the run was stopped at step 8, and is not started again: gone"
 
 
 def test_a_launch_file_that_was_lost_or_torn_is_a_new_launch(run: Run) -> None:
