@@ -52,10 +52,16 @@ soak-exact: .venv/ready ## hundreds of random kills and resumes, compared bit fo
 soak-restarts: .venv/ready tools ## restart after restart under gloo, on two hosts and on one; none may be lost
 	$(BIN)/python -m tests.multinode.restarts --count 20
 
+soak-faults: .venv/ready tools ## hundreds of faults on two hosts: who is named, how soon, what is lost; against torchrun
+	$(BIN)/python -m tests.multinode.faults --count 360 --plain 3
+
+soak-calm: .venv/ready tools ## 10,000 healthy steps with pauses of every kind: no false alarm
+	$(BIN)/python -m tests.multinode.faults --false-alarms
+
 soak-demo: .venv/ready ## the demo to its end: does it still learn to read digits?
 	$(BIN)/python -m tests.multiproc.test_train_built_ins
 
 clean: ## remove what the targets above made
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check tools test bench bench-exact bench-doctor bench-preflight bench-watch soak-exact soak-demo soak-restarts clean
+.PHONY: help setup demo check tools test bench bench-exact bench-doctor bench-preflight bench-watch soak-exact soak-demo soak-restarts soak-faults soak-calm clean

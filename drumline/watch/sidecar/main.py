@@ -200,6 +200,8 @@ class Sidecar:
         if action in ("restart", "stop"):
             self.chief.has_acted = True
             self.node.kill()
+        elif word == "failure":
+            self.chief.has_acted = True  # or it would be told once more when the chief has left
 
     async def _leave(self) -> None:
         if self.channel is not None:

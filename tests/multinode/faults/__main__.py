@@ -1,0 +1,7 @@
+"""The soak: see soak.py."""
+
+import sys
+
+from tests.multinode.faults.soak import main
+
+sys.exit(main())

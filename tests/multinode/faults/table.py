@@ -1,0 +1,73 @@
+"""The table of the soak: of each fault how often it was told rightly and how soon, against plain torchrun."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from tests.multinode.faults.catalogue import FAULTS
+from tests.multinode.faults.matrix import Result
+from tests.multinode.faults.plain import PlainResult
+
+HEADINGS = (
+    "fault",
+    "n",
+    "right",
+    "verdict (s): median, p95",
+    "new step (s): median, p95",
+    "steps lost",
+    "bits right",
+    "torchrun: said (s)",
+    "named only the right rank",
+    "new step (s)",
+)
+
+
+def make_table(results: Sequence[Result], plain: Sequence[PlainResult], *, cap_s: float) -> str:
+    """In Markdown; the last row is over all."""
+    rows = [HEADINGS, tuple("---" for _ in HEADINGS)]
+    for name, fault in FAULTS.items():
+        if mine := [result for result in results if result.fault == name]:
+            rows.append(_row(fault.title, mine, [one for one in plain if one.fault == name], cap_s))
+    rows.append(_row("all", results, plain, cap_s))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _row(
+    title: str, results: Sequence[Result], plain: Sequence[PlainResult], cap_s: float
+) -> tuple[str, ...]:
+    return (
+        title,
+        str(len(results)),
+        str(sum(result.is_right for result in results)),
+        _spread([result.verdict_s for result in results]),
+        _spread([result.new_step_s for result in results]),
+        str(max((result.steps_lost or 0 for result in results), default=0)),
+        str(sum(result.has_right_bits for result in results)),
+        _median([one.said_s for one in plain], f"nothing in {cap_s:g}"),
+        f"{sum(one.names_only_the_right_one for one in plain)} of {len(plain)}" if plain else "",
+        _median([one.new_step_s for one in plain], "none"),
+    )
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    """Of those that there are; how many there are not is said too."""
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return "none"
+    p95 = known[math.ceil(0.95 * len(known)) - 1]
+    missing = f" ({len(values) - len(known)} without)" if len(known) < len(values) else ""
+    return f"{statistics.median(known):.1f}, {p95:.1f}{missing}"
+
+
+def _median(values: Sequence[float | None], nothing: str) -> str:
+    known = [value for value in values if value is not None]
+    if not values:
+        return ""
+    few = (
+        f" ({len(values) - len(known)} of {len(values)}: {nothing})"
+        if known and len(known) < len(values)
+        else ""
+    )
+    return f"{statistics.median(known):.1f}{few}" if known else nothing

@@ -1,0 +1,76 @@
+"""The fault matrix' own judgement: what counts as rightly told, as lost, as a new step. Without hosts."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.multinode.faults.catalogue import Case
+from tests.multinode.faults.matrix import Result, is_right
+from tests.multinode.faults.plain import PlainResult
+from tests.multinode.faults.reading import Said, again, said_in, sentences_on, steps_of
+from tests.multinode.faults.table import make_table
+
+STOPPED = Said(10.0, "hang", "stopped", "b", 3, "hang: rank 3 on b is stopped by a signal")
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "right"),
+    [
+        (STOPPED, "stopped", True),
+        (replace(STOPPED, rank=2), "stopped", False),
+        (replace(STOPPED, host="a"), "stopped", False),
+        (replace(STOPPED, cause="gil"), "stopped", False),
+        (STOPPED, "worker_stopped", True),
+        (replace(STOPPED, message="hang: rank 3 on b hangs"), "worker_stopped", False),
+        (replace(STOPPED, cause="unreachable", rank=None), "host_gone", True),
+        (replace(STOPPED, cause="unreachable", rank=None, host="a"), "host_gone", False),
+        (replace(STOPPED, cause="unreachable", rank=None, host="a"), "cut", True),
+    ],
+)
+def test_a_sentence_must_name_who_and_what(said: Said, name: str, right: bool) -> None:
+    assert is_right(Case(name, 0, rank=3, step=20), said) is right
+
+
+def event(kind: str, at: float, **fields: Any) -> str:
+    return json.dumps({"time": at, "number": 0, "kind": kind, "rank": 0, "host": "a", "step": 0, **fields})
+
+
+def test_what_was_said_and_done_is_read_from_the_events(tmp_path: Path) -> None:
+    events = tmp_path / "run" / "events"
+    events.mkdir(parents=True)
+    told = event("hang", 9.0, rank=3, host="b", cause="stopped", message="hang: rank 3 on b is stopped")
+    (events / "watch.jsonl").write_text(f"{told}\n")
+    slow = "straggler: rank 1 on a takes 5.0 times as long as its peers"
+    lines = [
+        event("start", 1.0),
+        *(event("train", 1.0 + step / 10, step=step) for step in range(1, 18)),
+        event("note", 2.8, message=slow),
+        event("start", 15.0),
+        *(event("train", 16.0 + step / 10, step=step) for step in range(11, 20)),
+    ]
+    (events / "rank-00000.jsonl").write_text("\n".join(lines) + "\n")
+
+    said = said_in(tmp_path)
+    assert [(one.word, one.host, one.rank) for one in said] == [("straggler", "a", 1), ("hang", "b", 3)]
+    steps = steps_of(tmp_path, tmp_path / "run")
+    assert [again(steps, 2.65).steps_lost, again(steps, 2.65).first_new_step] == [7, 17.1]
+    assert again(steps, 18.0).first_new_step is None
+    assert sentences_on([f"noise\n[b 3] {slow}\nhang: one\n"]) == ["hang: one"]
+
+
+def test_the_table_counts_what_is_missing() -> None:
+    results = [
+        Result("stopped", seed, 3, "b", 20, is_right=seed < 3, verdict_s=2.0 + seed, new_step_s=None)
+        for seed in range(4)
+    ]
+    table = make_table(results, [PlainResult("stopped", 0)], cap_s=30)
+    row = next(line for line in table.splitlines() if line.startswith("| SIGSTOP"))
+    assert re.split(r" *\| *", row.strip("| "))[1:5] == ["4", "3", "3.5, 5.0", "none"]
+    assert "nothing in 30" in row
+    assert "0 of 1" in row
