@@ -68,6 +68,7 @@ class Sidecar:
             self._awake_s += min(now - before, LATE_S)
             before = now
             self.node.look(now, self._heard())
+            self.node.hear_ends(loop)
             self._send_pulse(now)
             self._consider()
             self._show_status(now)

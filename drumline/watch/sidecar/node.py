@@ -30,6 +30,7 @@ class Node:
         self._address = address
         self._looks = [RankLook(Path(terms.folder), rank, terms.host) for rank in terms.ranks]
         self._begun = time.monotonic()
+        self._heard: set[int] = set()
         self.facts = NodeFacts(node=terms.node, host=terms.host)
 
     def look(self, now_s: float, heard_s: Mapping[int, float]) -> NodeFacts:
@@ -42,6 +43,19 @@ class Node:
             heard_s=heard_s,
         )
         return self.facts
+
+    def hear_ends(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look at once when a rank ends: how it did can be seen until its parent has buried it, and only then."""
+        for look in self._looks:
+            descriptor = look.fileno()
+            if descriptor is not None and descriptor not in self._heard:
+                self._heard.add(descriptor)
+                loop.add_reader(descriptor, self._heard_end, loop, look, descriptor)
+
+    @staticmethod
+    def _heard_end(loop: asyncio.AbstractEventLoop, look: RankLook, descriptor: int) -> None:
+        loop.remove_reader(descriptor)
+        look.look(time.monotonic())
 
     async def look_closely(self, heard_s: Mapping[int, float]) -> NodeFacts:
         """All that can be seen; takes a second or two."""
