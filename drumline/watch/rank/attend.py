@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drumline.config.schema import WatchConfig
+from drumline.launch.node.memory_folder import hold
 from drumline.launch.topology import Topology, topology_from
 from drumline.launch.watch_terms import watch_terms_from
 from drumline.watch.beats.record import BeatWriter
@@ -39,6 +40,8 @@ class Attendance:
         """`terms`: for the sidecar, which the first rank of a node starts."""
         self.folder = met.folder
         self.rank = rank
+        # Of a folder that a launcher has made, that one sees to it.
+        self._hold = hold(self.folder) if terms.owns_folder and met.is_first else None
         for kind in ("beat", "stacks", "ask"):  # of an earlier group in this very process
             self._file(kind).unlink(missing_ok=True)
         self.beat = BeatWriter(self._file("beat"), rank=rank)
@@ -64,6 +67,8 @@ class Attendance:
             return
         for descriptor in (self._questions, self._wake_up, self._waker):
             os.close(descriptor)
+        if self._hold is not None:
+            os.close(self._hold)
         self._sidecar.close()
 
     def _file(self, kind: str) -> Path:

@@ -18,6 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from drumline.launch.node.memory_folder import hold
 from drumline.launch.node.watch_folder import SIDECAR
 from drumline.watch.facts import to_json
 from drumline.watch.sidecar.channel import NUM_HUBS, Channel
@@ -211,6 +212,8 @@ def main() -> None:
     terms = terms_from_json(sys.stdin.readline())
     try:
         Path(terms.folder, SIDECAR).write_text(str(os.getpid()))
+        if terms.owns_folder:
+            hold(Path(terms.folder))  # to the end
     except FileNotFoundError:  # the job was over before this process was there
         return
     asyncio.run(Sidecar(terms).run())
