@@ -93,7 +93,7 @@ def run_rank(rounds: int) -> None:
     shared = Path("/dev/shm")
     with (
         tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder,
-        DDPManager(seed=0) as ddp,
+        DDPManager(seed=0, device="cpu") as ddp,
     ):
         count_marks(ddp, Path(folder) / "steps.beat")
         time_beats(ddp, Path(folder) / "rank.beat", rounds)
@@ -114,7 +114,7 @@ def step_of_run(config: Path, run: Path, sidecar: str) -> float:
     command = ["train", "synthetic", "--config", str(config), "--procs", str(RANKS), "--run", str(run)]
     threads = str(max(1, (os.cpu_count() or 1) // RANKS))
     subprocess.run(
-        [sys.executable, "-m", "drumline", *command, "--watch.sidecar", sidecar],
+        [sys.executable, "-m", "drumline", *command, "--dist.device", "cpu", "--watch.sidecar", sidecar],
         env={**os.environ, "OMP_NUM_THREADS": threads, "PYTHONWARNINGS": "ignore"},
         check=True,
         stdout=subprocess.DEVNULL,

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from drumline.config.schema import WatchConfig
 from drumline.doctor.collectives import rank as collectives
 from drumline.doctor.collectives import timekeeper
 from drumline.doctor.collectives.exchange import LARGE, Exchange
@@ -172,7 +173,7 @@ def frozen(folder: Path) -> None:
         os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
 
     collectives.LINGER_S = 0.0
-    ddp = DDPManager(backend="gloo", device="cpu")
+    ddp = DDPManager(backend="gloo", device="cpu", watch=WatchConfig(sidecar="off"))
     rank = Rank(ddp, tell=tell)
     examine(
         rank,
