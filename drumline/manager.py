@@ -145,6 +145,7 @@ class DDPManager:
                 timeout_s=self._start_timeout_s,
                 environment=os.environ,
             )
+        if self._attendance is not None:
             self._beat = self._attendance.beat
 
     def cleanup(self, *, broken: bool = False) -> None:

@@ -38,9 +38,6 @@ PROGRAM = """\
 case "$1" in
 -u) shift ;;
 esac
-case "$1 $2" in
-"-m drumline.watch.sidecar.main") exec {python} "$@" ;;  # it needs no torch, and sockets that it inherits
-esac
 case "$1" in
 -m|*.py) exec {python} -I -S {client} {server} "$@" ;;
 *) exec {python} "$@" ;;

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import Dataset, IterableDataset
 
 from drumline import DDPManager
-from drumline.config.schema import Config
+from drumline.config.schema import Config, WatchConfig
 from drumline.data.loader import Loader
 from drumline.distributed.group import collective_counter
 from drumline.engine.job import make_manager
@@ -33,6 +34,8 @@ from drumline.watch.beats.record import BeatWriter, read_beat
 from tests.jobs import Classify, Points, make_config
 from tests.ranks import run_ranks
 
+# Beats go to a file of the test's own here; a sidecar would see ranks that end without a word.
+NO_SIDECAR = WatchConfig(sidecar="off")
 LOOKS = """
 import json, sys
 from pathlib import Path
@@ -161,7 +164,7 @@ def train_watched(config: Config, run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("exact", ["same_world", "elastic"])
 def test_every_phase_of_a_run_is_seen_from_outside(tmp_path: Path, exact: str) -> None:
     shards = {"exact": "elastic", "shards": 2} if exact == "elastic" else {}
-    config = make_config(samples=16, epochs=2, accumulate=2, **shards)
+    config = replace(make_config(samples=16, epochs=2, accumulate=2, **shards), watch=NO_SIDECAR)
     for rank, facts in enumerate(run_ranks(2, train_watched, config, tmp_path / "run")):
         places = facts["places"]
         assert places["model"] == ["START"]
@@ -215,7 +218,7 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 
 
 def own_loop(folder: Path) -> dict[str, list[tuple[str, int, int]]]:
-    with DDPManager() as ddp, watched(ddp, folder) as onlooker:
+    with DDPManager(watch=NO_SIDECAR) as ddp, watched(ddp, folder) as onlooker:
         model = ddp.wrap(nn.Linear(6, 2).double())
         loader = ddp.loader(LookedAt(10, "data"), batch_size=4, accumulate=2)
         evaluation = ddp.loader(LookedAt(5, "evaluation data"), batch_size=2, train=False)

@@ -71,6 +71,7 @@ def run_node(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         watcher.close(in_order=code == ExitCode.SUCCESS)
+        watch.close()
 
 
 def _run_guarded(

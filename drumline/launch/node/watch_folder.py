@@ -10,14 +10,14 @@ import contextlib
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MEMORY = Path("/dev/shm")  # noqa: S108
+from drumline.launch.node.memory_folder import hold, make_memory_folder
+
 VERDICT, SIDECAR = "verdict.json", "sidecar.pid"
 # How long the sidecar may take to say why a rank has ended; it gathers what it can see first.
 VERDICT_S = 4.0
@@ -49,10 +49,19 @@ class WatchFolder:
     """All starts of one job on this node."""
 
     def __init__(self, job: str) -> None:
-        self.root = _make_root(f"drumline-watch-{job[:8]}-")
+        self.root: Path | None = None
         """None where no folder could be made: then the ranks have to help themselves."""
+        self._hold: int | None = None
+        with contextlib.suppress(OSError):
+            self.root = make_memory_folder(job[:8])
+            self._hold = hold(self.root)
         self.current: Path | None = None
         self._written: set[int] = set()
+
+    def close(self) -> None:
+        if self._hold is not None:
+            os.close(self._hold)
+            self._hold = None
 
     def begin(self, start: int) -> Path | None:
         """A fresh folder for the ranks that are about to start. That of the start before stays: the last words of its
@@ -117,10 +126,3 @@ def ruling_from(record: Mapping[str, Any]) -> Ruling:
     verdict = record["verdict"]
     sentence = record.get("sentence") or f"{record['word']}: {verdict['what']}. Next: {verdict['next_step']}"
     return Ruling(record["word"], record["action"], str(sentence), bool(record.get("was_told")))
-
-
-def _make_root(prefix: str) -> Path | None:
-    for place in (MEMORY, None):
-        with contextlib.suppress(OSError):
-            return Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-    return None

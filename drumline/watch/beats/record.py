@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,9 @@ class BeatWriter:
         self._has_failed = False
         self._words[_PID], self._words[_RANK] = os.getpid(), rank
         self._words[0] = MAGIC  # last: from here on it is a record
+        if path is not None:
+            mine = weakref.WeakMethod(self._leave_to_parent)
+            os.register_at_fork(after_in_child=lambda: (leave := mine()) and leave())
 
     def begin_step(self, step: int) -> None:
         """`step`: the optimizer steps that are done."""
@@ -67,6 +71,12 @@ class BeatWriter:
         self._memory[_NUM_WORDS * 8 : _NUM_WORDS * 8 + len(text) + 1] = text + b"\0"
         self.mark(Phase.FAILED)
         self.mark = _mark_nothing
+
+    def _leave_to_parent(self) -> None:
+        """In a fork, which has the same memory: what it does, and how it ends, is not what the rank does."""
+        self.mark = _mark_nothing
+        self._memory = bytearray(SIZE)
+        self._words = memoryview(self._memory)[: _NUM_WORDS * 8].cast("Q")
 
 
 def _marker(memory: memoryview) -> Callable[[int], None]:
@@ -154,5 +164,6 @@ def _settled(path: Path) -> bytes:
 
 def _make_file(path: Path) -> mmap.mmap:
     with path.open("xb+") as file:
-        file.truncate(SIZE)
+        # With its memory: to store to a mapped page that cannot be had any more would end the rank.
+        os.posix_fallocate(file.fileno(), 0, SIZE)
         return mmap.mmap(file.fileno(), SIZE)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping
@@ -17,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drumline.config.schema import WatchConfig
+from drumline.launch.node.memory_folder import hold
 from drumline.launch.topology import Topology, topology_from
 from drumline.launch.watch_terms import watch_terms_from
 from drumline.watch.beats.record import BeatWriter
+from drumline.watch.rank.beside import Beside
 from drumline.watch.rank.flight import answer
 from drumline.watch.rank.met import Met, met_by_launcher
 from drumline.watch.rank.stacks import answer_on_this_thread, register_stacks
@@ -28,9 +29,8 @@ from drumline.watch.sidecar.terms import Terms
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-# A sidecar that cannot live here is given up.
-MAX_STARTS = 5
-BACK_OFF_S = 1.0
+# How long the end of a rank waits for an answer that is being written.
+ANSWER_S = 5.0
 
 
 class Attendance:
@@ -40,6 +40,8 @@ class Attendance:
         """`terms`: for the sidecar, which the first rank of a node starts."""
         self.folder = met.folder
         self.rank = rank
+        # Of a folder that a launcher has made, that one sees to it.
+        self._hold = hold(self.folder) if terms.owns_folder and met.is_first else None
         for kind in ("beat", "stacks", "ask"):  # of an earlier group in this very process
             self._file(kind).unlink(missing_ok=True)
         self.beat = BeatWriter(self._file("beat"), rank=rank)
@@ -48,12 +50,9 @@ class Attendance:
         # For reading and writing: a pipe without a writer would be at its end, again and again.
         self._questions = os.open(self._file("ask"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_up, self._waker = os.pipe2(os.O_CLOEXEC)
-        self._terms = terms
-        self._listener = met.listener
-        self._sidecar: subprocess.Popen[bytes] | None = None
-        self._num_starts = 0
+        self._sidecar = Beside(terms, met.listener)
         if met.is_first:
-            self._start_sidecar()
+            self._sidecar.start()
         self._owner = os.getpid()
         self._thread = threading.Thread(target=self._attend, name="drumline-watch", daemon=True)
         self._thread.start()
@@ -63,14 +62,14 @@ class Attendance:
         if os.getpid() != self._owner:
             return
         os.write(self._waker, b"\0")
-        self._thread.join()
+        self._thread.join(ANSWER_S)
+        if self._thread.is_alive():  # in a library's lock, for an answer; it is not waited for
+            return
         for descriptor in (self._questions, self._wake_up, self._waker):
             os.close(descriptor)
-        if self._sidecar is not None and self._sidecar.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._sidecar.stdin.close()
-        if self._listener is not None:
-            self._listener.close()
+        if self._hold is not None:
+            os.close(self._hold)
+        self._sidecar.close()
 
     def _file(self, kind: str) -> Path:
         return self.folder / f"rank-{self.rank:05d}.{kind}"
@@ -78,52 +77,30 @@ class Attendance:
     def _attend(self) -> None:
         answer_on_this_thread()
         while True:
-            watched = [self._questions, self._wake_up]
-            if self._sidecar is not None and self._sidecar.stdout is not None:
-                watched.append(self._sidecar.stdout.fileno())
+            sidecar = self._sidecar.fileno()
+            watched = [self._questions, self._wake_up] + ([] if sidecar is None else [sidecar])
             ready = select.select(watched, [], [])[0]
             if self._wake_up in ready:
                 return
             if self._questions in ready:
-                with contextlib.suppress(OSError):
-                    answer(
-                        self.folder, self.rank, os.read(self._questions, 4096)[-1]
-                    )  # earlier ones were given up
-            if watched[2:] and watched[2] in ready:
-                self._bury_sidecar()
+                self._answer()
+            if sidecar in ready and not self._start_next_sidecar():
+                return
 
-    def _start_sidecar(self) -> None:
-        self._num_starts += 1
-        passed = [] if self._listener is None else [self._listener.fileno()]
-        self._sidecar = subprocess.Popen(
-            [sys.executable, "-m", "drumline.watch.sidecar.main"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,  # says nothing: its end is the sidecar's
-            pass_fds=passed,
-            # Not in the way of Ctrl-C, and of a launcher that ends the rank's group.
-            start_new_session=True,
-        )
-        assert self._sidecar.stdin is not None
+    def _answer(self) -> None:
         with contextlib.suppress(OSError):
-            self._sidecar.stdin.write(self._terms.to_json().encode() + b"\n")
-            self._sidecar.stdin.flush()
+            # The last question: earlier ones were given up.
+            answer(self.folder, self.rank, os.read(self._questions, 4096)[-1])
 
-    def _bury_sidecar(self) -> None:
-        """It has ended: by its own will when all ranks of the node were done, otherwise there is a next one."""
-        assert self._sidecar is not None
-        code, self._sidecar = self._sidecar.wait(), None
-        if code == 0:
-            return
-        if self._num_starts >= MAX_STARTS:
-            message = (
-                f"drumline: the watch's sidecar on {self._terms.host} has ended {MAX_STARTS} times ({code}); "
-            )
-            print(f"{message}the run goes on without", file=sys.stderr, flush=True)
-            return
-        if select.select([self._wake_up], [], [], BACK_OFF_S * (self._num_starts - 1))[0]:
-            return
-        with contextlib.suppress(OSError):
-            self._start_sidecar()
+    def _start_next_sidecar(self) -> bool:
+        """False: there is no time for it, the rank leaves."""
+        wait_s = self._sidecar.bury()
+        if wait_s is None:
+            return True
+        if select.select([self._wake_up], [], [], wait_s)[0]:
+            return False
+        self._sidecar.start()
+        return True
 
 
 def attend(
@@ -134,8 +111,9 @@ def attend(
     run: Path | None,
     timeout_s: float,
     environment: Mapping[str, str],
-) -> Attendance:
-    """Collective over all ranks of a job, which meet in its store; without one, there is a single rank."""
+) -> Attendance | None:
+    """Collective over all ranks of a job, which meet in its store; without one, there is a single rank. None: this rank
+    cannot be watched, which was said."""
     from drumline.watch.rank.meeting import meet
 
     told = watch_terms_from(environment)
@@ -154,7 +132,7 @@ def attend(
         hang_s=watch.hang_s,
         slow_factor=watch.slow_factor,
     )
-    return Attendance(met, rank=topology.rank, terms=terms)
+    return _begin(met, topology, terms)
 
 
 def attend_script(environment: Mapping[str, str]) -> Attendance | None:
@@ -169,7 +147,16 @@ def attend_script(environment: Mapping[str, str]) -> Attendance | None:
         on_hang=told.on_hang,
         hang_s=told.hang_s,
     )
-    return Attendance(met, rank=topology.rank, terms=terms)
+    return _begin(met, topology, terms)
+
+
+def _begin(met: Met, topology: Topology, terms: Terms) -> Attendance | None:
+    try:
+        return Attendance(met, rank=topology.rank, terms=terms)
+    except OSError as error:  # the watch is no reason not to train
+        message = f"drumline: rank {topology.rank} on {topology.host} is not watched: {error}"
+        print(f"{message}. Next: free some space there", file=sys.stderr, flush=True)
+        return None
 
 
 def _of_node(met: Met, topology: Topology, *, owns_folder: bool) -> dict[str, Any]:

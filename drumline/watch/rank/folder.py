@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 from drumline.errors import PreflightError
-
-MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes a folder of our own in it)
-PREFIX = "drumline-watch-"
+from drumline.launch.node.memory_folder import MEMORY, make_memory_folder
 
 
 def make_folder(given: Path | None) -> Path:
@@ -18,14 +15,7 @@ def make_folder(given: Path | None) -> Path:
     if given is not None:
         return _take(given)
     try:
-        return Path(tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY))
-    except OSError:
-        return _make_elsewhere()
-
-
-def _make_elsewhere() -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix=PREFIX))
+        return make_memory_folder()
     except OSError as error:
         raise PreflightError(
             f"no folder for the watch can be made in {MEMORY} or the temporary folder: {error.strerror}",

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import NodeFacts, Picture, Silent, node_from_json
 from drumline.watch.sidecar.channel import Channel
 from drumline.watch.sidecar.node import Node
 from drumline.watch.sidecar.telling import Teller
 from drumline.watch.sidecar.terms import Terms
+from drumline.watch.sidecar.unheard import Unheard
 from drumline.watch.stragglers import Stragglers
 from drumline.watch.verdicts.judge import judge
 from drumline.watch.verdicts.verdict import Cause, Verdict
@@ -48,6 +50,7 @@ class Chief:
         self._gone: set[int] = set()
         self._vigil = Vigil(hang_s=terms.hang_s, world_size=terms.world_size)
         self._stragglers = Stragglers(terms.slow_factor)
+        self._unheard = Unheard(terms.host)
         self.last_words: list[str] = []
         self.has_acted = False
         """Whether the run was ended: nothing that follows is news."""
@@ -85,6 +88,11 @@ class Chief:
             silent=tuple(silent),
         )
 
+    def has_nobody_left(self) -> bool:
+        """Whether every rank that is known of is out of its loop; of a node that was not heard nothing is known."""
+        ranks = self.picture().ranks
+        return len(ranks) < self.terms.world_size or all(rank.phase is Phase.LEFT for rank in ranks)
+
     async def consider(self, now: float, *, speaks: bool) -> None:
         """One look at the whole. `now`: seconds in which this process was awake."""
         picture = self.picture()
@@ -97,6 +105,9 @@ class Chief:
             kind = "recovery" if straggler.is_over else "straggler"
             self.teller.notice(kind, rank=straggler.rank, host=straggler.host, message=straggler.sentence)
             self.last_words.append(straggler.sentence)
+        if warning := self._unheard.look(self.channel, now):
+            self.teller.say(warning)
+            self.last_words.append(warning)
         if wish is Wish.GATHER:
             closely = self.picture(await self._gather())
             self._conclude(judge(closely), closely, now)

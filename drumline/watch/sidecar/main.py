@@ -1,7 +1,6 @@
-"""The sidecar: `python -m drumline.watch.sidecar.main`, started by the first rank of each node; terms on stdin.
+"""The sidecar: a process that the first rank of each node starts (rank/beside.py); its terms come on stdin.
 
-It looks at its ranks five times a second and tells the hubs twice a second. It ends when its ranks have, or are out of
-their loop; nothing that happens to it is felt by them.
+It looks at its ranks five times a second and tells the hubs twice a second. Nothing that happens to it is felt by them.
 """
 
 from __future__ import annotations
@@ -15,12 +14,16 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
+from drumline.launch.node.memory_folder import hold
+from drumline.launch.node.watch_folder import SIDECAR
 from drumline.watch.facts import to_json
 from drumline.watch.sidecar.channel import NUM_HUBS, Channel
 from drumline.watch.sidecar.chief import SILENT_S, Chief
+from drumline.watch.sidecar.ending import Ending
 from drumline.watch.sidecar.node import Node
 from drumline.watch.sidecar.telling import Teller
 from drumline.watch.sidecar.terms import Terms, terms_from_json
@@ -32,8 +35,6 @@ PULSE_S = 0.5
 STATUS_S = 1.0
 # In which this process did not run, and so could see nothing.
 LATE_S = 1.0
-# After the ranks of this node are done: for those of other nodes, and for what is still to be said of a failure.
-LINGER_S = 6.0
 
 
 class Sidecar:
@@ -46,13 +47,13 @@ class Sidecar:
         self.node = Node(terms, "" if listener is None else listener.getsockname()[0])
         self.channel = None if listener is None else self._open_channel(listener)
         self.chief = Chief(terms, self.node, self.channel, self.teller, self._act)
-        self.is_told_to_end = self.has_lost_starter = False
+        self.ending = Ending(Path(terms.folder), self.node, self.chief)
         self._considering: asyncio.Task[None] | None = None
         self._awake_s = 0.0
         self._pulse_at = self._status_at = 0.0
         self._rates = StepRates()
-        self._over_since: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._errors: set[str] = set()
 
     async def run(self) -> None:
         """To the end of the node's ranks."""
@@ -62,7 +63,7 @@ class Sidecar:
         if self.channel is not None:
             await self.channel.start()
         before = time.monotonic()
-        while not self._is_done():
+        while not self.ending.is_due(time.monotonic()):
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             self._awake_s += min(now - before, LATE_S)
@@ -75,35 +76,11 @@ class Sidecar:
         await self._leave()
 
     def _told_to_end(self) -> None:
-        self.is_told_to_end = True
+        self.ending.is_told = True
 
     def _starter_closed(self) -> None:
-        """The rank that started this process has ended, or is out of its loop."""
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        self.has_lost_starter = True
-
-    def _is_orphan(self) -> bool:
-        """Whether there is nobody to look at: the job was over before all its ranks were there."""
-        is_early = self.has_lost_starter and not self.node.has_begun
-        return (is_early and self.is_told_to_end) or not Path(self.terms.folder).is_dir()
-
-    def _is_done(self) -> bool:
-        """Ranks that ended in order need no more words; of others it must be said what happened."""
-        now = time.monotonic()
-        is_over = self.node.is_over or (self.has_lost_starter and not self.node.has_begun)
-        if not is_over and not (self.is_told_to_end and self.chief.has_acted):
-            self._over_since = None
-            return self._is_orphan()
-        self._over_since = self._over_since or now
-        if self.chief.has_acted or (self.node.ended_well and self._all_left()):
-            return True
-        return now - self._over_since > LINGER_S or self._is_orphan()
-
-    def _all_left(self) -> bool:
-        picture = self.chief.picture()
-        return len(picture.ranks) < self.terms.world_size or all(
-            rank.phase.name == "LEFT" for rank in picture.ranks
-        )
+        self.ending.has_lost_starter = True
 
     def _heard(self) -> dict[int, float]:
         """Of nodes that were heard at all."""
@@ -121,7 +98,7 @@ class Sidecar:
 
     def _consider(self) -> None:
         if self._considering is not None and self._considering.done():
-            self._considering.result()
+            self._note_error(self._considering)
             self._considering = None
         if self._considering is None and self.node.has_begun:
             work = self.chief.consider(self._awake_s, speaks=self._is_chief())
@@ -181,6 +158,17 @@ class Sidecar:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._note_error)
+
+    def _note_error(self, task: asyncio.Task[None]) -> None:
+        """One of our own making. It is told once of a kind, and the next look may be a better one."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        told = f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
+        if told not in self._errors:
+            self._errors.add(told)
+            self.teller.say(f"the watch on {self.terms.host} has an error of its own, and goes on: {told}")
 
     async def _answer(self, node: int, number: int) -> None:
         facts = await self.node.look_closely(self._heard())
@@ -217,20 +205,18 @@ class Sidecar:
             shutil.rmtree(self.terms.folder, ignore_errors=True)
 
 
-def main() -> int:
+def main() -> None:
     """Read the terms, and watch."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     terms = terms_from_json(sys.stdin.readline())
     try:
-        Path(terms.folder, "sidecar.pid").write_text(str(os.getpid()))
-    except OSError:  # the job was over before this process was there
-        return 0
+        Path(terms.folder, SIDECAR).write_text(str(os.getpid()))
+        if terms.owns_folder:
+            hold(Path(terms.folder))  # to the end
+    except FileNotFoundError:  # the job was over before this process was there
+        return
     asyncio.run(Sidecar(terms).run())
     sys.stdout.flush()
     # Not waiting for a thread that may hang in the run folder.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -36,6 +36,7 @@ class Teller:
         self._run = None if terms.run is None else Path(terms.run)
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
         self._num_events = 0
+        self._complaints: set[int | None] = set()
         threading.Thread(target=self._work, name="run-folder", daemon=True).start()
 
     def say(self, sentence: str) -> None:
@@ -58,14 +59,15 @@ class Teller:
     def notice(self, kind: str, *, rank: int | None, host: str, message: str) -> None:
         """For rank 0 to report, when it comes to it."""
         record = {"kind": kind, "time": time.time(), "rank": rank, "host": host, "message": message}
-        lines = JsonLines(self._folder / "notices.jsonl")
-        lines.append(json.dumps(record))
-        lines.close()
+        with contextlib.suppress(OSError):  # the folder is full, or gone: it was said on the screen
+            lines = JsonLines(self._folder / "notices.jsonl")
+            lines.append(json.dumps(record))
+            lines.close()
 
     def show_status(self, record: Mapping[str, Any]) -> None:
         """What `drumline watch` reads; left out while the one before is still being written."""
-        if (run := self._run) is not None and self._jobs.empty() and run.is_dir():
-            self._jobs.put(lambda: _write_status(run / PLACE, record))
+        if (run := self._run) is not None and not self._jobs.unfinished_tasks:
+            self._jobs.put(lambda: _write_status(run, record))
 
     async def drain(self) -> None:
         deadline = time.monotonic() + DRAIN_S
@@ -78,9 +80,15 @@ class Teller:
             try:
                 job()
             except OSError as error:
-                self.say(f"the watch could not write to the run folder: {error}")
+                self._complain(error)
             finally:
                 self._jobs.task_done()
+
+    def _complain(self, error: OSError) -> None:
+        """Once of a kind: a full disk is full every second."""
+        if error.errno not in self._complaints:
+            self._complaints.add(error.errno)
+            self.say(f"the watch could not write to the run folder: {error}")
 
     def _write_verdict(
         self, run: Path, word: str, verdict: Verdict, picture: Picture, action: str, at: float
@@ -112,9 +120,11 @@ def launch_of(run: Path) -> str:
         return ""
 
 
-def _write_status(path: Path, record: Mapping[str, Any]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    _write_whole(path, json.dumps(record))
+def _write_status(run: Path, record: Mapping[str, Any]) -> None:
+    """Not before the run has made its folder."""
+    if run.is_dir():
+        (run / PLACE).parent.mkdir(exist_ok=True)
+        _write_whole(run / PLACE, json.dumps(record))
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from drumline.distributed.rank_list import ranks_text
 from drumline.watch.facts import NodeFacts, Picture, Silent
+from drumline.watch.sidecar.line import CLOSED, LATE, MUTE
 from drumline.watch.verdicts.scene import Scene, is_done
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.wording import seconds, who_waits
@@ -14,9 +15,14 @@ _REFUSED_S = 5.0
 _UNTRIED_S = 10.0
 """When a new connection was not tried, or came about: a sidecar without CPU is as silent as a host that is gone."""
 
+ANSWERING = (MUTE, CLOSED, LATE)
+
 
 def is_unreachable(one: Silent) -> bool:
-    """Whether a silent node is gone, rather than late."""
+    """Whether a silent node is gone, rather than late. Where connections are taken, the first rank still holds the
+    port: only its sidecar is dead or has no CPU, and the run may be well."""
+    if one.how in ANSWERING:
+        return False
     if not one.how:
         return one.silent_s >= _UNTRIED_S
     return one.silent_s >= (_REFUSED_S if "refused" in one.how else SILENT_S)
@@ -133,7 +139,7 @@ def _gone(scene: Scene, gone: list[Silent], *, is_certain: bool = True) -> Verdi
     me = next((node.host for node in scene.picture.nodes if node.node == scene.picture.me), "this host")
     next_step = (
         f"see on {first.host} what ended the job there; the host itself answers"
-        if "refused" in first.how
+        if "refused" in first.how or first.how in ANSWERING
         else f"see whether {first.host} is up, then {_between(me, first.host)}"
     )
     what = f"{first.host} has not been heard for {seconds(first.silent_s)}{how}{own}{too}"

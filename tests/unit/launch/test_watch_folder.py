@@ -7,13 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from drumline.launch.node import watch_folder
+from drumline.launch.node import memory_folder
 from drumline.launch.node.watch_folder import Ruling, WatchFolder
 
 VERDICT = {"what": "rank 1 stands", "next_step": "look"}
@@ -24,6 +25,7 @@ def make_watch() -> Iterator[WatchFolder]:
     watch = WatchFolder("0123456789")
     assert watch.root is not None
     yield watch
+    watch.close()
     shutil.rmtree(watch.root)
 
 
@@ -80,12 +82,47 @@ def test_a_sidecar_is_waited_for_while_it_lives_and_not_for_long(watch: WatchFol
 def test_without_a_place_for_it_ranks_are_told_of_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(watch_folder, "MEMORY", tmp_path / "gone")
-    monkeypatch.setattr(watch_folder.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path / "gone")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     watch = WatchFolder("j")
     assert watch.root is not None
     assert watch.root.parent == tmp_path, "where there is no /dev/shm"
-    monkeypatch.setattr(watch_folder.tempfile, "tempdir", str(tmp_path / "gone"))
+    watch.close()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     watch = WatchFolder("j")
     watch.note_exit(0, 1)
     assert (watch.root, watch.begin(0), watch.ruling(), watch.has_sidecar()) == (None, None, None, False)
+
+
+LEAVES = """
+import os, signal, sys, tempfile
+from pathlib import Path
+from drumline.launch.node import memory_folder
+memory_folder.MEMORY = Path(sys.argv[1])
+folder = memory_folder.make_memory_folder("job")
+memory_folder.hold(folder)
+memory_folder.hold(folder)  # as a sidecar does
+print(folder, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_killed_job_has_left_goes_with_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path)
+    strange = tmp_path / "drumline-watch-of-another-version"
+    strange.mkdir()
+    words = [sys.executable, "-c", LEAVES, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        left = Path(job.stdout.readline().strip())
+        first = WatchFolder("j")
+        assert left.is_dir(), "it is in use"
+        job.kill()
+    second = WatchFolder("j")
+    assert first.root is not None
+    assert second.root is not None
+    assert {*tmp_path.iterdir()} == {strange, first.root, second.root}
+    first.close()
+    second.close()

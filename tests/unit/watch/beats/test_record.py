@@ -161,3 +161,34 @@ def test_a_record_is_never_written_over(tmp_path: Path) -> None:
     BeatWriter(tmp_path / "beat")
     with pytest.raises(FileExistsError):
         BeatWriter(tmp_path / "beat")
+
+
+FORK = """
+import os, sys
+from pathlib import Path
+from drumline.watch.beats.phase import Phase
+from drumline.watch.beats.record import BeatWriter
+writer = BeatWriter(Path(sys.argv[1]))
+writer.mark(Phase.USER)
+if os.fork() == 0:
+    writer.begin_step(7)
+    writer.mark(Phase.LEFT)
+    writer.fail("ValueError: of the fork")
+    os._exit(0)
+os.wait()
+writer.begin_step(3)
+"""
+
+
+def test_what_a_rank_forks_does_not_speak_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "beat"
+    subprocess.run([sys.executable, "-c", FORK, str(path)], check=True)
+    beat = beat_of(path)
+    assert (beat.phase, beat.step, beat.beats, beat.failure) == (Phase.USER, 3, 1, "")
+
+
+def test_a_record_has_its_memory_from_the_start(tmp_path: Path) -> None:
+    """A store to a page that cannot be had any more would be the end of the rank."""
+    record._make_file(tmp_path / "beat").close()
+    assert (tmp_path / "beat").stat().st_blocks > 0
+    assert (tmp_path / "beat").stat().st_size == SIZE

@@ -130,8 +130,9 @@ def test_a_healthy_run_hears_nothing_of_its_sidecar_not_even_when_that_dies(run:
     assert not (run.folder / "verdicts").exists()
 
 
-def test_a_stopped_rank_is_named_and_the_run_is_ended(run: Run) -> None:
+def test_a_stopped_rank_is_named_and_the_run_is_ended_by_the_next_sidecar_too(run: Run) -> None:
     os.kill(run.ranks[1].pid, signal.SIGSTOP)
+    os.kill(run.sidecar(), signal.SIGKILL)
     assert [rank.wait(timeout=60) for rank in run.ranks] == [-signal.SIGKILL] * 2
     wait_for(lambda: not is_alive(run.sidecar()))
     (line,) = run.said().splitlines()

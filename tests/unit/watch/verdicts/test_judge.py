@@ -9,6 +9,7 @@ import pytest
 
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import NodeFacts, Picture, RankFacts, Silent, node_from_json, to_json
+from drumline.watch.sidecar import line
 from drumline.watch.verdicts.frames import is_loading, is_meeting, users_frame
 from drumline.watch.verdicts.judge import judge
 from drumline.watch.verdicts.verdict import Cause, Verdict
@@ -444,6 +445,10 @@ def test_hosts_that_are_late_are_not_gone() -> None:
     quiet = found(picture(silent=(replace(B_GONE, how=""),)))
     assert quiet.is_certain is False
     assert "(it takes connections, but its sidecar says nothing)" in quiet.what
+    for how in (line.MUTE, line.CLOSED):  # its sidecar died, and was not started again
+        mute = found(picture(silent=(replace(B_GONE, how=how, silent_s=500.0),)))
+        assert (mute.is_certain, mute.host) == (False, "node-b")
+        assert mute.next_step == "see on node-b what ended the job there; the host itself answers"
     refused = found(picture(silent=(replace(B_GONE, how="connection refused", silent_s=6.0),)))
     assert refused.is_certain
     assert refused.next_step == "see on node-b what ended the job there; the host itself answers"

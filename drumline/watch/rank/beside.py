@@ -1,0 +1,103 @@
+"""The sidecar, as the rank that starts it sees it: a process that says nothing, and whose end can be waited for.
+
+Nothing that happens to it may fail the rank: a sidecar that cannot be started is told of once, and done without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import drumline
+from drumline.watch.sidecar.terms import Terms
+
+# One that cannot live here is given up; one that lived for long can.
+MAX_STARTS = 5
+LONG_S = 600.0
+BACK_OFF_S = 1.0
+# The very package that the rank runs, wherever that was found. Not `-m`, which looks in the current folder first: a
+# user's own queue.py there would be the sidecar's too.
+PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv.pop()); import drumline; del sys.path[0]; "
+    "from drumline.watch.sidecar.main import main; main()"
+)
+
+
+class Beside:
+    """Starts it, and again when it has died."""
+
+    def __init__(self, terms: Terms, listener: socket.socket | None) -> None:
+        self._terms, self._listener = terms, listener
+        self._process: subprocess.Popen[bytes] | None = None
+        self._num_starts = 0
+        self._begun = 0.0
+
+    def fileno(self) -> int | None:
+        """Becomes readable when the sidecar ends. None: there is none."""
+        return (
+            None if self._process is None or self._process.stdout is None else self._process.stdout.fileno()
+        )
+
+    def start(self) -> None:
+        self._num_starts += 1
+        self._begun = time.monotonic()
+        passed = [] if self._listener is None else [self._listener.fileno()]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", PROGRAM, str(Path(drumline.__path__[0]).parent)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=passed,
+                # Not in the way of Ctrl-C, and of a launcher that ends the rank's group.
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._warn(f"cannot be started ({error.strerror})")
+            return
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(self._terms.to_json().encode() + b"\n")
+            self._process.stdin.flush()
+
+    def bury(self) -> float | None:
+        """It has ended: by its own will when all ranks of the node were done. Else: in how many seconds to start it
+        again."""
+        assert self._process is not None
+        code = self._process.wait()
+        self._let_go(self._process)
+        self._process = None
+        if code == 0:
+            return None
+        if time.monotonic() - self._begun > LONG_S:
+            self._num_starts = 1
+        if self._num_starts >= MAX_STARTS:
+            self._warn(f"has ended {MAX_STARTS} times (exit code {code})")
+            return None
+        return BACK_OFF_S * (self._num_starts - 1)
+
+    def close(self) -> None:
+        """This rank is out of its loop, which the sidecar sees by itself; when it ends, it is not left unburied."""
+        if self._process is not None:
+            self._let_go(self._process)
+            threading.Thread(target=self._process.wait, name="drumline-burial", daemon=True).start()
+        if self._listener is not None:
+            self._listener.close()
+
+    @staticmethod
+    def _let_go(process: subprocess.Popen[bytes]) -> None:
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def _warn(self, what: str) -> None:
+        sentence = (
+            f"drumline: the watch's sidecar on {self._terms.host} {what}; the run goes on, and a hang of it will not "
+            "be told. Next: see what is above this line; --watch.sidecar off trains without"
+        )
+        print(sentence, file=sys.stderr, flush=True)
