@@ -124,7 +124,7 @@ class Sidecar:
             self._considering.result()
             self._considering = None
         if self._considering is None and self.node.has_begun:
-            work = self.chief.consider(self._awake_s, speaks=self._is_chief())
+            work = self.chief.consider(lambda: self._awake_s, speaks=self._is_chief())
             self._considering = asyncio.ensure_future(work)
 
     def _send_pulse(self, now: float, *, is_last: bool = False) -> None:

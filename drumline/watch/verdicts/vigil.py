@@ -84,28 +84,24 @@ class Vigil:
         self._said: tuple[Word, Verdict] | None = None
         self._said_at = (0, 0)
         self._stood_s = 0.0
+        self._has_moved = False
 
     def look(self, picture: Picture, now: float) -> Wish | Recovery:
         if self._looked is not None and now - self._looked > _AWAKE_S:
             self._awake_from = now + _AWAKE_S
-        self._picture, self._looked = picture, now
-        # A node whose ranks are done goes silent, and what it said last still holds.
-        self._seen.update((rank.rank, rank) for rank in picture.ranks)
-        moved = self._pace.look(picture, now, counts=self._num_steps() > 0)
-        self._note(picture)
-        if moved:
-            self._gather_at_s = None
-            self._stood_s = max(self._stood_s, self._pace.stood_s)
-            if (recovery := self._recovered()) is not None:
-                return recovery
+        self._follow(picture, now)
+        has_moved, self._has_moved = self._has_moved, False
+        if has_moved and (recovery := self._recovered()) is not None:
+            return recovery
         if self._is_final() or self._is_over():
             return Wish.NOTHING
         return Wish.GATHER if self._has_new_sign(now) or self._is_time() else Wish.NOTHING
 
-    def decide(self, verdict: Verdict | None, now: float) -> Word | None:
-        """What to say of it; None: nothing, or nothing new."""
+    def decide(self, verdict: Verdict | None, picture: Picture, now: float) -> Word | None:
+        """What to say of it; None: nothing, or nothing new. `picture`: as it is by now. Gathering takes a second or
+        two, which count as any others; what went on meanwhile does not stand."""
         self._pace.pass_time(now, at_most_s=_GATHERING_S)
-        self._looked = now
+        self._follow(picture, now)
         if verdict is None or self._is_final() or self._is_over():
             return None
         word = self._word(verdict)
@@ -113,6 +109,15 @@ class Vigil:
             return None
         self._said, self._said_at, self._stood_s = (word, verdict), _reached(self._picture), 0.0
         return word
+
+    def _follow(self, picture: Picture, now: float) -> None:
+        self._picture, self._looked = picture, now
+        # A node whose ranks are done goes silent, and what it said last still holds.
+        self._seen.update((rank.rank, rank) for rank in picture.ranks)
+        if self._pace.look(picture, now, counts=self._num_steps() > 0):
+            self._has_moved, self._gather_at_s = True, None
+            self._stood_s = max(self._stood_s, self._pace.stood_s)
+        self._note(picture)
 
     # When to look closely
 
