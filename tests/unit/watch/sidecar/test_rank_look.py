@@ -85,6 +85,12 @@ def test_a_rank_that_is_stopped_is_not_signalled(start_rank: StartRank, tmp_path
     assert (tmp_path / "rank-00003.flight.json").read_text() == '{"number": 1, "collectives": []}', (
         "asked once"
     )
+    # One that was stopped together with who looks at it has not been seen to be stopped all the while.
+    os.kill(rank.pid, signal.SIGSTOP)
+    wait_until(lambda: facts_of(look).state == "T")
+    later = look.look(time.monotonic() + 100)
+    assert later is not None
+    assert (later.state, later.state_s < 50) == ("T", True)
 
 
 def test_a_rank_with_pythons_lock_held_shows_its_stack_and_does_not_answer(
