@@ -151,7 +151,7 @@ class Vigil:
         """At the first suspicion, at each limit, and now and then in between."""
         still = self._pace.still_s
         if self._gather_at_s is None:
-            quiet = self._is_young() or self._is_in(QUIET)
+            quiet = self._takes_its_time()
             self._gather_at_s = max(_SUSPECT_QUIET_S if quiet else _SUSPECT_S, 0.75 * self._pace.limit_s)
         if still < self._gather_at_s:
             return False
@@ -185,7 +185,7 @@ class Vigil:
     def _tell_s(self, verdict: Verdict) -> float:
         limit = self._pace.limit_s
         all_busy = all(self._is_busy(rank.rank) for rank in self._picture.ranks)
-        if self._is_young() or self._is_in(QUIET) or all_busy:
+        if self._takes_its_time() or all_busy:
             return max(self._hang_s, limit)
         return self._busy_limit_s() if self._works(verdict) else limit
 
@@ -193,7 +193,7 @@ class Vigil:
         return max(_BUSY_FACTOR * self._pace.limit_s, _BUSY_FLOOR_S)
 
     def _act_s(self, verdict: Verdict) -> float:
-        is_patient = self._is_young() or self._is_in(QUIET) or self._works(verdict)
+        is_patient = self._takes_its_time() or self._works(verdict)
         patience = self._hang_s * (_PATIENCE_FACTOR if is_patient else 1.0)
         return min(max(patience, self._pace.limit_s), _LONGEST_S)
 
@@ -225,6 +225,10 @@ class Vigil:
                 self._first_step = rank.step
             recent = self._work.setdefault(rank.rank, deque(maxlen=_NUM_RECENT))
             recent.append(rank.cpu >= _BUSY_CORES or rank.has_io or rank.state == "R")
+
+    def _takes_its_time(self) -> bool:
+        """It begins, evaluates, saves, or some ranks are done and others have something left to do."""
+        return self._is_young() or self._is_in(QUIET) or any(map(is_done, self._seen.values()))
 
     def _is_young(self) -> bool:
         ranks = self._picture.ranks

@@ -430,6 +430,10 @@ def test_the_last_rank_at_the_end_of_a_run_is_not_left_behind(phase: Phase) -> N
     last = stands(3, phase, cpu=0.9, stack=("/home/me/job/save.py:9 in store",))
     verdict = found(picture(*(stands(rank, Phase.LEFT) for rank in (0, 1, 2)), last, world_size=4))
     assert (verdict.cause, verdict.rank) == (Cause.SLOW, 3)
+    # In a loop of the user's own there are no such phases; that it is in no collective is seen all the same.
+    report = stands(3, Phase.USER, stack=("/home/me/job/report.py:9 in upload",))
+    verdict = found(picture(*(stands(rank, Phase.LEFT) for rank in (0, 1, 2)), report, world_size=4))
+    assert (verdict.cause, verdict.rank, verdict.is_certain) == (Cause.USER_CODE, 3, False)
     assert judge(picture(*(stands(rank, Phase.LEFT) for rank in range(8)))) is None
     assert judge(picture(*(person(rank, state="X", exit=75) for rank in range(8)))) is None
 
