@@ -480,6 +480,14 @@ def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
         "rank 1 on node-a: broadcast #4410 of [7]; rank 0 on node-a: all_reduce #4410 of [77290]"
         in verdict.what
     )
+    out = replace(
+        extra, collectives=(*extra.collectives[:-1], replace(reduced(4410, op="barrier"), sizes=()))
+    )
+    verdict = found(picture(out, world_size=2))
+    assert (verdict.cause, verdict.rank) == (Cause.MISMATCH, 1)
+    assert verdict.next_step.startswith(
+        "see whether it left the loop before the others; if not, make every rank"
+    )
     # Nothing came before: then nobody is blamed alone.
     pair = [waits(rank, collectives=(reduced(1, 5 + rank),)) for rank in range(2)]
     verdict = found(picture(*pair, world_size=2))
