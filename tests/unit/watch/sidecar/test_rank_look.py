@@ -210,7 +210,8 @@ def test_how_a_rank_ended(start_rank: StartRank, tmp_path: Path) -> None:
     assert (facts_of(look).state, facts_of(look).exit) == ("X", -signal.SIGSEGV), "remembered from before"
     close = closely(look)
     assert (close.state, close.answers, close.memory) == ("X", None, "")
-    assert close.stack[0].endswith(" in wait_forever"), "where a fatal signal met it"
+    # It may still be on its way out of the line that said that it is ready.
+    assert close.stack[0].endswith((" in wait_forever", " in say")), "where a fatal signal met it"
     unseen = facts_of(look_at(tmp_path))
     assert (unseen.state, unseen.exit) == ("X", None), "nobody knows how"
     (tmp_path / "exit-00003").write_text("-11\n")
