@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -61,16 +62,24 @@ def run(argv: Sequence[str]) -> int:
     folder = Path(runs[0])
     if not (folder / PLACE).is_file():
         folder = find_run(folder)
+    try:
+        return _watch(Looker(folder), words, every_s)
+    except BrokenPipeError:  # `| head`: who reads this has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.SUCCESS
+
+
+def _watch(looker: Looker, words: Sequence[str], every_s: float | None) -> int:
     show = _show_json if "--json" in words else _show_text
     if "--once" in words:
-        return _once(Looker(folder).look(), show)
+        return _once(looker.look(), show)
     is_screen = sys.stdout.isatty() and "--json" not in words
     every_s = every_s or (1.0 if is_screen else 10.0)
     if is_screen:
         from drumline.cli.watch_screen import follow_on_screen
 
-        return follow_on_screen(Looker(folder), every_s)
-    return _follow(Looker(folder), every_s, show)
+        return follow_on_screen(looker, every_s)
+    return _follow(looker, every_s, show)
 
 
 def _every(words: list[str]) -> tuple[float | None, list[str]]:
@@ -125,10 +134,12 @@ def _show_json(look: Look, **_: Any) -> None:
 
 def _show_text(look: Look, *, is_whole: bool, words: Sequence[str] | None = None) -> None:
     lines = []
-    if look.status is not None and not (look.has_ended and not is_whole):
+    if look.status is not None:
         rows = all_rows(look.status)
-        lines.append(in_a_line(look.status))
-        lines += table(rows) if is_whole else table([row for row in rows if row.level > Level.GOOD])[1:]
+        if is_whole:
+            lines += [in_a_line(look.status), *table(rows)]
+        elif not look.has_ended:
+            lines += [in_a_line(look.status), *table([row for row in rows if row.level > Level.GOOD])[1:]]
         lines += look.status["words"] if words is None else words
     if trouble := look.trouble():
         lines.append(trouble)

@@ -90,6 +90,8 @@ class Look:
             )
         if self.status["has_ended"]:
             return "the run has ended"
+        if self.status["words"][-1:] and self.status["words"][-1].startswith(("hang:", "failure:")):
+            return f"the run has ended, or goes on where this machine cannot see it, {self.age_s:.0f} s after that"
         return (
             f"the run has ended without a word, or goes on where this machine cannot see it: its status is "
             f"{self.age_s:.0f} s old"

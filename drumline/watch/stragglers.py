@@ -33,9 +33,12 @@ TRUST = ((Phase.DATA,), (Phase.FORWARD, Phase.OPTIMIZER), (Phase.BETWEEN,))
 """The surest first."""
 COSTS = 0.05
 """Of a step: below that nobody wins much by knowing."""
-FEWEST_SLICES, FEWEST_STEPS, FEWEST_SECONDS = 6, 20, 2.5
-"""Of the window, in all but a sixth of whose slices it has to be slow: a slow step, however slow, is in one or two."""
-MOST_SLICES = 24
+FEWEST_SLICES, FEWEST_STEPS = 6, 20
+"""Of a window, in all but a sixth of whose slices it has to be slow: a slow step, however slow, is in one or two."""
+WINDOWS = ((2.5, 2.0), (10.0, 1.0))
+"""(seconds, times the factor): who is much slower is named soon. What is near the limit may be the chance of a few
+seconds, on a machine that others use too."""
+MOST_SLICES = 26
 UNTIL_OVER = 16
 Losses = Mapping[int, Mapping[Phase, tuple[float, float]]]
 
@@ -61,9 +64,10 @@ class Stragglers:
         return [*self._name(hosts, now), *self._end(found, hosts, now)]
 
     def _name(self, hosts: Mapping[int, str], now: float) -> list[Straggler]:
-        if not (window := self._window()):
-            return []
-        slow = self._slow_throughout(window)
+        slow: dict[int, Loss] = {}
+        for seconds, times in WINDOWS:
+            if window := self._window(seconds):
+                slow = self._slow_throughout(window, times * self._factor) | slow
         named = []
         for rank in slow:
             host = hosts[rank]
@@ -80,18 +84,18 @@ class Stragglers:
             named.append(straggler)
         return named
 
-    def _window(self) -> list[tuple[Slice, Losses]]:
+    def _window(self, fewest_s: float) -> list[tuple[Slice, Losses]]:
         """The latest slices, as many as it takes to judge; none when there are not enough yet."""
         window: list[tuple[Slice, Losses]] = []
         steps = seconds = 0.0
         for entry in reversed(self._seen):
             window.append(entry)
             steps, seconds = steps + entry[0].num_steps, seconds + entry[0].seconds
-            if len(window) >= FEWEST_SLICES and steps >= FEWEST_STEPS and seconds >= FEWEST_SECONDS:
+            if len(window) >= FEWEST_SLICES and steps >= FEWEST_STEPS and seconds >= fewest_s:
                 return window
         return []
 
-    def _slow_throughout(self, window: Sequence[tuple[Slice, Losses]]) -> dict[int, Loss]:
+    def _slow_throughout(self, window: Sequence[tuple[Slice, Losses]], factor: float) -> dict[int, Loss]:
         """The ranks that were slow in one phase in nearly every slice, and in all of them together."""
         times = Counter(
             (rank, phase) for _, slow in window for rank, phases in slow.items() for phase in phases
@@ -99,7 +103,7 @@ class Stragglers:
         often = {entry for entry, count in times.items() if count >= len(window) - len(window) // 6}
         if not often:
             return {}
-        slow = losses(together([one for one, _ in window]), factor=self._factor)
+        slow = losses(together([one for one, _ in window]), factor=factor)
         borne_out = {
             rank: {phase: both for phase, both in phases.items() if (rank, phase) in often}
             for rank, phases in slow.items()

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from drumline.cli.watch import run as follow
 from drumline.cli.watch_look import FRESH_S, RESTART_S, Looker
 from drumline.cli.watch_screen import picture_of
 from drumline.watch.beats.phase import Phase
@@ -46,6 +47,7 @@ with locked(folder):
         print("done", flush=True)
 """
 STALL = "stall: rank 1 on node-a stands still. Next: wait"
+HANG = "hang: rank 1 on node-a is stopped by a signal. Next: kill -CONT"
 
 
 def status(
@@ -145,6 +147,13 @@ def test_one_look_and_its_exit_code(tmp_path: Path, environment: dict[str, str])
     code, said = watch(environment, str(run), "--once")
     assert code == 0
     assert said.endswith("the run has ended: done at step 900\n")
+    ours, theirs = os.pipe()
+    os.close(ours)  # as `| head` does when it has seen enough
+    with os.fdopen(theirs, "wb") as closed:
+        ended = subprocess.run(
+            command(str(run)), env=environment, stdout=closed, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_it_follows_to_the_end_in_lines_and_on_a_terminal(
@@ -198,7 +207,9 @@ def event(run: Path, kind: str, *, age_s: float) -> None:
     (run / "events" / "rank-00000.jsonl").write_text(json.dumps(record) + "\n")
 
 
-def test_what_is_said_when_there_is_nothing_to_see(tmp_path: Path) -> None:
+def test_what_is_said_when_there_is_nothing_to_see(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path, status(), age_s=FRESH_S + 5)
     look = Looker(tmp_path).look()
     assert (look.is_live, look.has_ended) == (False, False)
@@ -214,6 +225,11 @@ def test_what_is_said_when_there_is_nothing_to_see(tmp_path: Path) -> None:
     assert Looker(tmp_path).look().trouble() == (
         "the run has ended without a word, or goes on where this machine cannot see it: its status is 65 s old"
     )
+    write(tmp_path, status(words=(STALL, HANG)), age_s=RESTART_S + 5)
+    assert follow([str(tmp_path)]) == 0
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert (first[len("00:00:00 ") :], second) == (STALL, HANG)
+    assert last == "the run has ended, or goes on where this machine cannot see it, 65 s after that"
     write(tmp_path, {**status(), "has_ended": True})
     assert Looker(tmp_path).look().trouble() == "the run has ended"
     write(tmp_path, status())

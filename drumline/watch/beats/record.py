@@ -24,7 +24,7 @@ MAGIC = 0x3142544145424C44  # "DLBEATB1" from the right
 _PID, _RANK, _STEP, _MICRO, _COLLECTIVE, _NOW, _START, _SPENT = range(1, 9)
 _PHASES = 32  # that the record has room for; in _NOW a mark counts as many
 _NUM_WORDS = _SPENT + _PHASES
-_TEXT_BYTES = 256
+_TEXT_BYTES = 512
 SIZE = _NUM_WORDS * 8 + _TEXT_BYTES
 _LOOKS = 4
 _LONG_S = 1e11  # no machine runs for three thousand years
@@ -67,7 +67,9 @@ class BeatWriter:
         if self._has_failed:
             return
         self._has_failed = True
-        text = error.encode(errors="replace")[: _TEXT_BYTES - 1]
+        text = error.encode(errors="replace")
+        if len(text) >= _TEXT_BYTES:
+            text = text[: _TEXT_BYTES - 4] + b"..."
         self._memory[_NUM_WORDS * 8 : _NUM_WORDS * 8 + len(text) + 1] = text + b"\0"
         self.mark(Phase.FAILED)
         self.mark = _mark_nothing

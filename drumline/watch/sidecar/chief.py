@@ -93,9 +93,9 @@ class Chief:
         ranks = self.picture().ranks
         return len(ranks) < self.terms.world_size or all(rank.phase is Phase.LEFT for rank in ranks)
 
-    async def consider(self, now: float, *, speaks: bool) -> None:
-        """One look at the whole. `now`: seconds in which this process was awake."""
-        picture = self.picture()
+    async def consider(self, clock: Callable[[], float], *, speaks: bool) -> None:
+        """One look at the whole. `clock`: seconds in which this process was awake."""
+        picture, now = self.picture(), clock()
         wish = self._vigil.look(picture, now)
         if not speaks or self.has_acted:
             return
@@ -110,10 +110,10 @@ class Chief:
             self.last_words.append(warning)
         if wish is Wish.GATHER:
             closely = self.picture(await self._gather())
-            self._conclude(judge(closely), closely, now)
+            self._conclude(judge(closely), closely, clock())
 
     def _conclude(self, verdict: Verdict | None, picture: Picture, now: float) -> None:
-        word = self._vigil.decide(verdict, now)
+        word = self._vigil.decide(verdict, self.picture(), now)
         if word is None or verdict is None:
             return
         at = time.time()

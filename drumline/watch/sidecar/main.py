@@ -28,6 +28,7 @@ from drumline.watch.sidecar.node import Node
 from drumline.watch.sidecar.telling import Teller
 from drumline.watch.sidecar.terms import Terms, terms_from_json
 from drumline.watch.status import StepRates, status_record
+from drumline.watch.verdicts.scene import is_done
 from drumline.watch.verdicts.verdict import Verdict
 
 TICK_S = 0.2
@@ -101,7 +102,7 @@ class Sidecar:
             self._note_error(self._considering)
             self._considering = None
         if self._considering is None and self.node.has_begun:
-            work = self.chief.consider(self._awake_s, speaks=self._is_chief())
+            work = self.chief.consider(lambda: self._awake_s, speaks=self._is_chief())
             self._considering = asyncio.ensure_future(work)
 
     def _send_pulse(self, now: float, *, is_last: bool = False) -> None:
@@ -112,11 +113,11 @@ class Sidecar:
         for peer in self.terms.peers:
             self.channel.send(peer.node, message)
 
-    def _show_status(self, now: float, *, has_ended: bool = False) -> None:
+    def _show_status(self, now: float, *, is_last: bool = False) -> None:
         if (
             not self.node.has_begun
             or not self._is_chief()
-            or (now - self._status_at < STATUS_S and not has_ended)
+            or (now - self._status_at < STATUS_S and not is_last)
         ):
             return
         self._status_at = now
@@ -128,7 +129,8 @@ class Sidecar:
             hang_s=self.terms.hang_s,
             rates=self._rates.look(picture, now),
             words=self.chief.last_words,
-            has_ended=has_ended,
+            # After a hang or a failure the launcher may start it again.
+            has_ended=is_last and all(map(is_done, picture.ranks)),
         )
         self.teller.show_status(record)
 
@@ -197,7 +199,7 @@ class Sidecar:
             self._send_pulse(time.monotonic(), is_last=True)
             await asyncio.sleep(0)
         await self.teller.drain()
-        self._show_status(time.monotonic(), has_ended=True)
+        self._show_status(time.monotonic(), is_last=True)
         await self.teller.drain()
         if self.channel is not None:
             await self.channel.close()

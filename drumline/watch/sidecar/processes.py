@@ -4,6 +4,7 @@ the rank for its stacks and its flight recorder, and takes a second and a half a
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from dataclasses import replace
@@ -20,6 +21,8 @@ from drumline.watch.sidecar.stacks import last_stack, stack_of
 
 # Looks that follow each other faster tell nothing new of CPU time, which is counted in hundredths of a second.
 MIN_INTERVAL_S = 0.1
+# Looks that are further apart than this have not seen what was in between.
+LATE_S = 1.0
 STILL_AFTER_S = 1.0
 STACKS_WITHIN_S = 1.2
 
@@ -80,6 +83,8 @@ class RankLook:
         seen.forgive(time.monotonic())
         facts = replace(facts, stack=stack, workers=workers, answers=answers, collectives=collectives)
         latest = self.look(time.monotonic())
+        if latest is not None and facts.state in STOPPED and latest.state not in (*STOPPED, *ENDED):
+            return replace(facts, state=latest.state, state_s=latest.state_s, answers=None)  # it goes on
         if latest is None or latest.state not in ENDED:
             return facts
         # It has ended meanwhile: that is why it did not answer.
@@ -134,7 +139,7 @@ class _Seen:
             self.process.close()
         self.memory = MemoryWatch(beat.pid)
         self.descendants = Descendants(beat.pid)
-        self.state, self.state_since_s = "", 0.0
+        self.state, self.state_since_s, self._looked_s = "", 0.0, math.inf
         self.exit: int | None = None
         self.cpu, self.has_io = 0.0, False
         self._counted_s: float | None = None
@@ -146,6 +151,9 @@ class _Seen:
         state = stat.state if stat else GONE
         if state != self.state:
             self.state, self.state_since_s = state, now_s
+        # While this process was stopped itself, with the whole job perhaps, it has seen no state.
+        self.state_since_s += max(0.0, now_s - self._looked_s - LATE_S)
+        self._looked_s = now_s
         if stat is None or state == "Z":
             self.cpu, self.has_io = 0.0, False
             if stat and (stat.exit_status or stat.num_threads <= 1):

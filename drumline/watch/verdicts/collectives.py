@@ -50,6 +50,9 @@ def judge_mismatch(scene: Scene) -> Verdict | None:
     )
     frame = users_frame(culprits[0].stack)
     place = f" ({frame})" if frame and odd is not None else ""
+    # A break in a loop of the user's own shows in no beat: it may end an epoch.
+    is_out = odd is not None and split.sides[odd][0].op.endswith("barrier")
+    may_be_out = "see whether it left the loop before the others; if not, " if is_out else ""
     unsure = "; which of them is wrong cannot be told" if odd is None else ""
     return Verdict(
         cause=Cause.MISMATCH,
@@ -59,7 +62,7 @@ def judge_mismatch(scene: Scene) -> Verdict | None:
         rank=culprits[0].rank if odd is not None else None,
         step=culprits[0].step if scene.has_steps else None,
         what=f"ranks are in different collectives{at(scene, culprits[0])}{place}: {shown}{unsure}",
-        next_step="make every rank call the same collectives in the same order with the same shapes "
+        next_step=f"{may_be_out}make every rank call the same collectives in the same order with the same shapes "
         "(look for one behind `if rank == ...`, and for batches of different length)",
         is_certain=True,
         since_s=min(rank.age_s for rank in culprits),

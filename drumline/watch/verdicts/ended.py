@@ -144,7 +144,7 @@ def _after_signal(rank: RankFacts, number: int) -> str:
 
 def _after_failure(rank: RankFacts) -> str:
     text = rank.failure.lower()
-    if "no space left" in text or "disk quota" in text:
+    if any(sign in text for sign in ("no space left", "disk is full", "disk quota")):
         return "make room on that file system; the run then goes on from its newest whole checkpoint"
     if "out of memory" in text:
         return "lower the batch size, or accumulate over more micro-batches"

@@ -8,7 +8,15 @@ from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import Collective, RankFacts
 from drumline.watch.verdicts.collectives import signature
 from drumline.watch.verdicts.endings import is_lost_peer
-from drumline.watch.verdicts.scene import ORDERLY_EXITS, Scene, has_ended, is_busy, is_done, pending
+from drumline.watch.verdicts.scene import (
+    ORDERLY_EXITS,
+    Scene,
+    has_ended,
+    is_busy,
+    is_done,
+    pending,
+    seems_to_wait,
+)
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.wording import name, names, who_waits
 
@@ -72,7 +80,8 @@ def _needs_them(rank: RankFacts, left: list[RankFacts]) -> bool:
     waits = pending(rank)
     if waits is not None:
         return any(not _has_entered(gone, waits) for gone in left)
-    return rank.phase not in (*_ENDING, Phase.DATA, Phase.START) and not is_busy(rank)
+    # One that is in no collective has work of its own to do, as a last report.
+    return rank.phase not in (*_ENDING, Phase.DATA, Phase.START) and not is_busy(rank) and seems_to_wait(rank)
 
 
 def _has_entered(rank: RankFacts, waits: Collective) -> bool:

@@ -89,7 +89,7 @@ def _witness(picture: Picture, one: Silent) -> NodeFacts | None:
 
 def _cut_off(scene: Scene, me: NodeFacts, gone: list[Silent]) -> Verdict:
     why = me.link or f"{len(gone)} of {len(gone) + 1} nodes went silent together"
-    hosts = ", ".join(one.host for one in gone[:4]) + (" and more" if gone[4:] else "")
+    hosts = _some([one.host for one in gone])
     return _verdict(
         scene,
         me.host,
@@ -135,7 +135,7 @@ def _gone(scene: Scene, gone: list[Silent], *, is_certain: bool = True) -> Verdi
         else ""
     )
     others = [one.host for one in gone if one is not first]
-    too = f"; {', '.join(others)} neither" if others else ""
+    too = f"; {_some(others)} neither" if others else ""
     me = next((node.host for node in scene.picture.nodes if node.node == scene.picture.me), "this host")
     next_step = (
         f"see on {first.host} what ended the job there; the host itself answers"
@@ -148,6 +148,10 @@ def _gone(scene: Scene, gone: list[Silent], *, is_certain: bool = True) -> Verdi
 
 def _between(one: str, other: str) -> str:
     return f"check cable and security group between {one} and {other}: drumline doctor --hosts {one},{other}"
+
+
+def _some(hosts: list[str]) -> str:
+    return ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if hosts[4:] else "")
 
 
 def _longest(gone: list[Silent]) -> float:

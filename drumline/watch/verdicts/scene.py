@@ -60,7 +60,7 @@ class Scene:
         return {
             rank.rank: pending(rank)
             for rank in self.in_loop
-            if rank.rank not in behind and _seems_to_wait(rank)
+            if rank.rank not in behind and seems_to_wait(rank)
         }
 
     @cached_property
@@ -117,7 +117,8 @@ def _place(rank: RankFacts) -> tuple[int, int, int] | None:
     return None if order is None else (rank.step, rank.micro, order)
 
 
-def _seems_to_wait(rank: RankFacts) -> bool:
+def seems_to_wait(rank: RankFacts) -> bool:
+    """For others: in a collective, as far as can be told."""
     return pending(rank) is not None or _is_stuck_in_meeting(rank)
 
 

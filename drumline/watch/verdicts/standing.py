@@ -8,7 +8,7 @@ from drumline.watch.verdicts.frames import innermost, is_idle_worker, is_loading
 from drumline.watch.verdicts.scene import BUSY_CORES, Scene, is_busy, pending
 from drumline.watch.verdicts.stopped import judge_storage
 from drumline.watch.verdicts.verdict import Cause, Verdict
-from drumline.watch.verdicts.wording import DOING, collective, name, names, since, who_waits
+from drumline.watch.verdicts.wording import DOING, collective, count, name, names, since, who_waits
 
 # Why a worker does not deliver, the surest sign first.
 _STATES = {
@@ -18,6 +18,7 @@ _STATES = {
     "t": (Cause.DEBUGGED, "is held by a debugger"),
     "D": (Cause.STORAGE, "waits for storage"),
 }
+_MOST_PLACES = 4
 _SEE_WAIT = "see what {} waits for: a file, a server, a lock; the verdict's file has its stack"
 
 
@@ -60,7 +61,10 @@ def judge_unknown(scene: Scene) -> Verdict | None:
         one = pending(rank)
         doing = collective(one, with_sizes=True) if one else innermost(rank.stack) or DOING[rank.phase]
         places.setdefault(doing, []).append(rank)
-    shown = "; ".join(f"{names(who)} in {where}" for where, who in places.items())
+    most = sorted(places.items(), key=lambda place: -len(place[1]))
+    shown = "; ".join(f"{names(who)} in {where}" for where, who in most[:_MOST_PLACES])
+    if rest := most[_MOST_PLACES:]:
+        shown += f"; {count(sum(len(who) for _, who in rest), 'rank')} elsewhere"
     return Verdict(
         cause=Cause.UNKNOWN,
         host=first.host,
@@ -182,7 +186,8 @@ def _never_entered(scene: Scene, rank: RankFacts, suspects: list[RankFacts]) -> 
         f"{name(rank)} never entered {collective(missed, with_sizes=True)}: it has been in {where} "
         f"{since(scene, rank)}",
         suspects,
-        "see why it takes another way there; the verdict's file has the stacks of all ranks",
+        "see why it is there and not in that collective: often an `if` that differs between ranks; the verdict's file "
+        "has all stacks",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from drumline.watch.facts import RankFacts
 from drumline.watch.verdicts.frames import innermost
-from drumline.watch.verdicts.scene import Scene
+from drumline.watch.verdicts.scene import Scene, has_ended
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.wording import DOING, name, names, seconds, since, who_waits
 
@@ -12,13 +12,15 @@ CERTAINLY_STOPPED_S = 2.0
 
 
 def judge_stopped(scene: Scene) -> Verdict | None:
-    """A rank in state T. Its beat stands where it was when the signal came."""
+    """A rank in state T. Its beat stands where it was when the signal came. Where all of them are, somebody has stopped
+    the whole job, and may let it go on."""
     stopped = [rank for rank in scene.ranks if rank.state == "T"]
     if not stopped:
         return None
     first = max(stopped, key=lambda rank: (rank.state_s, -rank.rank))
     pids = " ".join(str(rank.pid) for rank in stopped if rank.host == first.host)
     others = [rank for rank in stopped if rank is not first]
+    is_whole = all(rank.state == "T" or has_ended(rank) for rank in scene.picture.ranks)
     too = f"; so {'is' if len(others) == 1 else 'are'} {names(others)}" if others else ""
     return Verdict(
         cause=Cause.STOPPED,
@@ -28,7 +30,7 @@ def judge_stopped(scene: Scene) -> Verdict | None:
         what=f"{name(first)} is stopped by a signal, in {DOING[first.phase]} {since(scene, first)}"
         f"{too}{who_waits(scene, stopped)}",
         next_step=f"kill -CONT {pids} on {first.host}, or let the job be restarted",
-        is_certain=first.state_s >= CERTAINLY_STOPPED_S,
+        is_certain=first.state_s >= CERTAINLY_STOPPED_S and not is_whole,
         since_s=first.state_s,
     )
 

@@ -52,7 +52,7 @@ class Verdict:
 
     def sentence(self, word: str) -> str:
         """`word`: `hang`, `stall` or `failure`."""
-        return f"{word}: {self.what}. Next: {self.next_step}"
+        return f"{word}: {self.what.rstrip('.')}. Next: {self.next_step}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

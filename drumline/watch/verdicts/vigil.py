@@ -84,28 +84,24 @@ class Vigil:
         self._said: tuple[Word, Verdict] | None = None
         self._said_at = (0, 0)
         self._stood_s = 0.0
+        self._has_moved = False
 
     def look(self, picture: Picture, now: float) -> Wish | Recovery:
         if self._looked is not None and now - self._looked > _AWAKE_S:
             self._awake_from = now + _AWAKE_S
-        self._picture, self._looked = picture, now
-        # A node whose ranks are done goes silent, and what it said last still holds.
-        self._seen.update((rank.rank, rank) for rank in picture.ranks)
-        moved = self._pace.look(picture, now, counts=self._num_steps() > 0)
-        self._note(picture)
-        if moved:
-            self._gather_at_s = None
-            self._stood_s = max(self._stood_s, self._pace.stood_s)
-            if (recovery := self._recovered()) is not None:
-                return recovery
+        self._follow(picture, now)
+        has_moved, self._has_moved = self._has_moved, False
+        if has_moved and (recovery := self._recovered()) is not None:
+            return recovery
         if self._is_final() or self._is_over():
             return Wish.NOTHING
         return Wish.GATHER if self._has_new_sign(now) or self._is_time() else Wish.NOTHING
 
-    def decide(self, verdict: Verdict | None, now: float) -> Word | None:
-        """What to say of it; None: nothing, or nothing new."""
+    def decide(self, verdict: Verdict | None, picture: Picture, now: float) -> Word | None:
+        """What to say of it; None: nothing, or nothing new. `picture`: as it is by now. Gathering takes a second or
+        two, which count as any others; what went on meanwhile does not stand."""
         self._pace.pass_time(now, at_most_s=_GATHERING_S)
-        self._looked = now
+        self._follow(picture, now)
         if verdict is None or self._is_final() or self._is_over():
             return None
         word = self._word(verdict)
@@ -113,6 +109,15 @@ class Vigil:
             return None
         self._said, self._said_at, self._stood_s = (word, verdict), _reached(self._picture), 0.0
         return word
+
+    def _follow(self, picture: Picture, now: float) -> None:
+        self._picture, self._looked = picture, now
+        # A node whose ranks are done goes silent, and what it said last still holds.
+        self._seen.update((rank.rank, rank) for rank in picture.ranks)
+        if self._pace.look(picture, now, counts=self._num_steps() > 0):
+            self._has_moved, self._gather_at_s = True, None
+            self._stood_s = max(self._stood_s, self._pace.stood_s)
+        self._note(picture)
 
     # When to look closely
 
@@ -146,7 +151,7 @@ class Vigil:
         """At the first suspicion, at each limit, and now and then in between."""
         still = self._pace.still_s
         if self._gather_at_s is None:
-            quiet = self._is_young() or self._is_in(QUIET)
+            quiet = self._takes_its_time()
             self._gather_at_s = max(_SUSPECT_QUIET_S if quiet else _SUSPECT_S, 0.75 * self._pace.limit_s)
         if still < self._gather_at_s:
             return False
@@ -180,7 +185,7 @@ class Vigil:
     def _tell_s(self, verdict: Verdict) -> float:
         limit = self._pace.limit_s
         all_busy = all(self._is_busy(rank.rank) for rank in self._picture.ranks)
-        if self._is_young() or self._is_in(QUIET) or all_busy:
+        if self._takes_its_time() or all_busy:
             return max(self._hang_s, limit)
         return self._busy_limit_s() if self._works(verdict) else limit
 
@@ -188,7 +193,7 @@ class Vigil:
         return max(_BUSY_FACTOR * self._pace.limit_s, _BUSY_FLOOR_S)
 
     def _act_s(self, verdict: Verdict) -> float:
-        is_patient = self._is_young() or self._is_in(QUIET) or self._works(verdict)
+        is_patient = self._takes_its_time() or self._works(verdict)
         patience = self._hang_s * (_PATIENCE_FACTOR if is_patient else 1.0)
         return min(max(patience, self._pace.limit_s), _LONGEST_S)
 
@@ -220,6 +225,10 @@ class Vigil:
                 self._first_step = rank.step
             recent = self._work.setdefault(rank.rank, deque(maxlen=_NUM_RECENT))
             recent.append(rank.cpu >= _BUSY_CORES or rank.has_io or rank.state == "R")
+
+    def _takes_its_time(self) -> bool:
+        """It begins, evaluates, saves, or some ranks are done and others have something left to do."""
+        return self._is_young() or self._is_in(QUIET) or any(map(is_done, self._seen.values()))
 
     def _is_young(self) -> bool:
         ranks = self._picture.ranks

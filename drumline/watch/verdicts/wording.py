@@ -24,6 +24,7 @@ DOING = {
     Phase.LEFT: "what follows the loop",
     Phase.FAILED: "its failure",
 }
+_MOST_HOSTS = 4
 
 
 def name(rank: RankFacts) -> str:
@@ -31,12 +32,14 @@ def name(rank: RankFacts) -> str:
 
 
 def names(ranks: Sequence[RankFacts]) -> str:
-    """`rank 3 on node-b`, `ranks 0-2 on node-a, 5 on node-b`."""
+    """`rank 3 on node-b`, `ranks 0-2 on node-a, 5 on node-b`; of many hosts their number."""
     if len(ranks) == 1:
         return name(ranks[0])
     hosts: dict[str, list[int]] = defaultdict(list)
     for rank in ranks:
         hosts[rank.host].append(rank.rank)
+    if len(hosts) > _MOST_HOSTS:
+        return f"{len(ranks)} ranks on {len(hosts)} hosts ({name(ranks[0])}, ...)"
     return "ranks " + ", ".join(f"{ranks_text(numbers)} on {host}" for host, numbers in hosts.items())
 
 

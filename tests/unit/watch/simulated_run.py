@@ -43,6 +43,7 @@ class SimulatedRun:
                 self._mark(0, clocks[0], Phase.SAVE, step)
                 clocks[0] += 2.0  # on rank 0 alone: the others are in backward meanwhile
         self.seconds = max(clocks)
+        self._spent = [list(_spent_until(marks)) for marks in self.marks]
 
     def pictures(
         self, every_s: float = 0.5, lag_s: Callable[[str], float] = lambda host: 0.0
@@ -75,9 +76,6 @@ class SimulatedRun:
     def _facts(self, rank: int, now: float) -> RankFacts:
         marks = self.marks[rank]
         last = bisect_right(marks, now, key=lambda mark: mark[0]) - 1
-        spent = [0.0] * len(Phase)
-        for (begin, phase, _), (end, *_) in pairwise(marks[: last + 1]):
-            spent[phase] += end - begin
         begin, phase, step = marks[last]
         return RankFacts(
             rank=rank,
@@ -86,5 +84,14 @@ class SimulatedRun:
             step=step,
             phase=phase,
             age_s=now - begin,
-            spent_s=tuple(spent),
+            spent_s=self._spent[rank][last],
         )
+
+
+def _spent_until(marks: Sequence[tuple[float, Phase, int]]) -> Iterator[tuple[float, ...]]:
+    """At each mark: by phase, all that went before it."""
+    spent = [0.0] * len(Phase)
+    yield tuple(spent)
+    for (begin, phase, _), (end, *_) in pairwise(marks):
+        spent[phase] += end - begin
+        yield tuple(spent)

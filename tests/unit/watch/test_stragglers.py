@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from drumline.watch.beats.phase import Phase
@@ -100,6 +100,14 @@ def test_a_host_is_named_when_all_its_ranks_are_slow() -> None:
     assert (straggler.host, straggler.rank) == ("node-1", None)
 
 
+def test_what_is_near_the_limit_has_to_last() -> None:
+    def for_a_while(rank: int, step: int, phase: Phase) -> float:
+        return 2.5 if rank == 1 and phase is Phase.FORWARD and 30 <= step < 80 else 1.0
+
+    assert told(for_a_while, steps=300) == []
+    assert [one.rank for one in told(slow(1, 2.5, Phase.FORWARD), steps=300)] == [1]
+
+
 def test_it_is_over_after_a_while_and_may_begin_again() -> None:
     def twice(rank: int, step: int, phase: Phase) -> float:
         is_slow = rank == 3 and phase is Phase.FORWARD and (50 <= step < 120 or step >= 400)
@@ -135,7 +143,7 @@ def test_it_is_named_within_seconds() -> None:
     began = next(time for time, phase, step in run.marks[3] if step == 40)
     stragglers = Stragglers(2.0)
     named = next(now for now, picture in run.pictures() if stragglers.look(picture, now))
-    assert named - began < 5
+    assert named - began < 8
 
 
 @pytest.mark.parametrize(
@@ -157,7 +165,9 @@ def test_nobody_is_named_for_nothing(times: Times, options: dict[str, int]) -> N
     assert told(times, **options) == []  # type: ignore[arg-type]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@example(seed=1325, noise=0.07084109439990632, ranks=5)  # five slow steps of one rank within three seconds
+@example(seed=1898, noise=0.15697211157185303, ranks=2)
 @given(seed=st.integers(0, 2**32), noise=st.floats(0, 1.5), ranks=st.integers(2, 6))
 def test_a_loaded_machine_makes_no_stragglers(seed: int, noise: float, ranks: int) -> None:
     """Every phase of every step is longer by chance, some of them much."""

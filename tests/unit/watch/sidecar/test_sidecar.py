@@ -149,6 +149,7 @@ def test_a_stopped_rank_is_named_and_the_run_is_ended_by_the_next_sidecar_too(ru
     status = run.status()
     assert status is not None
     assert status["words"] == [event["message"]]
+    assert not status["has_ended"], "its launcher may start it again"
 
 
 @pytest.mark.parametrize("run", ["report"], indirect=True)

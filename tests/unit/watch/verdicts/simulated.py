@@ -179,9 +179,10 @@ def watch(
             recoveries.append(wish)
         elif wish is Wish.GATHER:
             gathered.append(now)
+            asked = run.picture(now, closely=True)
             now += gather_s
-            verdict = judge(run.picture(now, closely=True))
-            if (word := vigil.decide(verdict, now)) is not None and verdict is not None:
+            verdict = judge(replace(asked, silent=run.picture(now).silent))
+            if (word := vigil.decide(verdict, run.picture(now), now)) is not None and verdict is not None:
                 said.append(Said(now, word, verdict))
         now += 0.5
     return said, recoveries, gathered

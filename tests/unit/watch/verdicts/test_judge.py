@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -131,7 +132,8 @@ WHOLE = [
         Cause.NOT_ENTERED,
         "stall: rank 5 on node-b never entered all_reduce #4410 of [77290]: it has been in cuda/__init__.py:985 in "
         "synchronize, in its work between steps since step 812; 7 ranks wait in all_reduce #4410. Next: see why it "
-        "takes another way there; the verdict's file has the stacks of all ranks",
+        "is there and not in that collective: often an `if` that differs between ranks; the verdict's file has all "
+        "stacks",
         id="not entered",
     ),
     pytest.param(
@@ -256,6 +258,10 @@ def test_other_ends(exit: int, end: str, next_step: str) -> None:
     [
         ("OSError: [Errno 28] No space left on device", "make room on that file system"),
         (
+            "CheckpointError: cannot save in /run: the disk is full (3 MB needed, 0 bytes free)",
+            "make room on that",
+        ),
+        (
             "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
             "lower the batch size, or accumulate",
         ),
@@ -309,8 +315,68 @@ def test_two_faults_at_once_are_both_told() -> None:
     )
     verdict = found(picture(ended(5, -9), stands(1, Phase.DATA, state="T")))
     assert verdict.what.endswith("; rank 1 on node-a is stopped by a signal besides")
+    assert ".. Next" not in found(picture(ended(5, 1, failure="it is Killed."))).sentence("failure")
     stopped = [stands(rank, Phase.FORWARD, state="T") for rank in (1, 2)]
     assert found(picture(*stopped)).next_step.startswith("kill -CONT 4701 4702 on node-a")
+
+
+def test_a_job_that_is_stopped_as_a_whole_may_be_let_go_on() -> None:
+    every = [stands(rank, Phase.FORWARD, state="T", collectives=()) for rank in range(4)]
+    verdict = found(picture(*every, world_size=4))
+    assert (verdict.cause, verdict.is_certain) == (Cause.STOPPED, False)
+    assert verdict.what.endswith(
+        "is stopped by a signal, in forward since step 812; so are ranks 1-3 on node-a"
+    )
+    assert found(picture(*every[1:], world_size=4)).is_certain
+    gone = ended(0, -9)
+    assert found(picture(gone, *every[1:], world_size=4)).cause is Cause.KILLED
+
+
+def test_on_many_hosts_a_sentence_stays_one() -> None:
+    """32 hosts with 8 ranks each."""
+
+    def big(
+        *odd: RankFacts, every: Callable[[int], RankFacts] = waits, silent: tuple[Silent, ...] = ()
+    ) -> Picture:
+        ranks = [every(rank) for rank in range(256)]
+        for one in odd:
+            ranks[one.rank] = one
+        nodes = [
+            NodeFacts(
+                node=node,
+                host=f"node-{node}",
+                ranks=tuple(replace(one, host=f"node-{node}") for one in ranks[8 * node : 8 * node + 8]),
+            )
+            for node in range(32)
+        ]
+        return Picture(me=0, nodes=tuple(nodes), silent=silent)
+
+    def everywhere(rank: int) -> RankFacts:
+        return stands(rank, Phase.FORWARD, stack=(f"/home/me/job/train.py:{rank} in main",), collectives=())
+
+    def alone(rank: int) -> RankFacts:
+        one = replace(reduced(4410), number=rank)
+        return waits(rank, collectives=(replace(one, group=f"group {rank}"),))
+
+    away = tuple(
+        Silent(node=n, host=f"node-{n}", ranks=tuple(range(8 * n, 8 * n + 8)), silent_s=4.0, how="no answer")
+        for n in range(1, 24)
+    )
+    pictures = {
+        "dataset": big(stands(77, Phase.DATA)),
+        "left": big(*(stands(rank, Phase.LEFT) for rank in range(0, 256, 9))),
+        "stopped": big(*(stands(rank, Phase.FORWARD, state="T") for rank in range(0, 256, 2))),
+        "mismatch": big(*(waits(r, collectives=(reduced(4410, 3),)) for r in range(0, 256, 3))),
+        "everywhere": big(every=everywhere),
+        "unknown": big(every=alone),
+        "unreachable": big(silent=away),
+        "killed": big(*(ended(rank, -9) for rank in range(40, 130))),
+    }
+    for what, given in pictures.items():
+        sentence = found(given).sentence("hang")
+        assert len(sentence) < 600, (what, sentence)
+    assert "; 255 ranks wait in all_reduce #4410" in found(pictures["dataset"]).what
+    assert "; 252 ranks elsewhere" in found(pictures["unknown"]).what
 
 
 def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
@@ -365,6 +431,10 @@ def test_the_last_rank_at_the_end_of_a_run_is_not_left_behind(phase: Phase) -> N
     last = stands(3, phase, cpu=0.9, stack=("/home/me/job/save.py:9 in store",))
     verdict = found(picture(*(stands(rank, Phase.LEFT) for rank in (0, 1, 2)), last, world_size=4))
     assert (verdict.cause, verdict.rank) == (Cause.SLOW, 3)
+    # In a loop of the user's own there are no such phases; that it is in no collective is seen all the same.
+    report = stands(3, Phase.USER, stack=("/home/me/job/report.py:9 in upload",))
+    verdict = found(picture(*(stands(rank, Phase.LEFT) for rank in (0, 1, 2)), report, world_size=4))
+    assert (verdict.cause, verdict.rank, verdict.is_certain) == (Cause.USER_CODE, 3, False)
     assert judge(picture(*(stands(rank, Phase.LEFT) for rank in range(8)))) is None
     assert judge(picture(*(person(rank, state="X", exit=75) for rank in range(8)))) is None
 
@@ -410,6 +480,14 @@ def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
     assert (
         "rank 1 on node-a: broadcast #4410 of [7]; rank 0 on node-a: all_reduce #4410 of [77290]"
         in verdict.what
+    )
+    out = replace(
+        extra, collectives=(*extra.collectives[:-1], replace(reduced(4410, op="barrier"), sizes=()))
+    )
+    verdict = found(picture(out, world_size=2))
+    assert (verdict.cause, verdict.rank) == (Cause.MISMATCH, 1)
+    assert verdict.next_step.startswith(
+        "see whether it left the loop before the others; if not, make every rank"
     )
     # Nothing came before: then nobody is blamed alone.
     pair = [waits(rank, collectives=(reduced(1, 5 + rank),)) for rank in range(2)]
