@@ -34,6 +34,7 @@ STORE_LOG = "TORCH_CPP_LOG_LEVEL"
 HEEDED = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 # Ranks of a task that end so would end so again.
 FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})
+ENDED = "drumline: the job was ended; the same command goes on from the newest checkpoint"
 STOPPED = "drumline: interrupted; all ranks were stopped"
 TOO_EARLY = "drumline: told to leave before the first step; the same command goes on from where the run stood"
 
@@ -213,6 +214,8 @@ def tells_more(ruling: Ruling, rank_code: int, *, is_task: bool) -> bool:
 def _pass_on(ruling: Ruling, rank_code: int, *, is_task: bool) -> int:
     if not ruling.was_told:
         print(f"drumline: {ruling.sentence}", file=sys.stderr)
+    if ruling.is_hang and is_task:
+        print(ENDED, file=sys.stderr)
     return exit_code_of(rank_code, is_task=is_task)
 
 

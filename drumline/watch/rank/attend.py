@@ -6,6 +6,7 @@ Training needs neither: beats are stores to memory, and stacks are written by a 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
@@ -19,6 +20,7 @@ from drumline.config.schema import WatchConfig
 from drumline.launch.node.memory_folder import hold
 from drumline.launch.topology import Topology, topology_from
 from drumline.launch.watch_terms import watch_terms_from
+from drumline.watch.beats.phase import Phase
 from drumline.watch.beats.record import BeatWriter
 from drumline.watch.rank.beside import Beside
 from drumline.watch.rank.flight import answer
@@ -56,11 +58,13 @@ class Attendance:
         self._owner = os.getpid()
         self._thread = threading.Thread(target=self._attend, name="drumline-watch", daemon=True)
         self._thread.start()
+        atexit.register(self._end_with_python)
 
     def close(self) -> None:
         """The rank is out of its loop; the sidecar sees that by itself."""
         if os.getpid() != self._owner:
             return
+        atexit.unregister(self._end_with_python)
         os.write(self._waker, b"\0")
         self._thread.join(ANSWER_S)
         if self._thread.is_alive():  # in a library's lock, for an answer; it is not waited for
@@ -70,6 +74,14 @@ class Attendance:
         if self._hold is not None:
             os.close(self._hold)
         self._sidecar.close()
+
+    def _end_with_python(self) -> None:
+        """A program that ends without a word to us: with the error that Python has just shown, if there was one."""
+        error = getattr(sys, "last_value", None)
+        if error is None:
+            self.beat.mark(Phase.LEFT)
+        else:
+            self.beat.fail(f"{type(error).__name__}: {error}".rstrip(": "))
 
     def _file(self, kind: str) -> Path:
         return self.folder / f"rank-{self.rank:05d}.{kind}"

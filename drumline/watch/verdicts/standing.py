@@ -121,7 +121,8 @@ def _about_worker(rank: RankFacts, worker: WorkerFacts) -> tuple[Cause, str, str
         how = f"computes with {worker.cpu:.1f} cores" if worker.cpu >= BUSY_CORES else "is"
     how = f"{how} in {frame}" if frame else how
     next_steps = {
-        Cause.STOPPED: f"kill -CONT {worker.pid} on {rank.host}, or let the job be restarted",
+        Cause.STOPPED: f"find who stopped it; until the job is ended, kill -CONT {worker.pid} on {rank.host} "
+        "lets it go on",
         Cause.DEBUGGED: f"let process {worker.pid} on {rank.host} go on, or detach",
         Cause.STORAGE: f"look at the file systems of {rank.host} (df, dmesg)",
     }

@@ -29,7 +29,7 @@ def judge_stopped(scene: Scene) -> Verdict | None:
         step=first.step if scene.has_steps else None,
         what=f"{name(first)} is stopped by a signal, in {DOING[first.phase]} {since(scene, first)}"
         f"{too}{who_waits(scene, stopped)}",
-        next_step=f"kill -CONT {pids} on {first.host}, or let the job be restarted",
+        next_step=f"find who stopped it; until the job is ended, kill -CONT {pids} on {first.host} lets it go on",
         is_certain=first.state_s >= CERTAINLY_STOPPED_S and not is_whole,
         since_s=first.state_s,
     )

@@ -83,7 +83,7 @@ WHOLE = [
         picture(stands(3, Phase.FORWARD, state="T", collectives=(), answers=False)),
         Cause.STOPPED,
         "hang: rank 3 on node-a is stopped by a signal, in forward since step 812; 7 ranks wait in all_reduce #4410. "
-        "Next: kill -CONT 4703 on node-a, or let the job be restarted",
+        "Next: find who stopped it; until the job is ended, kill -CONT 4703 on node-a lets it go on",
         id="stopped",
     ),
     pytest.param(
@@ -91,7 +91,7 @@ WHOLE = [
         Cause.STOPPED,
         "hang: rank 5 on node-b has been in DataLoader since step 812 (worker 1 is stopped by a signal in "
         "data/images.py:31 in __getitem__); 7 ranks wait in all_reduce #4410. "
-        "Next: kill -CONT 5001 on node-b, or let the job be restarted",
+        "Next: find who stopped it; until the job is ended, kill -CONT 5001 on node-b lets it go on",
         id="stopped worker",
     ),
     pytest.param(
@@ -317,7 +317,7 @@ def test_two_faults_at_once_are_both_told() -> None:
     assert verdict.what.endswith("; rank 1 on node-a is stopped by a signal besides")
     assert ".. Next" not in found(picture(ended(5, 1, failure="it is Killed."))).sentence("failure")
     stopped = [stands(rank, Phase.FORWARD, state="T") for rank in (1, 2)]
-    assert found(picture(*stopped)).next_step.startswith("kill -CONT 4701 4702 on node-a")
+    assert found(picture(*stopped)).next_step.endswith("kill -CONT 4701 4702 on node-a lets it go on")
 
 
 def test_a_job_that_is_stopped_as_a_whole_may_be_let_go_on() -> None:
