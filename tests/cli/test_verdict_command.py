@@ -155,6 +155,28 @@ def test_a_script_that_knows_nothing_of_drumline_is_watched(tmp_path: Path) -> N
     ] * 2
 
 
+ENDS_WITHOUT_A_WORD = """
+import os, sys, time
+from pathlib import Path
+while not Path(os.environ["DRUMLINE_WATCH_DIR"], "sidecar.pid").exists():
+    time.sleep(0.02)
+if os.environ["RANK"] == "1":
+    sys.exit(3)
+time.sleep(600)
+"""
+
+
+def test_a_watched_script_that_ends_without_a_word_is_told(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text(ENDS_WITHOUT_A_WORD)
+    words = ["--watch", "--procs", "2", "--max-restarts", "1", "ends.py"]
+    code, output, errors = finish(start(*words, cwd=tmp_path))[0]
+    assert (code, output) == (3, ""), errors
+    told = f"drumline: failure: rank 1 on {socket.gethostname()} ended with exit code 3. "
+    first, again, last = errors.splitlines(keepends=True)
+    assert first.startswith(told), errors
+    assert (again, last) == (AGAIN.format(1), first), "once for each start"
+
+
 # The rank that ends itself writes the verdict as well, when rank 0 has told that it goes on.
 DIES_ALWAYS = """
 import os, signal, time

@@ -20,7 +20,7 @@ from typing import Any
 
 from drumline.watch.facts import to_json
 from drumline.watch.sidecar.channel import NUM_HUBS, Channel
-from drumline.watch.sidecar.chief import SILENT_S, Chief
+from drumline.watch.sidecar.chief import SILENT_S, Chief, is_said
 from drumline.watch.sidecar.node import Node
 from drumline.watch.sidecar.telling import Teller
 from drumline.watch.sidecar.terms import Terms, terms_from_json
@@ -193,7 +193,7 @@ class Sidecar:
         for peer in self.terms.peers:
             if self.channel is not None:
                 self.channel.send(peer.node, message)
-        self._end_ranks(word, verdict, action, was_told=True)
+        self._end_ranks(word, verdict, action, was_told=is_said(verdict))
 
     def _end_ranks(self, word: str, verdict: Verdict, action: str, *, was_told: bool = False) -> None:
         with contextlib.suppress(OSError):
