@@ -5,6 +5,7 @@ Run with `-I -S`: it starts in milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ def main(server: str, *words: str) -> None:
         connection.sendall(text)
         for number in RELAYED:  # until here a signal ends this process, and the server sees that
             if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda caught, _: connection.send(bytes([caught])))
+                signal.signal(number, lambda caught, _: relay(caught, connection))
         answer = connection.recv(4)
     if not answer:
         sys.exit("the server of tests/warm.py has gone")
@@ -33,6 +34,11 @@ def main(server: str, *words: str) -> None:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def relay(number: int, connection: socket.socket) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the process has just ended; its code is on the way
+        connection.send(bytes([number]))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,18 @@ class Fault:
         )
 
 
+@dataclass(frozen=True)
+class _Launch:
+    """What `launch.json` holds."""
+
+    launch: str
+    """Its name."""
+    starts: list[int] = field(default_factory=list)
+    """How many verdicts of it there were at each of its starts."""
+    refused: dict[str, Any] | None = None
+    """What was found when it was refused; that is for good, whatever a sidecar makes of the refusal."""
+
+
 def begin_launch(folder: RunFolder, ddp: DDPManager) -> Fault | None:
     """Collective: at a restart all ranks refuse together what cannot come to anything. Rank 0 learns what happened."""
     found: dict[str, Any] | None = None
@@ -73,20 +85,23 @@ def begin_launch(folder: RunFolder, ddp: DDPManager) -> Fault | None:
 
 def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
     """On rank 0: `refusal` (what and next, or None), its `place`, and `fault`: what is new since the last start."""
-    name, starts = (_read_launch(folder.launch_file) if is_restart else None) or (uuid.uuid4().hex, [])
-    verdicts = verdicts_of_launch(folder.verdicts, name) if starts else []
-    folder.launch_file.parent.mkdir(parents=True, exist_ok=True)
-    record: dict[str, Any] = {"launch": name, "starts": [*starts, len(verdicts)]}
-    write_whole(folder.launch_file, json.dumps(record) + "\n")
+    launch = (_read_launch(folder.launch_file) if is_restart else None) or _Launch(uuid.uuid4().hex)
+    if launch.refused is not None:  # torchrun tries again all the same
+        return launch.refused
+    starts = launch.starts
+    verdicts = verdicts_of_launch(folder.verdicts, launch.launch) if starts else []
+    launch = replace(launch, starts=[*starts, len(verdicts)])
     # One start may have ended with several: after a cut, each side judges for itself. The first is the cause.
-    by_start = [verdicts[begin:end] for begin, end in pairwise(record["starts"]) if end > begin]
+    by_start = [verdicts[begin:end] for begin, end in pairwise(launch.starts) if end > begin]
     last = by_start[-1][0] if by_start else None
     has_news = bool(starts) and len(verdicts) > starts[-1]
-    return {
+    found = {
         "refusal": check_same_step([some[0] for some in by_start], folder.verdicts),
         "place": {} if last is None else {name: last["verdict"][name] for name in ("host", "rank", "step")},
         "fault": asdict(_fault(last)) if last is not None and has_news else None,
     }
+    _write_launch(folder.launch_file, replace(launch, refused=found if found["refusal"] else None))
+    return found
 
 
 def verdicts_of_launch(folder: Path, launch: str) -> list[dict[str, Any]]:
@@ -137,10 +152,14 @@ def _fault(record: Mapping[str, Any]) -> Fault:
     )
 
 
-def _read_launch(path: Path) -> tuple[str, list[int]] | None:
-    """Its name, and how many verdicts of it there were at each of its starts."""
+def _write_launch(path: Path, launch: _Launch) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(asdict(launch)) + "\n")
+
+
+def _read_launch(path: Path) -> _Launch | None:
     try:
         record = json.loads(path.read_bytes())
-        return str(record["launch"]), [int(number) for number in record["starts"]]
+        return _Launch(str(record["launch"]), [int(number) for number in record["starts"]], record["refused"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

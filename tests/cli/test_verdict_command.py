@@ -1,8 +1,12 @@
-"""What `drumline launch` does when a sidecar has ended its ranks and says why. The sidecar here is a stand-in."""
+"""What `drumline launch` does when a sidecar has ended its ranks and says why.
+
+The sidecar here is a stand-in, except where a script is watched by the real one.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections import Counter
 from pathlib import Path
@@ -120,6 +124,57 @@ def test_a_watched_script_is_run_as_it_is(tmp_path: Path) -> None:
     assert output.startswith(f"__main__ ['own.py', '--watch'] True report 9.5 {tmp_path}/runs/launch/"), (
         output
     )
+
+
+STOPS_ITSELF = """
+import os, signal, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+for number in range(1000):
+    dist.all_reduce(torch.ones(4))
+    if number == 20 and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_script_that_knows_nothing_of_drumline_is_watched(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(STOPS_ITSELF)
+    words = ["--watch", "--procs", "2", "--max-restarts", "1", "plain.py"]
+    code, output, errors = finish(start(*words, cwd=tmp_path))[0]
+    assert (code, output) == (70, ""), errors
+    host = re.escape(socket.gethostname())
+    stopped = rf"hang: rank 1 on {host} is stopped by a signal, in .*; 1 rank waits in all_reduce #\d+\."
+    told = rf"drumline: {stopped} Next: kill -CONT \d+ on {host}, .*\n"
+    assert re.fullmatch(rf"{told}{re.escape(AGAIN.format(1))}{told}", errors), errors
+    (folder,) = (tmp_path / "runs" / "launch").iterdir()
+    names = ["0001-stopped.json", "0001-stopped.txt", "0002-stopped.json", "0002-stopped.txt"]
+    assert sorted(path.name for path in (folder / "verdicts").iterdir()) == names
+    events = [json.loads(line) for line in (folder / "events" / "watch.jsonl").read_text().splitlines()]
+    assert [(event["kind"], event["rank"], event["action"]) for event in events] == [
+        ("hang", 1, "restart")
+    ] * 2
+
+
+ENDS_WITHOUT_A_WORD = """
+import os, sys, time
+from pathlib import Path
+while not Path(os.environ["DRUMLINE_WATCH_DIR"], "sidecar.pid").exists():
+    time.sleep(0.02)
+if os.environ["RANK"] == "1":
+    sys.exit(3)
+time.sleep(600)
+"""
+
+
+def test_a_watched_script_that_ends_without_a_word_is_told(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text(ENDS_WITHOUT_A_WORD)
+    words = ["--watch", "--procs", "2", "--max-restarts", "1", "ends.py"]
+    code, output, errors = finish(start(*words, cwd=tmp_path))[0]
+    assert (code, output) == (3, ""), errors
+    told = f"drumline: failure: rank 1 on {socket.gethostname()} ended with exit code 3. "
+    first, again, last = errors.splitlines(keepends=True)
+    assert first.startswith(told), errors
+    assert (again, last) == (AGAIN.format(1), first), "once for each start"
 
 
 # The rank that ends itself writes the verdict as well, when rank 0 has told that it goes on.

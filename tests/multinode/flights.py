@@ -75,7 +75,7 @@ def _fly(orders: dict[str, Any]) -> str:
     from torch import nn
     from torch.utils.data import TensorDataset
 
-    from drumline.config.schema import Config, DistConfig, OptimConfig
+    from drumline.config.schema import Config, DistConfig, OptimConfig, WatchConfig
     from drumline.engine.job import make_manager
 
     torch.set_num_threads(1)
@@ -96,7 +96,10 @@ def _fly(orders: dict[str, Any]) -> str:
         sys.path.insert(0, orders["code"])
         importlib.import_module("user_model")
     dist = DistConfig(device="cpu", start_timeout_s=orders.get("timeout_s", START_TIMEOUT_S))
-    ddp = make_manager(Config(optim=OptimConfig(lr=orders.get("lr", 0.1)), dist=dist), orders.get("task", ""))
+    optim = OptimConfig(lr=orders.get("lr", 0.1))
+    # Ranks end here without a word to anybody, on purpose.
+    config = Config(optim=optim, dist=dist, watch=WatchConfig(sidecar="off"))
+    ddp = make_manager(config, orders.get("task", ""))
     ddp.setup()
     ddp.loader(TensorDataset(torch.ones(orders.get("samples", 10), 2)), batch_size=4)
     ddp.wrap(nn.Linear(2, 2))

@@ -109,7 +109,7 @@ def _run_guarded(
     rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
     if terms.folder is not None:
         code = exit_code_of(failure.exitcode, is_task=program.is_task)  # the controller tells of it
-    elif ruling is not None and tells_more(ruling, failure.exitcode, is_task=program.is_task):
+    elif ruling is not None and ruling.tells_more(failure.exitcode, is_task=program.is_task):
         code = _pass_on(ruling, failure.exitcode, is_task=program.is_task)
     elif program.is_task:
         code = _explain(rank, failure.exitcode, log_dir)
@@ -203,12 +203,6 @@ def _how_it_failed(result: RunResult, ruling: Ruling | None) -> tuple[str, ExitC
 
 def _how(exit_code: int) -> str:
     return f"ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
-
-
-def tells_more(ruling: Ruling, rank_code: int, *, is_task: bool) -> bool:
-    """Whether what the sidecars said explains the end better than the rank that failed first: not where that one told
-    its error itself."""
-    return ruling.is_hang or rank_code < 0 or not is_task
 
 
 def _pass_on(ruling: Ruling, rank_code: int, *, is_task: bool) -> int:

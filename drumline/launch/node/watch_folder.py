@@ -44,6 +44,11 @@ class Ruling:
     def is_final(self) -> bool:
         return self.action == "stop"
 
+    def tells_more(self, rank_code: int, *, is_task: bool) -> bool:
+        """Whether it explains the end better than the rank that failed first: not where that one told its error
+        itself."""
+        return self.is_hang or rank_code < 0 or not is_task
+
 
 class WatchFolder:
     """All starts of one job on this node."""

@@ -7,8 +7,10 @@ what the sidecar says of it decides whether they are started again.
 from __future__ import annotations
 
 import inspect
+import signal
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +112,8 @@ class WatchedAgent(LeavingAgent):
         if self.failed_first and result.is_failed():
             result.failures = {rank: result.failures[rank] for rank in self.failed_first}
         if result.is_failed():
-            self._heed(self._wait_for_ruling(result, noted_at + VERDICT_S))
+            first = min(result.failures.values(), key=lambda failure: failure.timestamp)
+            self._heed(self._wait_for_ruling(result, noted_at + VERDICT_S), first.exitcode)
         return result
 
     def _wait_for_ruling(self, result: RunResult, deadline: float) -> Ruling | None:
@@ -122,10 +125,12 @@ class WatchedAgent(LeavingAgent):
             self.watch.note_exit(rank, failure.exitcode)
         return self.watch.wait_for_ruling(deadline)
 
-    def _heed(self, ruling: Ruling | None) -> None:
+    def _heed(self, ruling: Ruling | None, rank_code: int) -> None:
         """Whether ranks are started again is decided by who saw what was wrong with them."""
         if ruling is None or self.ruling is not None:
             return
+        if not ruling.tells_more(rank_code, is_task=self.is_task):
+            ruling = replace(ruling, was_told=True)  # by the rank
         self.ruling = ruling
         if ruling.is_final:
             self._remaining_restarts = 0
@@ -136,7 +141,7 @@ class WatchedAgent(LeavingAgent):
 
     def last_look(self) -> None:
         """When the agent itself is told to end: what the sidecar has said until then."""
-        self._heed(self.watch.ruling())
+        self._heed(self.watch.ruling(), -signal.SIGTERM)
 
     def _note_ends(self, worker_group: WorkerGroup) -> None:
         if not isinstance(self._pcontext, SubprocessContext):

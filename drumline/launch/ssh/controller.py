@@ -16,7 +16,7 @@ from typing import Any
 
 from drumline.errors import DrumlineError, ExitCode, PreflightError
 from drumline.launch.hosts import Host
-from drumline.launch.node.local import INTERRUPTED, STOPPED, exit_code_of, tells_more
+from drumline.launch.node.local import INTERRUPTED, STOPPED, exit_code_of
 from drumline.launch.node.watch_folder import VERDICT_S
 from drumline.launch.ssh.client import ssh_words
 from drumline.launch.ssh.errors import not_reached, was_lost
@@ -287,7 +287,7 @@ class Controller:
         """What the sidecars said, once for all hosts, where that explains more than the first failure; the code."""
         rulings = [remote.ruling for remote in self.remaining if remote.ruling is not None]
         # A rank's own last words stay last here, a script's too.
-        if not rulings or not tells_more(rulings[0], first.code, is_task=True):
+        if not rulings or not rulings[0].tells_more(first.code, is_task=True):
             return None
         self.screen.write(f"drumline: {rulings[0].sentence}\n")
         is_task = self.job.program.is_task

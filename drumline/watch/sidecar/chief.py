@@ -119,7 +119,7 @@ class Chief:
         at = time.time()
         action = self.terms.on_hang if word == "hang" else "none"
         sentence = verdict.sentence(word)
-        if verdict.cause is not Cause.EXCEPTION:  # which the rank has told itself, with its traceback
+        if is_said(verdict):
             self.teller.say(sentence)
         self.last_words.append(sentence)
         self.teller.write_down(word, verdict, picture, action, at)
@@ -156,3 +156,8 @@ class Chief:
         else:
             mine.cancel()
         return found
+
+
+def is_said(verdict: Verdict) -> bool:
+    """Whether a sidecar says it on its screen; an error is told by the rank itself, or by the launcher."""
+    return verdict.cause is not Cause.EXCEPTION

@@ -22,7 +22,7 @@ from drumline.launch.node.memory_folder import hold
 from drumline.launch.node.watch_folder import SIDECAR
 from drumline.watch.facts import to_json
 from drumline.watch.sidecar.channel import NUM_HUBS, Channel
-from drumline.watch.sidecar.chief import SILENT_S, Chief
+from drumline.watch.sidecar.chief import SILENT_S, Chief, is_said
 from drumline.watch.sidecar.ending import Ending
 from drumline.watch.sidecar.node import Node
 from drumline.watch.sidecar.telling import Teller
@@ -183,7 +183,7 @@ class Sidecar:
         for peer in self.terms.peers:
             if self.channel is not None:
                 self.channel.send(peer.node, message)
-        self._end_ranks(word, verdict, action, was_told=True)
+        self._end_ranks(word, verdict, action, was_told=is_said(verdict))
 
     def _end_ranks(self, word: str, verdict: Verdict, action: str, *, was_told: bool = False) -> None:
         with contextlib.suppress(OSError):

@@ -27,7 +27,7 @@ def judge_ended(scene: Scene) -> Verdict | None:
     """The rank that ended by itself, and first."""
     # An ending is for good: the last word of a node that is silent by now still holds.
     ranks = scene.picture.ranks
-    own = [rank for rank in ranks if _has_own_end(rank)]
+    own = _not_ended_by_launcher([rank for rank in ranks if _has_own_end(rank)])
     if not own:
         return None
     first = _first(own)
@@ -70,6 +70,13 @@ def _has_own_end(rank: RankFacts) -> bool:
     if _ago(rank) is None or is_done(rank) or (rank.failure and is_lost_peer(rank.failure)):
         return False
     return not ended_on_request(rank)
+
+
+def _not_ended_by_launcher(ranks: list[RankFacts]) -> list[RankFacts]:
+    """A launcher that says how ranks ended says nothing of those that it ended itself, when one was gone."""
+    if all(rank.exit is None for rank in ranks):
+        return ranks
+    return [rank for rank in ranks if rank.exit is not None or rank.failure or rank.memory]
 
 
 def _ago(rank: RankFacts) -> float | None:

@@ -70,6 +70,8 @@ def test_three_times_the_same_step_is_enough(run: Run) -> None:
         "  - stuck in __getitem__",
         f"see {run.folder.verdicts} and mend the cause; the same command then goes on from the newest checkpoint",
     )
+    run.judge(None, word="failure", cause="exception", what="the refusal, as a sidecar sees it")
+    assert tuple(run.start()[0]) == refusal, "under torchrun, which starts it again all the same"
     assert run.start(is_restart=False) == (None, None), "a new launch begins to count anew"
     assert run.launch() != first
 
@@ -85,6 +87,8 @@ def test_what_was_only_told_or_has_no_step_does_not_count(run: Run) -> None:
     run.judge(8, action="stop")
     refusal, _ = run.start()
     assert refusal[0] == "the run was stopped at step 8, and is not started again: gone"
+    run.judge(None, word="failure")
+    assert tuple(run.start()[0]) == refusal
 
 
 def test_a_launch_file_that_was_lost_or_torn_is_a_new_launch(run: Run) -> None:

@@ -233,6 +233,10 @@ def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
     verdict = found(picture(*codes, world_size=4))
     assert (verdict.rank, verdict.step) == (1, None)
     assert verdict.what == "rank 1 on node-a ended with exit code 1"
+    # Of those that it ended at once because of it, the launcher says nothing.
+    quiet = [ended(rank, None, step=0, state_s=1.2) for rank in (0, 2, 3)]
+    verdict = found(picture(codes[1], *quiet, world_size=4))
+    assert verdict.what == "rank 1 on node-a ended with exit code 1"
     # What its launcher killed long after it is not the cause, though its end is the plainer one.
     assert found(picture(*codes, ended(0, -9, step=0, state_s=0.3), world_size=4)).rank == 1
 
