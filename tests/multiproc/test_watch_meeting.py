@@ -15,8 +15,8 @@ import torch.distributed as dist
 from drumline.distributed.start import ruling
 from drumline.distributed.start.meeting import open_store
 from drumline.errors import PreflightError
+from drumline.launch.node import watch_folder
 from drumline.launch.topology import Topology, topology_from
-from drumline.watch.rank import folder as folder_module
 from drumline.watch.rank import meeting
 from drumline.watch.rank.folder import PREFIX
 from drumline.watch.rank.meeting import _Meeting, meet
@@ -82,7 +82,7 @@ def facts(met: Met | str) -> dict[str, Any]:
 
 def meetings(open_folder: Path, memory: Path) -> dict[str, Any]:
     me, found = Rank(), {}
-    folder_module.MEMORY = memory  # others use the real one at the same time
+    watch_folder.MEMORY = memory  # others use the real one at the same time
     # How long rank 0 waits for those to hear who are not there; all else takes no time.
     ruling.HEARING_S = meeting.GRACE_S = 0.3
 

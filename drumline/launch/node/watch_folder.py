@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MEMORY = Path("/dev/shm")  # noqa: S108
+MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes a folder of our own in it)
+ROOM_BYTES = 4 << 20
+"""For beats, stacks and flight recorders of a node. Containers often get little, and data loaders fill it."""
 VERDICT, SIDECAR = "verdict.json", "sidecar.pid"
 # How long the sidecar may take to say why a rank has ended; it gathers what it can see first.
 VERDICT_S = 4.0
@@ -119,8 +121,18 @@ def ruling_from(record: Mapping[str, Any]) -> Ruling:
     return Ruling(record["word"], record["action"], str(sentence), bool(record.get("was_told")))
 
 
+def make_private_folder(prefix: str) -> Path:
+    """Of this user alone; in memory, unless that is full: a rank that maps a page which is not there is ended by the
+    kernel."""
+    with contextlib.suppress(OSError):
+        room = os.statvfs(MEMORY)
+        if room.f_bavail * room.f_frsize >= ROOM_BYTES:
+            return Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY))
+    return Path(tempfile.mkdtemp(prefix=prefix))
+
+
 def _make_root(prefix: str) -> Path | None:
-    for place in (MEMORY, None):
-        with contextlib.suppress(OSError):
-            return Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-    return None
+    try:
+        return make_private_folder(prefix)
+    except OSError:
+        return None

@@ -154,5 +154,6 @@ def _settled(path: Path) -> bytes:
 
 def _make_file(path: Path) -> mmap.mmap:
     with path.open("xb+") as file:
-        file.truncate(SIZE)
+        file.write(bytes(SIZE))  # not a hole: where no page is left, a store to it would end the rank
+        file.flush()
         return mmap.mmap(file.fileno(), SIZE)

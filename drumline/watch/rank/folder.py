@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 from drumline.errors import PreflightError
+from drumline.launch.node.watch_folder import MEMORY, make_private_folder
 
-MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes a folder of our own in it)
 PREFIX = "drumline-watch-"
 
 
@@ -18,14 +17,7 @@ def make_folder(given: Path | None) -> Path:
     if given is not None:
         return _take(given)
     try:
-        return Path(tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY))
-    except OSError:
-        return _make_elsewhere()
-
-
-def _make_elsewhere() -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix=PREFIX))
+        return make_private_folder(PREFIX)
     except OSError as error:
         raise PreflightError(
             f"no folder for the watch can be made in {MEMORY} or the temporary folder: {error.strerror}",

@@ -11,7 +11,7 @@ import pytest
 
 from drumline.errors import PreflightError
 from drumline.launch.interfaces import interfaces
-from drumline.watch.rank import folder as folder_module
+from drumline.launch.node import watch_folder
 from drumline.watch.rank.folder import make_folder
 from drumline.watch.rank.listening import listen, own_address, way_out
 from drumline.watch.rank.nodes import Standing, group_by_node, this_machine
@@ -60,9 +60,9 @@ def test_the_folder_is_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.Mo
         assert given.stat().st_mode & 0o777 == 0o700
     mine = make_folder(None)
     assert mine.stat().st_mode & 0o777 == 0o700
-    assert mine.parent == folder_module.MEMORY
+    assert mine.parent == watch_folder.MEMORY
     mine.rmdir()
-    monkeypatch.setattr(folder_module, "MEMORY", tmp_path / "not-there")
+    monkeypatch.setattr(watch_folder, "MEMORY", tmp_path / "not-there")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert make_folder(None).parent == tmp_path
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not-there-either"))
