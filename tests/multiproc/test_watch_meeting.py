@@ -133,7 +133,7 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     one = [found["one node"] for found in four]
     assert all(met == {**one[0], "is_first": rank == 0} for rank, met in enumerate(one))
     assert (one[0]["peers"], one[0]["listener"], one[0]["node"]) == ((), None, 0), "no port is opened"
-    assert (one[0]["ranks"], one[0]["nodes"], one[0]["mode"]) == ((0, 1, 2, 3), ((0, 1, 2, 3),), 0o700)
+    assert (one[0]["ranks"], one[0]["mode"]) == ((0, 1, 2, 3), 0o700)
     assert len(one[0]["secret"]) == 64
     assert one[0]["folder"].name.startswith(PREFIX)
 

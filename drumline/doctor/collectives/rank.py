@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from drumline.config.schema import WatchConfig
 from drumline.doctor.collectives.examination import check_everything
 from drumline.doctor.collectives.exchange import Exchange
 from drumline.doctor.collectives.timekeeper import UNCONNECTED, Timekeeper
@@ -138,6 +139,7 @@ def main(argv: Sequence[str], *, make_exchange: Callable[[torch.device], Exchang
     import torch._dynamo  # noqa: F401
 
     ddp = DDPManager(
+        watch=WatchConfig(sidecar="off"),  # the doctor's own timekeeper knows better what takes too long
         device=DEVICES[options.backend],
         backend=options.backend,
         start_timeout_s=options.start_timeout_s,
