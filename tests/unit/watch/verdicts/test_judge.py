@@ -179,7 +179,7 @@ WHOLE = [
         picture(stands(5, Phase.FORWARD, stack=IN_LOSS[1:], cpu=0.98, state="R")),
         Cause.SLOW,
         "stall: rank 5 on node-b is slow but alive: in forward since step 812 (1.0 cores, in job/losses.py:44 in "
-        "contrastive); 7 ranks wait in all_reduce #4410. Next: wait, or raise --watch.hang_s if it often takes so "
+        "contrastive); 7 ranks wait in all_reduce #4410. Next: wait, or raise watch.hang_s if it often takes so "
         "long; the verdict's file has its stack",
         id="slow",
     ),
