@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from drumline.config.load import check_section
 from drumline.config.schema import WatchConfig
 from drumline.data.fingerprint import fingerprint
 from drumline.data.loaders import make_evaluation_loader, make_loader
@@ -78,6 +79,7 @@ class DDPManager:
         self._settings = settings or {}
         self._same_code = same_code
         self._watch = watch or WatchConfig()
+        check_section("watch", self._watch)
         self._run = None if run is None else Path(run)
         self._attendance: Attendance | None = None
         self._topology = Topology()
