@@ -8,6 +8,7 @@ from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import Collective, RankFacts
 from drumline.watch.verdicts.collectives import signature
 from drumline.watch.verdicts.endings import is_lost_peer
+from drumline.watch.verdicts.frames import is_meeting
 from drumline.watch.verdicts.scene import ORDERLY_EXITS, Scene, has_ended, is_busy, is_done, pending
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.wording import name, names, who_waits
@@ -72,7 +73,10 @@ def _needs_them(rank: RankFacts, left: list[RankFacts]) -> bool:
     waits = pending(rank)
     if waits is not None:
         return any(not _has_entered(gone, waits) for gone in left)
-    return rank.phase not in (*_ENDING, Phase.DATA, Phase.START) and not is_busy(rank)
+    if rank.stack:
+        return is_meeting(rank.stack)
+    # Nobody knows what user code is: after its loop it may export a model, alone.
+    return rank.phase not in (*_ENDING, Phase.DATA, Phase.START, Phase.USER) and not is_busy(rank)
 
 
 def _has_entered(rank: RankFacts, waits: Collective) -> bool:

@@ -365,6 +365,11 @@ def test_the_last_rank_at_the_end_of_a_run_is_not_left_behind(phase: Phase) -> N
     verdict = found(picture(*(stands(rank, Phase.LEFT) for rank in (0, 1, 2)), last, world_size=4))
     assert (verdict.cause, verdict.rank) == (Cause.SLOW, 3)
     assert judge(picture(*(stands(rank, Phase.LEFT) for rank in range(8)))) is None
+    # In a loop of the user's own, rank 0 has something left to do alone: its stack says so, or it could not be asked.
+    for stack in ((), ("job/export.py:7 in upload", "job/train.py:40 in <module>")):
+        alone = stands(0, Phase.USER, stack=stack, collectives=recorded(4409, waits=False))
+        verdict = judge(picture(*(stands(rank, Phase.LEFT) for rank in (1, 2, 3)), alone, world_size=4))
+        assert verdict is None or not verdict.is_certain, verdict
     assert judge(picture(*(person(rank, state="X", exit=75) for rank in range(8)))) is None
 
 
