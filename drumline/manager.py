@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from drumline.config.load import check_section
 from drumline.config.schema import WatchConfig
 from drumline.data.fingerprint import fingerprint
 from drumline.data.loaders import make_evaluation_loader, make_loader
@@ -78,6 +79,7 @@ class DDPManager:
         self._settings = settings or {}
         self._same_code = same_code
         self._watch = watch or WatchConfig()
+        check_section("watch", self._watch)
         self._run = None if run is None else Path(run)
         self._attendance: Attendance | None = None
         self._topology = Topology()
@@ -87,11 +89,13 @@ class DDPManager:
         self._smallest_batch: int | None = None
         self._in_shards = False
         self._beat = BeatWriter()
+        self._pid = os.getpid()
 
     def setup(self) -> bool:
         """Collective: take this rank's device, meet the other ranks, seed. False: there are none, and that is fine."""
         if self._device is not None:
             raise UsageError("DDPManager.setup() was called twice", next_step="call cleanup() in between")
+        self._pid = os.getpid()
         topology = topology_from(os.environ)
         self._topology = topology or Topology()
         if self._threads is not None:
@@ -150,6 +154,8 @@ class DDPManager:
 
     def cleanup(self, *, broken: bool = False) -> None:
         """Leave the group; `broken` when a rank has failed, so that nobody waits for it."""
+        if self._is_forked():
+            return
         if not broken:
             self._beat.mark(Phase.LEFT)
         leave_group(broken=broken)
@@ -167,6 +173,8 @@ class DDPManager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._is_forked():
+            return
         first = None
         if error is not None:
             self._say_last(error)
@@ -177,6 +185,11 @@ class DDPManager:
         if first is not None:
             message = f"drumline: {self.place()} stopped, because {first.place} failed first: {first.error}"
             raise SystemExit(message) from None
+
+    def _is_forked(self) -> bool:
+        """Whether this is a child of the rank, which has its parent's sockets and beat: how it ends is no word of the
+        rank's."""
+        return os.getpid() != self._pid
 
     def _say_last(self, error: BaseException) -> None:
         """To those who watch, before anything that may wait."""

@@ -7,7 +7,7 @@ Two stages, because a task of the user's own imports torch: `check_layers` finds
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,15 @@ def resolve(layers: Layers, task_defaults: Mapping[str, Any], *, task: str = "ta
     settled = _settle(everything)
     _raise_problems(everything, settled)
     return _build(settled)
+
+
+def check_section(section: str, values: Any) -> None:
+    """For one that was made in Python, where nobody has looked at its values yet."""
+    where = type(values).__name__
+    given = check_layer(
+        Setting(f"{section}.{field.name}", getattr(values, field.name), where) for field in fields(values)
+    )
+    _raise_problems([given], given.settings)
 
 
 def _read_environment(environment: Mapping[str, str]) -> Layer:

@@ -282,6 +282,26 @@ def test_the_last_word_of_a_loop_of_ones_own(
     assert (beat.phase, beat.failure) == (phase, failure)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_how_a_forked_child_ends_is_no_word_of_its_rank(tmp_path: Path) -> None:
+    def fork_in_the_loop() -> None:
+        with DDPManager() as ddp:
+            ddp._beat = BeatWriter(tmp_path / "beat")
+            if (child := os.fork()) == 0:
+                sys.exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            beat = read_beat(tmp_path / "beat")
+            assert beat is not None
+            assert (beat.phase, beat.beats) == (Phase.START, 0)
+
+    parent = os.getpid()
+    try:
+        fork_in_the_loop()
+    finally:
+        if os.getpid() != parent:
+            os._exit(0)
+
+
 def test_processes_that_load_data_leave_the_record_of_their_rank_alone(tmp_path: Path) -> None:
     with DDPManager() as ddp:
         ddp._beat = BeatWriter(tmp_path / "beat", rank=5)

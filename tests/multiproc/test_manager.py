@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from drumline import DDPManager
-from drumline.errors import PreflightError, UsageError
+from drumline import DDPManager, WatchConfig
+from drumline.errors import ConfigError, PreflightError, UsageError
 from tests.jobs import Points
 from tests.ranks import RanksFailed, run_ranks
 
@@ -29,6 +29,15 @@ def test_alone_the_same_script_runs_on_one_process() -> None:
     assert float(ddp.sum(torch.tensor(2.0, device=ddp.device))) == 2.0
     ddp.cleanup()
     assert not dist.is_initialized()
+
+
+def test_settings_of_the_watch_are_checked_before_anybody_meets() -> None:
+    with pytest.raises(ConfigError) as caught:
+        DDPManager(watch=WatchConfig(on_hang="restrat", hang_s=0))  # type: ignore[arg-type]
+    assert [line.partition(" = ")[0].strip(" -") for line in str(caught.value).splitlines()[1:3]] == [
+        "WatchConfig: watch.on_hang",
+        "WatchConfig: watch.hang_s",
+    ]
 
 
 def test_it_must_be_set_up_once_and_before_use() -> None:

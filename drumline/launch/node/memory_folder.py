@@ -16,17 +16,27 @@ from pathlib import Path
 MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes a folder of our own in it)
 PREFIX = "drumline-watch-"
 IN_USE = "in-use"
+ROOM_BYTES = 4 << 20
+"""For beats, stacks and flight recorders of a node. Containers often get little, and data loaders fill it."""
 
 
 def make_memory_folder(job: str = "") -> Path:
     """Of this user alone; in memory where that can be written, else in the temporary folder. OSError: in neither."""
-    prefix = f"{PREFIX}{job}-" if job else PREFIX
-    try:
-        folder = tempfile.mkdtemp(prefix=prefix, dir=MEMORY)
-    except OSError:
-        folder = tempfile.mkdtemp(prefix=prefix)
-    _sweep(Path(folder).parent)
-    return Path(folder)
+    folder = _make(f"{PREFIX}{job}-" if job else PREFIX)
+    _sweep(folder.parent)
+    return folder
+
+
+def _make(prefix: str) -> Path:
+    with contextlib.suppress(OSError):
+        if _room_bytes(MEMORY) >= ROOM_BYTES:
+            return Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY))
+    return Path(tempfile.mkdtemp(prefix=prefix))
+
+
+def _room_bytes(place: Path) -> int:
+    room = os.statvfs(place)
+    return room.f_bavail * room.f_frsize
 
 
 def hold(folder: Path) -> int:

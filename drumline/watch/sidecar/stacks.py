@@ -41,12 +41,13 @@ async def stack_of(pid: int, file: Path, *, within_s: float = WITHIN_S) -> tuple
 
 
 def last_stack(file: Path) -> tuple[str, ...]:
-    """What a process that a fatal signal ended has left there."""
+    """What a process that a fatal signal ended has left there, behind an answer that it gave before."""
     try:
-        text = file.read_bytes()[:MAX_BYTES].decode(errors="replace")
+        text = file.read_bytes()[-MAX_BYTES:].decode(errors="replace")
     except OSError:
         return ()
-    return main_thread(text, "") if text.startswith("Fatal Python error") else ()
+    _, is_fatal, stacks = text.rpartition("Fatal Python error")
+    return main_thread(stacks, "") if is_fatal else ()
 
 
 def main_thread(text: str, folder: str) -> tuple[str, ...]:

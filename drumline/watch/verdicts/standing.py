@@ -157,7 +157,7 @@ def _works(scene: Scene, rank: RankFacts, suspects: list[RankFacts]) -> Verdict:
         f"{name(rank)} is slow but alive: in {DOING[rank.phase]} {since(scene, rank)} "
         f"({sign}{f', in {frame}' if frame else ''})",
         suspects,
-        "wait, or raise --watch.hang_s if it often takes so long; the verdict's file has its stack",
+        "wait, or raise watch.hang_s if it often takes so long; the verdict's file has its stack",
     )
 
 

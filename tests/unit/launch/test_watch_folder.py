@@ -82,12 +82,14 @@ def test_a_sidecar_is_waited_for_while_it_lives_and_not_for_long(watch: WatchFol
 def test_without_a_place_for_it_ranks_are_told_of_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path / "gone")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    watch = WatchFolder("j")
-    assert watch.root is not None
-    assert watch.root.parent == tmp_path, "where there is no /dev/shm"
-    watch.close()
+    # Where /dev/shm is full, and where there is none.
+    for name, value in (("ROOM_BYTES", 1 << 60), ("MEMORY", tmp_path / "gone")):
+        monkeypatch.setattr(memory_folder, name, value)
+        watch = WatchFolder("j")
+        assert watch.root is not None
+        assert watch.root.parent == tmp_path, name
+        watch.close()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     watch = WatchFolder("j")
     watch.note_exit(0, 1)

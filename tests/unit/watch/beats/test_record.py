@@ -23,6 +23,13 @@ def beat_of(path: Path) -> record.Beat:
     return beat
 
 
+def test_a_record_has_its_page_before_it_is_mapped(tmp_path: Path) -> None:
+    record._make_file(tmp_path / "rank-00003.beat").close()
+    assert (tmp_path / "rank-00003.beat").stat().st_blocks > 0, (
+        "in a full /dev/shm a hole ends the rank by SIGBUS"
+    )
+
+
 def test_a_record_says_where_its_rank_is(tmp_path: Path) -> None:
     path = tmp_path / "rank-00003.beat"
     assert read_beat(path) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from drumline.watch.rank.stacks import STACK_SIGNAL
 from drumline.watch.sidecar import procfs
-from drumline.watch.sidecar.stacks import main_thread, shorten, stack_of
+from drumline.watch.sidecar.stacks import last_stack, main_thread, shorten, stack_of
 from tests.unit.watch.sidecar.conftest import StartRank, wait_until
 
 DUMP = """\
@@ -87,6 +87,15 @@ def test_the_main_thread_is_the_last_one() -> None:
     )
     assert main_thread(DUMP + DUMP, "/job") == (), "two answers in one"
     assert main_thread("", "/job") == ()
+
+
+def test_the_last_stack_is_the_one_that_a_fatal_signal_left(tmp_path: Path) -> None:
+    file = tmp_path / "stacks"
+    assert last_stack(file) == ()
+    file.write_text(DUMP)
+    assert last_stack(file) == (), "an answer"
+    file.write_text(f"{DUMP}Fatal Python error: Aborted\n\n{DUMP.replace('line 8', 'line 9')}")
+    assert last_stack(file)[-1] == "job/train.py:9 in <module>"
 
 
 def test_paths_are_as_long_as_it_takes_to_find_the_file() -> None:

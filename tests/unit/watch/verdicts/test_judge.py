@@ -182,7 +182,7 @@ WHOLE = [
         picture(stands(5, Phase.FORWARD, stack=IN_LOSS[1:], cpu=0.98, state="R")),
         Cause.SLOW,
         "stall: rank 5 on node-b is slow but alive: in forward since step 812 (1.0 cores, in job/losses.py:44 in "
-        "contrastive); 7 ranks wait in all_reduce #4410. Next: wait, or raise --watch.hang_s if it often takes so "
+        "contrastive); 7 ranks wait in all_reduce #4410. Next: wait, or raise watch.hang_s if it often takes so "
         "long; the verdict's file has its stack",
         id="slow",
     ),
@@ -440,6 +440,11 @@ def test_the_last_rank_at_the_end_of_a_run_is_not_left_behind(phase: Phase) -> N
     verdict = found(picture(*(stands(rank, Phase.LEFT) for rank in (0, 1, 2)), report, world_size=4))
     assert (verdict.cause, verdict.rank, verdict.is_certain) == (Cause.USER_CODE, 3, False)
     assert judge(picture(*(stands(rank, Phase.LEFT) for rank in range(8)))) is None
+    # In a loop of the user's own, rank 0 has something left to do alone: its stack says so, or it could not be asked.
+    for stack in ((), ("job/export.py:7 in upload", "job/train.py:40 in <module>")):
+        alone = stands(0, Phase.USER, stack=stack, collectives=recorded(4409, waits=False))
+        verdict = judge(picture(*(stands(rank, Phase.LEFT) for rank in (1, 2, 3)), alone, world_size=4))
+        assert verdict is None or not verdict.is_certain, verdict
     assert judge(picture(*(person(rank, state="X", exit=75) for rank in range(8)))) is None
 
 
