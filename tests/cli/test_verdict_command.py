@@ -144,7 +144,7 @@ def test_a_script_that_knows_nothing_of_drumline_is_watched(tmp_path: Path) -> N
     assert (code, output) == (70, ""), errors
     host = re.escape(socket.gethostname())
     stopped = rf"hang: rank 1 on {host} is stopped by a signal, in .*; 1 rank waits in all_reduce #\d+\."
-    told = rf"drumline: {stopped} Next: kill -CONT \d+ on {host}, .*\n"
+    told = rf"drumline: {stopped} Next: find who stopped it; .* kill -CONT \d+ on {host} lets it go on\n"
     assert re.fullmatch(rf"{told}{re.escape(AGAIN.format(1))}{told}", errors), errors
     (folder,) = (tmp_path / "runs" / "launch").iterdir()
     names = ["0001-stopped.json", "0001-stopped.txt", "0002-stopped.json", "0002-stopped.txt"]
