@@ -6,20 +6,23 @@ run's own log, and rank 0 looks there when it writes a log line. That costs it o
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from drumline.metrics.events import Reporter
 from drumline.metrics.json_lines import parse_line
-
-FILE = "notices.jsonl"
+from drumline.watch.sidecar.telling import NOTICES
 
 
 class Notices:
     """Reads on from where it stopped. Without a folder, or before there is a file, nothing was noticed."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._file = None if folder is None else folder / FILE
+        self._file = None if folder is None else folder / NOTICES
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.touch()  # the sidecar then leaves it to us to tell
         self._read = 0
         self._slow: dict[tuple[Any, Any], str] = {}
 

@@ -128,7 +128,6 @@ class Chief:
             self._act(word, verdict, action)
 
     def _tell_recovery(self, recovery: Recovery) -> None:
-        self.teller.say(recovery.sentence)
         self.last_words.append(recovery.sentence)
         verdict = recovery.verdict
         self.teller.notice("stall", rank=verdict.rank, host=verdict.host, message=recovery.sentence)

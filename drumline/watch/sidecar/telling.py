@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import queue
 import sys
 import threading
@@ -24,6 +25,7 @@ from drumline.watch.verdicts.files import write_verdict
 from drumline.watch.verdicts.verdict import Verdict
 
 LAUNCH_FILE = Path("watch") / "launch.json"
+NOTICES = "notices.jsonl"
 # How long the end of a sidecar waits for the run folder.
 DRAIN_S = 3.0
 
@@ -57,12 +59,15 @@ class Teller:
         _write_whole(self._folder / "verdict.json", json.dumps(record))
 
     def notice(self, kind: str, *, rank: int | None, host: str, message: str) -> None:
-        """For rank 0 to report, when it comes to it."""
+        """For rank 0 to report with its next log line. Where nobody does so (there is no such file: a loop of the
+        user's own, or another node) it is said here."""
         record = {"kind": kind, "time": time.time(), "rank": rank, "host": host, "message": message}
-        with contextlib.suppress(OSError):  # the folder is full, or gone: it was said on the screen
-            lines = JsonLines(self._folder / "notices.jsonl")
-            lines.append(json.dumps(record))
-            lines.close()
+        try:
+            with (self._folder / NOTICES).open("r+b") as file:
+                file.seek(0, os.SEEK_END)
+                file.write(json.dumps(record).encode() + b"\n")
+        except OSError:
+            self.say(message)
 
     def show_status(self, record: Mapping[str, Any]) -> None:
         """What `drumline watch` reads; left out while the one before is still being written."""

@@ -102,7 +102,9 @@ def _first(ranks: list[RankFacts]) -> RankFacts:
 
 
 def _theirs(ranks: list[RankFacts]) -> str:
-    return "a signal" if all(rank.exit is not None and rank.exit < 0 for rank in ranks) else "themselves"
+    if all(rank.exit is not None and rank.exit < 0 for rank in ranks):
+        return "a signal"
+    return "itself" if len(ranks) == 1 else "themselves"
 
 
 def _verdict(scene: Scene, rank: RankFacts, also: str) -> Verdict:

@@ -178,7 +178,7 @@ class Vigil:
             return None
         # What began only lately began while it was gathered: then something had moved that no look saw.
         still = min(still, verdict.since_s + _LOOKING_S)
-        if still >= self._act_s(verdict) and verdict.cause is not Cause.DEBUGGED:
+        if still >= self._act_s(verdict) and verdict.cause is not Cause.DEBUGGED and self._holds_up(verdict):
             return Word.HANG
         return Word.STALL if still >= self._tell_s(verdict) else None
 
@@ -196,6 +196,11 @@ class Vigil:
         is_patient = self._takes_its_time() or self._works(verdict)
         patience = self._hang_s * (_PATIENCE_FACTOR if is_patient else 1.0)
         return min(max(patience, self._pace.limit_s), _LONGEST_S)
+
+    def _holds_up(self, verdict: Verdict) -> bool:
+        """Whether anybody waits for it: a rank that has more to do than others after the loop is in nobody's way."""
+        others = [rank for rank in self._seen.values() if rank.rank != verdict.rank]
+        return not others or not all(map(is_done, others))
 
     def _is_told(self, verdict: Verdict) -> bool:
         """A stall is told once; a better reason for it is worth another word."""

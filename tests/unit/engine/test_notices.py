@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from drumline.engine.loop import Loop
-from drumline.engine.notices import FILE, Notices
+from drumline.engine.notices import Notices
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter, read_events
 from drumline.metrics.json_lines import JsonLines
 from drumline.verify.run import verify_run
+from drumline.watch.sidecar.telling import NOTICES
 from tests.jobs import Classify, make_config, train_here
 
 SLOW = (
@@ -34,7 +35,7 @@ def test_notices_are_read_once_whole_and_whatever_else_is_in_the_file(tmp_path: 
     notices = Notices(tmp_path)
     notices.report(reporter)
     assert events == notices.stragglers == []
-    lines = JsonLines(tmp_path / FILE)
+    lines = JsonLines(tmp_path / NOTICES)
     for text in (
         notice("straggler", f"{SLOW}. Next: look"),
         notice("stall", STALL, 1, "node-a"),
@@ -44,7 +45,7 @@ def test_notices_are_read_once_whole_and_whatever_else_is_in_the_file(tmp_path: 
         notice("recovery", "straggler: rank 3 on node-b keeps up with the others again, after 41 s"),
     ):
         lines.append(text)
-    with (tmp_path / FILE).open("a") as file:
+    with (tmp_path / NOTICES).open("a") as file:
         file.write('{"kind": "straggler", "mess')
     notices.report(reporter)
     notices.report(reporter)
@@ -52,7 +53,7 @@ def test_notices_are_read_once_whole_and_whatever_else_is_in_the_file(tmp_path: 
     assert told == [("straggler", 3, "node-b"), ("stall", 1, "node-a"), ("note", None, None)]
     assert [event["message"] for event in events[:2]] == [f"{SLOW}. Next: look", STALL]
     assert {(event["rank"], event["host"]) for event in events} == {(0, "node-a")}
-    with (tmp_path / FILE).open("a") as file:
+    with (tmp_path / NOTICES).open("a") as file:
         file.write('age": "straggler: all of it"}\n')
     notices.report(reporter)
     assert events[-1]["message"] == "straggler: all of it"
@@ -71,7 +72,7 @@ def test_a_run_tells_them_and_sums_them_up(tmp_path: Path, monkeypatch: pytest.M
     def noticed(self: Loop, *args: Any) -> None:
         take_step(self, *args)
         if self.progress.step in (3, 5):
-            with (watch / FILE).open("a") as file:
+            with (watch / NOTICES).open("a") as file:
                 kind, message = (
                     ("straggler", f"{SLOW}. Next: look") if self.progress.step == 3 else ("stall", STALL)
                 )

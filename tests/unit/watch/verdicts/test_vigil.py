@@ -274,15 +274,15 @@ def test_a_run_that_ends_in_order_hears_nothing() -> None:
     run.broken = {rank: (over + rank * 3, died(0, phase=Phase.LEFT)) for rank in range(4)}
     run.silent_from = {1: over + 10}
     assert watch(run, until=over + 60) == ([], [], [])
-    # The first rank has a long report to make, and uses no CPU for it.
+    # The first rank has a long report to make, for which nobody waits, and uses no CPU for it.
     reports = lambda s: (  # noqa: E731
-        {**left(s - 100), "collectives": flight(20, waits=False)}
-        if s >= 100
+        {**left(s - 700), "collectives": flight(20, waits=False)}
+        if s >= 700
         else {"phase": Phase.USER, "stack": IN_LOSS, "cpu": 0.0, "state": "S", "beats": 900, "age_s": s}
     )
     run.broken = {0: (over, reports), **dict.fromkeys((1, 2, 3), (over, left))}
     run.silent_from = {}
-    assert [one.word for one in watch(run, until=over + 200)[0]] == [Word.STALL]
+    assert [one.word for one in watch(run, until=over + 800)[0]] == [Word.STALL]
     # Preempted: with its own exit code.
     run.broken = {rank: (over, died(75, phase=Phase.LEFT)) for rank in range(4)}
     assert watch(run, until=over + 60)[0] == []
