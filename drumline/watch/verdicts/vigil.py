@@ -33,8 +33,6 @@ _LONGEST_S = 590.0
 """Never ten minutes."""
 _NUM_FIRST_STEPS, _NUM_FIRST_BEATS, _NUM_FIRST_MOVES = 3, 40, 5
 _BUSY_CORES, _NUM_RECENT = 0.15, 10
-_BUSY_FACTOR, _BUSY_FLOOR_S = 4.0, 10.0
-"""A rank that works may be slow, and then its peers wait in every step."""
 ENDED = (Cause.KILLED, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
 
 
@@ -114,7 +112,8 @@ class Vigil:
         self._picture, self._looked = picture, now
         # A node whose ranks are done goes silent, and what it said last still holds.
         self._seen.update((rank.rank, rank) for rank in picture.ranks)
-        if self._pace.look(picture, now, counts=self._num_steps() > 0):
+        is_busy = any(map(self._is_busy, self._work))
+        if self._pace.look(picture, now, counts=self._num_steps() > 0, is_busy=is_busy):
             self._has_moved, self._gather_at_s = True, None
             self._stood_s = max(self._stood_s, self._pace.stood_s)
         self._note(picture)
@@ -157,7 +156,7 @@ class Vigil:
             return False
         limits = (
             self._pace.limit_s,
-            self._busy_limit_s(),
+            self._pace.busy_limit_s,
             self._hang_s,
             min(_PATIENCE_FACTOR * self._hang_s, _LONGEST_S),
         )
@@ -187,10 +186,7 @@ class Vigil:
         all_busy = all(self._is_busy(rank.rank) for rank in self._picture.ranks)
         if self._takes_its_time() or all_busy:
             return max(self._hang_s, limit)
-        return self._busy_limit_s() if self._works(verdict) else limit
-
-    def _busy_limit_s(self) -> float:
-        return max(_BUSY_FACTOR * self._pace.limit_s, _BUSY_FLOOR_S)
+        return self._pace.busy_limit_s if self._works(verdict) else limit
 
     def _act_s(self, verdict: Verdict) -> float:
         is_patient = self._takes_its_time() or self._works(verdict)

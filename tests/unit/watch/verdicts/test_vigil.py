@@ -352,3 +352,13 @@ def test_a_better_reason_is_told_after_an_unknown_one() -> None:
 def _any_verdict() -> Any:
     run, begun = broken(Phase.DATA, lambda s: {"stack": IN_QUEUE})
     return watch(run, until=begun + 20)[0][0].verdict
+
+
+def test_long_computations_do_not_make_a_long_wait_usual() -> None:
+    steps = [Step(forward_s=15.0 if number in (5, 9, 13) else 0.1) for number in range(FAULT_STEP)]
+    run = Run(simulate([*steps, Step(longer={(FAULT_RANK, Phase.DATA): FOR_EVER})], world_size=4))
+    begun = run.lines[FAULT_RANK][-1].at
+    run.broken[FAULT_RANK] = (begun, lambda s: {"stack": IN_QUEUE})
+    said, _, _ = watch(run, until=begun + 20)
+    assert [(one.word, one.verdict.cause) for one in said] == [(Word.STALL, Cause.DATASET)]
+    assert said[0].at - begun <= 5
