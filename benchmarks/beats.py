@@ -1,11 +1,12 @@
-"""What the watch costs: one beat, all beats of a step, and a run that is watched against one that is not.
+"""What the watch costs: one beat, all beats of a step, and steps with everything on against everything off.
 
-    make bench-watch        (or: python benchmarks/beats.py --pairs 8 --steps 200)
+    make bench-watch        (or: python benchmarks/beats.py --pairs 60)
 
 Beats are timed in blocks, by the processor's time, on two ranks with a group and a record in shared memory; that a step
-has as many of them as are timed here is seen in the record of real steps. Runs are whole `drumline train` commands on
-two ranks, with `--watch.sidecar on` and `off` in turn, each going first in every other pair. A run's step is the median
-over its log lines; printed are medians over runs and over the ratios of pairs. Spread is the middle half.
+has as many of them as are timed here is seen in the record of real steps. Then blocks of steps alternate in the same
+processes: on, with beats in the record and the sidecar at work, its files in a run folder; off, without a beat and with
+the sidecar stopped. Each goes first in every other pair, so that what slows the machine down slows both. Printed are
+medians over blocks and over the ratios of pairs. Spread is the middle half.
 """
 
 from __future__ import annotations
@@ -13,25 +14,20 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 from side_by_side import STEPS_PER_BLOCK, WORK, engine_steps, start_ranks, time_block
 
-from drumline.config.schema import CheckpointConfig, Config, LogConfig, TrainConfig
-from drumline.config.write import to_toml
 from drumline.distributed.group import collective_counter
 from drumline.manager import DDPManager
-from drumline.metrics.events import read_events
-from drumline.watch.beats.phase import BACKWARD, DATA, FORWARD, OPTIMIZER
+from drumline.watch.beats.phase import BACKWARD, DATA, FORWARD, OPTIMIZER, Phase
 from drumline.watch.beats.record import BeatWriter, read_beat
 
 NAME = "MiniResNet 16-32-64, batch 32"
@@ -39,8 +35,7 @@ RANKS = 2
 GOAL_US, GOAL_RATIO = 5.0, 1.005
 BEATS_PER_BLOCK = 5_000
 MARKS_PER_STEP = 4
-STEPS_PER_LINE = 5
-SIGN_OF_A_SIDECAR = "watch/status.json"
+STEPS_PER_PART = 40
 
 
 def marks(beat: BeatWriter, num_collectives: Callable[[], int]) -> None:
@@ -87,59 +82,62 @@ def count_marks(ddp: DDPManager, path: Path) -> None:
     assert second.beats - first.beats == MARKS_PER_STEP * STEPS_PER_BLOCK, "steps() is not what a step does"
 
 
-def run_rank(rounds: int) -> None:
+def run_rank(rounds: int, pairs: int) -> None:
     # DDP finds the strides of a 1x1 convolution's gradient odd; there is nothing to it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     shared = Path("/dev/shm")
     with (
         tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder,
-        DDPManager(seed=0, device="cpu") as ddp,
+        DDPManager(seed=0, device="cpu", run=folder) as ddp,
     ):
+        if pairs:
+            compare_steps(ddp, pairs)
         count_marks(ddp, Path(folder) / "steps.beat")
         time_beats(ddp, Path(folder) / "rank.beat", rounds)
 
 
-def config_of_run(num_steps: int) -> Config:
-    work = WORK[NAME]
-    return replace(
-        work,
-        train=TrainConfig(batch_size=work.train.batch_size, steps=num_steps, eval_every_epochs=0),
-        checkpoint=CheckpointConfig(every_epochs=0),
-        log=LogConfig(every_steps=STEPS_PER_LINE, display="none"),
-    )
+class NoBeat:
+    """What a step calls, and nothing happens."""
+
+    def mark(self, phase: int) -> None: ...
+
+    def begin_step(self, step: int) -> None: ...
+
+    def next_micro(self) -> None: ...
+
+    def count_collectives(self, number: int) -> None: ...
 
 
-def step_of_run(config: Path, run: Path, sidecar: str) -> float:
-    """Milliseconds, by the log lines of a whole run; the first ones are left out."""
-    command = ["train", "synthetic", "--config", str(config), "--procs", str(RANKS), "--run", str(run)]
-    threads = str(max(1, (os.cpu_count() or 1) // RANKS))
-    subprocess.run(
-        [sys.executable, "-m", "drumline", *command, "--dist.device", "cpu", "--watch.sidecar", sidecar],
-        env={**os.environ, "OMP_NUM_THREADS": threads, "PYTHONWARNINGS": "ignore"},
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    # Else the two would differ in nothing, and their ratio would say nothing.
-    assert (run / SIGN_OF_A_SIDECAR).exists() == (sidecar == "on"), f"--watch.sidecar {sidecar} had no effect"
-    lines = [event for event in read_events(run / "events/rank-00000.jsonl") if event["kind"] == "train"]
-    batch_size = WORK[NAME].train.batch_size or 0
-    return statistics.median(batch_size / line["samples_per_s"] for line in lines[2:]) * 1e3
-
-
-def compare_runs(pairs: int, num_steps: int) -> None:
+def compare_steps(ddp: DDPManager, pairs: int) -> None:
+    watched = ddp._beat
+    ways = {"on": engine_steps(ddp, WORK[NAME]), "off": engine_steps(ddp, WORK[NAME])}
+    for name, beat in (("on", watched), ("off", NoBeat())):
+        ddp._beat = beat  # type: ignore[assignment]
+        time_block(ways[name])  # the first step takes the beat, and warms up
+    assert ddp.watch_folder is not None
+    sidecar = int((ddp.watch_folder / "sidecar.pid").read_text())
     times: dict[str, list[float]] = {"off": [], "on": []}
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "config.toml"
-        config.write_text(to_toml(config_of_run(num_steps)))
-        for pair in range(pairs):
-            for sidecar in ("off", "on") if pair % 2 else ("on", "off"):
-                times[sidecar].append(step_of_run(config, Path(folder) / f"{pair}-{sidecar}", sidecar))
-    ratios = [on / off for on, off in zip(times["on"], times["off"], strict=True)]
-    print(f"{NAME}, {RANKS} ranks, n = {pairs} pairs of runs of {num_steps} steps")
-    for name, taken in times.items():
-        print(f"  watch {name:<10} {described(taken, 2)} ms a step")
-    print(f"  {'on / off':<16} {described(ratios, 4)}")
-    told("on / off", ratios, GOAL_RATIO, "")
+    for pair in range(pairs):
+        for name in ("off", "on") if pair % 2 else ("on", "off"):
+            os.kill(sidecar, signal.SIGCONT if name == "on" else signal.SIGSTOP)
+            times[name].append(time_steps(ways[name]) * 1e3)
+    watched.mark(Phase.LEFT)  # what follows is no run
+    os.kill(sidecar, signal.SIGCONT)
+    if ddp.is_main_process():
+        ratios = [on / off for on, off in zip(times["on"], times["off"], strict=True)]
+        print(f"{NAME}, {RANKS} ranks, n = {pairs} pairs of blocks of {STEPS_PER_PART} steps")
+        for name, taken in times.items():
+            print(f"  watch {name:<10} {described(taken, 2)} ms a step")
+        print(f"  {'on / off':<16} {described(ratios, 4)}")
+        told("on / off", ratios, GOAL_RATIO, "")
+
+
+def time_steps(steps: Iterator[None]) -> float:
+    """Seconds a step, over long enough for the sidecar to look several times."""
+    begun = time.perf_counter()
+    for _ in range(STEPS_PER_PART):
+        next(steps)
+    return (time.perf_counter() - begun) / STEPS_PER_PART
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -165,19 +163,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=30, help="blocks of beats [30]")
-    parser.add_argument("--pairs", type=int, default=12, help="pairs of runs; 0: beats alone [12]")
-    parser.add_argument("--steps", type=int, default=150, help="steps of a run [150]")
+    parser.add_argument("--pairs", type=int, default=40, help="pairs of blocks; 0: beats alone [40]")
     options = parser.parse_args()
     if "RANK" in os.environ:
-        run_rank(options.rounds)
+        run_rank(options.rounds, options.pairs)
         return
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {versions}"
     )
-    start_ranks(RANKS, "--rounds", str(options.rounds))
-    if options.pairs:
-        compare_runs(options.pairs, options.steps)
+    start_ranks(RANKS, "--rounds", str(options.rounds), "--pairs", str(options.pairs))
 
 
 if __name__ == "__main__":
