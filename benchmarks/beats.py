@@ -2,7 +2,7 @@
 
     make bench-watch        (or: python benchmarks/beats.py --pairs 60)
 
-Beats are timed in blocks, by the processor's time, on two ranks with a group and a record in shared memory; that a step
+Beats are timed in blocks, by the processor's time, on ranks with a group and a record in shared memory; that a step
 has as many of them as are timed here is seen in the record of real steps. Then blocks of steps alternate in the same
 processes: on, with beats in the record and the sidecar at work, its files in a run folder; off, without a beat and with
 the sidecar stopped. Each goes first in every other pair, so that what slows the machine down slows both. Printed are
@@ -25,17 +25,16 @@ from pathlib import Path
 import torch
 from side_by_side import STEPS_PER_BLOCK, WORK, engine_steps, start_ranks, time_block
 
+from drumline.config.schema import WatchConfig
 from drumline.distributed.group import collective_counter
 from drumline.manager import DDPManager
 from drumline.watch.beats.phase import BACKWARD, DATA, FORWARD, OPTIMIZER, Phase
 from drumline.watch.beats.record import BeatWriter, read_beat
 
 NAME = "MiniResNet 16-32-64, batch 32"
-RANKS = 2
 GOAL_US, GOAL_RATIO = 5.0, 1.005
 BEATS_PER_BLOCK = 5_000
 MARKS_PER_STEP = 4
-STEPS_PER_PART = 40
 
 
 def marks(beat: BeatWriter, num_collectives: Callable[[], int]) -> None:
@@ -82,16 +81,16 @@ def count_marks(ddp: DDPManager, path: Path) -> None:
     assert second.beats - first.beats == MARKS_PER_STEP * STEPS_PER_BLOCK, "steps() is not what a step does"
 
 
-def run_rank(rounds: int, pairs: int) -> None:
+def run_rank(rounds: int, pairs: int, steps: int, device: str) -> None:
     # DDP finds the strides of a 1x1 convolution's gradient odd; there is nothing to it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     shared = Path("/dev/shm")
     with (
         tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder,
-        DDPManager(seed=0, device="cpu", run=folder) as ddp,
+        DDPManager(seed=0, device=device, run=folder, watch=WatchConfig(sidecar="on")) as ddp,
     ):
         if pairs:
-            compare_steps(ddp, pairs)
+            compare_steps(ddp, pairs, steps)
         count_marks(ddp, Path(folder) / "steps.beat")
         time_beats(ddp, Path(folder) / "rank.beat", rounds)
 
@@ -108,7 +107,7 @@ class NoBeat:
     def count_collectives(self, number: int) -> None: ...
 
 
-def compare_steps(ddp: DDPManager, pairs: int) -> None:
+def compare_steps(ddp: DDPManager, pairs: int, steps: int) -> None:
     watched = ddp._beat
     ways = {"on": engine_steps(ddp, WORK[NAME]), "off": engine_steps(ddp, WORK[NAME])}
     for name, beat in (("on", watched), ("off", NoBeat())):
@@ -120,24 +119,28 @@ def compare_steps(ddp: DDPManager, pairs: int) -> None:
     for pair in range(pairs):
         for name in ("off", "on") if pair % 2 else ("on", "off"):
             os.kill(sidecar, signal.SIGCONT if name == "on" else signal.SIGSTOP)
-            times[name].append(time_steps(ways[name]) * 1e3)
+            times[name].append(time_steps(ways[name], steps) * 1e3)
     watched.mark(Phase.LEFT)  # what follows is no run
     os.kill(sidecar, signal.SIGCONT)
     if ddp.is_main_process():
         ratios = [on / off for on, off in zip(times["on"], times["off"], strict=True)]
-        print(f"{NAME}, {RANKS} ranks, n = {pairs} pairs of blocks of {STEPS_PER_PART} steps")
+        print(
+            f"{NAME}, {ddp.world_size} ranks ({ddp.device.type}), n = {pairs} pairs of blocks of {steps} steps"
+        )
         for name, taken in times.items():
             print(f"  watch {name:<10} {described(taken, 2)} ms a step")
         print(f"  {'on / off':<16} {described(ratios, 4)}")
         told("on / off", ratios, GOAL_RATIO, "")
 
 
-def time_steps(steps: Iterator[None]) -> float:
-    """Seconds a step, over long enough for the sidecar to look several times."""
+def time_steps(taken: Iterator[None], steps: int) -> float:
+    """Seconds a step."""
     begun = time.perf_counter()
-    for _ in range(STEPS_PER_PART):
-        next(steps)
-    return (time.perf_counter() - begun) / STEPS_PER_PART
+    for _ in range(steps):
+        next(taken)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begun) / steps
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -163,16 +166,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=30, help="blocks of beats [30]")
-    parser.add_argument("--pairs", type=int, default=40, help="pairs of blocks; 0: beats alone [40]")
+    parser.add_argument("--pairs", type=int, default=100, help="pairs of blocks; 0: beats alone [100]")
+    parser.add_argument("--steps", type=int, default=10, help="of a block; for about a second of them [10]")
+    parser.add_argument("--ranks", type=int, default=2, help="of this machine [2]")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
     options = parser.parse_args()
     if "RANK" in os.environ:
-        run_rank(options.rounds, options.pairs)
+        run_rank(options.rounds, options.pairs, options.steps, options.device)
         return
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {versions}"
     )
-    start_ranks(RANKS, "--rounds", str(options.rounds), "--pairs", str(options.pairs))
+    names = ("rounds", "pairs", "steps", "device")
+    start_ranks(
+        options.ranks, *(text for name in names for text in (f"--{name}", str(getattr(options, name))))
+    )
 
 
 if __name__ == "__main__":

@@ -32,8 +32,11 @@ from drumline.watch.verdicts.scene import is_done
 from drumline.watch.verdicts.verdict import Verdict
 
 TICK_S = 0.2
+CONSIDER_S = 0.4
 PULSE_S = 0.5
 STATUS_S = 1.0
+# Behind the ranks, where they leave no core free; when they hang, they do.
+NICE = 5
 # In which this process did not run, and so could see nothing.
 LATE_S = 1.0
 
@@ -51,7 +54,7 @@ class Sidecar:
         self.ending = Ending(Path(terms.folder), self.node, self.chief)
         self._considering: asyncio.Task[None] | None = None
         self._awake_s = 0.0
-        self._pulse_at = self._status_at = 0.0
+        self._pulse_at = self._status_at = self._considered_at = 0.0
         self._rates = StepRates()
         self._tasks: set[asyncio.Task[None]] = set()
         self._errors: set[str] = set()
@@ -72,7 +75,7 @@ class Sidecar:
             self.node.look(now, self._heard())
             self.node.hear_ends(loop)
             self._send_pulse(now)
-            self._consider()
+            self._consider(now)
             self._show_status(now)
         await self._leave()
 
@@ -97,11 +100,13 @@ class Sidecar:
         ]
         return not lower
 
-    def _consider(self) -> None:
+    def _consider(self, now: float) -> None:
         if self._considering is not None and self._considering.done():
             self._note_error(self._considering)
             self._considering = None
-        if self._considering is None and self.node.has_begun:
+        is_due = now - self._considered_at >= CONSIDER_S
+        if self._considering is None and self.node.has_begun and is_due:
+            self._considered_at = now
             work = self.chief.consider(lambda: self._awake_s, speaks=self._is_chief())
             self._considering = asyncio.ensure_future(work)
 
@@ -211,6 +216,7 @@ def main() -> None:
     """Read the terms, and watch."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
+    os.nice(NICE)
     terms = terms_from_json(sys.stdin.readline())
     try:
         Path(terms.folder, SIDECAR).write_text(str(os.getpid()))
