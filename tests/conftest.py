@@ -32,7 +32,7 @@ def child_processes() -> set[int]:
 
 def children_that_stay(before: Set[int] = frozenset()) -> Set[int]:
     """Those that were not there before. What was killed just now has a moment to go."""
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + PATIENCE_S
     while (left := child_processes() - before) and time.monotonic() < deadline:
         time.sleep(0.02)
     return left
@@ -67,6 +67,10 @@ ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 def _gone(what: str, leftover: set[object]) -> None:
     assert not leftover, f"the test left {what} behind: {leftover}"
+
+
+# A sidecar stays for some seconds after ranks that failed, for what is still to be said of them.
+PATIENCE_S = 10.0
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ from tests.ranks import server_context
 
 ROOT = Path(__file__).parents[1]
 CLIENT = Path(__file__).with_name("warm_client.py")
-PATIENCE_S = 3.0
+PATIENCE_S = 10.0  # a sidecar has some last words
 PROGRAM = """\
 #!/bin/sh
 case "$1" in
