@@ -18,6 +18,10 @@ HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "ex
 HAS_LISTS = Path("/proc/thread-self/children").exists()
 
 
+# A sidecar stays for some seconds after ranks that failed, for what is still to be said of them.
+PATIENCE_S = 10.0
+
+
 def child_processes() -> set[int]:
     """Children of this process that still run, the multiprocessing helpers apart."""
     children = set()
@@ -69,17 +73,13 @@ def _gone(what: str, leftover: set[object]) -> None:
     assert not leftover, f"the test left {what} behind: {leftover}"
 
 
-# A sidecar stays for some seconds after ranks that failed, for what is still to be said of them.
-PATIENCE_S = 10.0
-
-
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     environment = dict(os.environ)
     threads = set(threading.enumerate())
     children = child_processes()
     yield
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and (
         child_processes() - children or {t for t in threading.enumerate() if not t.daemon} - threads
     ):
