@@ -14,8 +14,8 @@ from typing import Any
 from drumline.cli.watch_look import Look, Looker
 from drumline.errors import ExitCode, UsageError
 from drumline.verify.run import find_run
-from drumline.watch.status import PLACE
-from drumline.watch.status_rows import HEADINGS, Level, Row, all_rows, in_a_line
+from drumline.watch.status.record import PLACE
+from drumline.watch.status.rows import HEADINGS, Level, Row, all_rows, in_a_line
 
 HELP = """\
 usage: drumline watch RUN [--once] [--every S] [--json]

@@ -10,7 +10,7 @@ from typing import Any
 
 from drumline.engine.run_folder import RunFolder, job_at_work
 from drumline.metrics.json_lines import parse_line
-from drumline.watch.status import PLACE, read_status
+from drumline.watch.status.record import PLACE, read_status
 
 FRESH_S = 10.0
 """The chief writes every second; on slow storage it may take a few."""

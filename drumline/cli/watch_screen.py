@@ -11,7 +11,7 @@ from rich.text import Text
 
 from drumline.cli.watch_look import Look, Looker
 from drumline.errors import ExitCode
-from drumline.watch.status_rows import HEADINGS, Level, Row, fitting_rows, in_a_line
+from drumline.watch.status.rows import HEADINGS, Level, Row, fitting_rows, in_a_line
 
 STYLES = {Level.GOOD: "", Level.ODD: "yellow", Level.BAD: "bold red"}
 _OF_TABLE = 4

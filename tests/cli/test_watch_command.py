@@ -22,7 +22,7 @@ from drumline.cli.watch_look import FRESH_S, RESTART_S, Looker
 from drumline.cli.watch_screen import picture_of
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import NodeFacts, Picture, RankFacts
-from drumline.watch.status import PLACE, status_record
+from drumline.watch.status.record import PLACE, status_record
 
 ROOT = Path(__file__).parents[2]
 # Holds the folder, and does what it is told: w(rite a status), e(nd with a word), q(uit).

@@ -18,7 +18,7 @@ from drumline.watch.sidecar.node import Node
 from drumline.watch.sidecar.telling import Teller
 from drumline.watch.sidecar.terms import Terms
 from drumline.watch.sidecar.unheard import Unheard
-from drumline.watch.stragglers import Stragglers
+from drumline.watch.stragglers.naming import Stragglers
 from drumline.watch.verdicts.judge import judge
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.vigil import Recovery, Vigil, Wish

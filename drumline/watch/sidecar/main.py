@@ -27,7 +27,7 @@ from drumline.watch.sidecar.ending import Ending
 from drumline.watch.sidecar.node import Node
 from drumline.watch.sidecar.telling import Teller
 from drumline.watch.sidecar.terms import Terms, terms_from_json
-from drumline.watch.status import StepRates, status_record
+from drumline.watch.status.record import StepRates, status_record
 from drumline.watch.verdicts.scene import is_done
 from drumline.watch.verdicts.verdict import Verdict
 

@@ -20,8 +20,8 @@ from typing import Any
 from drumline.metrics.json_lines import JsonLines
 from drumline.watch.facts import Picture
 from drumline.watch.sidecar.terms import Terms
-from drumline.watch.status import PLACE
-from drumline.watch.verdicts.files import write_verdict
+from drumline.watch.status.record import PLACE
+from drumline.watch.verdicts.files import write_verdict, write_whole
 from drumline.watch.verdicts.verdict import Verdict
 
 LAUNCH_FILE = Path("watch") / "launch.json"
@@ -56,7 +56,7 @@ class Teller:
         """In the watch folder, before anything is ended: the launcher reads it when its ranks are gone. `was_told`:
         on this node's screen."""
         record = {"word": word, "action": action, "was_told": was_told, "verdict": verdict.to_json()}
-        _write_whole(self._folder / "verdict.json", json.dumps(record))
+        write_whole(self._folder / "verdict.json", json.dumps(record))
 
     def notice(self, kind: str, *, rank: int | None, host: str, message: str) -> None:
         """For rank 0 to report with its next log line. Where nobody does so (there is no such file: a loop of the
@@ -129,10 +129,4 @@ def _write_status(run: Path, record: Mapping[str, Any]) -> None:
     """Not before the run has made its folder."""
     if run.is_dir():
         (run / PLACE).parent.mkdir(exist_ok=True)
-        _write_whole(run / PLACE, json.dumps(record))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.partial")
-    beside.write_text(text)
-    beside.replace(path)
+        write_whole(run / PLACE, json.dumps(record))

@@ -39,8 +39,8 @@ def write_verdict(
         }
         path = folder / f"{number:04d}-{verdict.cause}.json"
         # The one that is read by programs comes last: who finds it finds both.
-        _write_whole(path.with_suffix(".txt"), page(word, verdict, picture, action=action, at=at))
-        _write_whole(path, json.dumps(record, indent=1) + "\n")
+        write_whole(path.with_suffix(".txt"), page(word, verdict, picture, action=action, at=at))
+        write_whole(path, json.dumps(record, indent=1) + "\n")
     return path
 
 
@@ -90,7 +90,7 @@ def _number(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.partial")
     try:
         beside.write_text(text)

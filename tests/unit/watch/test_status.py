@@ -11,8 +11,8 @@ import pytest
 
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import NodeFacts, Picture, RankFacts, Silent
-from drumline.watch.status import StepRates, read_status, status_record
-from drumline.watch.status_rows import Level, all_rows, fitting_rows, in_a_line
+from drumline.watch.status.record import StepRates, read_status, status_record
+from drumline.watch.status.rows import Level, all_rows, fitting_rows, in_a_line
 
 
 def rank(number: int, host: str = "node-a", **facts: Any) -> RankFacts:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import Picture
-from drumline.watch.straggler import Loss, Straggler, slow_rank
-from drumline.watch.stragglers import Stragglers
+from drumline.watch.stragglers.naming import Stragglers
+from drumline.watch.stragglers.straggler import Loss, Straggler, slow_rank
 from tests.unit.watch.simulated_run import SimulatedRun
 
 USUAL = {

@@ -26,8 +26,8 @@ from statistics import mean
 
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import Picture
-from drumline.watch.slices import Slice, Slices, together
-from drumline.watch.straggler import Loss, Straggler, over, slow_host, slow_rank
+from drumline.watch.stragglers.slices import Slice, Slices, together
+from drumline.watch.stragglers.straggler import Loss, Straggler, over, slow_host, slow_rank
 
 TRUST = ((Phase.DATA,), (Phase.FORWARD, Phase.OPTIMIZER), (Phase.BETWEEN,))
 """The surest first."""

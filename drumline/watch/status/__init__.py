@@ -1,0 +1,1 @@
+"""How a run stands, for whoever follows it from outside: `drumline watch`."""
