@@ -52,11 +52,9 @@ def judge_lost_peers(scene: Scene) -> Verdict | None:
         return None
     first = _first(lost)
     told = f": {first.failure}" if first.failure else ""
-    return Verdict(
-        cause=Cause.MISMATCH if is_mismatch(first.failure) else Cause.EXCEPTION,
-        host=first.host,
-        rank=first.rank,
-        step=first.step if scene.has_steps else None,
+    return scene.about(
+        first,
+        Cause.MISMATCH if is_mismatch(first.failure) else Cause.EXCEPTION,
         what=f"{name(first)} lost its connection to the other ranks{at(scene, first)}{told}; "
         "no rank was seen to end before it",
         next_step="see the ends of all ranks' logs for what came first, and drumline doctor for the network",
@@ -109,11 +107,9 @@ def _theirs(ranks: list[RankFacts]) -> str:
 
 def _verdict(scene: Scene, rank: RankFacts, also: str) -> Verdict:
     cause, how, next_step = _how(scene, rank)
-    return Verdict(
-        cause=cause,
-        host=rank.host,
-        rank=rank.rank,
-        step=rank.step if scene.has_steps else None,
+    return scene.about(
+        rank,
+        cause,
         what=f"{name(rank)} {how}{also}{_rest(scene, rank)}",
         next_step=next_step,
         is_certain=True,
@@ -184,11 +180,9 @@ def _torn_by_mismatch(scene: Scene, first: RankFacts, own: list[RankFacts]) -> V
     # Who received more than expected ends; when that is most of them, the one who sent it is left.
     odd = whole if 0 < len(whole) < len(aborted) else aborted
     place = f" ({innermost(odd[0].stack)})" if odd[0].stack else ""
-    return Verdict(
-        cause=Cause.MISMATCH,
-        host=odd[0].host,
-        rank=odd[0].rank,
-        step=odd[0].step if scene.has_steps else None,
+    return scene.about(
+        odd[0],
+        Cause.MISMATCH,
         what=f"{names(odd)} entered another collective than the others, or one of another size{at(scene, odd[0])}"
         f"{place}: {names(aborted)} {'was' if len(aborted) == 1 else 'were'} ended by SIGABRT in it, as gloo does "
         "when more data comes than it expects",

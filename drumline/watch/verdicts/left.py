@@ -36,16 +36,13 @@ def judge_left(scene: Scene) -> Verdict | None:
     ended = f" and has ended with exit code {first.exit}" if first.exit in ORDERLY_EXITS else ""
     too = f"; so did {names([rank for rank in left if rank is not first])}" if len(left) > 1 else ""
     after = f" after step {first.step}" if scene.has_steps else ""
-    return Verdict(
-        cause=Cause.LEFT_EARLY,
-        host=first.host,
-        rank=first.rank,
-        step=first.step if scene.has_steps else None,
+    return scene.about(
+        first,
+        Cause.LEFT_EARLY,
         what=f"{name(first)} left the loop{after}{ended}, before the others{too}{_rest(scene, left, staying)}",
         next_step="give every rank the same number of batches (DDPManager.loader does), and let no rank break or "
         "return on its own",
         is_certain=True,
-        since_s=first.age_s,
     )
 
 
@@ -58,11 +55,9 @@ def _goes_on(scene: Scene, left: list[RankFacts], staying: list[RankFacts]) -> V
     """Most have left: then it is the few others who are odd."""
     first = staying[0]
     after = f" after step {max(rank.step for rank in left)}" if scene.has_steps else ""
-    return Verdict(
-        cause=Cause.LEFT_EARLY,
-        host=first.host,
-        rank=first.rank,
-        step=first.step if scene.has_steps else None,
+    return scene.about(
+        first,
+        Cause.LEFT_EARLY,
         what=f"{names(staying)} went on in the loop{after}, where {names(left)} left it"
         f"{_rest(scene, left, staying)}",
         next_step="give every rank the same number of batches (DDPManager.loader does)",

@@ -14,6 +14,7 @@ from functools import cached_property
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import Collective, Picture, RankFacts
 from drumline.watch.verdicts.frames import is_loading, is_meeting
+from drumline.watch.verdicts.verdict import Cause, Verdict
 
 BUSY_CORES = 0.3
 GONE = ("X", "Z")
@@ -52,6 +53,28 @@ class Scene:
     @cached_property
     def has_steps(self) -> bool:
         return any(rank.step for rank in self.picture.ranks)
+
+    def about(
+        self,
+        rank: RankFacts,
+        cause: Cause,
+        *,
+        what: str,
+        next_step: str,
+        is_certain: bool = False,
+        since_s: float | None = None,
+    ) -> Verdict:
+        """A verdict on this rank; without a `since_s`, since it came into its phase."""
+        return Verdict(
+            cause=cause,
+            host=rank.host,
+            rank=rank.rank,
+            step=rank.step if self.has_steps else None,
+            what=what,
+            next_step=next_step,
+            is_certain=is_certain,
+            since_s=rank.age_s if since_s is None else since_s,
+        )
 
     @cached_property
     def waiting(self) -> dict[int, Collective | None]:

@@ -204,13 +204,10 @@ def _verdict(
 ) -> Verdict:
     same = [one for one in suspects if one is not rank and one.phase is rank.phase]
     too = f"; {names(same)} too" if same else ""
-    return Verdict(
-        cause=cause,
-        host=rank.host,
-        rank=rank.rank,
-        step=rank.step if scene.has_steps else None,
+    return scene.about(
+        rank,
+        cause,
         what=f"{what}{too}{who_waits(scene, suspects)}",
         next_step=next_step,
         is_certain=is_certain,
-        since_s=rank.age_s,
     )

@@ -22,11 +22,9 @@ def judge_stopped(scene: Scene) -> Verdict | None:
     others = [rank for rank in stopped if rank is not first]
     is_whole = all(rank.state == "T" or has_ended(rank) for rank in scene.picture.ranks)
     too = f"; so {'is' if len(others) == 1 else 'are'} {names(others)}" if others else ""
-    return Verdict(
-        cause=Cause.STOPPED,
-        host=first.host,
-        rank=first.rank,
-        step=first.step if scene.has_steps else None,
+    return scene.about(
+        first,
+        Cause.STOPPED,
         what=f"{name(first)} is stopped by a signal, in {DOING[first.phase]} {since(scene, first)}"
         f"{too}{who_waits(scene, stopped)}",
         next_step=f"find who stopped it; until the job is ended, kill -CONT {pids} on {first.host} lets it go on",
@@ -41,15 +39,12 @@ def judge_debugged(scene: Scene) -> Verdict | None:
     if not held:
         return None
     first = max(held, key=lambda rank: (rank.state_s, -rank.rank))
-    return Verdict(
-        cause=Cause.DEBUGGED,
-        host=first.host,
-        rank=first.rank,
-        step=first.step if scene.has_steps else None,
+    return scene.about(
+        first,
+        Cause.DEBUGGED,
         what=f"{name(first)} is held by {first.tracer or 'a debugger'}, in {DOING[first.phase]} "
         f"{since(scene, first)}{who_waits(scene, held)}",
         next_step=f"let process {first.pid} on {first.host} go on there, or detach",
-        is_certain=False,
         since_s=first.state_s,
     )
 
@@ -59,16 +54,12 @@ def judge_storage(scene: Scene, rank: RankFacts) -> Verdict | None:
     if rank.state != "D" or rank.has_io:
         return None
     place = f" ({innermost(rank.stack)})" if rank.stack else ""
-    return Verdict(
-        cause=Cause.STORAGE,
-        host=rank.host,
-        rank=rank.rank,
-        step=rank.step if scene.has_steps else None,
+    return scene.about(
+        rank,
+        Cause.STORAGE,
         what=f"{name(rank)} waits for storage that does not answer, in {DOING[rank.phase]} {since(scene, rank)}"
         f"{place}: in the kernel (state D) for {seconds(rank.state_s)} without a byte read or written"
         f"{who_waits(scene, [rank])}",
         next_step=f"look at the file systems of {rank.host} (df, dmesg: a network mount whose server is away); "
         "a process in state D cannot be ended before storage answers",
-        is_certain=False,
-        since_s=rank.age_s,
     )
