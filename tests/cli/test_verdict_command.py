@@ -195,6 +195,8 @@ class DiesAlways(ImageClassification):
         before = 2 if (RUN / "checkpoints/step-00000002").exists() else 0
         self.seen = getattr(self, "seen", before) + 1
         if self.seen == 4 and os.environ["RANK"] == "1":
+            while not (Path(os.environ["DRUMLINE_WATCH_DIR"]) / "sidecar.pid").exists():
+                time.sleep(0.05)
             count = len(list((RUN / "verdicts").glob("*.json")))
             while (RUN / "events/rank-00000.jsonl").read_text().count('"recovered"') < count:
                 time.sleep(0.05)
