@@ -64,6 +64,27 @@ RULES = (
         "in the elastic mode every rank needs the same buffers",
     ),
     Rule(
+        ("train.step", "train.exact"),
+        lambda step, exact: exact == "elastic" and step != "eager",
+        "the elastic mode computes shard by shard, operation by operation: it goes with --train.step eager",
+    ),
+    Rule(
+        ("train.step", "train.deterministic"),
+        lambda step, deterministic: deterministic and step == "auto",
+        "auto chooses by the clock, so it does not choose the same each time; name the step that "
+        "--train.deterministic is to repeat",
+    ),
+    Rule(
+        ("train.step", "dist.device"),
+        lambda step, device: device == "cpu" and step in ("graph", "compiled_graph"),
+        "CUDA graphs need a GPU; give --train.step eager or compile for the CPU",
+    ),
+    Rule(
+        ("train.cudnn_benchmark", "train.deterministic"),
+        lambda benchmark, deterministic: benchmark and deterministic,
+        "cuDNN's search goes by the clock, so it does not find the same kernel each time",
+    ),
+    Rule(
         ("optim.scale_lr", "train.batch_size_per_rank"),
         lambda scale, per_rank: scale != "none" and per_rank is None,
         "the rate is scaled only where the batch grows with the world: optim.scale_lr needs "

@@ -81,6 +81,8 @@ class DataConfig:
     """Keep DataLoader processes alive between epochs (no effect with 0 workers)."""
     prefetch_factor: Count = 2
     """Batches each DataLoader process prepares ahead (no effect with 0 workers)."""
+    resident: bool = False
+    """Hold the whole training set in the device's memory, for data in arrays (digits, cifar10, tokens) that fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +142,15 @@ class TrainConfig:
     """`world`: the same bits after a resume on the same number of ranks. `elastic`: on any number of them."""
     shards: Count = 8
     """elastic: pieces the global batch is cut into, whatever the number of ranks; fastest with one for each rank."""
+    step: Literal["eager", "compile", "graph", "compiled_graph", "auto"] = "eager"
+    """How a step runs: operation by operation; compiled by torch; captured once as a CUDA graph and replayed; both; or
+    whichever of these is fastest in the first steps of the run."""
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    """Layout of images and convolutions; `auto`: channels_last for convolutional models on CUDA."""
+    tf32: bool = False
+    """CUDA: let fp32 matrix products and convolutions round their inputs to 10 bits of mantissa; much faster."""
+    cudnn_benchmark: bool = False
+    """CUDA: let cuDNN try its kernels for each new shape and keep the fastest; bits may then differ between runs."""
     deterministic: bool = False
     """Only kernels that give the same bits each time (CUDA; on the CPU they do). `elastic` turns it on."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -193,6 +204,14 @@ class CheckpointConfig:
     """How many of the newest checkpoints stay."""
     keep_best: CountOrZero = 1
     """How many of the best checkpoints stay besides, by the evaluation metric the task names."""
+    background: bool = True
+    """Stop the step for a copy of the state only, and write it while training goes on."""
+    when_busy: Literal["wait", "skip"] = "wait"
+    """When a save comes due while the one before is still being written: wait for it, or leave the new one out. The
+    last save of a run always waits."""
+    writers: Literal["one", "nodes", "ranks"] = "one"
+    """Who writes: rank 0; or the first rank of each node, or every rank, each a share, to a run folder that all nodes
+    have (a shared volume)."""
 
 
 @dataclass(frozen=True, kw_only=True)

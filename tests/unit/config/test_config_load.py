@@ -144,6 +144,31 @@ BROKEN_RULES = [
         "dist.broadcast_buffers = false (--no-dist.broadcast_buffers)",
     ),
     (
+        ["--train.exact", "elastic", "--train.step", "compile"],
+        "the elastic mode computes shard by shard, operation by operation: it goes with --train.step eager: "
+        "train.step = 'compile' (--train.step), "
+        "train.exact = 'elastic' (--train.exact)",
+    ),
+    (
+        ["--train.deterministic", "--train.step", "auto"],
+        "auto chooses by the clock, so it does not choose the same each time; name the step that --train.deterministic "
+        "is to repeat: "
+        "train.step = 'auto' (--train.step), "
+        "train.deterministic = true (--train.deterministic)",
+    ),
+    (
+        ["--dist.device", "cpu", "--train.step", "graph"],
+        "CUDA graphs need a GPU; give --train.step eager or compile for the CPU: "
+        "train.step = 'graph' (--train.step), "
+        "dist.device = 'cpu' (--dist.device)",
+    ),
+    (
+        ["--train.deterministic", "--train.cudnn_benchmark"],
+        "cuDNN's search goes by the clock, so it does not find the same kernel each time: "
+        "train.cudnn_benchmark = true (--train.cudnn_benchmark), "
+        "train.deterministic = true (--train.deterministic)",
+    ),
+    (
         ["--optim.warmup_steps", "51", "--train.steps", "50"],
         "the warm-up is longer than the run: "
         "optim.warmup_steps = 51 (--optim.warmup_steps), "
