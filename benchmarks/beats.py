@@ -43,7 +43,7 @@ def marks(beat: BeatWriter, num_collectives: Callable[[], int]) -> None:
 
 
 def steps(beat: BeatWriter, num_collectives: Callable[[], int]) -> None:
-    """The beats of engine/step.py and engine/loop.py in steps of one micro-batch."""
+    """The beats of engine/steps/eager.py and engine/loop.py in steps of one micro-batch."""
     for step in range(BEATS_PER_BLOCK):
         beat.next_micro()
         beat.mark(FORWARD)

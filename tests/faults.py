@@ -15,7 +15,7 @@ from drumline.data import loader, streamed_loader
 from drumline.distributed.buffers import LiveBuffers
 from drumline.engine import evaluate, loop, saving
 from drumline.engine.loop import Loop
-from drumline.engine.step import TrainStep
+from drumline.engine.steps.eager import TrainStep
 from drumline.tasks.base import Task
 from tests.jobs import train_here
 

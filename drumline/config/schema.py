@@ -147,8 +147,9 @@ class TrainConfig:
     whichever of these is fastest in the first steps of the run."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
     """Layout of images and convolutions; `auto`: channels_last for convolutional models on CUDA."""
-    tf32: bool = False
-    """CUDA: let fp32 matrix products and convolutions round their inputs to 10 bits of mantissa; much faster."""
+    tf32: Literal["auto", "on", "off"] = "auto"
+    """CUDA: whether fp32 matrix products and convolutions may round their inputs to 10 bits of mantissa, which is much
+    faster; `auto`: torch's own choice, which is convolutions only."""
     cudnn_benchmark: bool = False
     """CUDA: let cuDNN try its kernels for each new shape and keep the fastest; bits may then differ between runs."""
     deterministic: bool = False

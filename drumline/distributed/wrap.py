@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,10 +23,26 @@ _BUFFER_OPTION = (
 )
 
 
+class Applied(nn.Module):
+    """A model that is handed to a function: `applied(function, *arguments)` is `function(model, *arguments)`.
+
+    Under DDP that is one forward pass, however often the function calls the model, and whether it is compiled or not.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(self.model, *arguments)
+
+
 def wrap_model(
     model: nn.Module,
     *,
     device: torch.device,
+    applied: bool = False,
+    channels_last: bool = False,
     reduces_gradients: bool = True,
     sync_batchnorm: bool = False,
     find_unused_parameters: bool = False,
@@ -35,17 +52,20 @@ def wrap_model(
     static_graph: bool = False,
 ) -> nn.Module:
     """Collective: move the model to its device and wrap it. It is only moved where there is no group, or where someone
-    else takes care of the gradients (`reduces_gradients=False`)."""
+    else takes care of the gradients (`reduces_gradients=False`). `applied`: what is wrapped takes a function of the
+    model, and its arguments."""
     model = model.to(device)
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if not dist.is_initialized() or not reduces_gradients:
-        return model
+        return Applied(model) if applied else model
     if sync_batchnorm:
         model = convert_batchnorm(model, device=device)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError(f"{type(model).__name__} has no parameter that can be trained")
     options: dict[str, Any] = {_BUFFER_OPTION: broadcast_buffers}
     return DistributedDataParallel(
-        model,
+        Applied(model) if applied else model,
         device_ids=[device.index] if device.type == "cuda" else None,
         find_unused_parameters=find_unused_parameters,
         **options,
@@ -57,7 +77,11 @@ def wrap_model(
 
 def unwrap_model(model: nn.Module) -> nn.Module:
     """The user's own model, inside DDP, torch.compile, both or neither."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", model)
+    if isinstance(model, DistributedDataParallel):
+        return unwrap_model(model.module)
+    if isinstance(model, Applied):
+        return unwrap_model(model.model)
+    inner = getattr(model, "_orig_mod", model)
     return model if inner is model else unwrap_model(inner)
 
 
@@ -70,6 +94,12 @@ def convert_batchnorm(model: nn.Module, *, device: torch.device) -> nn.Module:
         )
     converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     return converted
+
+
+def gains_from_channels_last(model: nn.Module) -> bool:
+    """Whether it convolves images; volumes, which have no such layout, must not be among its weights."""
+    convolves = any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules())
+    return convolves and all(parameter.ndim < 5 for parameter in model.parameters())
 
 
 def has_batchnorm(model: nn.Module) -> bool:

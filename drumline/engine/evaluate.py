@@ -23,7 +23,7 @@ from drumline.watch.beats.phase import Phase
 @torch.no_grad()
 def evaluate(job: Job, loader: AnyEvaluationLoader) -> dict[str, float]:
     """Collective: the mean loss and metrics of the model, as it is now, over every sample of `loader`."""
-    model, device = job.plain_model, job.ddp.device
+    model, device = job.model, job.ddp.device
     job.ddp.beat.mark(Phase.EVALUATION)
     LiveBuffers(model).broadcast()
     # Each module gets its own mode back: a user may have put parts of the model into eval mode for good.
@@ -69,7 +69,7 @@ def _sum_batches(job: Job, loader: AnyEvaluationLoader) -> tuple[list[str], dict
     for number, size, data in loader.numbered():
         job.ddp.beat.mark(Phase.EVALUATION)  # a long evaluation is seen to move
         with job.autocast:
-            loss = job.task.loss(job.plain_model, data)
+            loss = job.task.loss(job.model, data)
         names = ["loss", *loss.metrics]
         row = [size if loss.weight is None else loss.weight, loss.total, *loss.metrics.values()]
         sums[number] = torch.stack([torch.as_tensor(value, device=job.ddp.device).double() for value in row])

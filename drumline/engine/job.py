@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -24,11 +25,12 @@ from drumline.data.plan import Cursor
 from drumline.data.streamed_loader import StreamLoader
 from drumline.distributed.agree import check_same
 from drumline.distributed.determinism import machine_facts
-from drumline.distributed.wrap import has_batchnorm, unwrap_model
+from drumline.distributed.wrap import gains_from_channels_last, has_batchnorm, unwrap_model
 from drumline.engine.batch import Batch, choose_batch
 from drumline.engine.optimizer import make_optimizer
-from drumline.engine.precision import make_autocast, make_scaler
+from drumline.engine.precision import make_autocast, make_scaler, set_arithmetic
 from drumline.engine.schedule import scaled_rate
+from drumline.engine.steps.capture_stream import is_captured, leave_default_stream
 from drumline.errors import UsageError
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
@@ -45,7 +47,9 @@ class Job:
     task: Task
     ddp: DDPManager
     model: nn.Module
-    """Under DDP where there is a group."""
+    """The task's own, on the device."""
+    applied: nn.Module
+    """The model as it is trained: takes a function of it, and its arguments; under DDP where there is a group."""
     optimizer: Optimizer
     peak_lr: float
     scaler: GradScaler | None
@@ -55,10 +59,6 @@ class Job:
     meter: Meter
     batch: Batch
     data_fingerprint: str
-
-    @property
-    def plain_model(self) -> nn.Module:
-        return unwrap_model(self.model)
 
     def reported(self, means: dict[str, float]) -> dict[str, float]:
         """What the task makes of the means, for the log."""
@@ -97,12 +97,17 @@ def build_job(config: Config, task: Task, ddp: DDPManager, batch: Batch | None =
     """Collective: build model, data and optimizer, and make sure that every rank has the same. `batch`: that of the run
     that is gone on with; else the settings say."""
     ddp.beat.mark(Phase.START)
+    set_arithmetic(config.train, ddp.device)
+    is_in_graph = is_captured(config.train.step, ddp.device)
+    if is_in_graph:
+        leave_default_stream(ddp.device)
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
     train_data, eval_data = task.train_data(), task.eval_data()
     data_fingerprint = fingerprint(train_data)
     _check_same_data(config, ddp, data_fingerprint, None if eval_data is None else fingerprint(eval_data))
     loader, eval_loader = _make_loaders(config, task, ddp, batch, train_data, eval_data)
-    model = _wrap(config, task.model(), ddp)
+    applied = _wrap(config, task.model(), ddp)
+    model = unwrap_model(applied)
     _warn_of_a_lonely_sample(model, loader.num_samples, batch.size)
     if loader.state_dict() is not None and not config.checkpoint.every_steps and ddp.is_main_process():
         log.warning(
@@ -114,7 +119,8 @@ def build_job(config: Config, task: Task, ddp: DDPManager, batch: Batch | None =
         task=task,
         ddp=ddp,
         model=model,
-        optimizer=make_optimizer(unwrap_model(model), config.optim, lr=peak_lr),
+        applied=applied,
+        optimizer=make_optimizer(model, config.optim, lr=peak_lr, in_graph=is_in_graph),
         peak_lr=peak_lr,
         scaler=make_scaler(config.train.precision, ddp.device),
         autocast=make_autocast(config.train.precision, ddp.device),
@@ -172,6 +178,8 @@ def _wrap(config: Config, model: nn.Module, ddp: DDPManager) -> nn.Module:
     dist = config.dist
     return ddp.wrap(
         model,
+        applied=True,
+        channels_last=_is_channels_last(config.train, model, ddp.device),
         reduces_gradients=config.train.exact != "elastic",
         sync_batchnorm=dist.sync_batchnorm,
         find_unused_parameters=dist.find_unused_parameters,
@@ -180,6 +188,13 @@ def _wrap(config: Config, model: nn.Module, ddp: DDPManager) -> nn.Module:
         gradient_as_bucket_view=dist.gradient_as_bucket_view,
         static_graph=dist.static_graph,
     )
+
+
+def _is_channels_last(train: TrainConfig, model: nn.Module, device: torch.device) -> bool:
+    """cuDNN's tensor cores want the channels last; on the CPU that gains little."""
+    if train.memory_format == "auto":
+        return device.type == "cuda" and gains_from_channels_last(model)
+    return train.memory_format == "channels_last"
 
 
 def _warn_of_a_lonely_sample(model: nn.Module, num_samples: int | None, batch_size: int) -> None:

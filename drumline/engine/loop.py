@@ -17,17 +17,18 @@ from drumline.data.ledger import Ledger
 from drumline.data.steps import Step
 from drumline.distributed.collectives import all_sum
 from drumline.distributed.group import collective_counter
-from drumline.engine.elastic_step import ElasticStep
 from drumline.engine.evaluate import evaluate
 from drumline.engine.job import Job
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.notices import Notices
+from drumline.engine.optimizer import rate_of, set_rate
 from drumline.engine.pace import Pace
 from drumline.engine.preemption import Preemption
 from drumline.engine.recovery import Fault
 from drumline.engine.saving import Progress, save
 from drumline.engine.schedule import rate_factor
-from drumline.engine.step import TrainStep
+from drumline.engine.steps.eager import TrainStep
+from drumline.engine.steps.elastic import ElasticStep
 from drumline.engine.trace import Trace, TracedStep
 from drumline.metrics.events import Reporter
 from drumline.metrics.meters import means
@@ -143,8 +144,7 @@ class Loop:
             step_every=optim.step_every,
             step_factor=optim.step_factor,
         )
-        for group in self.job.optimizer.param_groups:
-            group["lr"] = lr
+        set_rate(self.job.optimizer, lr)
 
     def _is_due(self, count: int, every: int) -> bool:
         return self.progress.step >= self.total_steps or (every > 0 and count % every == 0)
@@ -160,7 +160,7 @@ class Loop:
             "train",
             step=step,
             epoch=self.epoch(),
-            lr=self.job.optimizer.param_groups[0]["lr"],
+            lr=rate_of(self.job.optimizer),
             samples_per_s=self.pace.lap(),
             seconds_left=self.pace.seconds_for(self.total_steps - step),
             **numbers,

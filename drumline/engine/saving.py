@@ -61,7 +61,7 @@ def save(
 ) -> Saved | None:
     """Collective: write a checkpoint and let old ones go. Only rank 0 learns what was written."""
     started = time.perf_counter()
-    LiveBuffers(job.plain_model).broadcast()
+    LiveBuffers(job.model).broadcast()
     device = job.ddp.device
     rng = gather_tensors(capture_rng(device), device=device)
     data = gather_data_state(job)

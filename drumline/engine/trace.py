@@ -26,7 +26,7 @@ from drumline.data.plan import Piece, StepPlan
 from drumline.data.steps import Micro, Step
 from drumline.engine.job import Job
 from drumline.engine.saving import Progress
-from drumline.engine.step import TrainStep
+from drumline.engine.steps.eager import TrainStep
 from drumline.engine.trace_hashes import hash_json, hash_samples, hash_tensor
 from drumline.errors import TrainingError
 from drumline.metrics.events import EventLog
@@ -107,8 +107,8 @@ class Trace:
 
     def _unsaved(self, saved: Mapping[str, Tensor]) -> dict[str, str]:
         """Buffers that are no part of a checkpoint: what they hold is lost with the process."""
-        known = {*saved, *self._job.plain_model.state_dict()}
-        buffers = self._job.plain_model.named_buffers()
+        known = {*saved, *self._job.model.state_dict()}
+        buffers = self._job.model.named_buffers()
         return {name: hash_tensor(buffer) for name, buffer in buffers if name not in known}
 
     def _write(self, kind: str, **fields: Any) -> None:

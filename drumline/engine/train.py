@@ -30,9 +30,9 @@ from drumline.engine.reporting import open_reporter
 from drumline.engine.request import Request
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
 from drumline.engine.saving import Found, Progress, find_newest, restore
+from drumline.engine.steps.warm_up import warm_up
 from drumline.engine.stream_check import check_streams
 from drumline.engine.trace import Trace
-from drumline.engine.warm_up import warm_up
 from drumline.errors import ExitCode
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter

@@ -25,7 +25,7 @@ from drumline.engine.job import build_job
 from drumline.engine.loop import Loop, make_step
 from drumline.engine.request import Request
 from drumline.engine.saving import Progress
-from drumline.engine.step import TrainStep
+from drumline.engine.steps.eager import TrainStep
 from drumline.engine.train import train
 from drumline.manager import DDPManager
 from drumline.tasks.load import load_task

@@ -23,7 +23,7 @@ from drumline.config.schema import (
 from drumline.engine.job import build_job
 from drumline.engine.request import Request
 from drumline.engine.saving import Progress
-from drumline.engine.step import TrainStep
+from drumline.engine.steps.eager import TrainStep
 from drumline.engine.train import train
 from drumline.manager import DDPManager
 from drumline.metrics.events import read_events

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from drumline.checkpoint import look, store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.engine.job import build_job
-from drumline.engine.step import TrainStep
+from drumline.engine.steps.eager import TrainStep
 from drumline.errors import CheckpointError, PreflightError, TrainingError, UsageError
 from drumline.manager import DDPManager
 from drumline.metrics.events import read_events
@@ -53,7 +53,7 @@ def count_reductions(accumulate: int) -> list[tuple[int, int]]:
             reduced += 1
             return allreduce_hook(dist.group.WORLD, bucket)
 
-        job.model.register_comm_hook(None, count)  # type: ignore[operator]
+        job.applied.register_comm_hook(None, count)  # type: ignore[operator]
         train_step = TrainStep(job)
         counts = []
         for step in job.loader.steps():

@@ -12,7 +12,7 @@ from torch import nn
 
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, OptimConfig
 from drumline.engine.loop import Loop
-from drumline.engine.step import TrainStep
+from drumline.engine.steps.eager import TrainStep
 from drumline.errors import TrainingError
 from drumline.metrics.events import read_events
 from tests.jobs import NUM_SAMPLES, Classify, Normalised, make_config, train_here, train_on

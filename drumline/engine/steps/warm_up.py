@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline.checkpoint.rng import capture_rng, restore_rng
 from drumline.distributed.buffers import LiveBuffers
 from drumline.engine.job import Job
+from drumline.engine.steps.eager import loss_function
 from drumline.watch.beats.phase import Phase
 
 # The sum of two numbers does not depend on their order.
@@ -21,18 +22,18 @@ FIRST_WORLD_WITH_AN_ORDER = 3
 def warm_up(job: Job, *, static_graph: bool) -> None:
     """Collective: a forward and a backward pass on the next batch, after which everything is put back as it was."""
     # With a static graph DDP learns the graph in its first backward pass, which must not be one under no_sync.
-    if not isinstance(job.model, DistributedDataParallel):
+    if not isinstance(job.applied, DistributedDataParallel):
         return
     if job.ddp.world_size < FIRST_WORLD_WITH_AN_ORDER and not static_graph:
         return
-    rng, buffers = capture_rng(job.ddp.device), LiveBuffers(job.plain_model)
-    before = buffers.keep()
+    rng, buffers = capture_rng(job.ddp.device), LiveBuffers(job.model)
+    before, compute_loss = buffers.keep(), loss_function(job.task)
     # With a static graph the layout is settled by the second pass only.
     for _ in range(2 if static_graph else 1):
         job.ddp.beat.mark(Phase.START)
         with job.autocast:
-            loss = job.task.loss(job.model, job.loader.preview())
-        (loss.total * 0.0).backward()  # type: ignore[no-untyped-call]
+            loss = job.applied(compute_loss, job.loader.preview())
+        (loss.total * 0.0).backward()
         job.optimizer.zero_grad(set_to_none=True)
     buffers.put_back(before)
     restore_rng(rng, job.ddp.device)

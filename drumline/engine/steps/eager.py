@@ -12,7 +12,9 @@ between steps all replicas are the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,16 +25,51 @@ from drumline.data.steps import Micro, Step
 from drumline.distributed.buffers import LiveBuffers
 from drumline.engine.job import Job
 from drumline.errors import TrainingError, UsageError
-from drumline.tasks.base import Loss
+from drumline.tasks.base import Loss, Task
 from drumline.watch.beats.phase import BACKWARD, DATA, FORWARD, OPTIMIZER
+
+
+class LossParts(NamedTuple):
+    """A `Loss` as DDP and torch.compile know it: a plain tuple of tensors."""
+
+    total: Tensor
+    weight: Tensor | float | None
+    metrics: dict[str, Tensor]
+
+
+LossFunction = Callable[[nn.Module, Any], LossParts]
+"""Of a model and a batch."""
+
+
+def loss_function(task: Task) -> LossFunction:
+    """The task's loss, checked."""
+
+    def parts(model: nn.Module, batch: Any) -> LossParts:
+        loss = task.loss(model, batch)
+        if not isinstance(loss, Loss):
+            raise UsageError(
+                f"{type(task).__name__}.loss() returned a {type(loss).__name__}, not a Loss",
+                next_step="return drumline.Loss(the sum of the loss over the batch)",
+            )
+        return LossParts(loss.total, loss.weight, dict(loss.metrics))
+
+    return parts
 
 
 class TrainStep:
     """Runs a job's steps; holds what would otherwise be made anew in every one."""
 
-    def __init__(self, job: Job, *, clip_norm: float | None = None, sends_buffers: bool = True) -> None:
-        self._task = job.task
-        self._model = job.model
+    def __init__(
+        self,
+        job: Job,
+        *,
+        clip_norm: float | None = None,
+        sends_buffers: bool = True,
+        compute_loss: LossFunction | None = None,
+    ) -> None:
+        """`compute_loss`: the task's own, unless it is given in another form."""
+        self.compute_loss = compute_loss or loss_function(job.task)
+        self._applied = job.applied
         self._optimizer = job.optimizer
         self._meter = job.meter
         self._autocast = job.autocast
@@ -41,8 +78,10 @@ class TrainStep:
         self._device = job.ddp.device
         self._parameters = [parameter for parameter in job.model.parameters() if parameter.requires_grad]
         self._world_size = job.ddp.world_size
-        self._no_sync = job.model.no_sync if isinstance(job.model, DistributedDataParallel) else nullcontext
-        self._buffers = LiveBuffers(job.plain_model)
+        self._no_sync = (
+            job.applied.no_sync if isinstance(job.applied, DistributedDataParallel) else nullcontext
+        )
+        self._buffers = LiveBuffers(job.model)
         self._sends_buffers = sends_buffers
         self._beat = job.ddp.beat
         self._is_weighted: bool | None = None
@@ -69,24 +108,19 @@ class TrainStep:
             self._buffers.broadcast()
         self._update(None if weight is None else correction_for(weight, step.plan.global_size))
 
-    def _forward(self, micro: Micro) -> Loss:
+    def _forward(self, micro: Micro) -> LossParts:
         self._beat.next_micro()
         self._beat.mark(FORWARD)
         with self._autocast:
-            loss = self._task.loss(self._model, micro.data)
-        if not isinstance(loss, Loss):
-            raise UsageError(
-                f"{type(self._task).__name__}.loss() returned a {type(loss).__name__}, not a Loss",
-                next_step="return drumline.Loss(the sum of the loss over the batch)",
-            )
+            loss: LossParts = self._applied(self.compute_loss, micro.data)
         return loss
 
-    def _backward(self, loss: Loss, scale: float) -> None:
+    def _backward(self, loss: LossParts, scale: float) -> None:
         self._beat.mark(BACKWARD)
         total = loss.total * scale
         (total if self._scaler is None else self._scaler.scale(total)).backward()  # type: ignore[no-untyped-call]
 
-    def _measure(self, loss: Loss, micro: Micro) -> None:
+    def _measure(self, loss: LossParts, micro: Micro) -> None:
         if micro.size == 0:
             self._meter.prepare(loss.metrics)
         else:

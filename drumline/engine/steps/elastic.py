@@ -19,9 +19,8 @@ from drumline.distributed.collectives import broadcast_json
 from drumline.distributed.seeds import seed_shard
 from drumline.distributed.shard_sum import ShardSum
 from drumline.engine.job import Job
-from drumline.engine.step import TrainStep, correction_for
+from drumline.engine.steps.eager import LossParts, TrainStep, correction_for
 from drumline.errors import UsageError
-from drumline.tasks.base import Loss
 from drumline.watch.beats.phase import BACKWARD, DATA
 
 
@@ -37,14 +36,14 @@ class ElasticStep(TrainStep):
         bucket_bytes: int,
         find_unused: bool = False,
     ) -> None:
-        _refuse_collectives(job.plain_model)
+        _refuse_collectives(job.model)
         super().__init__(job, clip_norm=clip_norm)
         rank, world_size = job.ddp.rank, job.ddp.world_size
         self._seed = seed
         self._is_first_step = True
         self._shard_buffers = ShardBuffers(self._buffers)
         self._gradients = ShardSum(
-            {name: tensor for name, tensor in job.plain_model.named_parameters() if tensor.requires_grad},
+            {name: tensor for name, tensor in job.model.named_parameters() if tensor.requires_grad},
             rank=rank,
             world_size=world_size,
             shards_by_rank=lambda num_shards: [
@@ -90,7 +89,7 @@ class ElasticStep(TrainStep):
         self._gradients.open_shard()
 
     def _add_shard_weight(
-        self, weights: Tensor | None, loss: Loss, micro: Micro, plan: StepPlan
+        self, weights: Tensor | None, loss: LossParts, micro: Micro, plan: StepPlan
     ) -> Tensor | None:
         own = self._add_weight(None, loss.weight, micro)
         if own is None:
