@@ -24,11 +24,12 @@ FREE_TO_CHANGE = (
     "data.pin_memory",
     "data.persistent",
     "data.prefetch",
+    "data.resident",
 )
 
 
-def facts_of(request: Request, job: Job) -> dict[str, Any]:
-    """What a checkpoint remembers of the run, for whoever resumes it."""
+def facts_of(request: Request, job: Job, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a checkpoint remembers of the run, for whoever resumes it. `before`: what it remembered so far."""
     return {
         "task": request.task,
         "config": flat(request.config),
@@ -36,6 +37,8 @@ def facts_of(request: Request, job: Job) -> dict[str, Any]:
         "batch_size": job.batch.size,
         "data": job.data_fingerprint,
         "machine": machine_facts(job.ddp.device),
+        # What `--train.step auto` has come to: measured again, it might come to another.
+        "step": (before or {}).get("step"),
     }
 
 

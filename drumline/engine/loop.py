@@ -27,26 +27,13 @@ from drumline.engine.preemption import Preemption
 from drumline.engine.recovery import Fault
 from drumline.engine.saving import Progress, save
 from drumline.engine.schedule import rate_factor
-from drumline.engine.steps.eager import TrainStep
-from drumline.engine.steps.elastic import ElasticStep
+from drumline.engine.steps.choice import make_step
+from drumline.engine.steps.kind import AnyStep
 from drumline.engine.trace import Trace, TracedStep
 from drumline.metrics.events import Reporter
 from drumline.metrics.meters import means
 from drumline.watch.beats.phase import DATA, Phase
 from drumline.watch.replicas.sentinel import Sentinel
-
-
-def make_step(job: Job, config: Config) -> TrainStep:
-    """The kind of step that the settings ask for."""
-    if config.train.exact == "elastic":
-        return ElasticStep(
-            job,
-            seed=config.train.seed,
-            clip_norm=config.optim.clip_norm,
-            bucket_bytes=int(config.dist.bucket_cap_mb * 2**20),
-            find_unused=config.dist.find_unused_parameters,
-        )
-    return TrainStep(job, clip_norm=config.optim.clip_norm, sends_buffers=config.dist.broadcast_buffers)
 
 
 @dataclass
@@ -89,7 +76,7 @@ class Loop:
     def run(self) -> None:
         """Collective: train to the end, or until the run is told to leave."""
         job, progress = self.job, self.progress
-        train_step = self._traced(make_step(job, self.config))
+        train_step = self._traced(self._make_step())
         if progress.step >= self.total_steps:
             self._evaluate()
         self._compare_replicas()
@@ -110,7 +97,7 @@ class Loop:
         self.pace.stop()
         self._beat.mark(Phase.LEFT)
 
-    def take_step(self, train_step: TrainStep | TracedStep, step: Step) -> None:
+    def take_step(self, train_step: AnyStep, step: Step) -> None:
         """Collective: one optimizer step, and the note that it was taken. This is all that every step pays for."""
         self._set_rate()
         train_step(step)
@@ -127,7 +114,16 @@ class Loop:
         beat.begin_step(self.progress.step)
         beat.mark(DATA)
 
-    def _traced(self, train_step: TrainStep) -> TrainStep | TracedStep:
+    def _make_step(self) -> AnyStep:
+        def tell(sentence: str) -> None:
+            self.reporter.report("note", step=self.progress.step, message=sentence)
+
+        def keep(way: str) -> None:
+            self.facts["step"] = way
+
+        return make_step(self.job, self.config, chosen=self.facts.get("step"), choose=keep, tell=tell)
+
+    def _traced(self, train_step: AnyStep) -> AnyStep:
         if self.trace is None:
             return train_step
         self.trace.start()
@@ -149,7 +145,7 @@ class Loop:
     def _is_due(self, count: int, every: int) -> bool:
         return self.progress.step >= self.total_steps or (every > 0 and count % every == 0)
 
-    def _log(self, train_step: TrainStep | TracedStep) -> None:
+    def _log(self, train_step: AnyStep) -> None:
         """Collective. The only place where the loop waits for the device."""
         meter = self.job.meter
         numbers = self.job.reported(means(all_sum(meter.take()).tolist(), meter.names))
@@ -175,7 +171,7 @@ class Loop:
         step, self.fault = self.progress.step, None
         fault.tell_recovery(self.reporter, resumed_from=step - 1, step=step, device=self.job.ddp.device)
 
-    def _between_steps(self, train_step: TrainStep | TracedStep) -> None:
+    def _between_steps(self, train_step: AnyStep) -> None:
         cursor, config = self.progress.cursor, self.config
         if self.fault is not None:
             self._tell_recovery(self.fault)

@@ -26,7 +26,7 @@ from drumline.data.plan import Piece, StepPlan
 from drumline.data.steps import Micro, Step
 from drumline.engine.job import Job
 from drumline.engine.saving import Progress
-from drumline.engine.steps.eager import TrainStep
+from drumline.engine.steps.kind import AnyStep
 from drumline.engine.trace_hashes import hash_json, hash_samples, hash_tensor
 from drumline.errors import TrainingError
 from drumline.metrics.events import EventLog
@@ -127,15 +127,13 @@ class Trace:
 class TracedStep:
     """A train step that is traced; to the loop it is the same."""
 
-    def __init__(self, inner: TrainStep, trace: Trace) -> None:
+    def __init__(self, inner: AnyStep, trace: Trace) -> None:
         self._inner = inner
         self._trace = trace
+        self.grad_norm: Tensor | None = None
 
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step, and its line in the trace."""
         self._inner(self._trace.follow(step))
+        self.grad_norm = self._inner.grad_norm
         self._trace.end_step(step.plan)
-
-    @property
-    def grad_norm(self) -> Tensor | None:
-        return self._inner.grad_norm

@@ -73,7 +73,7 @@ def train(
         ledger_file = _open_ledger(folder, job, request.config.train, progress)
         stack.callback(ledger_file.close)
         total_steps = count_steps(job, request.config.train, step=progress.step, cursor=progress.cursor)
-        facts = facts_of(request, job)
+        facts = facts_of(request, job, None if found is None else found.facts)
         report_start(reporter, request, job, total_steps)
         if found is not None:
             report_resume(reporter, found, job.batch, progress, facts)

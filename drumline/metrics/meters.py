@@ -23,7 +23,8 @@ class Meter:
         self._dtype = torch.float32 if device.type == "mps" else torch.float64
         self._device = device
         self._names: tuple[str, ...] | None = None
-        self._host_weight = 0.0
+        self.host_weight = 0.0
+        """What counts on the host of the weight so far; the rest is on the device."""
         self._kept: tuple[tuple[str, ...], Sequence[float]] | None = None
         self._lay_out(())
 
@@ -55,22 +56,22 @@ class Meter:
         if isinstance(weight, Tensor):
             self._weight.add_(weight.detach())
         else:
-            self._host_weight += weight
+            self.host_weight += weight
         for name, total in metrics.items():
             self._metrics[name].add_(total.detach())
 
     def take(self) -> Tensor:
         """The sums since the last `take`, in a tensor of [loss, weight, *metrics], still on the device."""
-        self._weight.add_(self._host_weight)
+        self._weight.add_(self.host_weight)
         sums = self._sums.clone()
         self._sums.zero_()
-        self._host_weight = 0.0
+        self.host_weight = 0.0
         return sums
 
     def peek(self) -> Tensor:
         """The same sums, which stay: what a checkpoint keeps of them."""
         sums = self._sums.clone()
-        sums[1] += self._host_weight
+        sums[1] += self.host_weight
         return sums
 
     def put(self, sums: Sequence[float], names: Sequence[str]) -> None:

@@ -1,0 +1,148 @@
+"""Whether a step may be captured: replayed, no Python runs any more, so all that Python decides must stay as it is.
+
+Each check gives the reason why not, as the end of a sentence, or None. What cannot be found out from outside is what
+the user's code reads elsewhere (a file, a global): the docs say so.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+from torch.optim import Optimizer
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+_OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_PLAIN = (bool, int, float, str, type(None))
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "<")
+_SYNCHRONISING = "called a synchronizing CUDA operation"
+
+
+def hooked(model: nn.Module, optimizer: Optimizer) -> str | None:
+    """A hook is Python that would no longer be called."""
+    for name, module in model.named_modules():
+        if any(getattr(module, hooks, None) for hooks in _HOOKS):
+            return f"{name or type(model).__name__} has a hook, which a replayed step would not call"
+    if any(getattr(module_hooks, hooks, None) for hooks in _GLOBAL_HOOKS):
+        return "there is a hook on all modules, which a replayed step would not call"
+    if any(getattr(optimizer, hooks, None) for hooks in _OPTIMIZER_HOOKS):
+        return "the optimizer has a hook, which a replayed step would not call"
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks:
+            return f"the gradient of {name} has a hook, which a replayed step would not call"
+    return None
+
+
+def not_fixed(leaves: Iterable[Any], device: torch.device) -> str | None:
+    """A batch is copied into the place that was captured: tensors on the device, and besides them plain values only."""
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            if leaf.layout is not torch.strided or leaf.device != device:
+                return f"a batch holds a tensor that is not a plain one on {device} ({leaf.layout}, {leaf.device})"
+        elif not isinstance(leaf, _PLAIN):
+            return f"a batch holds a {type(leaf).__name__}, which cannot be copied into the place of another"
+    return None
+
+
+@contextmanager
+def observed(model: nn.Module, task: object) -> Iterator[list[str]]:
+    """Take one step inside, operation by operation; afterwards the list holds what speaks against a capture."""
+    reasons: list[str] = []
+    generators, attributes, buffers = _generators(), _attributes(model, task), _buffers(model)
+    with warnings.catch_warnings(record=True) as caught, _waiting_is_told():
+        yield reasons
+    for warning in caught:
+        if _SYNCHRONISING not in str(warning.message):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    found = (
+        _waited(caught),
+        _drew(generators),
+        _changed(attributes, _attributes(model, task)),
+        _replaced(buffers, _buffers(model)),
+    )
+    reasons += [reason for reason in found if reason is not None]
+
+
+@contextmanager
+def _waiting_is_told() -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it does not find every kind of waiting yet
+        torch.cuda.set_sync_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _waited(caught: Iterable[warnings.WarningMessage]) -> str | None:
+    for warning in caught:
+        if _SYNCHRONISING in str(warning.message):
+            return f"it waits for the device at {Path(warning.filename).name}:{warning.lineno}"
+    return None
+
+
+def _generators() -> dict[str, Any]:
+    return {
+        "random": random.getstate(),
+        "numpy": [*map(str, np.random.get_state())],
+        "torch's CPU generator": torch.default_generator.get_state().tolist(),
+    }
+
+
+def _drew(before: dict[str, Any]) -> str | None:
+    for name, state in _generators().items():
+        if state != before[name]:
+            return f"it draws random numbers on the host ({name}), and a replayed step would repeat the same ones"
+    return None
+
+
+def _attributes(model: nn.Module, task: object) -> dict[str, str]:
+    """The plain values that modules and the task keep, by name."""
+    owners = {
+        type(task).__name__: task,
+        **{name or type(model).__name__: module for name, module in model.named_modules()},
+    }
+    return {
+        f"{owner}.{name}": repr(value)  # not the value: NaN differs from itself
+        for owner, holder in owners.items()
+        for name, value in vars(holder).items()
+        if isinstance(value, _PLAIN)
+    }
+
+
+def _changed(before: dict[str, str], now: dict[str, str]) -> str | None:
+    for name in before | now:
+        if before.get(name) != now.get(name):
+            return f"{name} changes from step to step ({before.get(name)}, then {now.get(name)})"
+    return None
+
+
+def _buffers(model: nn.Module) -> dict[str, int]:
+    return {name: buffer.data_ptr() for name, buffer in model.named_buffers()}
+
+
+def _replaced(before: dict[str, int], now: dict[str, int]) -> str | None:
+    for name in before | now:
+        if before.get(name) != now.get(name):
+            return f"the buffer {name} is replaced by another tensor in every step"
+    return None
+
+
+def place_of(error: BaseException) -> str:
+    """` at FILE:LINE`: where in the user's code it came from, if it did."""
+    first = error.__context__ or error
+    frames = traceback.extract_tb(first.__traceback__)
+    own = [frame for frame in frames if not any(part in frame.filename for part in _NOT_THE_USERS)]
+    return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""

@@ -1,0 +1,83 @@
+"""One captured step: a CUDA graph of all that a step gives the device to do, and the memory that it reads from.
+
+The only file that uses what torch has no public name for, to put things right after a capture that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from drumline.data.steps import Micro, Step
+
+
+class Shape:
+    """What a step is like, as far as a graph depends on it; and its tensors, in order."""
+
+    def __init__(self, step: Step, micro_batches: Sequence[Micro]) -> None:
+        flat = [pytree.tree_flatten(micro.data) for micro in micro_batches]
+        self.leaves = [leaf for leaves, _ in flat for leaf in leaves]
+        self.tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+        self.nesting = [nesting for _, nesting in flat]
+        self.key: Hashable = (
+            step.plan.global_size,
+            tuple((micro.size, micro.is_last) for micro in micro_batches),
+            tuple(map(repr, self.nesting)),
+            tuple(map(_form, self.leaves)),
+        )
+
+    def __str__(self) -> str:
+        return ", ".join(str(list(tensor.shape)) for tensor in self.tensors[:4])
+
+
+def _form(leaf: Any) -> Hashable:
+    if isinstance(leaf, Tensor):
+        return (leaf.dtype, leaf.shape, leaf.stride(), leaf.requires_grad)
+    return repr(leaf)
+
+
+class CapturedStep:
+    """A graph that can be replayed on other batches of the same shape."""
+
+    def __init__(
+        self, run: Callable[[Step], None], step: Step, micro_batches: Sequence[Micro], shape: Shape, pool: Any
+    ) -> None:
+        """Capture what `run` does with such a step; nothing is computed yet. Raises what CUDA refuses."""
+        self._inputs = [tensor.clone() for tensor in shape.tensors]
+        inputs = iter(self._inputs)
+        leaves = iter([next(inputs) if isinstance(leaf, Tensor) else leaf for leaf in shape.leaves])
+        batches = [
+            pytree.tree_unflatten([next(leaves) for _ in range(nesting.num_leaves)], nesting)
+            for nesting in shape.nesting
+        ]
+        fixed = [micro._replace(data=data) for micro, data in zip(micro_batches, batches, strict=True)]
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads (the writer of checkpoints, NCCL's watchdog) go on with their own business.
+        with torch.cuda.graph(
+            self._graph,
+            pool=pool,
+            stream=torch.cuda.current_stream(),
+            capture_error_mode="thread_local",
+        ):
+            run(step._replace(micro_batches=iter(fixed)))
+
+    def replay(self, shape: Shape) -> None:
+        """The same work on this step's batches. Waits for nothing."""
+        torch._foreach_copy_(self._inputs, shape.tensors)
+        self._graph.replay()
+
+
+def repair(device: torch.device, pool: Any, rng: Tensor) -> None:
+    """After a capture that failed, torch believes that it still captures: random numbers would be refused, and memory
+    that other streams have used would never be given back. `rng`: the generator's state before."""
+    fresh = torch.Generator(device)
+    fresh.set_state(rng)
+    torch.cuda.default_generators[device.index].graphsafe_set_state(fresh.graphsafe_get_state())
+    try:
+        torch._C._cuda_endAllocateToPool(device.index, pool)
+    except RuntimeError:
+        return  # the capture had ended by itself
