@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +64,8 @@ def wrap_model(
         model = convert_batchnorm(model, device=device)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError(f"{type(model).__name__} has no parameter that can be trained")
+    # Of a weight whose dimensions are 1 in places it finds the strides of its gradient odd; there is nothing to it.
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     options: dict[str, Any] = {_BUFFER_OPTION: broadcast_buffers}
     return DistributedDataParallel(
         Applied(model) if applied else model,

@@ -57,26 +57,36 @@ def not_fixed(leaves: Iterable[Any], device: torch.device) -> str | None:
 @contextmanager
 def observed(model: nn.Module, task: object) -> Iterator[list[str]]:
     """Take one step inside, operation by operation; afterwards the list holds what speaks against a capture."""
-    reasons: list[str] = []
-    generators, attributes, buffers = _generators(), _attributes(model, task), _buffers(model)
-    with warnings.catch_warnings(record=True) as caught, _waiting_is_told():
-        yield reasons
+    with warnings.catch_warnings(record=True) as caught, seen_to_change(model, task) as reasons:
+        warnings.simplefilter("always")
+        with _waiting_is_told():
+            yield reasons
     for warning in caught:
         if _SYNCHRONISING not in str(warning.message):
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    found = (
-        _waited(caught),
-        _drew(generators),
-        _changed(attributes, _attributes(model, task)),
-        _replaced(buffers, _buffers(model)),
-    )
-    reasons += [reason for reason in found if reason is not None]
+    reasons[:0] = _waited(caught)
+
+
+@contextmanager
+def seen_to_change(model: nn.Module, task: object) -> Iterator[list[str]]:
+    """The part of it that concerns the host: what Python draws, counts or replaces while the step is taken."""
+    reasons: list[str] = []
+    generators, attributes, buffers = _generators(), _attributes(model, task), _buffers(model)
+    yield reasons
+    reasons += _drawn(generators)
+    reasons += [
+        f"{name} changes from step to step ({before}, then {now})"
+        for name, before, now in _differences(attributes, _attributes(model, task))
+    ]
+    reasons += [
+        f"the buffer {name} is replaced by another tensor in every step"
+        for name, _, _ in _differences(buffers, _buffers(model))
+    ]
 
 
 @contextmanager
 def _waiting_is_told() -> Iterator[None]:
     before = torch.cuda.get_sync_debug_mode()
-    warnings.simplefilter("always")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that it does not find every kind of waiting yet
         torch.cuda.set_sync_debug_mode("warn")
@@ -86,11 +96,12 @@ def _waiting_is_told() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def _waited(caught: Iterable[warnings.WarningMessage]) -> str | None:
-    for warning in caught:
-        if _SYNCHRONISING in str(warning.message):
-            return f"it waits for the device at {Path(warning.filename).name}:{warning.lineno}"
-    return None
+def _waited(caught: Iterable[warnings.WarningMessage]) -> list[str]:
+    return [
+        f"it waits for the device at {Path(warning.filename).name}:{warning.lineno}"
+        for warning in caught
+        if _SYNCHRONISING in str(warning.message)
+    ]
 
 
 def _generators() -> dict[str, Any]:
@@ -101,14 +112,15 @@ def _generators() -> dict[str, Any]:
     }
 
 
-def _drew(before: dict[str, Any]) -> str | None:
-    for name, state in _generators().items():
-        if state != before[name]:
-            return f"it draws random numbers on the host ({name}), and a replayed step would repeat the same ones"
-    return None
+def _drawn(before: dict[str, Any]) -> list[str]:
+    return [
+        f"it draws random numbers on the host ({name}), and a replayed step would repeat the same ones"
+        for name, state in _generators().items()
+        if state != before[name]
+    ]
 
 
-def _attributes(model: nn.Module, task: object) -> dict[str, str]:
+def _attributes(model: nn.Module, task: object) -> dict[str, Any]:
     """The plain values that modules and the task keep, by name."""
     owners = {
         type(task).__name__: task,
@@ -122,22 +134,13 @@ def _attributes(model: nn.Module, task: object) -> dict[str, str]:
     }
 
 
-def _changed(before: dict[str, str], now: dict[str, str]) -> str | None:
-    for name in before | now:
-        if before.get(name) != now.get(name):
-            return f"{name} changes from step to step ({before.get(name)}, then {now.get(name)})"
-    return None
-
-
-def _buffers(model: nn.Module) -> dict[str, int]:
+def _buffers(model: nn.Module) -> dict[str, Any]:
     return {name: buffer.data_ptr() for name, buffer in model.named_buffers()}
 
 
-def _replaced(before: dict[str, int], now: dict[str, int]) -> str | None:
-    for name in before | now:
-        if before.get(name) != now.get(name):
-            return f"the buffer {name} is replaced by another tensor in every step"
-    return None
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    names = [name for name in before | now if before.get(name) != now.get(name)]
+    return [(name, before.get(name), now.get(name)) for name in names]
 
 
 def place_of(error: BaseException) -> str:

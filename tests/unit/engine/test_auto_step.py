@@ -1,0 +1,49 @@
+"""`--train.step auto`: every way is tried on steps of the run, and the fastest is kept and told."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from drumline.data.plan import Cursor, Sharing, plan_step
+from drumline.data.steps import Step
+from drumline.engine.steps.auto import TIMED_STEPS, WARM_UP_STEPS, AutoStep
+
+PLAN = plan_step(Cursor(), length=64, sharing=Sharing(batch_size=8, rank=0, world_size=1))
+
+
+class Way:
+    """A step that takes a while."""
+
+    def __init__(self, name: str, seconds: float, taken: list[str]) -> None:
+        self.grad_norm: Tensor | None = torch.tensor(seconds)
+        self._name, self._seconds, self._taken = name, seconds, taken
+
+    def __call__(self, step: Step) -> None:
+        self._taken.append(self._name)
+        time.sleep(self._seconds)
+
+
+def test_each_way_is_tried_in_turn_and_the_fastest_is_kept() -> None:
+    taken: list[str] = []
+    chosen: list[str] = []
+    said: list[str] = []
+    seconds = {"slow": 4e-3, "fast": 2e-4, "middling": 2e-3}
+    auto = AutoStep(
+        {name: lambda name=name: Way(name, seconds[name], taken) for name in seconds},  # type: ignore[misc]
+        device=torch.device("cpu"),
+        choose=chosen.append,
+        tell=said.append,
+    )
+    each = WARM_UP_STEPS + TIMED_STEPS
+    for _ in range(3 * each + 5):
+        auto(Step(PLAN, iter(())))
+
+    assert taken == ["slow"] * each + ["fast"] * each + ["middling"] * each + ["fast"] * 5
+    assert chosen == ["fast"]
+    assert auto.grad_norm == torch.tensor(2e-4)
+    [sentence] = said
+    assert sentence.startswith("steps run as fast, the fastest here; time of a step against it: slow ")
+    assert "fast 1.00" in sentence
