@@ -32,6 +32,9 @@ test: check tools ## everything that must pass before a change lands
 bench: .venv/ready ## the engine's step against a hand-written loop
 	$(BIN)/python benchmarks/step.py
 
+bench-gpu: .venv/ready ## step, images, tokens and saves on one GPU, beside Lightning, Fabric and Accelerate
+	$(BIN)/python -m benchmarks step images gpt save
+
 bench-exact: .venv/ready ## what exactness costs: the elastic step, the sample ledger, comparing replicas
 	$(BIN)/python benchmarks/elastic.py
 	$(BIN)/python benchmarks/ledger.py
@@ -64,4 +67,4 @@ soak-demo: .venv/ready ## the demo to its end: does it still learn to read digit
 clean: ## remove what the targets above made
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check tools test bench bench-exact bench-doctor bench-preflight bench-watch soak-exact soak-demo soak-restarts soak-faults soak-calm clean
+.PHONY: help setup demo check tools test bench bench-gpu bench-exact bench-doctor bench-preflight bench-watch soak-exact soak-demo soak-restarts soak-faults soak-calm clean

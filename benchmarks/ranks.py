@@ -1,0 +1,15 @@
+"""Starting the processes that measure: torchrun on this machine alone, whose ranks share its cores."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def start_ranks(num_ranks: int, module: str, *arguments: str) -> int:
+    """Run a module on so many ranks; returns how it ended."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    threads = str(max(1, (os.cpu_count() or 1) // num_ranks))
+    command = [sys.executable, *torchrun, "--nproc-per-node", str(num_ranks), "-m", module, *arguments]
+    return subprocess.run(command, env={"OMP_NUM_THREADS": threads, **os.environ}, check=False).returncode
