@@ -1,6 +1,6 @@
 """How ways of doing the same work are timed: in turn, in blocks of steps, in one process.
 
-A way is an iterator that takes one step at a time and says how many samples it had. All ways warm up; then they take
+A way is a loop that takes steps and calls `pass_on` after each. All ways warm up; then they take
 turns, another one first in every round, so that what slows the machine down slows all of them. A block is timed from
 its first step to the moment when the device has done its last one; nothing waits for the device in between. A way that
 is not at work is at rest: its worker processes are stopped, and what it writes in the background is waited for, so that
@@ -16,14 +16,13 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 
-Steps = Iterator[int]
-"""Each item is a step that was taken, and the number of its samples."""
+from benchmarks.baton import Baton, PassOn
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,8 @@ class Way:
     """One way to do the work of a table."""
 
     name: str
-    start: Callable[[], Steps]
+    run: Callable[[PassOn], object]
+    """Takes steps without end."""
     settle: Callable[[], None] = lambda: None
     """Waits for what the way still does in the background."""
     warm_up: int | None = None
@@ -68,12 +68,12 @@ class _Runner:
     def __init__(self, way: Way, steps: int) -> None:
         self.way = way
         self.taken = Taken(way.name, steps=steps)
+        self._baton = Baton(way.run)
         self._workers: list[int] = []
 
     def warm_up(self, steps: int) -> None:
         before = set(multiprocessing.active_children())
-        self._iterator = self.way.start()
-        self._take(self.way.warm_up or steps)
+        self._baton.take(self.way.warm_up or steps)
         synchronize()
         self._workers = [
             child.pid for child in multiprocessing.active_children() if child not in before and child.pid
@@ -84,7 +84,7 @@ class _Runner:
         self._signal(signal.SIGCONT)
         synchronize()
         begun = time.perf_counter()
-        samples = self._take(self.taken.steps)
+        samples = self._baton.take(self.taken.steps)
         synchronize()
         self.taken.seconds.append(time.perf_counter() - begun)
         self.taken.samples.append(samples)
@@ -96,12 +96,7 @@ class _Runner:
 
     def close(self) -> None:
         self._signal(signal.SIGCONT)
-        close = getattr(getattr(self, "_iterator", None), "close", None)
-        if close is not None:
-            close()
-
-    def _take(self, steps: int) -> int:
-        return sum(next(self._iterator) for _ in range(steps))
+        self._baton.close()
 
     def _signal(self, number: int) -> None:
         for worker in self._workers:
@@ -139,5 +134,10 @@ def _try(runner: _Runner, work: Callable[[], None]) -> None:
         work()
     except Exception as error:
         traceback.print_exc()
-        text = str(error).strip().partition("\n")[0]
-        runner.taken.failure = f"{type(error).__name__}: {text[:160]}"
+        runner.taken.failure = told(error)
+
+
+def told(error: Exception) -> str:
+    """In one line of a table."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text[:160]}"

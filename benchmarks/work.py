@@ -98,5 +98,5 @@ class Endless:
 
 def fast_arithmetic() -> None:
     """For everyone in the process."""
-    torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True

@@ -10,6 +10,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,12 @@ def _make(options: Options, ddp: DDPManager, folder: Path) -> Table:
     kinds = ("compile", "compiled_graph") if ddp.device.type == "cuda" else ("eager",)
     samples = len(tokens) // (context + 1)
     ways = [
-        Way(BY_HAND, lambda: by_hand(work)),
+        Way(BY_HAND, partial(by_hand, work)),
         *peers(work, suffix=", compiled"),
         *(_ours(ddp, steps_of(config, kind), folder, samples) for kind in kinds),
     ]
     rounds, steps = options.rounds_or(7), 2 if options.tiny else 10
-    taken = measure(ways, rounds=rounds, steps=steps, warm_up=2 if options.tiny else 8)
+    taken = measure(ways, rounds=rounds, steps=steps, warm_up=2 if options.tiny else 20)
     parameters = sum(parameter.numel() for parameter in work.module().parameters())
     return _table(
         taken,
@@ -87,7 +88,7 @@ def gpt_config(folder: Path, *, size: int, is_cuda: bool, tiny: bool) -> Config:
         model=TINY if tiny else GPT2,
         data=DataConfig(name="tokens", dir=str(folder)),
         optim=OptimConfig(name="adamw", lr=6e-4, weight_decay=0.1, clip_norm=1.0, schedule="constant"),
-        train=TrainConfig(batch_size=size, precision="bf16" if is_cuda else "fp32", tf32=is_cuda),
+        train=TrainConfig(batch_size=size, precision="bf16" if is_cuda else "fp32"),
         checkpoint=CheckpointConfig(every_steps=50, keep_last=1, keep_best=0),
     )
 

@@ -13,8 +13,10 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from benchmarks.harness import Way, synchronize
+from benchmarks.baton import Baton, PassOn
+from benchmarks.harness import Way, synchronize, told
 from benchmarks.options import Options
 from benchmarks.report import Goal, Row, Table, described, ratio
 from benchmarks.tables.gpt import Windows, gpt_config, write_tokens
@@ -48,10 +51,24 @@ class Saving:
     way: Way
     save: Callable[[int, Callable[[], None]], None]
     """Given the step, and what to call when all is on disk."""
+    marks: list[Any] = field(default_factory=list)
+    """The ends of the steps of a block."""
     stopped_ms: list[float] = field(default_factory=list)
     later_ms: list[float] = field(default_factory=list)
     total_s: list[float] = field(default_factory=list)
     failure: str | None = None
+
+    def __post_init__(self) -> None:
+        self.baton = Baton(self._run)
+
+    def _run(self, pass_on: PassOn) -> None:
+        """In the thread of the way, and on its stream."""
+
+        def mark_and_pass_on(samples: int) -> None:
+            self.marks.append(_mark())
+            pass_on(samples)
+
+        self.way.run(mark_and_pass_on)
 
 
 def make(options: Options, ddp: DDPManager) -> Table:
@@ -68,12 +85,12 @@ def _make(options: Options, ddp: DDPManager, folder: Path) -> Table:
     supply = Windows(tokens, size=size, context=config.model.context, pinned=ddp.device.type == "cuda")
     work = Work(config, {"vocab_size": 64 if options.tiny else 50304}, ddp.device, lambda: supply)
     samples = len(tokens) // (config.model.context + 1)
-    run = whole_run(OURS, ddp, config, load_task("text"), folder, samples=samples)
+    ours = whole_run(OURS, ddp, config, load_task("text"), folder, samples=samples)
     savings = [
         _by_hand(TORCH, work, folder, _torch_save),
         _by_hand("torch.save, then fsync", work, folder, _torch_save_and_flush),
         _by_hand("DCP async_save", work, folder, _dcp_saver()),
-        Saving(run, lambda step, done: _watch_for(folder / OURS / f"checkpoints/step-{step:08d}", done)),
+        Saving(ours, lambda step, done: _watch_for(folder / OURS / f"checkpoints/step-{step:08d}", done)),
     ]
     rounds = options.rounds_or(5)
     _measure(savings, rounds, every)
@@ -83,53 +100,47 @@ def _make(options: Options, ddp: DDPManager, folder: Path) -> Table:
 
 
 def _measure(savings: list[Saving], rounds: int, every: int) -> None:
-    running: dict[str, Iterator[int]] = {}
     for saving in reversed(savings):
-        running[saving.way.name] = saving.way.start()
-        _take(running[saving.way.name], every // 2)
+        _try(saving, lambda saving=saving: saving.baton.take(every // 2))  # type: ignore[misc]
     for turn in range(1, rounds + 1):
         for saving in savings[turn % len(savings) :] + savings[: turn % len(savings)]:
-            try:
-                _time_save(saving, running[saving.way.name], turn * every, every)
-            except Exception as error:
-                saving.failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
-    for steps in running.values():
-        steps.close()  # type: ignore[attr-defined]
+            _try(saving, partial(_time_save, saving, turn * every, every // 2))
+    for saving in savings:
+        saving.baton.close()
 
 
-def _time_save(saving: Saving, steps: Iterator[int], at_step: int, every: int) -> None:
+def _try(saving: Saving, work: Callable[[], object]) -> None:
     if saving.failure is not None:
         return
-    half, on_disk = every // 2, threading.Event()
-    ended: list[float] = []
+    try:
+        work()
+    except Exception as error:
+        traceback.print_exc()
+        saving.failure = told(error)
+
+
+def _time_save(saving: Saving, at_step: int, half: int) -> None:
+    on_disk, ended = threading.Event(), []
 
     def done() -> None:
         ended.append(time.perf_counter())
         on_disk.set()
 
-    marks = [_mark(), *_take(steps, half)]
+    saving.marks.clear()
+    saving.baton.take(half)
     begun = time.perf_counter()
     saving.save(at_step, done)
-    marks += _take(steps, half)
+    saving.baton.take(half)
     synchronize()
     if not on_disk.wait(DEADLINE_S):
         raise RuntimeError(f"nothing was on disk after {DEADLINE_S:g} s")
     saving.way.settle()
-    ends = _ends_in_ms(marks)
-    times = [after - before for before, after in pairwise(ends)]
-    usual = statistics.median(times[1:half])
-    saving.stopped_ms.append(times[half] - usual)
-    saving.later_ms.append(sum(times[half + 1 :]) - usual * len(times[half + 1 :]))
+    times = [after - before for before, after in pairwise(_ends_in_ms(saving.marks))]
+    before, with_save, after = times[: half - 1], times[half - 1], times[half:]
+    usual = statistics.median(before)
+    saving.stopped_ms.append(with_save - usual)
+    saving.later_ms.append(sum(after) - usual * len(after))
     saving.total_s.append(ended[0] - begun)
-
-
-def _take(steps: Iterator[int], count: int) -> list[Any]:
-    """The ends of so many steps."""
-    marks = []
-    for _ in range(count):
-        next(steps)
-        marks.append(_mark())
-    return marks
 
 
 def _mark() -> Any:
@@ -153,7 +164,7 @@ def _by_hand(
     held: dict[str, Any] = {}
     target = folder / name.replace(" ", "-").replace(",", "")
 
-    def steps() -> Iterator[int]:
+    def run(pass_on: PassOn) -> None:
         module = held["module"] = work.module()
         optimizer = held["optimizer"] = plain_optimizer(module, work.config)
         for inputs, targets in map(work.on_device, work.batches()):
@@ -163,7 +174,7 @@ def _by_hand(
             nn.utils.clip_grad_norm_(module.parameters(), work.clip_norm or 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            yield len(inputs)
+            pass_on(len(inputs))
 
     def tidy() -> None:
         shutil.rmtree(target, ignore_errors=True)
@@ -173,7 +184,7 @@ def _by_hand(
         target.mkdir(exist_ok=True)
         write(held["module"], held["optimizer"], target, done)
 
-    return Saving(Way(name, steps, settle=tidy), save)
+    return Saving(Way(name, run, settle=tidy), save)
 
 
 def _torch_save(module: nn.Module, optimizer: Any, target: Path, done: Callable[[], None]) -> None:

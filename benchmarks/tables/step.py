@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.baton import PassOn
 from benchmarks.harness import Taken, Way, measure
 from benchmarks.options import Options
 from benchmarks.report import Goal, Row, Table, peer_versions, ratio
@@ -54,7 +56,7 @@ def make(options: Options, ddp: DDPManager) -> Table:
         Way(f"ours, {kind.replace('_', ' ')}", _starter(ddp, steps_of(config, kind), images, batches))
         for kind in _kinds(ddp.device)
     ]
-    ways = [Way("by hand, eager", lambda: by_hand(work)), *peers(work, fabric=True), *ours]
+    ways = [Way("by hand, eager", partial(by_hand, work)), *peers(work, fabric=True), *ours]
     rounds, steps = options.rounds_or(7), 3 if options.tiny else 100
     taken = measure(ways, rounds=rounds, steps=steps, warm_up=3 if options.tiny else 30)
     return _table(
@@ -87,7 +89,7 @@ def _on_device(images: Images, size: int, device: torch.device) -> list[Batch]:
 
 def _starter(
     ddp: DDPManager, config: Config, images: Images, batches: list[Batch]
-) -> Callable[[], Iterator[int]]:
+) -> Callable[[PassOn], None]:
     class Task(ImageClassification):
         def train_data(self) -> Any:
             return images
@@ -95,7 +97,11 @@ def _starter(
         def eval_data(self) -> Any:
             return None
 
-    return lambda: engine_steps(ddp, config, Task(config), batches)
+    def run(pass_on: PassOn) -> None:
+        for samples in engine_steps(ddp, config, Task(config), batches):
+            pass_on(samples)
+
+    return run
 
 
 def _table(taken: list[Taken], size: int, how: str) -> Table:

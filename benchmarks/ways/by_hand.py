@@ -7,11 +7,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.harness import Steps
+from benchmarks.baton import PassOn
 from benchmarks.work import Work
 
 
-def by_hand(work: Work) -> Steps:
+def by_hand(work: Work, pass_on: PassOn) -> None:
     module = work.module()
     optimizer = work.optimizer(module)
     model = wrapped(torch.compile(module) if work.is_compiled else module, work.device)
@@ -26,7 +26,7 @@ def by_hand(work: Work) -> Steps:
                 nn.utils.clip_grad_norm_(parameters, work.clip_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            yield len(inputs)
+            pass_on(len(inputs))
 
 
 def wrapped(module: nn.Module, device: torch.device) -> nn.Module:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.baton import Baton
+from benchmarks.baton import PassOn
 from benchmarks.harness import Way
 from benchmarks.work import Batch
 from drumline.config.schema import Config
@@ -75,18 +75,18 @@ def whole_run(
         log=replace(config.log, display="none"),
     )
 
-    def go(baton: Baton) -> None:
+    def go(pass_on: PassOn) -> None:
         seed_shared(config.train.seed)
-        progress = _Followed(baton.pass_on, samples)
+        progress = _Followed(pass_on, samples)
         train(Request(name, config, run, False, ()), task, ddp, progress)
 
-    return Way(name, lambda: Baton(go).steps(), settle=lambda: _rest(ddp, run), warm_up=warm_up)
+    return Way(name, go, settle=lambda: _rest(ddp, run), warm_up=warm_up)
 
 
 class _Followed(Progress):
     """The progress of a run, which tells of each step: the loop moves the cursor once a step, right after it."""
 
-    def __init__(self, pass_on: Callable[[int], None], samples: int) -> None:
+    def __init__(self, pass_on: PassOn, samples: int) -> None:
         super().__init__()
         self._pass_on, self._samples = pass_on, samples
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import warnings
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.baton import Baton
-from benchmarks.harness import Steps, Way
+from benchmarks.baton import PassOn
+from benchmarks.harness import Way
 from benchmarks.work import Batch, Work
 
 
@@ -23,16 +24,15 @@ def peers(work: Work, *, fabric: bool = False, suffix: str = "") -> list[Way]:
     """Those that are installed."""
     found = []
     if find_spec("lightning") is not None:
-        found.append(Way(f"Lightning{suffix}", lambda: lightning(work)))
+        found.append(Way(f"Lightning{suffix}", partial(lightning, work)))
         if fabric:
-            found.append(Way(f"Fabric{suffix}", lambda: lightning_fabric(work)))
+            found.append(Way(f"Fabric{suffix}", partial(lightning_fabric, work)))
     if find_spec("accelerate") is not None:
-        found.append(Way(f"Accelerate{suffix}", lambda: accelerate(work)))
+        found.append(Way(f"Accelerate{suffix}", partial(accelerate, work)))
     return found
 
 
-def lightning(work: Work) -> Steps:
-    """Its loop runs in a thread of its own, and hands the turn back after each step."""
+def lightning(work: Work, pass_on: PassOn) -> None:
     from lightning.pytorch import Callback, LightningModule, Trainer
 
     _keep_quiet()
@@ -57,31 +57,25 @@ def lightning(work: Work) -> Steps:
                 nn.utils.clip_grad_norm_(self.plain[0].parameters(), work.clip_norm)
 
     class HandOver(Callback):
-        def __init__(self, baton: Baton) -> None:
-            self.baton = baton
-
         def on_train_batch_end(
             self, trainer: Any, module: Any, outputs: Any, batch: Batch, index: int
         ) -> None:
-            self.baton.pass_on(len(batch[0]))
+            pass_on(len(batch[0]))
 
-    def fit(baton: Baton) -> None:
-        trainer = Trainer(
-            **_where(work),
-            max_epochs=-1,
-            benchmark=True,
-            callbacks=[HandOver(baton)],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(Module(), work.batches())
-
-    return Baton(fit).steps()
+    trainer = Trainer(
+        **_where(work),
+        max_epochs=-1,
+        benchmark=True,
+        callbacks=[HandOver()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Module(), work.batches())
 
 
-def lightning_fabric(work: Work) -> Steps:
+def lightning_fabric(work: Work, pass_on: PassOn) -> None:
     from lightning.fabric import Fabric
 
     fabric = Fabric(**_where(work))
@@ -96,10 +90,10 @@ def lightning_fabric(work: Work) -> Steps:
                 nn.utils.clip_grad_norm_(module.parameters(), work.clip_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            yield len(inputs)
+            pass_on(len(inputs))
 
 
-def accelerate(work: Work) -> Steps:
+def accelerate(work: Work, pass_on: PassOn) -> None:
     """Its own DDP begins with two processes: with one, prepare() leaves the model as it is."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
@@ -122,7 +116,7 @@ def accelerate(work: Work) -> Steps:
                 accelerator.clip_grad_norm_(model.parameters(), work.clip_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            yield len(inputs)
+            pass_on(len(inputs))
 
 
 def _where(work: Work) -> dict[str, Any]:
