@@ -1,6 +1,6 @@
 """Make one table or several, each in processes of its own, so that one that fails does not lose the others.
 
-python -m benchmarks step images gpt save       (make bench-gpu: what the README of benchmarks/ says of each)
+python -m benchmarks step images gpt save       (make bench-gpu)
 python -m benchmarks cpu                        (make bench)
 python -m benchmarks step images gpt save --tiny --device cpu       does every way run at all?
 """
@@ -13,7 +13,6 @@ import sys
 import tempfile
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 from benchmarks.options import Options, parse
 from benchmarks.ranks import start_ranks
@@ -22,7 +21,7 @@ from benchmarks.work import fast_arithmetic
 from drumline.config.schema import WatchConfig
 from drumline.manager import DDPManager
 
-TABLES = ["step", "images", "gpt", "save"]
+TABLES = ("step", "images", "gpt", "save", "cpu", "elastic")
 
 
 def main() -> int:
@@ -30,31 +29,39 @@ def main() -> int:
     if "RANK" in os.environ:
         measure_here(options)
         return 0
-    failed = [table for table in options.tables if start_ranks(1, "benchmarks", table, *_flags(sys.argv[1:]))]
+    failed = [table for table in options.tables if not _made(table, options)]
     if failed:
         print(f"not made: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _flags(arguments: list[str]) -> list[str]:
-    return [argument for argument in arguments if argument not in TABLES]
+def _made(table: str, options: Options) -> bool:
+    """Whether all runs of a table came to their end: some are made on several numbers of ranks."""
+    numbers = options.ranks or getattr(_module(table), "RANKS", "1")
+    options.out.mkdir(parents=True, exist_ok=True)
+    codes = []
+    for number in numbers.split(","):
+        with tempfile.TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder:
+            codes.append(start_ranks(int(number), "benchmarks", *options.as_arguments(table, folder)))
+    return not any(codes)
+
+
+def _module(table: str) -> object:
+    return importlib.import_module(f"benchmarks.tables.{table}")
 
 
 def measure_here(options: Options) -> None:
-    """On this rank, in a group of one, with a sidecar beside it."""
+    """Collective: on this rank, with a sidecar beside it."""
     # DDP finds the strides of a 1x1 convolution's gradient odd; there is nothing to it.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     # A way that is at rest is silent for as long as the others take.
     watch = WatchConfig(sidecar="on", on_hang="report", hang_s=500.0)
-    (table,) = options.tables
-    with (
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        DDPManager(seed=0, device=options.device, watch=watch, run=Path(folder)) as ddp,
-    ):
+    with DDPManager(seed=0, device=options.device, watch=watch, run=options.folder / "watch") as ddp:
         fast_arithmetic()
-        made = importlib.import_module(f"benchmarks.tables.{table}").make(options, ddp)
-        # The goals are for the real shapes.
-        publish(replace(made, goals=[]) if options.tiny else made, options.out)
+        made = _module(options.tables[0]).make(options, ddp)  # type: ignore[attr-defined]
+        if ddp.is_main_process():
+            # The goals are for the real shapes.
+            publish(replace(made, goals=[]) if options.tiny else made, options.out)
 
 
 if __name__ == "__main__":

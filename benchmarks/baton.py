@@ -37,7 +37,8 @@ class Baton:
         self._go.release()
         self._done.acquire()
         if self._error is not None:
-            raise self._error
+            error, self._error = self._error, None
+            raise error
         return self._samples
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 A way is a loop that takes steps and calls `pass_on` after each. All ways warm up; then they take
 turns, another one first in every round, so that what slows the machine down slows all of them. A block is timed from
 its first step to the moment when the device has done its last one; nothing waits for the device in between. A way that
-is not at work is at rest: its worker processes are stopped, and what it writes in the background is waited for, so that
+is not at work is at rest: its processes are stopped, and what it writes in the background is waited for, so that
 it neither works ahead nor gets in the way of the others.
 """
 
@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -32,8 +32,10 @@ class Way:
     name: str
     run: Callable[[PassOn], object]
     """Takes steps without end."""
-    settle: Callable[[], None] = lambda: None
-    """Waits for what the way still does in the background."""
+    wake: Callable[[], None] = lambda: None
+    """Before its turn: starts what belongs to the way and was stopped."""
+    rest: Callable[[], None] = lambda: None
+    """After its turn: waits for what the way still does in the background, and stops what belongs to it."""
     warm_up: int | None = None
     """Steps before anything is timed; None: as many as the table says."""
 
@@ -57,6 +59,15 @@ class Taken:
         return [samples / seconds for samples, seconds in zip(self.samples, self.seconds, strict=True)]
 
 
+def time_steps(taken: Iterator[object], steps: int) -> float:
+    """Seconds a step of an iterator that takes them."""
+    begun = time.perf_counter()
+    for _ in range(steps):
+        next(taken)
+    synchronize()
+    return (time.perf_counter() - begun) / steps
+
+
 def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -73,6 +84,7 @@ class _Runner:
 
     def warm_up(self, steps: int) -> None:
         before = set(multiprocessing.active_children())
+        self.way.wake()
         self._baton.take(self.way.warm_up or steps)
         synchronize()
         self._workers = [
@@ -81,6 +93,7 @@ class _Runner:
         self.rest()
 
     def time_block(self) -> None:
+        self.way.wake()
         self._signal(signal.SIGCONT)
         synchronize()
         begun = time.perf_counter()
@@ -91,10 +104,11 @@ class _Runner:
         self.rest()
 
     def rest(self) -> None:
-        self.way.settle()
+        self.way.rest()
         self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
+        self.way.wake()
         self._signal(signal.SIGCONT)
         self._baton.close()
 
@@ -104,7 +118,7 @@ class _Runner:
                 os.kill(worker, number)
 
 
-def measure(ways: list[Way], *, rounds: int, steps: int, warm_up: int, quiet: bool = False) -> list[Taken]:
+def measure(ways: list[Way], *, rounds: int, steps: int, warm_up: int) -> list[Taken]:
     """Let all ways take turns. One that fails is left out from there on, and says so in what it returns."""
     runners = [_Runner(way, steps) for way in ways]
     # The last ones, ours, first: a graph is captured before others have threads that may touch the device.
@@ -114,7 +128,7 @@ def measure(ways: list[Way], *, rounds: int, steps: int, warm_up: int, quiet: bo
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        if not quiet:
+        if os.environ.get("RANK", "0") == "0":
             print(
                 f"  warm: {runner.way.name}, {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True
             )
@@ -123,7 +137,7 @@ def measure(ways: list[Way], *, rounds: int, steps: int, warm_up: int, quiet: bo
         for runner in runners[first:] + runners[:first]:
             _try(runner, runner.time_block)
     for runner in runners:
-        _try(runner, runner.close)
+        runner.close()
     return [runner.taken for runner in runners]
 
 
@@ -134,6 +148,7 @@ def _try(runner: _Runner, work: Callable[[], None]) -> None:
         work()
     except Exception as error:
         traceback.print_exc()
+        traceback.clear_frames(error.__traceback__)  # they hold the way's model
         runner.taken.failure = told(error)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +19,22 @@ class Options:
     device: str
     micro_batch: int
     workers: int
-    ranks: str
-    work: str | None
+    ranks: str | None
+    folder: Path
+    """For data and runs; gone when the table is made."""
+
+    def as_arguments(self, table: str, folder: str) -> list[str]:
+        """For the ranks that make one of the tables."""
+        own = {"tables": None, "tiny": None, "ranks": None, "folder": folder}
+        values = {name: value for name, value in {**vars(self), **own}.items() if value is not None}
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+        return [table, *flags, *(["--tiny"] if self.tiny else [])]
 
     def rounds_or(self, usual: int) -> int:
         return self.rounds or (2 if self.tiny else usual)
 
 
-def parse(description: str | None, tables: list[str], arguments: list[str] | None = None) -> Options:
+def parse(description: str | None, tables: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=description,
@@ -38,6 +47,6 @@ def parse(description: str | None, tables: list[str], arguments: list[str] | Non
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="[auto]")
     parser.add_argument("--micro-batch", type=int, default=64, help="gpt: samples at once [64]")
     parser.add_argument("--workers", type=int, default=12, help="images: of each DataLoader [12]")
-    parser.add_argument("--ranks", default="1,2", help="cpu, exact: numbers of ranks to measure on [1,2]")
-    parser.add_argument("--work", help="cpu, exact: one of the models only")
-    return Options(**vars(parser.parse_args(arguments)))
+    parser.add_argument("--ranks", help="cpu, elastic: numbers of ranks to measure on [1,2 and 2,4]")
+    parser.add_argument("--folder", type=Path, default=Path(), help=argparse.SUPPRESS)
+    return Options(**vars(parser.parse_args()))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -54,11 +53,7 @@ class Windows:
 
 
 def make(options: Options, ddp: DDPManager) -> Table:
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        return _make(options, ddp, Path(folder))
-
-
-def _make(options: Options, ddp: DDPManager, folder: Path) -> Table:
+    folder = options.folder
     size = 4 if options.tiny else options.micro_batch
     config = gpt_config(folder, size=size, is_cuda=ddp.device.type == "cuda", tiny=options.tiny)
     tokens = write_tokens(folder, windows=256 if options.tiny else 8192, config=config, tiny=options.tiny)

@@ -7,7 +7,6 @@ images as `--data.name cifar10`, and is a whole run with events, ledger and exac
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -60,11 +59,7 @@ class Samples(Dataset[tuple[Tensor, int]]):
 
 
 def make(options: Options, ddp: DDPManager) -> Table:
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        return _make(options, ddp, Path(folder))
-
-
-def _make(options: Options, ddp: DDPManager, folder: Path) -> Table:
+    folder = options.folder
     count, size = (320, 16) if options.tiny else (50_000, 512)
     images, labels = write_cifar10(folder / "data", count)
     config = _config(options, ddp.device, folder / "data", size)

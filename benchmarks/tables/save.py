@@ -8,9 +8,9 @@ the state is on disk.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import statistics
-import tempfile
 import threading
 import time
 import traceback
@@ -72,12 +72,7 @@ class Saving:
 
 
 def make(options: Options, ddp: DDPManager) -> Table:
-    options.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder:
-        return _make(options, ddp, Path(folder))
-
-
-def _make(options: Options, ddp: DDPManager, folder: Path) -> Table:
+    folder = options.folder
     size, every = (TINY_SIZE, TINY_EVERY) if options.tiny else (SIZE, EVERY)
     config = gpt_config(folder, size=size, is_cuda=ddp.device.type == "cuda", tiny=options.tiny)
     config = replace(config, checkpoint=replace(config.checkpoint, every_steps=every))
@@ -106,6 +101,7 @@ def _measure(savings: list[Saving], rounds: int, every: int) -> None:
         for saving in savings[turn % len(savings) :] + savings[: turn % len(savings)]:
             _try(saving, partial(_time_save, saving, turn * every, every // 2))
     for saving in savings:
+        saving.way.wake()
         saving.baton.close()
 
 
@@ -127,6 +123,7 @@ def _time_save(saving: Saving, at_step: int, half: int) -> None:
         on_disk.set()
 
     saving.marks.clear()
+    saving.way.wake()
     saving.baton.take(half)
     begun = time.perf_counter()
     saving.save(at_step, done)
@@ -134,7 +131,7 @@ def _time_save(saving: Saving, at_step: int, half: int) -> None:
     synchronize()
     if not on_disk.wait(DEADLINE_S):
         raise RuntimeError(f"nothing was on disk after {DEADLINE_S:g} s")
-    saving.way.settle()
+    saving.way.rest()
     times = [after - before for before, after in pairwise(_ends_in_ms(saving.marks))]
     before, with_save, after = times[: half - 1], times[half - 1], times[half:]
     usual = statistics.median(before)
@@ -162,7 +159,7 @@ def _by_hand(
 ) -> Saving:
     """Plain steps, whose state the driver of the steps saves in between."""
     held: dict[str, Any] = {}
-    target = folder / name.replace(" ", "-").replace(",", "")
+    target = folder / re.sub(r"\W+", "-", name)
 
     def run(pass_on: PassOn) -> None:
         module = held["module"] = work.module()
@@ -184,7 +181,7 @@ def _by_hand(
         target.mkdir(exist_ok=True)
         write(held["module"], held["optimizer"], target, done)
 
-    return Saving(Way(name, run, settle=tidy), save)
+    return Saving(Way(name, run, rest=tidy), save)
 
 
 def _torch_save(module: nn.Module, optimizer: Any, target: Path, done: Callable[[], None]) -> None:
@@ -200,13 +197,17 @@ def _torch_save_and_flush(module: nn.Module, optimizer: Any, target: Path, done:
 
 
 def _dcp_saver() -> Callable[[nn.Module, Any, Path, Callable[[], None]], None]:
-    # It wants collectives on the CPU, which the group for the GPU has not.
-    group = dist.new_group(backend="gloo")
+    groups: list[Any] = []
 
     def save(module: nn.Module, optimizer: Any, target: Path, done: Callable[[], None]) -> None:
+        if dist.is_initialized() and not groups:
+            # It wants collectives on the CPU, which the group for the GPU has not.
+            groups.append(dist.new_group(backend="gloo"))
         model, state = get_state_dict(module, optimizer)
         answer: Any = dcp.async_save(
-            {"model": model, "optimizer": state}, checkpoint_id=target / "dcp", process_group=group
+            {"model": model, "optimizer": state},
+            checkpoint_id=target / "dcp",
+            process_group=groups[0] if groups else None,
         )
         future = getattr(answer, "upload_completion", answer)
         future.add_done_callback(lambda _: done())

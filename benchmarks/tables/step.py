@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from drumline.config.schema import Config, ModelConfig, OptimConfig, TrainConfig
 from drumline.data.draws import Draws
 from drumline.manager import DDPManager
 from drumline.tasks import ImageClassification
+from drumline.watch.beats.phase import Phase
 
 NUM_BATCHES = 16
 GOAL_MS, GOAL_PEER = 1.0, 7.0
@@ -48,26 +48,23 @@ class Images:
 
 def make(options: Options, ddp: DDPManager) -> Table:
     size = 8 if options.tiny else 64
-    config = _config(size, ddp.device)
+    config = _config(size, (4,) if options.tiny else (16, 32, 64), ddp.device)
     images = Images(size * NUM_BATCHES)
     batches = _on_device(images, size, ddp.device)
     work = Work(config, {"in_channels": 3, "num_classes": 10}, ddp.device, lambda: Endless(batches))
-    ours = [
-        Way(f"ours, {kind.replace('_', ' ')}", _starter(ddp, steps_of(config, kind), images, batches))
-        for kind in _kinds(ddp.device)
-    ]
+    ours = [_ours(ddp, steps_of(config, kind), images, batches) for kind in _kinds(ddp.device)]
     ways = [Way("by hand, eager", partial(by_hand, work)), *peers(work, fabric=True), *ours]
     rounds, steps = options.rounds_or(7), 3 if options.tiny else 100
     taken = measure(ways, rounds=rounds, steps=steps, warm_up=3 if options.tiny else 30)
     return _table(
-        taken, size, f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians"
+        taken, config, f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians"
     )
 
 
-def _config(size: int, device: torch.device) -> Config:
+def _config(size: int, widths: tuple[int, ...], device: torch.device) -> Config:
     is_cuda = device.type == "cuda"
     return Config(
-        model=ModelConfig(name="mini_resnet", widths=(16, 32, 64), blocks=1),
+        model=ModelConfig(name="mini_resnet", widths=widths, blocks=1),
         optim=OptimConfig(name="sgd", lr=0.1, schedule="constant"),
         train=TrainConfig(
             batch_size=size, epochs=10**6, precision="bf16" if is_cuda else "fp32", cudnn_benchmark=is_cuda
@@ -87,9 +84,7 @@ def _on_device(images: Images, size: int, device: torch.device) -> list[Batch]:
     ]
 
 
-def _starter(
-    ddp: DDPManager, config: Config, images: Images, batches: list[Batch]
-) -> Callable[[PassOn], None]:
+def _ours(ddp: DDPManager, config: Config, images: Images, batches: list[Batch]) -> Way:
     class Task(ImageClassification):
         def train_data(self) -> Any:
             return images
@@ -101,14 +96,14 @@ def _starter(
         for samples in engine_steps(ddp, config, Task(config), batches):
             pass_on(samples)
 
-    return run
+    return Way(f"ours, {config.train.step.replace('_', ' ')}", run, rest=partial(ddp.beat.mark, Phase.START))
 
 
-def _table(taken: list[Taken], size: int, how: str) -> Table:
+def _table(taken: list[Taken], config: Config, how: str) -> Table:
     rows = [Row(way.name, [one * 1e3 for one in way.per_step()], way.failure) for way in taken]
-    table = Table(
-        "step", f"step: MiniResNet 16-32-64 x1, batch {size}, batches on the device", "ms a step", rows, how
-    )
+    widths = "-".join(map(str, config.model.widths))
+    title = f"step: MiniResNet {widths} x1, batch {config.train.batch_size}, batches on the device"
+    table = Table("step", title, "ms a step", rows, how)
     ours = [row for row in rows if row.way.startswith("ours") and row.values]
     best = min(ours, key=lambda row: row.median) if ours else None
     goals = [

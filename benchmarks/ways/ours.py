@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -66,7 +70,7 @@ def whole_run(
     warm_up: int | None = None,
 ) -> Way:
     """`drumline train` itself with its run folder: events, ledger, checkpoints, and the watch where ddp has it."""
-    run = folder / name.replace(" ", "-").replace(",", "")
+    run = folder / re.sub(r"\W+", "-", name)
     # Its length is in steps; what is due at the end of an epoch only would come in some blocks and not in others.
     config = replace(
         config,
@@ -80,7 +84,13 @@ def whole_run(
         progress = _Followed(pass_on, samples)
         train(Request(name, config, run, False, ()), task, ddp, progress)
 
-    return Way(name, go, settle=lambda: _rest(ddp, run), warm_up=warm_up)
+    return Way(
+        name,
+        go,
+        wake=partial(_signal_sidecar, ddp, signal.SIGCONT),
+        rest=partial(_rest, ddp, run),
+        warm_up=warm_up,
+    )
 
 
 class _Followed(Progress):
@@ -98,12 +108,20 @@ class _Followed(Progress):
 
 
 def _rest(ddp: DDPManager, run: Path) -> None:
-    """Until no checkpoint is being written. The beat must not say that a step has begun: it would be called a stall."""
+    """Until no checkpoint is being written; then the sidecar has nothing to watch. The beat must not say that a step
+    has begun: it would be called a stall."""
     ddp.beat.mark(Phase.START)
     begun = time.monotonic()
     time.sleep(0.02)  # a save that was just asked for has begun by then
     while any(run.glob("checkpoints/.*.partial")) and time.monotonic() - begun < QUIET_S:
         time.sleep(0.01)
+    _signal_sidecar(ddp, signal.SIGSTOP)
+
+
+def _signal_sidecar(ddp: DDPManager, number: int) -> None:
+    """It is part of our way, and of no other."""
+    if ddp.watch_folder is not None and (ddp.watch_folder / "sidecar.pid").exists():
+        os.kill(int((ddp.watch_folder / "sidecar.pid").read_text()), number)
 
 
 def steps_of(config: Config, kind: str) -> Config:
