@@ -38,10 +38,9 @@ def main() -> int:
 def _made(table: str, options: Options) -> bool:
     """Whether all runs of a table came to their end: some are made on several numbers of ranks."""
     numbers = options.ranks or getattr(_module(table), "RANKS", "1")
-    options.out.mkdir(parents=True, exist_ok=True)
     codes = []
     for number in numbers.split(","):
-        with tempfile.TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             codes.append(start_ranks(int(number), "benchmarks", *options.as_arguments(table, folder)))
     return not any(codes)
 

@@ -121,24 +121,29 @@ class _Runner:
 def measure(ways: list[Way], *, rounds: int, steps: int, warm_up: int) -> list[Taken]:
     """Let all ways take turns. One that fails is left out from there on, and says so in what it returns."""
     runners = [_Runner(way, steps) for way in ways]
-    # The last ones, ours, first: a graph is captured before others have threads that may touch the device.
-    for runner in reversed(runners):
-        begun = time.perf_counter()
-        _try(runner, lambda runner=runner: runner.warm_up(warm_up))  # type: ignore[misc]
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        if os.environ.get("RANK", "0") == "0":
-            print(
-                f"  warm: {runner.way.name}, {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True
-            )
-    for turn in range(rounds):
-        first = turn % len(runners)
-        for runner in runners[first:] + runners[:first]:
-            _try(runner, runner.time_block)
-    for runner in runners:
-        runner.close()
+    try:
+        # The last ones, ours, first: a graph is captured before others have threads that may touch the device.
+        for runner in reversed(runners):
+            _warm_up(runner, warm_up)
+        for turn in range(rounds):
+            first = turn % len(runners)
+            for runner in runners[first:] + runners[:first]:
+                _try(runner, runner.time_block)
+    finally:
+        for runner in runners:
+            runner.close()
     return [runner.taken for runner in runners]
+
+
+def _warm_up(runner: _Runner, steps: int) -> None:
+    begun = time.perf_counter()
+    _try(runner, lambda: runner.warm_up(steps))
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if os.environ.get("RANK", "0") == "0":
+        seconds = time.perf_counter() - begun
+        print(f"  warm: {runner.way.name}, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 def _try(runner: _Runner, work: Callable[[], None]) -> None:

@@ -110,7 +110,10 @@ def peer_versions() -> list[str]:
             found.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             missing.append(f"{name} is not installed, so its rows are missing: pip install 'drumline[bench]'")
-    return ([f"peers: {', '.join(found)}"] if found else []) + missing
+    one_rank = (
+        ["Accelerate leaves DDP out where there is one process"] if "accelerate" in " ".join(found) else []
+    )
+    return ([f"peers: {', '.join(found)}"] if found else []) + one_rank + missing
 
 
 def text_of(table: Table) -> str:

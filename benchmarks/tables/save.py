@@ -2,7 +2,7 @@
 
 The end of every step is marked on the device. The step that follows the save ends later than usual by as much as it was
 stopped; what the steps after it lose while the state is written is counted apart. Besides: the time from the call until
-the state is on disk.
+the state is on disk, which is that of the folder for temporary files (TMPDIR).
 """
 
 from __future__ import annotations

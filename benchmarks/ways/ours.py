@@ -112,7 +112,7 @@ def _rest(ddp: DDPManager, run: Path) -> None:
     has begun: it would be called a stall."""
     ddp.beat.mark(Phase.START)
     begun = time.monotonic()
-    time.sleep(0.02)  # a save that was just asked for has begun by then
+    time.sleep(0.1)  # a save that was just asked for has begun by then
     while any(run.glob("checkpoints/.*.partial")) and time.monotonic() - begun < QUIET_S:
         time.sleep(0.01)
     _signal_sidecar(ddp, signal.SIGSTOP)
