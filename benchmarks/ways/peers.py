@@ -81,7 +81,8 @@ def lightning_fabric(work: Work, pass_on: PassOn) -> None:
     fabric = Fabric(**_where(work))
     fabric.launch()
     module = work.module()
-    model, optimizer = fabric.setup(module, work.optimizer(module))
+    compiled = torch.compile(module) if work.is_compiled else module
+    model, optimizer = fabric.setup(compiled, work.optimizer(module))
     while True:
         for inputs, targets in map(work.on_device, work.batches()):
             loss = model(inputs, targets)
