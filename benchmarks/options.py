@@ -20,12 +20,13 @@ class Options:
     micro_batch: int
     workers: int
     ranks: str | None
+    limit: float | None
     folder: Path
     """For data and runs; gone when the table is made."""
 
     def as_arguments(self, table: str, folder: str) -> list[str]:
         """For the ranks that make one of the tables."""
-        own = {"tables": None, "tiny": None, "ranks": None, "folder": folder}
+        own = {"tables": None, "tiny": None, "ranks": None, "limit": None, "folder": folder}
         values = {name: value for name, value in {**vars(self), **own}.items() if value is not None}
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
         return [table, *flags, *(["--tiny"] if self.tiny else [])]
@@ -48,5 +49,6 @@ def parse(description: str | None, tables: Sequence[str]) -> Options:
     parser.add_argument("--micro-batch", type=int, default=64, help="gpt: samples at once [64]")
     parser.add_argument("--workers", type=int, default=12, help="images: of each DataLoader [12]")
     parser.add_argument("--ranks", help="cpu, elastic: numbers of ranks to measure on [1,2 and 2,4]")
+    parser.add_argument("--limit", type=float, help="give a table up after so many seconds [never]")
     parser.add_argument("--folder", type=Path, default=Path(), help=argparse.SUPPRESS)
     return Options(**vars(parser.parse_args()))

@@ -64,6 +64,8 @@ class Table:
     how: str
     goals: list[Goal] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    is_one_work: bool = True
+    """Whether each row may be compared with the first."""
 
     def row(self, way: str) -> Row | None:
         return next((row for row in self.rows if row.way == way and row.values), None)
@@ -124,7 +126,8 @@ def text_of(table: Table) -> str:
         if row.failure is not None or first is None or not row.values:
             lines.append(f"{row.way:<{width}} failed: {row.failure}")
         else:
-            lines.append(f"{row.way:<{width}} {described(row.values):<34} x {row.median / first.median:.3f}")
+            factor = f"x {row.median / first.median:.3f}" if table.is_one_work else ""
+            lines.append(f"{row.way:<{width}} {described(row.values):<34} {factor}".rstrip())
     return "\n".join([*lines, *table.notes, *(f"goal: {goal.line()}" for goal in table.goals)])
 
 

@@ -68,4 +68,4 @@ def pairs_table(
         notes.append(f"{work}: ratio of pairs {described(ratios).strip()}")
         if goal is not None:
             goals.append(Goal(f"{work}: ratio", statistics.median(ratios), at_most=goal))
-    return Table(name, title, "ms a step", rows, how, goals, notes)
+    return Table(name, title, "ms a step", rows, how, goals, notes, is_one_work=False)

@@ -33,6 +33,7 @@ def options(folder: Path, table: str) -> Options:
         micro_batch=4,
         workers=1,
         ranks=None,
+        limit=None,
         folder=folder,
     )
 
