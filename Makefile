@@ -29,22 +29,25 @@ tools: ## get what tests/multinode needs from apt, where that may be
 test: check tools ## everything that must pass before a change lands
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-bench: .venv/ready ## the engine's step against a hand-written loop
-	$(BIN)/python benchmarks/step.py
+bench: .venv/ready ## the engine with everything on against a hand-written loop, on the CPU
+	$(BIN)/python -m benchmarks cpu --device cpu
+
+bench-gpu: .venv/ready ## step, images, tokens and saves on one GPU, beside Lightning, Fabric and Accelerate
+	$(BIN)/python -m benchmarks step images gpt save --limit 240
 
 bench-exact: .venv/ready ## what exactness costs: the elastic step, the sample ledger, comparing replicas
-	$(BIN)/python benchmarks/elastic.py
-	$(BIN)/python benchmarks/ledger.py
-	$(BIN)/python benchmarks/sentinel.py
+	$(BIN)/python -m benchmarks elastic --device cpu
+	$(BIN)/python -m benchmarks.ledger
+	$(BIN)/python -m benchmarks.sentinel
 
 bench-doctor: .venv/ready ## what planning and reporting cost the doctor for 256 hosts
 	$(BIN)/python -m benchmarks.doctor_scale
 
 bench-preflight: .venv/ready ## what it costs that ranks compare themselves before the first step
-	$(BIN)/python benchmarks/preflight.py
+	$(BIN)/python -m benchmarks.preflight
 
 bench-watch: .venv/ready ## what the watch costs: a beat, the beats of a step, a run with it against one without
-	$(BIN)/python benchmarks/beats.py
+	$(BIN)/python -m benchmarks.beats
 
 soak-exact: .venv/ready ## hundreds of random kills and resumes, compared bit for bit
 	$(BIN)/python -m tests.schedules --count 300
@@ -64,4 +67,4 @@ soak-demo: .venv/ready ## the demo to its end: does it still learn to read digit
 clean: ## remove what the targets above made
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check tools test bench bench-exact bench-doctor bench-preflight bench-watch soak-exact soak-demo soak-restarts soak-faults soak-calm clean
+.PHONY: help setup demo check tools test bench bench-gpu bench-exact bench-doctor bench-preflight bench-watch soak-exact soak-demo soak-restarts soak-faults soak-calm clean

@@ -1,6 +1,6 @@
 """What the watch costs: one beat, all beats of a step, and steps with everything on against everything off.
 
-    make bench-watch        (or: python benchmarks/beats.py --pairs 60)
+    make bench-watch        (or: python -m benchmarks.beats --pairs 60)
 
 Beats are timed in blocks, by the processor's time, on ranks with a group and a record in shared memory; that a step
 has as many of them as are timed here is seen in the record of real steps. Then blocks of steps alternate in the same
@@ -15,23 +15,27 @@ import argparse
 import os
 import platform
 import signal
-import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from side_by_side import STEPS_PER_BLOCK, WORK, engine_steps, start_ranks, time_block
 
+from benchmarks.harness import time_steps
+from benchmarks.in_memory import MINI_RESNET, WORK, InMemoryTask
+from benchmarks.ranks import start_ranks
+from benchmarks.report import quartiles
+from benchmarks.ways.ours import engine_steps
 from drumline.config.schema import WatchConfig
 from drumline.distributed.group import collective_counter
 from drumline.manager import DDPManager
 from drumline.watch.beats.phase import BACKWARD, DATA, FORWARD, OPTIMIZER, Phase
 from drumline.watch.beats.record import BeatWriter, read_beat
 
-NAME = "MiniResNet 16-32-64, batch 32"
+NAME = MINI_RESNET
+STEPS_PER_BLOCK = 4
 GOAL_US, GOAL_RATIO = 5.0, 1.005
 BEATS_PER_BLOCK = 5_000
 MARKS_PER_STEP = 4
@@ -71,10 +75,10 @@ def time_beats(ddp: DDPManager, path: Path, rounds: int) -> None:
 def count_marks(ddp: DDPManager, path: Path) -> None:
     """Those of real steps, by their record."""
     ddp._beat = BeatWriter(path)
-    taken = engine_steps(ddp, WORK[NAME])
-    time_block(taken)  # the first one also has those of the start
+    taken = engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME]))
+    time_steps(taken, STEPS_PER_BLOCK)  # the first one also has those of the start
     first = read_beat(path)
-    time_block(taken)
+    time_steps(taken, STEPS_PER_BLOCK)
     second = read_beat(path)
     assert first is not None
     assert second is not None
@@ -109,10 +113,13 @@ class NoBeat:
 
 def compare_steps(ddp: DDPManager, pairs: int, steps: int) -> None:
     watched = ddp._beat
-    ways = {"on": engine_steps(ddp, WORK[NAME]), "off": engine_steps(ddp, WORK[NAME])}
+    ways = {
+        "on": engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME])),
+        "off": engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME])),
+    }
     for name, beat in (("on", watched), ("off", NoBeat())):
         ddp._beat = beat  # type: ignore[assignment]
-        time_block(ways[name])  # the first step takes the beat, and warms up
+        time_steps(ways[name], STEPS_PER_BLOCK)  # the first step takes the beat, and warms up
     assert ddp.watch_folder is not None
     sidecar = int((ddp.watch_folder / "sidecar.pid").read_text())
     times: dict[str, list[float]] = {"off": [], "on": []}
@@ -131,22 +138,6 @@ def compare_steps(ddp: DDPManager, pairs: int, steps: int) -> None:
             print(f"  watch {name:<10} {described(taken, 2)} ms a step")
         print(f"  {'on / off':<16} {described(ratios, 4)}")
         told("on / off", ratios, GOAL_RATIO, "")
-
-
-def time_steps(taken: Iterator[None], steps: int) -> float:
-    """Seconds a step."""
-    begun = time.perf_counter()
-    for _ in range(steps):
-        next(taken)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return (time.perf_counter() - begun) / steps
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median between the ends of the middle half."""
-    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
-    return low, middle, high
 
 
 def described(values: Sequence[float], digits: int) -> str:
@@ -180,7 +171,9 @@ def main() -> None:
     )
     names = ("rounds", "pairs", "steps", "device")
     start_ranks(
-        options.ranks, *(text for name in names for text in (f"--{name}", str(getattr(options, name))))
+        options.ranks,
+        "benchmarks.beats",
+        *(text for name in names for text in (f"--{name}", str(getattr(options, name)))),
     )
 
 

@@ -1,8 +1,8 @@
 """What the sample ledger costs: `ledger.add` against a whole training step, in one run.
 
-    make bench-exact        (or: python benchmarks/ledger.py)
+    make bench-exact        (or: python -m benchmarks.ledger)
 
-The steps are those of `benchmarks/step.py` (MiniResNet, batch 32, one rank). Blocks of steps alternate with blocks of
+The steps are the engine's (MiniResNet, batch 32, one rank). Blocks of steps alternate with blocks of
 `ledger.add`. Printed are the medians over blocks and their ratio; the goal is below 0.5 %. Besides: what handing in and
 writing down costs each save, on the disk of the folder for temporary files.
 """
@@ -18,14 +18,17 @@ import time
 from pathlib import Path
 
 import torch
-from side_by_side import WORK, engine_steps, time_block
 
+from benchmarks.harness import time_steps
+from benchmarks.in_memory import MINI_RESNET, WORK, InMemoryTask
+from benchmarks.ways.ours import engine_steps
 from drumline.data.ledger import Ledger
 from drumline.data.plan import Cursor, Sharing, plan_epoch
 from drumline.engine.ledger_file import LedgerFile
 from drumline.manager import DDPManager
 
-NAME = "MiniResNet 16-32-64, batch 32"
+NAME = MINI_RESNET
+STEPS_PER_BLOCK = 4
 GOAL = 0.005
 ADDS_PER_BLOCK = 10_000
 
@@ -68,10 +71,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="pairs of blocks [10]")
     rounds = parser.parse_args().rounds
     with DDPManager(device="cpu", seed=0) as ddp:
-        steps = engine_steps(ddp, WORK[NAME])
-        time_block(steps)  # warm-up
+        steps = engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME]))
+        time_steps(steps, STEPS_PER_BLOCK)  # warm-up
         ledger = Ledger()
-        times = [(time_block(steps), time_adds(ledger)) for _ in range(rounds)]
+        times = [(time_steps(steps, STEPS_PER_BLOCK), time_adds(ledger)) for _ in range(rounds)]
         save = time_hand_in(ddp, rounds)
     step, add = (statistics.median(column) for column in zip(*times, strict=True))
     print(

@@ -1,6 +1,6 @@
 """What the preflight costs: all that ranks compare before the first step, in milliseconds and as a share of the start.
 
-    make bench-preflight        (or: python benchmarks/preflight.py --ranks 2,4 --rounds 20)
+    make bench-preflight        (or: python -m benchmarks.preflight --ranks 2,4 --rounds 20)
 
 The parts run as `drumline train` runs them, over and over in a group that is up; each time counts with the slowest
 rank. The first round, in which nothing is in any cache, is shown apart. A start is everything from the first line of a
@@ -21,8 +21,8 @@ import statistics  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 
 import torch  # noqa: E402
-from side_by_side import start_ranks  # noqa: E402
 
+from benchmarks.ranks import start_ranks  # noqa: E402
 from drumline.config.schema import Config, DataConfig, ModelConfig  # noqa: E402
 from drumline.data.fingerprint import fingerprint  # noqa: E402
 from drumline.distributed.agree import check_same, check_same_weights  # noqa: E402
@@ -117,7 +117,7 @@ def main() -> None:
         f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores; goal: {GOAL_MS} ms"
     )
     for num_ranks in options.ranks.split(","):
-        start_ranks(int(num_ranks), "--rounds", str(options.rounds))
+        start_ranks(int(num_ranks), "benchmarks.preflight", "--rounds", str(options.rounds))
 
 
 if __name__ == "__main__":

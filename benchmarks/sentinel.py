@@ -1,6 +1,6 @@
 """What the replica sentinel costs: a comparison of all ranks' tensors against a training step of the same model.
 
-    make bench-exact        (or: python benchmarks/sentinel.py --size 1,10: millions of parameters)
+    make bench-exact        (or: python -m benchmarks.sentinel --size 1,10: millions of parameters)
 
 A GPT of that size takes steps with AdamW under DDP; comparisons of its parameters and optimizer state come in between.
 Printed are medians: of a step, of a comparison, and what one comparison in 100 steps (the default) adds to a step.
@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from side_by_side import start_ranks
 from torch.nn import functional
 
+from benchmarks.ranks import start_ranks
 from drumline.distributed.tensor_hash import combine, hash_tensors
 from drumline.manager import DDPManager
 from drumline.models import GPT
@@ -97,7 +97,7 @@ def main() -> None:
         flush=True,
     )
     for size in options.size.split(","):
-        start_ranks(options.ranks, "--size", size, "--rounds", str(options.rounds))
+        start_ranks(options.ranks, "benchmarks.sentinel", "--size", size, "--rounds", str(options.rounds))
 
 
 if __name__ == "__main__":

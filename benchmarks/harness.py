@@ -1,0 +1,163 @@
+"""How ways of doing the same work are timed: in turn, in blocks of steps, in one process.
+
+A way is a loop that takes steps and calls `pass_on` after each. All ways warm up; then they take
+turns, another one first in every round, so that what slows the machine down slows all of them. A block is timed from
+its first step to the moment when the device has done its last one; nothing waits for the device in between. A way that
+is not at work is at rest: its processes are stopped, and what it writes in the background is waited for, so that
+it neither works ahead nor gets in the way of the others.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import torch
+
+from benchmarks.baton import Baton, PassOn
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to do the work of a table."""
+
+    name: str
+    run: Callable[[PassOn], object]
+    """Takes steps without end."""
+    wake: Callable[[], None] = lambda: None
+    """Before its turn: starts what belongs to the way and was stopped."""
+    rest: Callable[[], None] = lambda: None
+    """After its turn: waits for what the way still does in the background, and stops what belongs to it."""
+    warm_up: int | None = None
+    """Steps before anything is timed; None: as many as the table says."""
+
+
+@dataclass
+class Taken:
+    """What a way took."""
+
+    name: str
+    seconds: list[float] = field(default_factory=list)
+    """For each block."""
+    samples: list[int] = field(default_factory=list)
+    steps: int = 0
+    """Of one block."""
+    failure: str | None = None
+
+    def per_step(self) -> list[float]:
+        return [seconds / self.steps for seconds in self.seconds]
+
+    def per_second(self) -> list[float]:
+        return [samples / seconds for samples, seconds in zip(self.samples, self.seconds, strict=True)]
+
+
+def time_steps(taken: Iterator[object], steps: int) -> float:
+    """Seconds a step of an iterator that takes them."""
+    begun = time.perf_counter()
+    for _ in range(steps):
+        next(taken)
+    synchronize()
+    return (time.perf_counter() - begun) / steps
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+class _Runner:
+    """A way at work or at rest."""
+
+    def __init__(self, way: Way, steps: int) -> None:
+        self.way = way
+        self.taken = Taken(way.name, steps=steps)
+        self._baton = Baton(way.run)
+        self._workers: list[int] = []
+
+    def warm_up(self, steps: int) -> None:
+        before = set(multiprocessing.active_children())
+        self.way.wake()
+        self._baton.take(self.way.warm_up or steps)
+        synchronize()
+        self._workers = [
+            child.pid for child in multiprocessing.active_children() if child not in before and child.pid
+        ]
+        self.rest()
+
+    def time_block(self) -> None:
+        self.way.wake()
+        self._signal(signal.SIGCONT)
+        synchronize()
+        begun = time.perf_counter()
+        samples = self._baton.take(self.taken.steps)
+        synchronize()
+        self.taken.seconds.append(time.perf_counter() - begun)
+        self.taken.samples.append(samples)
+        self.rest()
+
+    def rest(self) -> None:
+        self.way.rest()
+        self._signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        self.way.wake()
+        self._signal(signal.SIGCONT)
+        self._baton.close()
+
+    def _signal(self, number: int) -> None:
+        for worker in self._workers:
+            with suppress(ProcessLookupError):
+                os.kill(worker, number)
+
+
+def measure(ways: list[Way], *, rounds: int, steps: int, warm_up: int) -> list[Taken]:
+    """Let all ways take turns. One that fails is left out from there on, and says so in what it returns."""
+    runners = [_Runner(way, steps) for way in ways]
+    try:
+        # The last ones, ours, first: a graph is captured before others have threads that may touch the device.
+        for runner in reversed(runners):
+            _warm_up(runner, warm_up)
+        for turn in range(rounds):
+            first = turn % len(runners)
+            for runner in runners[first:] + runners[:first]:
+                _try(runner, runner.time_block)
+    finally:
+        for runner in runners:
+            runner.close()
+    return [runner.taken for runner in runners]
+
+
+def _warm_up(runner: _Runner, steps: int) -> None:
+    begun = time.perf_counter()
+    _try(runner, lambda: runner.warm_up(steps))
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if os.environ.get("RANK", "0") == "0":
+        seconds = time.perf_counter() - begun
+        print(f"  warm: {runner.way.name}, {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def _try(runner: _Runner, work: Callable[[], None]) -> None:
+    if runner.taken.failure is not None:
+        return
+    try:
+        work()
+    except Exception as error:
+        traceback.print_exc()
+        traceback.clear_frames(error.__traceback__)  # they hold the way's model
+        runner.taken.failure = told(error)
+
+
+def told(error: Exception) -> str:
+    """In one line of a table."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text[:160]}"

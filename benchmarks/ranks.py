@@ -1,0 +1,21 @@
+"""Starting the processes that measure: torchrun on this machine alone, whose ranks share its cores."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def start_ranks(num_ranks: int, module: str, *arguments: str, limit_s: float | None = None) -> int:
+    """Run a module on so many ranks; returns how it ended, which after too long a time is not well."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    threads = str(max(1, (os.cpu_count() or 1) // num_ranks))
+    command = [sys.executable, *torchrun, "--nproc-per-node", str(num_ranks), "-m", module, *arguments]
+    with subprocess.Popen(command, env={"OMP_NUM_THREADS": threads, **os.environ}) as process:
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            print(f"{module} {arguments[0]}: not done after {limit_s:g} s", file=sys.stderr)
+            process.terminate()  # torchrun then ends its ranks
+            return process.wait() or 1

@@ -1,0 +1,71 @@
+"""What the engine costs over a loop by hand, with everything on: watch, ledger, events, and a checkpoint in each block.
+
+Ours is `drumline train` itself with its run folder. The save comes in the middle of the block, so that the steps after
+it bear what it does in the background.
+"""
+
+from __future__ import annotations
+
+import statistics
+from functools import partial
+
+from benchmarks.harness import Taken, Way, measure
+from benchmarks.in_memory import SAVE_EVERY, TINY_WORK, WORK, InMemoryTask, plain_work
+from benchmarks.options import Options
+from benchmarks.report import Goal, Row, Table, described
+from benchmarks.ways.by_hand import by_hand
+from benchmarks.ways.ours import whole_run
+from drumline.config.schema import Config
+from drumline.manager import DDPManager
+
+RANKS = "1,2"
+GOAL = 1.02
+
+
+def make(options: Options, ddp: DDPManager) -> Table:
+    works = TINY_WORK if options.tiny else WORK
+    rounds = options.rounds_or(8)
+    pairs = {name: _pair(name, config, options, ddp, rounds) for name, config in works.items()}
+    return pairs_table(
+        f"cpu-{ddp.world_size}",
+        f"cpu: ours with everything on against a loop by hand, {ranks_text(ddp)}",
+        pairs,
+        f"n = {rounds} pairs of blocks of {SAVE_EVERY} steps with a save in each, in turn in one process; medians",
+        goal=GOAL,
+    )
+
+
+def _pair(name: str, config: Config, options: Options, ddp: DDPManager, rounds: int) -> list[Taken]:
+    ours = whole_run(
+        f"{name}: ours",
+        ddp,
+        config,
+        InMemoryTask,
+        options.folder,
+        samples=config.data.samples,
+        warm_up=SAVE_EVERY // 2,
+    )
+    ways = [Way(f"{name}: by hand", partial(by_hand, plain_work(config, ddp))), ours]
+    return measure(ways, rounds=rounds, steps=SAVE_EVERY, warm_up=2 if options.tiny else 8)
+
+
+def ranks_text(ddp: DDPManager) -> str:
+    return f"{ddp.world_size} rank{'s' if ddp.world_size > 1 else ''}"
+
+
+def pairs_table(
+    name: str, title: str, pairs: dict[str, list[Taken]], how: str, *, goal: float | None = None
+) -> Table:
+    """Two ways for each work, and their ratio block by block."""
+    rows, notes, goals = [], [], []
+    for work, (first, second) in pairs.items():
+        rows += [
+            Row(one.name, [value * 1e3 for value in one.per_step()], one.failure) for one in (first, second)
+        ]
+        if first.failure or second.failure:
+            continue
+        ratios = [after / before for before, after in zip(first.seconds, second.seconds, strict=True)]
+        notes.append(f"{work}: ratio of pairs {described(ratios).strip()}")
+        if goal is not None:
+            goals.append(Goal(f"{work}: ratio", statistics.median(ratios), at_most=goal))
+    return Table(name, title, "ms a step", rows, how, goals, notes, is_one_work=False)

@@ -1,0 +1,1 @@
+"""The ways that tables compare: by hand, Lightning, Fabric, Accelerate, and ours."""

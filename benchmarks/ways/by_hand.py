@@ -1,0 +1,37 @@
+"""A training loop as a careful person writes it with plain torch: DDP, autocast, a fused optimizer."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.baton import PassOn
+from benchmarks.work import Work
+
+
+def by_hand(work: Work, pass_on: PassOn) -> None:
+    module = work.module()
+    optimizer = work.optimizer(module)
+    model = wrapped(torch.compile(module) if work.is_compiled else module, work.device)
+    parameters = list(module.parameters())
+    autocast = work.autocast()
+    while True:
+        for inputs, targets in map(work.on_device, work.batches()):
+            with autocast:
+                loss = model(inputs, targets)
+            loss.backward()
+            if work.clip_norm is not None:
+                nn.utils.clip_grad_norm_(parameters, work.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            pass_on(len(inputs))
+
+
+def wrapped(module: nn.Module, device: torch.device) -> nn.Module:
+    """Under DDP where there is a group."""
+    if not dist.is_initialized():
+        return module
+    on = [device.index] if device.type == "cuda" else None
+    return DistributedDataParallel(module, device_ids=on, gradient_as_bucket_view=True)

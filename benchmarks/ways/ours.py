@@ -1,0 +1,129 @@
+"""Drumline's own steps: the engine's step alone, and a whole run with everything on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from benchmarks.baton import PassOn
+from benchmarks.harness import Way
+from benchmarks.work import Batch
+from drumline.config.schema import Config
+from drumline.data.plan import Cursor, plan_epoch
+from drumline.data.steps import Micro, Step
+from drumline.distributed.seeds import seed_shared
+from drumline.engine.job import Job, build_job
+from drumline.engine.loop import Loop, make_step
+from drumline.engine.request import Request
+from drumline.engine.saving import Progress
+from drumline.engine.train import train
+from drumline.manager import DDPManager
+from drumline.metrics.events import Reporter
+from drumline.tasks.base import Task
+from drumline.watch.beats.phase import Phase
+
+ENDLESS = 10**7
+QUIET_S = 120.0
+
+
+def engine_steps(
+    ddp: DDPManager, config: Config, task: Task, batches: list[Batch] | None = None
+) -> Iterator[int]:
+    """The training loop as `drumline train` runs it, one step at a time, without a run folder. `batches`: to be taken
+    instead of what the loader makes; they are on the device already."""
+    seed_shared(config.train.seed)
+    job = build_job(config, task, ddp)
+    loop = Loop(job, config, Progress(), Reporter([], rank=ddp.rank, host=ddp.host), Path(), {}, ENDLESS)
+    train_step = make_step(job, config)
+    while True:
+        for step in job.loader.steps() if batches is None else _steps_of(job, batches):
+            loop.take_step(train_step, step)
+            yield step.plan.global_size
+
+
+def _steps_of(job: Job, batches: list[Batch]) -> Iterator[Step]:
+    """Steps as the loader plans them, on batches that it did not make."""
+    for epoch in count():
+        for number, plan in enumerate(
+            plan_epoch(Cursor(epoch), length=job.loader.num_samples or 0, sharing=job.loader.sharing)
+        ):
+            data = batches[number % len(batches)]
+            yield Step(plan, iter([Micro(data, len(data[0]), True, 0, True)]))
+
+
+def whole_run(
+    name: str,
+    ddp: DDPManager,
+    config: Config,
+    task: type[Task],
+    folder: Path,
+    *,
+    samples: int,
+    warm_up: int | None = None,
+) -> Way:
+    """`drumline train` itself with its run folder: events, ledger, checkpoints, and the watch where ddp has it."""
+    run = folder / re.sub(r"\W+", "-", name)
+    # Its length is in steps; what is due at the end of an epoch only would come in some blocks and not in others.
+    config = replace(
+        config,
+        train=replace(config.train, epochs=None, steps=ENDLESS, eval_every_epochs=0),
+        checkpoint=replace(config.checkpoint, every_epochs=0),
+        log=replace(config.log, display="none"),
+    )
+
+    def go(pass_on: PassOn) -> None:
+        seed_shared(config.train.seed)
+        progress = _Followed(pass_on, samples)
+        train(Request(name, config, run, False, ()), task, ddp, progress)
+
+    return Way(
+        name,
+        go,
+        wake=partial(_signal_sidecar, ddp, signal.SIGCONT),
+        rest=partial(_rest, ddp, run),
+        warm_up=warm_up,
+    )
+
+
+class _Followed(Progress):
+    """The progress of a run, which tells of each step: the loop moves the cursor once a step, right after it."""
+
+    def __init__(self, pass_on: PassOn, samples: int) -> None:
+        super().__init__()
+        self._pass_on, self._samples = pass_on, samples
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        before = self.cursor if name == "cursor" and hasattr(self, "_samples") else None
+        super().__setattr__(name, value)
+        if before is not None and value != before:
+            self._pass_on((value.position or self._samples) - before.position)
+
+
+def _rest(ddp: DDPManager, run: Path) -> None:
+    """Until no checkpoint is being written; then the sidecar has nothing to watch. The beat must not say that a step
+    has begun: it would be called a stall."""
+    ddp.beat.mark(Phase.START)
+    begun = time.monotonic()
+    time.sleep(0.1)  # a save that was just asked for has begun by then
+    while any(run.glob("checkpoints/.*.partial")) and time.monotonic() - begun < QUIET_S:
+        time.sleep(0.01)
+    _signal_sidecar(ddp, signal.SIGSTOP)
+
+
+def _signal_sidecar(ddp: DDPManager, number: int) -> None:
+    """It is part of our way, and of no other."""
+    if ddp.watch_folder is not None and (ddp.watch_folder / "sidecar.pid").exists():
+        os.kill(int((ddp.watch_folder / "sidecar.pid").read_text()), number)
+
+
+def steps_of(config: Config, kind: str) -> Config:
+    """The same, with that kind of step."""
+    return replace(config, train=replace(config.train, step=kind))

@@ -1,0 +1,102 @@
+"""The work that all ways of a table do: one model with its loss, one optimizer, one supply of batches.
+
+Everyone gets the same: the model from drumline.models with the same seed, a fused optimizer whose weight decay spares
+biases and norms, bf16 autocast on CUDA, channels_last for images, TF32 and cuDNN's benchmark on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from drumline.config.schema import Config
+from drumline.distributed.seeds import seed_shared
+from drumline.engine.precision import make_autocast
+from drumline.models import build
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done, and where."""
+
+    config: Config
+    facts: Mapping[str, int]
+    """What the data tells the model: channels and classes, or the vocabulary."""
+    device: torch.device
+    batches: Callable[[], Iterable[Batch]]
+    """An epoch of them; or without end."""
+    is_compiled: bool = False
+
+    @property
+    def clip_norm(self) -> float | None:
+        return self.config.optim.clip_norm
+
+    def module(self) -> nn.Module:
+        """The model with its loss, on the device."""
+        seed_shared(self.config.train.seed)
+        settings = dict(vars(self.config.model))
+        name, options = settings.pop("name"), settings.pop("options")
+        has_images = name == "mini_resnet" and self.device.type == "cuda"
+        network = build(name, facts=self.facts, settings=settings, options=options).to(self.device)
+        return WithLoss(network, channels_last=has_images)
+
+    def optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        return plain_optimizer(module, self.config)
+
+    def autocast(self) -> Any:
+        return make_autocast(self.config.train.precision, self.device)
+
+    def on_device(self, batch: Batch) -> Batch:
+        inputs, targets = batch
+        return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
+
+
+class WithLoss(nn.Module):
+    """A model and its cross entropy in one module, so that a compiler sees both."""
+
+    def __init__(self, network: nn.Module, *, channels_last: bool) -> None:
+        super().__init__()
+        self.network = network.to(memory_format=torch.channels_last) if channels_last else network
+        self._channels_last = channels_last
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        if self._channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        scores = self.network(inputs)
+        return functional.cross_entropy(scores.flatten(0, -2), targets.flatten())
+
+
+def plain_optimizer(module: nn.Module, config: Config) -> torch.optim.Optimizer:
+    """As a careful person makes it."""
+    optim = config.optim
+    groups = [
+        {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": optim.weight_decay},
+        {"params": [p for p in module.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if optim.name == "adamw":
+        return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+    return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=True)
+
+
+class Endless:
+    """The same few batches over and over."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Any:
+        while True:
+            yield from self._batches
+
+
+def fast_arithmetic() -> None:
+    """For everyone in the process."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True

@@ -1,0 +1,89 @@
+"""The benchmarks run: every table comes to its end in small shapes, and leaves what docs/performance.md is made of.
+
+Whether anything is fast is not asked here. Without a group, and without peers: they are not among the tools of a
+developer, and the table then says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.harness import Way, measure
+from benchmarks.options import Options
+from benchmarks.report import Goal, Row, Table, publish, text_of
+from drumline.config.schema import WatchConfig
+from drumline.manager import DDPManager
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def options(folder: Path, table: str) -> Options:
+    return Options(
+        tables=[table],
+        out=folder / "out",
+        rounds=1,
+        tiny=True,
+        device="cpu",
+        micro_batch=4,
+        workers=1,
+        ranks=None,
+        limit=None,
+        folder=folder,
+    )
+
+
+@pytest.mark.parametrize("name", ["step", "gpt", "cpu"])
+def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = options(tmp_path, name)
+    with DDPManager(seed=0, device="cpu", watch=WatchConfig(sidecar="off")) as ddp:
+        table = importlib.import_module(f"benchmarks.tables.{name}").make(asked, ddp)
+    publish(table, asked.out)
+
+    text = capsys.readouterr().out
+    ours = [row for row in table.rows if "ours" in row.way]
+    assert ours
+    assert any("by hand" in row.way for row in table.rows)
+    assert all(row.failure is None and row.median > 0 for row in table.rows)
+    assert all(row.way in text for row in table.rows)
+    if name != "cpu" and importlib.util.find_spec("accelerate") is None:
+        assert "accelerate is not installed, so its rows are missing: pip install 'drumline[bench]'" in text
+    document = json.loads((asked.out / f"{table.name}.json").read_text())
+    assert [row["way"] for row in document["rows"]] == [row.way for row in table.rows]
+    ElementTree.parse(asked.out / f"{table.name}.svg")
+
+
+def test_a_way_that_fails_does_not_lose_the_others() -> None:
+    def endless(pass_on: object) -> None:
+        while True:
+            pass_on(3)  # type: ignore[operator]
+
+    def broken(pass_on: object) -> None:
+        pass_on(3)  # type: ignore[operator]
+        raise ValueError("no more\nof this")
+
+    good, bad, over = measure(
+        [Way("good", endless), Way("bad", broken), Way("over", lambda pass_on: pass_on(1))],
+        rounds=2,
+        steps=5,
+        warm_up=1,
+    )
+
+    assert (good.failure, good.samples) == (None, [15, 15])
+    assert bad.failure == "ValueError: no more"
+    assert over.failure == "RuntimeError: the loop came to its end before enough steps were taken"
+    table = Table(
+        "t", "title", "samples/s", [Row("good", good.per_second()), Row("bad", failure=bad.failure)], "how"
+    )
+    assert "bad  failed: ValueError: no more" in text_of(table)
+
+
+def test_a_goal_says_whether_it_is_met() -> None:
+    assert Goal("images/s", 96_000, at_least=95_000).line() == "images/s, at least 95,000: 96,000, met"
+    assert Goal("ms", 26.0, at_most=25).line() == "ms, at most 25: 26.00, NOT MET"
+    assert Goal("ratio", None, at_most=1.02).line() == "ratio, at most 1.02: not measured"
