@@ -24,6 +24,7 @@ FREE_TO_CHANGE = (
     "data.pin_memory",
     "data.persistent",
     "data.prefetch",
+    "data.resident",
 )
 
 
