@@ -20,11 +20,12 @@ _EVALUATION_SHARE = 20  # without a file of its own, one twentieth at the end is
 def inputs_and_targets(rows: Tensor, *, mask: int | None = None) -> tuple[Tensor, Tensor]:
     """Of windows in any integer type: all tokens but the last, and all but the first, as int64 in memory of their own.
     `mask`: the bits of a type without a sign, of rows that went as one with a sign."""
-    parts = (
-        part.to(torch.int64, copy=True, memory_format=torch.contiguous_format)
-        for part in (rows[:, :-1], rows[:, 1:])
+    wide = rows.to(torch.int64)
+    if mask is not None:
+        wide.bitwise_and_(mask)
+    inputs, targets = (
+        part.clone(memory_format=torch.contiguous_format) for part in (wide[:, :-1], wide[:, 1:])
     )
-    inputs, targets = parts if mask is None else (part.bitwise_and_(mask) for part in parts)
     return inputs, targets
 
 
@@ -65,7 +66,7 @@ class TokenWindows(TwoPartDataset):
         self._may_exceed = np.iinfo(kind).max >= self.vocab_size
 
     def _check(self, rows: NDArray[Any]) -> None:
-        if rows.max() < self.vocab_size and rows.min() >= 0:
+        if rows.max() < self.vocab_size and (rows.dtype.kind == "u" or rows.min() >= 0):
             return
         stray = rows[(rows < 0) | (rows >= self.vocab_size)][0]
         raise DataError(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from drumline.data import resident
 from drumline.data.dataset import Gathered, TwoPartDataset, is_in_two_parts
 from drumline.data.digits import digits
 from drumline.data.draws import Draws
@@ -50,7 +51,10 @@ def built_ins(folder: Path) -> list[TwoPartDataset]:
     ]
 
 
-def test_gathered_and_finished_apart_they_are_the_same_batches(tmp_path: Path) -> None:
+def test_gathered_and_finished_apart_they_are_the_same_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resident, "_CHUNK_BYTES", 1000)
     for dataset in built_ins(tmp_path):
         whole, first = Fetch(dataset, seed=5), Fetch(dataset, seed=5, leaves_rest=True)
         held = Fetch(ResidentDataset(dataset, CPU), seed=5, leaves_rest=True)
@@ -120,14 +124,16 @@ def test_a_batch_of_its_own_is_not_gone_round() -> None:
     assert torch.equal(Fetch(dataset, seed=0, leaves_rest=True)[REQUESTS[2]], torch.ones(1))
 
 
-def test_rows_are_copied_once_and_looked_for_in_the_array() -> None:
+def test_rows_of_an_array_that_cannot_be_written_to() -> None:
     array = np.arange(12, dtype=np.float32).reshape(4, 3)
     array.flags.writeable = False  # as a mapped file is
-    rows = rows_of(array, np.array([3, 0, 3]))
-    assert rows.tolist() == [[9, 10, 11], [0, 1, 2], [9, 10, 11]]
-    for wrong in (-1, 4):
-        with pytest.raises(IndexError, match=f"rows from {min(1, wrong)} to {max(1, wrong)} of 4"):
-            rows_of(array, np.array([1, wrong]))
+    assert rows_of(array, np.array([3, 0, 3])).tolist() == [[9, 10, 11], [0, 1, 2], [9, 10, 11]]
+
+
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_rows_for_pinned_memory_are_looked_for_in_the_array(wrong: int) -> None:
+    with pytest.raises(IndexError, match=f"rows from {min(1, wrong)} to {max(1, wrong)} of 4"):
+        rows_of(np.zeros((4, 3)), np.array([1, wrong]), pinned=True)
 
 
 def test_on_the_cpu_resident_data_stays_as_it_is() -> None:
