@@ -146,6 +146,7 @@ def test_no_batch_waits_for_the_device(tmp_path: Path, name: str, where: str) ->
         dataset, _ = held_on(dataset, GPU, workers=0, warns=False)
     batches = epochs(make(dataset, GPU), 2)
     for _ in range(4):  # what is the same for all batches is brought to the device with the first
+        busy()
         next(batches)
     with waiting_is_an_error():
         for _ in range(20):

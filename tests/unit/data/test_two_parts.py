@@ -70,6 +70,14 @@ def test_gathered_and_finished_apart_they_are_the_same_batches(
                     assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("augment", [False, True])
+def test_images_of_one_channel_have_the_strides_of_any_other(augment: bool) -> None:
+    """With others, as right for an axis of size 1, torch takes them for channels_last and rounds otherwise."""
+    indices = np.arange(5)
+    images, _ = digits(split="train", augment=augment).batch(indices, Draws(0, 0, indices))
+    assert images.stride() == (64, 64, 8, 1)
+
+
 def test_images_travel_as_bytes_and_tokens_as_they_are_stored(tmp_path: Path) -> None:
     dataset = digits(split="train", augment=True)
     rows, places = Fetch(dataset, seed=0, leaves_rest=True)[REQUESTS[0]]
