@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from drumline.checkpoint.load import load_checkpoint
     from drumline.config.schema import Config, WatchConfig
-    from drumline.data.dataset import BatchDataset
+    from drumline.data.dataset import BatchDataset, TwoPartDataset
     from drumline.data.draws import Draws
     from drumline.errors import DrumlineError
     from drumline.manager import DDPManager
@@ -26,6 +26,7 @@ _HOMES = {
     "DrumlineError": "drumline.errors:DrumlineError",
     "Loss": "drumline.tasks.base:Loss",
     "Task": "drumline.tasks.base:Task",
+    "TwoPartDataset": "drumline.data.dataset:TwoPartDataset",
     "WatchConfig": "drumline.config.schema:WatchConfig",
     "load_checkpoint": "drumline.checkpoint.load:load_checkpoint",
     "register_model": "drumline.models.registry:register",
@@ -38,6 +39,7 @@ __all__ = [
     "DrumlineError",
     "Loss",
     "Task",
+    "TwoPartDataset",
     "WatchConfig",
     "load_checkpoint",
     "register_model",

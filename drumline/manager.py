@@ -27,6 +27,7 @@ from drumline.config.schema import WatchConfig
 from drumline.data.fingerprint import fingerprint
 from drumline.data.loaders import make_evaluation_loader, make_loader
 from drumline.data.plan import Sharing
+from drumline.data.resident import held_on
 from drumline.data.serving import Loading
 from drumline.distributed.agree import check_same, check_same_weights
 from drumline.distributed.collectives import all_sum
@@ -309,6 +310,7 @@ class DDPManager:
         pin_memory: bool = True,
         persistent_workers: bool = True,
         prefetch_factor: int = 2,
+        resident: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
         compare: bool = True,
     ) -> Any:
@@ -320,10 +322,13 @@ class DDPManager:
         many as keep them that small.
         `train=False`: in order, in batches of `batch_size` dealt to the ranks in turn; sum what you measure with
         `ddp.sum`.
+        `resident`: all samples stay in the memory of the GPU.
         `compare`: the length and a few samples across ranks, which must have the same dataset.
         """
         if compare and self.world_size > 1:
             self._compare_data(dataset, "the training data" if train else "the evaluation data")
+        if resident:
+            dataset, workers = held_on(dataset, self.device, workers=workers, warns=self.rank == 0)
         loading = Loading(
             workers=workers,
             pin_memory=pin_memory,

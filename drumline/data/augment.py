@@ -1,28 +1,74 @@
-"""Random shift and mirror of a batch of images, decided by (seed, epoch, sample index)."""
+"""What happens to a batch of images on the way to the model: a random shift and mirror, decided by (seed, epoch, sample
+index), and normalisation.
+
+The host draws where each image is cut (`corners`); the pixels are moved and normalised by torch, on whatever device
+they are.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from drumline.data.draws import Draws
 
 _STREAM = 0xA06  # the stream of draws that augmentation uses
+Shape = tuple[int, int, int]
+"""Of an image: channels, height, width."""
 
 
-def shift_and_flip(images: NDArray[np.uint8], draws: Draws, *, padding: int, flip: bool) -> NDArray[np.uint8]:
-    """Each image [channels, height, width] cut at random from itself with a black border, and mirrored by
-    chance."""
-    count, channels, height, width = images.shape
+def corners(draws: Draws, shape: Shape, *, padding: int, flip: bool) -> Tensor:
+    """For each sample the place of its upper left pixel, counted over the bordered images that `cut` lays out."""
+    channels, height, width = shape
     chances = draws.uniform(3, stream=_STREAM)
-    down, right = (chances[:, :2] * (2 * padding + 1)).astype(np.int64).T
-    bordered = np.zeros((count, channels, height + 2 * padding, width + 2 * padding), dtype=np.uint8)
-    bordered[:, :, padding : padding + height, padding : padding + width] = images
-    # A view of every possible cut; indexing it copies one cut of each image.
-    cuts = sliding_window_view(bordered, (height, width), axis=(2, 3))
-    shifted: NDArray[np.uint8] = cuts[np.arange(count), :, down, right]
+    shifts = (chances[:, :2] * (2 * padding + 1)).astype(np.int64)
+    count, wide = len(chances), width + 2 * padding
+    size = channels * (height + 2 * padding) * wide
     if flip:
         mirrored = chances[:, 2] < 0.5
-        shifted[mirrored] = shifted[mirrored, :, :, ::-1]
-    return shifted
+        shifts[mirrored, 1] = 2 * padding - shifts[mirrored, 1]
+    places = shifts @ np.array((wide, 1))
+    places += np.arange(0, count * size, size)
+    if flip:
+        places[mirrored] += count * size  # the mirrored images follow the others
+    return torch.from_numpy(places)
+
+
+def cut(images: Tensor, places: Tensor, *, padding: int, flip: bool) -> Tensor:
+    """Each image cut at its place from itself with a black border, or from its mirror image."""
+    _, channels, height, width = images.shape
+    shape = (channels, height + 2 * padding, width + 2 * padding)
+    bordered = images.new_zeros(2 if flip else 1, len(images), *shape)
+    inside = bordered[..., padding : padding + height, padding : padding + width]
+    inside[0].copy_(images)
+    if flip:
+        inside[1].copy_(images.flip(-1))
+    # A view of the `width` pixels after every pixel: one index picks a whole row of a cut, which is copied at once.
+    runs = bordered.as_strided((bordered.numel() - width + 1, width), (1, 1))
+    rows = places.unsqueeze(1) + _rows_of_a_cut(shape, height, images.device)
+    return runs.index_select(0, rows.view(-1)).view(images.shape)
+
+
+def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Bytes as float32, less the mean of their channel, divided by its standard deviation."""
+    middle, spread = _on_device(mean, std, images.device)
+    return torch.sub(images, middle).div_(spread)
+
+
+# What is the same for every batch is brought to the device once: from ordinary memory that would wait for the device.
+@lru_cache(maxsize=32)
+def _rows_of_a_cut(bordered: Shape, height: int, device: torch.device) -> Tensor:
+    """From the corner of a cut to the start of each of its rows, channel by channel."""
+    channels, tall, wide = bordered
+    starts = np.arange(channels)[:, np.newaxis] * (tall * wide) + np.arange(height) * wide
+    return torch.from_numpy(starts.reshape(-1)).to(device)
+
+
+@lru_cache(maxsize=32)
+def _on_device(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    return torch.tensor(mean).view(-1, 1, 1).to(device), torch.tensor(std).view(-1, 1, 1).to(device)

@@ -1,13 +1,14 @@
 """What a dataset has to offer: whole batches (`BatchDataset`), samples by index (any map-style dataset), or samples
 one after another (a stream).
 
-The built-in datasets hand out whole batches, because a Python call for each sample is what limits a fast
-step.
+The built-in datasets hand out whole batches, because a Python call for each sample is what limits a fast step. They
+make them in two parts (`TwoPartDataset`), so that the second runs on the device.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,45 @@ class BatchDataset(Protocol):
         """The samples at these indices as collated tensors. Take randomness from `draws`; None:
         evaluation."""
         ...
+
+
+class Gathered(NamedTuple):
+    """The first part of a batch, on its way from the host to the device."""
+
+    rows: Any
+    choices: Any
+
+
+class TwoPartDataset(ABC):
+    """A BatchDataset whose batches are made in two parts: gathered on the host (in the training process or a worker),
+    finished on the device. On the CPU it is the same code. With `--data.resident` all rows are gathered once, and stay
+    on the device."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> Any:
+        """The samples at these indices as they are stored: tensors on the CPU, or a tuple, list or dict of them, with a
+        row for each sample. `pinned`: best in page-locked memory."""
+
+    def choose(self, draws: Draws | None) -> Any:
+        """What chance decides for these samples, as small tensors on the CPU. None: evaluation."""
+        return None
+
+    @abstractmethod
+    def finish(self, rows: Any, choices: Any) -> Any:
+        """The batch: torch operations on whatever device the rows and choices are. No wait for the device, please."""
+
+    def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> Any:
+        """Both parts at once."""
+        return self.finish(self.gather(indices), self.choose(draws))
+
+
+def is_in_two_parts(dataset: object) -> bool:
+    """Whether its batches may be gathered here and finished there. Not if a subclass has a `batch` of its own: that is
+    what its batches are."""
+    return isinstance(dataset, TwoPartDataset) and type(dataset).batch is TwoPartDataset.batch
 
 
 def makes_batches(dataset: object) -> bool:

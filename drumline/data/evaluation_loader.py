@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from drumline.data.fetch import Fetch, Request
+from drumline.data.delivery import Delivery
+from drumline.data.fetch import Request
 from drumline.data.followed import Follower, followed
 from drumline.data.plan import evaluation_batches
-from drumline.data.serving import BatchServer, Loading
-from drumline.data.transfer import to_device
+from drumline.data.serving import BatchServer, Loading, fetch_for
 from drumline.errors import UsageError
 
 
@@ -49,7 +49,7 @@ class EvaluationLoader:
         check_batch_size(batch_size)
         # The seed matters only to a dataset whose samples are random even in evaluation: they are the same
         # each time.
-        fetch = Fetch(dataset, seed=0, collate=loading.collate)
+        fetch = fetch_for(dataset, loading, device, seed=0)
         self.num_samples = fetch.length
         """Over all ranks."""
         self.num_batches = -(-fetch.length // batch_size)
@@ -57,8 +57,8 @@ class EvaluationLoader:
         self._plan = evaluation_batches(
             length=fetch.length, batch_size=batch_size, rank=rank, world_size=world_size
         )
-        self._device = device
         self._server = BatchServer(fetch, loading, device)
+        self._delivery = Delivery(device, fetch.finish)
 
     def __len__(self) -> int:
         """How many batches this rank has."""
@@ -70,9 +70,10 @@ class EvaluationLoader:
 
     def numbered(self) -> Iterator[EvaluationBatch]:
         """The same, with the number of each batch and its size."""
-        batches = self._server.batches(Request(0, low, high, shuffled=False) for _, (low, high) in self._plan)
+        requests = (Request(0, low, high, shuffled=False) for _, (low, high) in self._plan)
+        batches = self._delivery.batches(self._server.batches(requests))
         for (number, (low, high)), data in zip(self._plan, batches, strict=True):
-            yield EvaluationBatch(number, high - low, to_device(data, self._device))
+            yield EvaluationBatch(number, high - low, data)
 
     def close(self) -> None:
         """End the worker processes."""

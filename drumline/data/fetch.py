@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from drumline.data.dataset import checked_length, makes_batches
+from drumline.data.dataset import Gathered, checked_length, is_in_two_parts, makes_batches
 from drumline.data.draws import Draws
 from drumline.data.permutation import permute
 
@@ -34,24 +34,42 @@ class Request(NamedTuple):
 
 
 class Fetch(Dataset[Any]):
-    """Answers requests from a dataset of either kind."""
+    """Answers requests from a dataset of either kind. `leaves_rest`: of a dataset in two parts it answers with the
+    first, and leaves the rest to `finish`; `pinned` then says in which memory the first part is wanted."""
 
-    def __init__(self, dataset: Any, *, seed: int, collate: Callable[[list[Any]], Any] | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        seed: int,
+        collate: Callable[[list[Any]], Any] | None = None,
+        leaves_rest: bool = False,
+        pinned: bool = False,
+    ) -> None:
         self.dataset = dataset
         self.length = checked_length(dataset)
         self._seed = seed
         self._collate = collate or default_collate
         self._makes_batches = makes_batches(dataset)
+        self._leaves_rest = leaves_rest and is_in_two_parts(dataset)
+        self._pinned = pinned
 
     def __getitem__(self, request: Request) -> Any:
         indices = np.arange(request.low, request.high, dtype=np.int64)
         if request.shuffled:
             indices = permute(indices, length=self.length, seed=self._seed, epoch=request.epoch)
         draws = Draws(self._seed, request.epoch, indices)
+        if self._leaves_rest:
+            choices = self.dataset.choose(draws if request.shuffled else None)
+            return Gathered(self.dataset.gather(indices, pinned=self._pinned), choices)
         if self._makes_batches:
             return self.dataset.batch(indices, draws if request.shuffled else None)
         with generators_put_back():
             return self._collate(self._samples(draws))
+
+    def finish(self, answer: Any) -> Any:
+        """The batch of an answer, which may have been brought to a device."""
+        return self.dataset.finish(*answer) if isinstance(answer, Gathered) else answer
 
     def _samples(self, draws: Draws) -> list[Any]:
         seeds = draws.bits(1, stream=_SAMPLE_SEEDS)[:, 0].tolist()

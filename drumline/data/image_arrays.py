@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drumline.data.augment import shift_and_flip
+from drumline.data.augment import Shape, corners, cut, normalise
+from drumline.data.dataset import TwoPartDataset
 from drumline.data.draws import Draws
+from drumline.data.rows import rows_of
+
+
+class LabelledImages(NamedTuple):
+    """A batch as it leaves the host: uint8 [count, channels, height, width] and int64 [count]."""
+
+    images: Tensor
+    labels: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +34,21 @@ class Preparation:
     flip: bool = False
     """Augmentation: mirror left and right by chance."""
 
-    def __call__(self, images: NDArray[np.uint8], draws: Draws | None) -> Tensor:
-        """Normalised float32 images; augmented if there are draws to decide how."""
-        if draws is not None and self.padding:
-            images = shift_and_flip(images, draws, padding=self.padding, flip=self.flip)
-        normalised = images.astype(np.float32)
-        normalised -= np.array(self.mean, dtype=np.float32)[:, np.newaxis, np.newaxis]
-        normalised /= np.array(self.std, dtype=np.float32)[:, np.newaxis, np.newaxis]
-        return torch.from_numpy(normalised)
+    def choose(self, draws: Draws | None, shape: Shape) -> Tensor | None:
+        """Where images of this shape are cut; None: they stay as they are."""
+        if draws is None or not self.padding:
+            return None
+        return corners(draws, shape, padding=self.padding, flip=self.flip)
+
+    def finish(self, rows: LabelledImages, places: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Normalised float32 images, augmented if there are places to cut them at; and their labels."""
+        images = rows.images
+        if places is not None:
+            images = cut(images, places, padding=self.padding, flip=self.flip)
+        return normalise(images, self.mean, self.std), rows.labels
 
 
-class ImageArrays:
+class ImageArrays(TwoPartDataset):
     """Labelled images: uint8 [count, channels, height, width] and int64 [count]."""
 
     def __init__(
@@ -55,5 +68,14 @@ class ImageArrays:
     def __len__(self) -> int:
         return len(self._images)
 
-    def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> tuple[Tensor, Tensor]:
-        return self._prepare(self._images[indices], draws), torch.from_numpy(self._labels[indices])
+    def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> LabelledImages:
+        return LabelledImages(
+            rows_of(self._images, indices, pinned=pinned), rows_of(self._labels, indices, pinned=pinned)
+        )
+
+    def choose(self, draws: Draws | None) -> Tensor | None:
+        _, channels, height, width = self._images.shape
+        return self._prepare.choose(draws, (channels, height, width))
+
+    def finish(self, rows: LabelledImages, choices: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self._prepare.finish(rows, choices)

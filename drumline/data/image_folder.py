@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drumline.data.dataset import Split
+from drumline.data.dataset import Split, TwoPartDataset
 from drumline.data.draws import Draws
-from drumline.data.image_arrays import Preparation
+from drumline.data.image_arrays import LabelledImages, Preparation
 from drumline.errors import DataError, MissingExtraError
 
 _ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp"}
@@ -28,7 +28,7 @@ _NEXT_STEP = (
 )
 
 
-class ImageFolder:
+class ImageFolder(TwoPartDataset):
     """One part of the images, as RGB of a given size; classes are numbered in the order of their names."""
 
     in_channels = 3
@@ -49,9 +49,15 @@ class ImageFolder:
     def __len__(self) -> int:
         return len(self._paths)
 
-    def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> tuple[Tensor, Tensor]:
+    def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> LabelledImages:
         images = np.stack([_decode(self._paths[index], self._image_size) for index in indices.tolist()])
-        return self._prepare(images, draws), torch.from_numpy(self._labels[indices])
+        return LabelledImages(torch.from_numpy(images), torch.from_numpy(self._labels[indices]))
+
+    def choose(self, draws: Draws | None) -> Tensor | None:
+        return self._prepare.choose(draws, (self.in_channels, self._image_size, self._image_size))
+
+    def finish(self, rows: LabelledImages, choices: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self._prepare.finish(rows, choices)
 
 
 def _split_folder(folder: Path, split: Split) -> Path:

@@ -7,16 +7,17 @@ having to remember `set_epoch`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from drumline.data.fetch import Fetch, Request
+from drumline.data.delivery import Delivery
+from drumline.data.fetch import Request
 from drumline.data.plan import Cursor, Sharing, StepPlan, micro_batches_per_epoch, plan_epoch
-from drumline.data.serving import BatchServer, Loading
+from drumline.data.serving import BatchServer, Loading, fetch_for
 from drumline.data.steps import Micro, Step, StepLoader, not_taken_whole
-from drumline.data.transfer import to_device
 from drumline.errors import DataError, UsageError
 
 
@@ -33,14 +34,14 @@ class Loader(StepLoader):
         loading: Loading,
     ) -> None:
         check_sizes(sharing)
-        fetch = Fetch(dataset, seed=seed, collate=loading.collate)
+        fetch = fetch_for(dataset, loading, device, seed=seed)
         self.steps_per_epoch = -(-fetch.length // sharing.batch_size)
         self.num_samples = fetch.length
         self.sharing = sharing
         self._fetch = fetch
-        self._device = device
         self._cursor = Cursor()
         self._server = BatchServer(fetch, loading, device)
+        self._delivery = Delivery(device, fetch.finish)
         self._batches: Iterator[Any] = iter(())
         self._batches_at: Cursor | None = None  # the step that the next of these batches belongs to
 
@@ -86,7 +87,7 @@ class Loader(StepLoader):
         """The next micro-batch, which stays the next."""
         piece = next(self._plans(self._cursor)).pieces[0]
         request = Request(self._cursor.epoch, piece.low, piece.high, shuffled=True)
-        return to_device(self._fetch[request], self._device)
+        return self._delivery.now(self._fetch[request])
 
     def close(self) -> None:
         """End the worker processes."""
@@ -98,7 +99,9 @@ class Loader(StepLoader):
         self._batches_at = None  # until the step is complete: if it is given up, its batches are made again
         left = len(plan.pieces)
         for piece in plan.pieces:
-            data = to_device(next(batches), self._device)
+            asked = time.perf_counter()
+            data = next(batches)
+            self.waited_s += time.perf_counter() - asked
             left -= 1
             if not left:
                 # Moved before the batch is handed out: a checkpoint after the optimizer step holds the right
@@ -111,7 +114,8 @@ class Loader(StepLoader):
     def _batches_from(self, cursor: Cursor) -> Iterator[Any]:
         endless = self._server.outlives_a_sequence
         if self._batches_at != cursor or (cursor.position == 0 and not endless):
-            self._batches = self._server.batches(_requests(self._plans, cursor, endless=endless))
+            requests = _requests(self._plans, cursor, endless=endless)
+            self._batches = self._delivery.batches(self._server.batches(requests))
         return self._batches
 
     def _plans(self, cursor: Cursor) -> Iterator[StepPlan]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from drumline.data.fetch import Fetch
 from drumline.data.transfer import pin
 from drumline.data.workers import end_workers, leave_signals_to_the_rank, told_of_dead_workers
 
@@ -33,6 +34,20 @@ class Loading:
     """Batches that each process prepares ahead."""
     collate: Callable[[list[Any]], Any] | None = None
     """Makes a batch of samples; None: torch's own way."""
+
+
+def fetch_for(dataset: Any, loading: Loading, device: torch.device, *, seed: int) -> Fetch:
+    """What makes the batches of a dataset for this device. The CPU has nothing to gain from a batch in two parts, and a
+    worker can make the whole of it."""
+    on_gpu = device.type == "cuda"
+    return Fetch(
+        dataset,
+        seed=seed,
+        collate=loading.collate,
+        leaves_rest=on_gpu,
+        # A worker has no page-locked memory: what it sends goes there in this process.
+        pinned=on_gpu and loading.pin_memory and loading.workers == 0,
+    )
 
 
 class BatchServer:

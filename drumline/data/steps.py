@@ -39,6 +39,8 @@ class StepLoader(ABC):
     scale: float = 1.0
     """For the batch just handed out: a mean loss times this, averaged over ranks by DDP, is the exact global
     mean."""
+    waited_s: float = 0.0
+    """How long steps have waited for their batches so far."""
     follower: Follower | None = None
     """Of who iterates; who takes steps speaks for himself."""
 

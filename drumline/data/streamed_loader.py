@@ -7,6 +7,7 @@ anew. One that is each rank's own has no epochs at all.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -124,7 +125,9 @@ class StreamLoader(StepLoader):
         """The steps from the cursor to the end of its epoch."""
         epoch = self._cursor.epoch
         while self._cursor.epoch == epoch:
+            asked = time.perf_counter()
             read = self._read()
+            self.waited_s += time.perf_counter() - asked
             yield Step(read.plan, self._micro_batches(read))
             if self._cursor != read.plan.following:
                 raise not_taken_whole()

@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drumline.data.dataset import Split
+from drumline.data.dataset import Split, TwoPartDataset
 from drumline.data.draws import Draws
-from drumline.data.image_arrays import Preparation
+from drumline.data.image_arrays import LabelledImages, Preparation
+from drumline.data.tokens import inputs_and_targets
 
 _EVALUATION_SHARE = 8  # evaluation has one eighth of the number of training samples, and none of the same
 _SPLITS: dict[Split, int] = {"train": 0, "eval": 1}
@@ -24,7 +25,7 @@ def _num_samples(split: Split, samples: int) -> int:
     return samples if split == "train" else max(1, samples // _EVALUATION_SHARE)
 
 
-class SyntheticImages:
+class SyntheticImages(TwoPartDataset):
     """Each class has a coarse pattern of its own; an image is its class's pattern, half covered by noise."""
 
     in_channels = 3
@@ -43,7 +44,7 @@ class SyntheticImages:
     def __len__(self) -> int:
         return self._length
 
-    def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> tuple[Tensor, Tensor]:
+    def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> LabelledImages:
         # What a sample is does not change from epoch to epoch; only augmentation takes the draws of the
         # epoch.
         own = Draws(self._seed, self._part, indices)
@@ -51,7 +52,14 @@ class SyntheticImages:
         images = self._patterns[labels]
         noise = _random_bytes(own, images[0].size, stream=_NOISE).reshape(images.shape)
         images += noise >> _HALF
-        return self._prepare(images, draws), torch.from_numpy(labels)
+        return LabelledImages(torch.from_numpy(images), torch.from_numpy(labels))
+
+    def choose(self, draws: Draws | None) -> Tensor | None:
+        _, channels, height, width = self._patterns.shape
+        return self._prepare.choose(draws, (channels, height, width))
+
+    def finish(self, rows: LabelledImages, choices: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self._prepare.finish(rows, choices)
 
 
 def _patterns(classes: int, image_size: int, seed: int) -> NDArray[np.uint8]:
@@ -67,7 +75,7 @@ def _random_bytes(draws: Draws, count: int, *, stream: int) -> NDArray[np.uint8]
     return bits.view(np.uint8)[:, :count]
 
 
-class SyntheticTokens:
+class SyntheticTokens(TwoPartDataset):
     """Each token follows from the one before (5 x + 3 modulo the vocabulary), but one in ten is replaced by
     chance."""
 
@@ -88,11 +96,12 @@ class SyntheticTokens:
     def __len__(self) -> int:
         return self._length
 
-    def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> tuple[Tensor, Tensor]:
+    def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
         own = Draws(self._seed, self._part, indices)
         first = (own.uniform(1, stream=_STARTS) * self.vocab_size).astype(np.int64)
         rows = (first * self._factors + self._terms) % self.vocab_size
         chance = own.uniform(self._context + 1, stream=_NOISE) * 10
-        rows = np.where(chance < 1, (chance * self.vocab_size).astype(np.int64), rows)
-        inputs, targets = np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
-        return torch.from_numpy(inputs), torch.from_numpy(targets)
+        return torch.from_numpy(np.where(chance < 1, (chance * self.vocab_size).astype(np.int64), rows))
+
+    def finish(self, rows: Tensor, choices: None) -> tuple[Tensor, Tensor]:
+        return inputs_and_targets(rows)

@@ -9,16 +9,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drumline.data.dataset import Split
-from drumline.data.draws import Draws
+from drumline.data.dataset import Split, TwoPartDataset
+from drumline.data.rows import rows_of
 from drumline.data.token_files import Tokens, find_tokens
 from drumline.errors import DataError
 
 _EVALUATION_SHARE = 20  # without a file of its own, one twentieth at the end is for evaluation
 
 
-class TokenWindows:
-    """Windows of `context` + 1 tokens: all but the last are inputs, all but the first are targets."""
+def inputs_and_targets(rows: Tensor, *, mask: int | None = None) -> tuple[Tensor, Tensor]:
+    """Of windows in any integer type: all tokens but the last, and all but the first, as int64 in memory of their own.
+    `mask`: the bits of a type without a sign, of rows that went as one with a sign."""
+    wide = rows.to(torch.int64)
+    if mask is not None:
+        wide.bitwise_and_(mask)
+    inputs, targets = (
+        part.clone(memory_format=torch.contiguous_format) for part in (wide[:, :-1], wide[:, 1:])
+    )
+    return inputs, targets
+
+
+class TokenWindows(TwoPartDataset):
+    """Windows of `context` + 1 tokens: all but the last are inputs, all but the first are targets. They travel in the
+    type that they are stored in, and are widened on the device."""
 
     def __init__(self, tokens: Tokens, *, start: int, stop: int, context: int) -> None:
         self.vocab_size = tokens.vocab_size
@@ -31,23 +44,30 @@ class TokenWindows:
     def __len__(self) -> int:
         return self._length
 
-    def batch(self, indices: NDArray[np.int64], draws: Draws | None) -> tuple[Tensor, Tensor]:
-        rows = self._rows[indices].astype(np.int64)
-        if self._may_exceed and rows.view(np.uint64).max() >= self.vocab_size:
-            self._refuse(rows)
-        # Contiguous, because a slice would be copied once more, without pinned memory, on its way to a GPU.
-        inputs, targets = np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
-        return torch.from_numpy(inputs), torch.from_numpy(targets)
+    def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
+        rows = rows_of(self._rows, indices, pinned=pinned)
+        if self._may_exceed:
+            self._check(rows.numpy().view(self._values.dtype.newbyteorder("=")))
+        return rows
+
+    def finish(self, rows: Tensor, choices: None) -> tuple[Tensor, Tensor]:
+        return inputs_and_targets(rows, mask=self._mask)
 
     def _attach(self, values: NDArray[Any]) -> None:
-        stop = self._start + self._length * self._window
+        stop, kind = self._start + self._length * self._window, values.dtype
         self._values = values
-        self._rows = np.asarray(values)[self._start : stop].reshape(self._length, self._window)
+        rows = np.asarray(values)[self._start : stop].reshape(self._length, self._window)
+        # Bit for bit with a sign: torch has few operations for the wider types without one.
+        self._rows = rows.view(f"{kind.byteorder}i{kind.itemsize}") if kind.itemsize > 1 else rows
+        is_cut_short = kind.kind == "u" and self.vocab_size > np.iinfo(self._rows.dtype).max
+        self._mask = np.iinfo(kind).max if is_cut_short else None
         # True only where the vocabulary was stated: a meta.json may be wrong, and a GPU would not say it
         # kindly.
-        self._may_exceed = np.iinfo(values.dtype).max >= self.vocab_size
+        self._may_exceed = np.iinfo(kind).max >= self.vocab_size
 
-    def _refuse(self, rows: NDArray[np.int64]) -> None:
+    def _check(self, rows: NDArray[Any]) -> None:
+        if rows.max() < self.vocab_size and (rows.dtype.kind == "u" or rows.min() >= 0):
+            return
         stray = rows[(rows < 0) | (rows >= self.vocab_size)][0]
         raise DataError(
             f"{self._name} holds the token {stray}, but its vocabulary has {self.vocab_size}",

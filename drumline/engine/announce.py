@@ -68,6 +68,7 @@ def report_end(reporter: Reporter, request: Request, loop: Loop) -> None:
         epoch=loop.epoch(),
         seconds=loop.pace.seconds_since_start(),
         samples_per_s=loop.pace.samples_per_s,
+        data_share=min(1.0, job.loader.waited_s / max(loop.pace.seconds, 1e-9)),
         metrics=loop.metrics,
         best_step=best(
             loop.checkpoints, metric=job.task.best_metric, higher_is_better=job.task.higher_is_better

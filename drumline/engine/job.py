@@ -167,6 +167,7 @@ def _make_loaders(
         accumulate=batch.accumulate,
         micro_batch_size=batch.micro_batch_size,
         shards=config.train.shards if config.train.exact == "elastic" else None,
+        resident=data.resident,
         **loading,
     )
     if eval_data is None:

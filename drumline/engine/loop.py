@@ -158,6 +158,7 @@ class Loop:
             epoch=self.epoch(),
             lr=rate_of(self.job.optimizer),
             samples_per_s=self.pace.lap(),
+            data_share=self.pace.data_share(self.job.loader.waited_s),
             seconds_left=self.pace.seconds_for(self.total_steps - step),
             **numbers,
         )

@@ -14,6 +14,7 @@ class Pace:
         self._steps = self._samples = 0
         self._started: float | None = None
         self._last = (0.0, 0)
+        self._lap_seconds = self._waited = 0.0
 
     def start(self) -> None:
         self._started = time.perf_counter()
@@ -34,7 +35,13 @@ class Pace:
         self.start()
         seconds, samples = self._last
         self._last = (self.seconds, self._samples)
-        return (self._samples - samples) / max(self.seconds - seconds, 1e-9)
+        self._lap_seconds = max(self.seconds - seconds, 1e-9)
+        return (self._samples - samples) / self._lap_seconds
+
+    def data_share(self, waited_s: float) -> float:
+        """The share of the lap just ended that went into waiting for data. `waited_s`: how long that was in all."""
+        waited, self._waited = waited_s - self._waited, waited_s
+        return min(1.0, waited / max(self._lap_seconds, 1e-9))
 
     def seconds_since_start(self) -> float:
         """All of it, evaluations and saves included."""

@@ -11,7 +11,8 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `resume`     | epoch, path: the checkpoint that the run goes on from                                         |
 | `recovered`  | cause, told_rank, told_host: the fault it goes on after, seconds from that to its first step, |
 |              | seconds_to_verdict, lost_steps: taken again (null where nobody knows)                         |
-| `train`      | epoch, loss, lr, samples_per_s, seconds_left, grad_norm if clipped, and the task's metrics    |
+| `train`      | epoch, loss, lr, samples_per_s, data_share, seconds_left, grad_norm if clipped, and the       |
+|              | task's metrics                                                                                |
 | `evaluation` | epoch, samples, seconds, and the metrics, `loss` among them                                   |
 | `checkpoint` | path, bytes, seconds                                                                          |
 | `note`       | message                                                                                       |
@@ -20,12 +21,13 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `straggler`  | message, about_rank (null: the whole host), about_host: slower than its peers                 |
 | `stall`      | message, about_rank, about_host: nothing moves because of it; it may still recover            |
 | `preempted`  | signal, told_rank, told_host: the run was told to leave, and has saved this step              |
-| `end`        | epoch, seconds, samples_per_s, run, resume_command, two_node_command, best_step, metrics,     |
-|              | stragglers: a sentence for each rank or host that was one                                     |
+| `end`        | epoch, seconds, samples_per_s, data_share, run, resume_command, two_node_command, best_step,  |
+|              | metrics, stragglers: a sentence for each rank or host that was one                            |
 
 `signal` is a signal's name, or the words of a notice of reclaim.
 The numbers of samples and epochs are null where a stream leaves them unknown.
 The two commands are null on several nodes, where a rank does not know what its launcher was told.
+`data_share` is the share of the time, from 0 to 1, that this rank's loop waited for batches.
 `epoch` counts from 1: in `train` it is the epoch in work, in `evaluation` the one that was just finished.
 """
 
@@ -51,7 +53,7 @@ Sink = Callable[[Event], None]
 
 STAMP = frozenset({"time", "number", "kind", "rank", "host", "step"})
 """What every event has; the rest goes by kind."""
-TAKEN = STAMP | {"epoch", "lr", "samples_per_s", "seconds_left", "samples", "seconds"}
+TAKEN = STAMP | {"epoch", "lr", "samples_per_s", "data_share", "seconds_left", "samples", "seconds"}
 """What the engine says of its own in a `train` or `evaluation` event: no metric can have such a name."""
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 

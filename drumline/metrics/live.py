@@ -132,6 +132,7 @@ class LiveDisplay(Display):
     def _numbers(self, event: Event) -> Text:
         parts = [f"{name} {wording.metric(name, value)}" for name, value in wording.metrics_of(event).items()]
         parts += [f"lr {wording.learning_rate(event['lr'])}", wording.speed(event["samples_per_s"])]
+        parts += wording.waiting(event)
         if self._saved_step is not None:
             parts.append(f"saved step {self._saved_step}")
         return Text(_MARGIN + "   ".join(parts), "dim", no_wrap=True, overflow="ellipsis")

@@ -69,6 +69,7 @@ class PlainDisplay(Display):
             f"loss {wording.number(event['loss'])}",
             f"lr {wording.learning_rate(event['lr'])}",
             wording.speed(event["samples_per_s"]),
+            *wording.waiting(event),
             f"{wording.clock(event['seconds_left'])} left",
         ]
         self._print_line(event, "   ".join(parts))

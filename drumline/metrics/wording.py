@@ -11,8 +11,9 @@ from drumline.metrics.events import STAMP, Event
 
 # Everything in a train or evaluation event that is not a metric of the task.
 _BOOKKEEPING = STAMP | {
-    "epoch", "lr", "samples_per_s", "seconds_left", "grad_norm", "samples", "seconds"
+    "epoch", "lr", "samples_per_s", "data_share", "seconds_left", "grad_norm", "samples", "seconds"
 }  # fmt: skip
+_SHARE_WORTH_SAYING = 0.05
 # By the cause that a verdict names: what happened to the rank, or to its host.
 _FAULTS = {
     "killed": "was killed",
@@ -66,6 +67,7 @@ def closing(event: Event) -> Page:
     rows = [(name, metric(name, value)) for name, value in metrics_of(event["metrics"]).items()]
     if event["samples_per_s"] > 0:  # a finished run that was started again took no step
         rows.append(("speed", speed(event["samples_per_s"])))
+    rows += [("waiting", f"for data {share} of the time") for share in _share_of_waiting(event)]
     if event.get("best_step") is not None:
         rows.append(("best", f"the checkpoint of step {event['best_step']}"))
     rows += [("straggler", words) for words in event.get("stragglers", [])]
@@ -168,6 +170,16 @@ def plural(value: int, word: str) -> str:
 def speed(samples_per_s: float) -> str:
     """`8,123 samples/s`."""
     return f"{count(samples_per_s) if samples_per_s >= 100 else f'{samples_per_s:.3g}'} samples/s"
+
+
+def waiting(event: Event) -> list[str]:
+    """`waits for data 12%`, where that is worth a word."""
+    return [f"waits for data {share}" for share in _share_of_waiting(event)]
+
+
+def _share_of_waiting(event: Event) -> list[str]:
+    share = event.get("data_share", 0.0)
+    return [f"{share:.0%}"] if share >= _SHARE_WORTH_SAYING else []
 
 
 def duration(seconds: float) -> str:

@@ -59,6 +59,9 @@ def test_a_built_in_task_trains(tmp_path: Path, name: str) -> None:
     assert train_on(2, config, load_task(task), tmp_path / "run").step == 3
     events = list(read_events(tmp_path / "run" / "events" / "rank-00000.jsonl"))
     assert [event["step"] for event in events if event["kind"] == "train"] == [1, 2, 3]
+    shares = [event["data_share"] for event in events if event["kind"] in ("train", "end")]
+    assert len(shares) == 4
+    assert all(0 < share <= 1 for share in shares)
     assert events[-1]["metrics"].keys() == METRICS[name]
     assert any((tmp_path / "run").glob("tensorboard/*tfevents*")) == config.log.tensorboard
 

@@ -116,6 +116,7 @@ def test_the_public_names_are_these() -> None:
         "DrumlineError",
         "Loss",
         "Task",
+        "TwoPartDataset",
         "WatchConfig",
         "load_checkpoint",
         "register_model",

@@ -1,33 +1,43 @@
-"""Random shift and mirror: only what was asked for, decided by seed, epoch and index."""
+"""Random shift and mirror: only what was asked for, decided by seed, epoch and index; and the bits of plain numpy."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
+import torch
 
-from drumline.data.augment import shift_and_flip
+from drumline.data.augment import corners, cut, normalise
 from drumline.data.draws import Draws
+from drumline.data.image_arrays import ImageArrays, Preparation
 
 IMAGES = np.random.default_rng(0).integers(1, 255, size=(200, 2, 6, 5)).astype(np.uint8)
 DRAWS = Draws(0, 0, np.arange(200))
 
 
-def by_hand(image: np.ndarray, padding: int) -> dict[tuple[int, int, bool], bytes]:
+def moved(images: np.ndarray, draws: Draws, *, padding: int, flip: bool) -> np.ndarray:
+    shape = images.shape[1:]
+    assert len(shape) == 3
+    places = corners(draws, shape, padding=padding, flip=flip)
+    result: np.ndarray = cut(torch.from_numpy(images), places, padding=padding, flip=flip).numpy()
+    return result
+
+
+def by_hand(image: np.ndarray, padding: int) -> dict[tuple[int, int, bool], np.ndarray]:
     """Every result that one image can have."""
     bordered = np.pad(image, ((0, 0), (padding, padding), (padding, padding)))
     results = {}
     for down in range(2 * padding + 1):
         for right in range(2 * padding + 1):
-            cut = bordered[:, down : down + image.shape[1], right : right + image.shape[2]]
-            results[down, right, False] = cut.tobytes()
-            results[down, right, True] = cut[:, :, ::-1].tobytes()
+            piece = bordered[:, down : down + image.shape[1], right : right + image.shape[2]]
+            results[down, right, False] = piece
+            results[down, right, True] = piece[:, :, ::-1]
     return results
 
 
 def outcomes(padding: int, *, flip: bool) -> list[tuple[int, int, bool]]:
-    moved = shift_and_flip(IMAGES, DRAWS, padding=padding, flip=flip)
     found = []
-    for before, after in zip(IMAGES, moved, strict=True):
-        matches = [name for name, result in by_hand(before, padding).items() if result == after.tobytes()]
+    for before, after in zip(IMAGES, moved(IMAGES, DRAWS, padding=padding, flip=flip), strict=True):
+        matches = [name for name, one in by_hand(before, padding).items() if np.array_equal(one, after)]
         assert len(matches) == 1
         found += matches
     return found
@@ -45,16 +55,52 @@ def test_without_flip_nothing_is_mirrored() -> None:
     assert not any(mirrored for *_, mirrored in found)
 
 
+@pytest.mark.parametrize(
+    ("shape", "padding", "flip"),
+    [
+        ((3, 8, 8), 1, True),
+        ((1, 8, 8), 1, False),
+        ((1, 5, 9), 2, True),
+        ((3, 9, 4), 3, False),
+        ((2, 3, 4), 6, True),  # some cuts hold nothing but the border
+        ((4, 1, 1), 1, True),
+    ],
+)
+def test_images_have_the_bits_of_numpy_sample_by_sample(
+    shape: tuple[int, int, int], padding: int, flip: bool
+) -> None:
+    """What a sample looks like is what it has always looked like: a checkpoint is gone on with in the same way."""
+    mean, std = (123.7, 4.88, 116.3, 0.1)[: shape[0]], (58.4, 6.02, 57.1, 3.0)[: shape[0]]
+    images = np.random.default_rng(1).integers(0, 256, size=(300, *shape)).astype(np.uint8)
+    prepare = Preparation(mean=mean, std=std, padding=padding, flip=flip)
+    dataset = ImageArrays(images, np.arange(300), num_classes=300, prepare=prepare)
+    indices = np.random.default_rng(2).permutation(300)[:100]
+    draws = Draws(7, 3, indices)
+
+    found, labels = dataset.batch(indices, draws)
+
+    assert labels.tolist() == indices.tolist()
+    middle, spread = (np.array(values, dtype=np.float32)[:, np.newaxis, np.newaxis] for values in (mean, std))
+    for row, (index, chances) in enumerate(
+        zip(indices.tolist(), draws.uniform(3, stream=0xA06), strict=True)
+    ):
+        down, right = (int(chance * (2 * padding + 1)) for chance in chances[:2])
+        expected = by_hand(images[index], padding)[down, right, bool(flip and chances[2] < 0.5)]
+        assert np.array_equal(found[row].numpy(), (expected.astype(np.float32) - middle) / spread)
+    assert found.is_contiguous()
+
+
 def test_an_image_is_treated_alike_in_any_batch_and_otherwise_in_another_epoch() -> None:
-    whole = shift_and_flip(IMAGES, DRAWS, padding=2, flip=True)
+    whole = moved(IMAGES, DRAWS, padding=2, flip=True)
     chosen = np.array([150, 3])
-    part = shift_and_flip(IMAGES[chosen], Draws(0, 0, chosen), padding=2, flip=True)
+    part = moved(IMAGES[chosen], Draws(0, 0, chosen), padding=2, flip=True)
     assert np.array_equal(part, whole[chosen])
-    other = shift_and_flip(IMAGES, Draws(0, 1, np.arange(200)), padding=2, flip=True)
+    other = moved(IMAGES, Draws(0, 1, np.arange(200)), padding=2, flip=True)
     assert sum(np.array_equal(a, b) for a, b in zip(whole, other, strict=True)) < 20
 
 
 def test_the_images_given_are_left_as_they_are() -> None:
     before = IMAGES.copy()
-    shift_and_flip(IMAGES, DRAWS, padding=1, flip=True)
+    normalise(torch.from_numpy(moved(IMAGES, DRAWS, padding=1, flip=True)), (1.0, 2.0), (3.0, 4.0))
+    normalise(torch.from_numpy(IMAGES), (1.0, 2.0), (3.0, 4.0))
     assert np.array_equal(IMAGES, before)

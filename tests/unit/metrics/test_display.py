@@ -103,6 +103,22 @@ def test_every_plain_event_has_its_line(stream: io.StringIO) -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", ["plain", "live"])
+@pytest.mark.parametrize(("share", "words"), [(0.124, "12%"), (0.0501, "5%"), (0.049, None)])
+def test_waiting_for_data_is_told_where_it_is_worth_a_word(
+    stream: io.StringIO, live: Display, kind: str, share: float, words: str | None
+) -> None:
+    display = live if kind == "live" else make_display("plain", stream)
+    display(event("start", **START))
+    display(train(30, data_share=share))
+    during = on_screen(stream.getvalue())
+    display(event("end", **END, data_share=share))
+    after = on_screen(stream.getvalue())
+    assert (f"8,123 samples/s   waits for data {words}" in during) == (words is not None)
+    assert (f"for data {words} of the time" in after) == (words is not None)
+    assert words is not None or "for data" not in after
+
+
 def test_the_opening_says_what_is_special(stream: io.StringIO) -> None:
     display = make_display("plain", stream)
     alone = {"world_size": 1, "backend": None, "batch_size_per_rank": 64}

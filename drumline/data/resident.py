@@ -1,0 +1,102 @@
+"""Data that stays on the device (`--data.resident`): all rows are gathered once, before the first step. A batch is then
+picked from them there, and only indices and what chance decides travel."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from drumline.data.dataset import TwoPartDataset, is_in_two_parts, is_stream
+from drumline.data.draws import Draws
+from drumline.data.transfer import leaves, map_leaves
+from drumline.errors import UsageError
+
+log = logging.getLogger("drumline")
+
+_CHUNK_BYTES = 1 << 26
+_MOST = 0.9  # of the free memory: the model and its activations come on top
+
+
+def held_on(dataset: Any, device: torch.device, *, workers: int, warns: bool) -> tuple[Any, int]:
+    """The dataset with its rows on the device, and how many workers it still needs. On the CPU it stays as it is: its
+    arrays are in memory."""
+    if device.type == "cpu":
+        return dataset, workers
+    _refuse_what_has_no_rows(dataset, device)
+    needed = _row_bytes(dataset) * len(dataset)
+    check_fits(type(dataset).__name__, needed, torch.cuda.mem_get_info(device)[0], device)
+    if workers and warns:
+        log.warning(
+            f"the training data stays on {device}, so the {workers} workers that were asked for are not started for it"
+        )
+    held = ResidentDataset(dataset, device)
+    torch.cuda.synchronize(device)  # other streams read it
+    return held, 0
+
+
+class ResidentDataset(TwoPartDataset):
+    """The same batches, of rows that are on the device."""
+
+    def __init__(self, dataset: TwoPartDataset, device: torch.device) -> None:
+        self._dataset = dataset
+        self._rows = _all_rows(dataset, device)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
+        return torch.from_numpy(indices)
+
+    def choose(self, draws: Draws | None) -> Any:
+        return self._dataset.choose(draws)
+
+    def finish(self, rows: Tensor, choices: Any) -> Any:
+        picked = map_leaves(self._rows, lambda leaf: leaf.index_select(0, rows), method="index_select")
+        return self._dataset.finish(picked, choices)
+
+
+def check_fits(name: str, needed: int, free: int, device: torch.device) -> None:
+    """Refuse data that would leave no room for the model."""
+    if needed > _MOST * free:
+        raise UsageError(
+            f"{name} takes {needed / 1e9:,.2f} GB, but {device} has {free / 1e9:,.2f} GB free, of which the data may "
+            f"have {_MOST:.0%}",
+            next_step="leave --data.resident out: batches are brought to the device ahead of the step in any case",
+        )
+
+
+def _refuse_what_has_no_rows(dataset: Any, device: torch.device) -> None:
+    if is_in_two_parts(dataset):
+        return
+    name = type(dataset).__name__
+    if is_stream(dataset):
+        why = f"the stream {name} can only be read one sample after another"
+    else:
+        why = f"{name} does not say what its samples are before chance has changed them"
+    raise UsageError(
+        f"the training data cannot stay on {device}: {why}",
+        next_step="leave --data.resident out, or derive the dataset from drumline.TwoPartDataset",
+    )
+
+
+def _row_bytes(dataset: TwoPartDataset) -> int:
+    row = dataset.gather(np.zeros(1, dtype=np.int64))
+    return sum(leaf.nbytes for leaf in leaves(row))
+
+
+def _all_rows(dataset: TwoPartDataset, device: torch.device) -> Any:
+    """All that `gather` gives, on the device; the host holds a part of it at a time."""
+    first, length = dataset.gather(np.zeros(1, dtype=np.int64)), len(dataset)
+    held = [torch.empty((length, *leaf.shape[1:]), dtype=leaf.dtype, device=device) for leaf in leaves(first)]
+    step = max(1, _CHUNK_BYTES // max(1, _row_bytes(dataset)))
+    for start in range(0, length, step):
+        part = dataset.gather(np.arange(start, min(start + step, length), dtype=np.int64))
+        for whole, rows in zip(held, leaves(part), strict=True):
+            whole[start : start + step].copy_(rows)
+    in_order = iter(held)
+    return map_leaves(first, lambda _: next(in_order), method="to")

@@ -1,0 +1,268 @@
+"""Batches ahead of the step on a GPU: the bits of the CPU, whatever the device is busy with; held there by choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from drumline.config.schema import Config
+from drumline.data.augment import normalise
+from drumline.data.dataset import TwoPartDataset
+from drumline.data.delivery import Delivery
+from drumline.data.digits import digits
+from drumline.data.draws import Draws
+from drumline.data.evaluation_loader import EvaluationLoader
+from drumline.data.fetch import Fetch, Request
+from drumline.data.image_arrays import ImageArrays, Preparation
+from drumline.data.loader import Loader
+from drumline.data.plan import Cursor, Sharing
+from drumline.data.resident import ResidentDataset, held_on
+from drumline.data.rows import rows_of
+from drumline.data.serving import BatchServer, Loading
+from drumline.data.synthetic import SyntheticImages, SyntheticTokens
+from drumline.data.tokens import tokens
+from drumline.errors import UsageError
+from drumline.metrics.events import read_events
+from tests.gpu.test_hot_path_cuda import waiting_is_an_error
+from tests.gpu.test_train_cuda import digits as digits_config
+from tests.gpu.test_train_cuda import train_on_gpu
+from tests.jobs import assert_same_bits, newest
+from tests.ranks import run_ranks
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+NAMES = ["digits", "tokens", "synthetic_images", "synthetic_tokens"]
+
+
+def dataset_named(name: str, folder: Path) -> TwoPartDataset:
+    if name == "digits":
+        return digits(split="train", augment=True)
+    if name == "synthetic_tokens":
+        return SyntheticTokens(split="train", samples=300, context=31, seed=2)
+    if name == "synthetic_images":
+        return SyntheticImages(split="train", augment=True, image_size=16, samples=300, classes=7, seed=2)
+    values = np.random.default_rng(0).integers(0, 50_257, size=20_000).astype(np.uint16)
+    values[0] = 50_256
+    values.tofile(folder / "tokens.bin")
+    return tokens(split="train", dir=str(folder / "tokens.bin"), token_type="uint16", context=31)
+
+
+def make(dataset: Any, device: torch.device, **more: Any) -> Loader:
+    sharing = Sharing(batch_size=48, rank=0, world_size=1, accumulate=2)
+    return Loader(dataset, sharing=sharing, device=device, seed=3, loading=Loading(**more))
+
+
+def busy() -> None:
+    """Work for the current stream, so that it is behind the host and behind the other stream."""
+    square = torch.ones(2048, 2048, device=GPU)
+    for _ in range(8):
+        square = square @ square
+
+
+def check_same(expected: Iterator[Any], found: Iterator[Any], *, count: int) -> None:
+    """Batches are compared when all are through, and let go of at once: memory that came back too early would show."""
+    kept = []
+    for _ in range(count):
+        batch = next(found)
+        busy()
+        kept.append([tensor.clone() for tensor in batch])
+        del batch
+    for copies in kept:
+        for one, other in zip(next(expected), copies, strict=True):
+            assert other.is_cuda
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other.cpu())
+
+
+def epochs(loader: Loader, count: int) -> Iterator[Any]:
+    for _ in range(count):
+        yield from loader
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "loading", [{}, {"pin_memory": False}, {"workers": 2}], ids=["here", "pageable", "workers"]
+)
+def test_batches_ahead_have_the_bits_of_the_cpu(tmp_path: Path, name: str, loading: dict[str, Any]) -> None:
+    dataset = dataset_named(name, tmp_path)
+    with closing(make(dataset, GPU, **loading)) as loader:
+        plain = make(dataset, CPU)
+        check_same(epochs(plain, 2), epochs(loader, 2), count=2 * len(loader))
+        assert plain.cursor == loader.cursor == Cursor(2, 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resident_data_has_the_bits_of_the_host(tmp_path: Path, name: str) -> None:
+    dataset = dataset_named(name, tmp_path)
+    held, workers = held_on(dataset, GPU, workers=2, warns=False)
+    assert isinstance(held, ResidentDataset)
+    assert workers == 0
+    loader = make(held, GPU)
+    check_same(epochs(make(dataset, CPU), 2), epochs(loader, 2), count=2 * len(loader))
+
+
+def test_a_cursor_set_anew_and_a_preview_drop_what_was_made_ahead(tmp_path: Path) -> None:
+    dataset = dataset_named("digits", tmp_path)
+    plain, ahead = make(dataset, CPU), make(dataset, GPU)
+    for loader in (plain, ahead):
+        next(iter(loader))
+        loader.cursor = Cursor(1, 480)
+    assert torch.equal(ahead.preview()[0].cpu(), plain.preview()[0])
+    check_same(iter(plain), iter(ahead), count=10)
+
+
+def test_evaluation_batches_have_the_bits_of_the_cpu() -> None:
+    both = [
+        EvaluationLoader(
+            digits(split="eval", augment=False),
+            batch_size=50,
+            rank=0,
+            world_size=1,
+            device=device,
+            loading=Loading(),
+        )
+        for device in (CPU, GPU)
+    ]
+    check_same(iter(both[0]), iter(both[1]), count=len(both[1]))
+
+
+@pytest.mark.parametrize("where", ["host", "resident"])
+@pytest.mark.parametrize("name", ["digits", "tokens"])
+def test_no_batch_waits_for_the_device(tmp_path: Path, name: str, where: str) -> None:
+    dataset: Any = dataset_named(name, tmp_path)
+    if where == "resident":
+        dataset, _ = held_on(dataset, GPU, workers=0, warns=False)
+    batches = epochs(make(dataset, GPU), 2)
+    for _ in range(4):  # what is the same for all batches is brought to the device with the first
+        busy()
+        next(batches)
+    with waiting_is_an_error():
+        for _ in range(20):
+            busy()
+            next(batches)
+
+
+@pytest.mark.parametrize(
+    ("shape", "padding", "flip"), [((3, 32, 32), 4, True), ((1, 8, 8), 1, False), ((3, 17, 40), 9, True)]
+)
+def test_augmented_and_normalised_images_have_the_bits_of_the_cpu(
+    shape: tuple[int, int, int], padding: int, flip: bool
+) -> None:
+    mean, std = (125.3, 123.0, 113.9)[: shape[0]], (63.0, 62.1, 66.7)[: shape[0]]
+    pixels = np.random.default_rng(0).integers(0, 256, size=(256, *shape)).astype(np.uint8)
+    prepare = Preparation(mean=mean, std=std, padding=padding, flip=flip)
+    dataset = ImageArrays(pixels, np.arange(256), num_classes=256, prepare=prepare)
+    indices = np.random.default_rng(1).permutation(256)
+    request = Request(4, 0, 256, shuffled=True)
+    fetch = Fetch(dataset, seed=0, leaves_rest=True, pinned=True)
+    found, labels = Delivery(GPU, fetch.finish).now(fetch[request])
+    expected = Fetch(dataset, seed=0)[request]
+    assert torch.equal(found.cpu(), expected[0])
+    assert torch.equal(labels.cpu(), expected[1])
+    # Every byte in every channel, and a batch that is not augmented.
+    every = torch.arange(256, dtype=torch.uint8).view(-1, 1, 1, 1).expand(256, shape[0], 1, 1).contiguous()
+    assert torch.equal(normalise(every.to(GPU), mean, std).cpu(), normalise(every, mean, std))
+    assert dataset.batch(indices, Draws(0, 0, indices))[0].shape == (256, *shape)
+
+
+def test_rows_are_gathered_straight_into_pinned_memory_that_is_used_again() -> None:
+    array = np.arange(4096, dtype=np.uint8).reshape(64, 64)
+    indices = np.arange(8)
+    fetch = Fetch(digits(split="train", augment=True), seed=0, leaves_rest=True, pinned=True)
+    rows, places = next(BatchServer(fetch, Loading(), GPU).batches([Request(0, 0, 8, shuffled=True)]))
+    assert rows.images.is_pinned()
+    assert rows.labels.is_pinned()
+    assert places.is_pinned()
+    blocks = set()
+    for _ in range(20):
+        pinned = rows_of(array, indices, pinned=True)
+        assert pinned.is_pinned()
+        blocks.add(pinned.data_ptr())
+        pinned.to(GPU, non_blocking=True)
+        del pinned
+        torch.cuda.synchronize()
+    assert len(blocks) < 20
+
+
+class FailsAt:
+    """Whole batches; the one with this number is not to be had."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.made = number, 0
+
+    def __len__(self) -> int:
+        return 480
+
+    def batch(self, indices: np.ndarray, draws: Draws | None) -> Tensor:
+        self.made += 1
+        if self.made == self.number:
+            raise OSError("the disk is gone")
+        return torch.from_numpy(indices)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 7])
+def test_an_error_comes_in_place_of_its_own_batch(number: int) -> None:
+    batches = iter(make(FailsAt(number), GPU))
+    for _ in range(number - 1):
+        assert next(batches).is_cuda
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(batches)
+
+
+class Boxed:
+    """A batch that moves itself, and cannot be told of another stream."""
+
+    def __init__(self, inside: Tensor) -> None:
+        self.inside = inside
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Boxed:
+        return Boxed(self.inside.to(device, non_blocking=non_blocking))
+
+
+class Boxes(FailsAt):
+    def batch(self, indices: np.ndarray, draws: Draws | None) -> Any:
+        return Boxed(super().batch(indices, draws))
+
+
+def test_a_batch_that_moves_itself_is_moved_when_it_is_handed_out() -> None:
+    expected, found = make(FailsAt(0), CPU), make(Boxes(0), GPU)
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one, other.inside.cpu())
+
+
+def test_data_larger_than_the_free_memory_is_refused() -> None:
+    class Vast(SyntheticImages):
+        def __len__(self) -> int:
+            return 10**12
+
+    dataset = Vast(split="train", augment=False, image_size=16, samples=8, classes=2, seed=0)
+    with pytest.raises(UsageError, match=r"Vast takes 7\d\d,\d\d\d\.\d\d GB, but cuda:0 has .* GB free"):
+        held_on(dataset, GPU, workers=0, warns=False)
+
+
+def test_a_run_with_resident_data_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic kernels ask for it
+    config = digits_config("fp32")
+    resident = Config(**{**vars(config), "data": replace(config.data, resident=True)})
+    run_ranks(1, train_on_gpu, config, tmp_path / "host")
+    run_ranks(1, train_on_gpu, resident, tmp_path / "resident")
+    host, held = newest(tmp_path / "host"), newest(tmp_path / "resident")
+    assert_same_bits(replace(host, documents={}), replace(held, documents={}))  # the settings are in there
+    events = list(read_events(tmp_path / "resident" / "events" / "rank-00000.jsonl"))
+    shares = [event["data_share"] for event in events if event["kind"] in ("train", "end")]
+    assert len(shares) == 4
+    assert all(0 <= share <= 1 for share in shares)

@@ -1,0 +1,141 @@
+"""Batches ahead of the step: how far, in what order, and errors that keep their place. (Streams: tests/gpu.)"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from drumline.data.delivery import Delivery, kept_ahead
+from drumline.data.draws import Draws
+from drumline.data.loader import Loader
+from drumline.data.plan import Cursor, Sharing
+from drumline.data.serving import Loading
+from drumline.data.transfer import can_change_streams, leaves
+
+CPU = torch.device("cpu")
+
+
+def noted(count: int, asked: list[int], *, fails_at: int | None = None) -> Iterator[int]:
+    for number in range(count):
+        asked.append(number)
+        if number == fails_at:
+            raise KeyError(f"no image {number}")
+        yield number
+
+
+def test_two_more_are_asked_for_than_are_handed_out() -> None:
+    asked: list[int] = []
+    found = []
+    for number in kept_ahead(noted(5, asked), lambda number: number * 10, count=2):
+        found.append(number)
+        assert len(asked) == min(5, len(found) + 2)
+    assert found == [0, 10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 3])
+def test_an_error_comes_in_place_of_its_own_batch(fails_at: int) -> None:
+    ahead = kept_ahead(noted(5, [], fails_at=fails_at), lambda number: number, count=2)
+    assert list(itertools.islice(ahead, fails_at)) == list(range(fails_at))
+    with pytest.raises(KeyError, match=f"no image {fails_at}"):
+        next(ahead)
+
+
+def test_what_fails_on_its_way_keeps_its_place_too() -> None:
+    ahead = kept_ahead(iter([1, 2, 0, 4]), lambda number: 1 / number, count=2)
+    assert [next(ahead), next(ahead)] == [1.0, 0.5]
+    with pytest.raises(ZeroDivisionError):
+        next(ahead)
+    with pytest.raises(StopIteration):
+        next(ahead)
+
+
+def test_on_the_cpu_nothing_is_asked_for_ahead() -> None:
+    asked: list[int] = []
+    batches = Delivery(CPU, lambda number: number + 1).batches(noted(3, asked))
+    assert [next(batches), next(batches)] == [1, 2]
+    assert asked == [0, 1]
+
+
+class Indices:
+    """Samples that are their own index."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.fails_at = fails_at
+        self.num_batches = 0
+
+    def __len__(self) -> int:
+        return 23
+
+    def batch(self, indices: np.ndarray, draws: Draws | None) -> torch.Tensor:
+        self.num_batches += 1
+        if self.num_batches == self.fails_at:
+            raise OSError("the disk is gone")
+        return torch.from_numpy(indices)
+
+
+class AheadOnTheCpu(Delivery):
+    """What a GPU does, but for the streams."""
+
+    def batches(self, answers: Iterator[Any]) -> Iterator[Any]:
+        return map(self._receive, kept_ahead(answers, self._send, count=2))
+
+
+def make(dataset: Any, *, ahead: bool, **more: Any) -> Loader:
+    sharing = Sharing(batch_size=6, rank=0, world_size=1, accumulate=2)
+    loader = Loader(dataset, sharing=sharing, device=CPU, seed=4, loading=Loading(**more))
+    if ahead:
+        loader._delivery = AheadOnTheCpu(CPU, lambda batch: batch)
+    return loader
+
+
+def test_looking_ahead_changes_no_batch_and_not_the_cursor() -> None:
+    plain, ahead = make(Indices(), ahead=False), make(Indices(), ahead=True)
+    for _ in range(3):  # into the next epoch too
+        for expected, found in zip(plain.steps(), ahead.steps(), strict=True):
+            assert expected.plan == found.plan
+            for one, other in zip(expected.micro_batches, found.micro_batches, strict=True):
+                assert torch.equal(one.data, other.data)
+                assert plain.cursor == ahead.cursor
+    assert ahead.cursor == Cursor(3, 0)
+
+
+def test_a_step_given_up_and_a_cursor_set_anew_drop_what_was_made_ahead() -> None:
+    plain, ahead = make(Indices(), ahead=False), make(Indices(), ahead=True)
+    for loader in (plain, ahead):
+        next(iter(loader))  # one of a step's two
+    assert torch.equal(ahead.preview(), plain.preview())
+    for loader in (plain, ahead):
+        loader.cursor = Cursor(1, 12)
+    for one, other in zip(plain, ahead, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_error_ahead_leaves_the_steps_before_it_whole() -> None:
+    loader = make(Indices(fails_at=6), ahead=True)
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(loader)
+    assert loader.cursor == Cursor(0, 12)  # two steps of two batches; the fifth is of the step that failed
+
+
+def test_the_time_spent_waiting_is_counted() -> None:
+    loader = make(Indices(), ahead=False)
+    assert loader.waited_s == 0
+    list(loader)
+    assert loader.waited_s > 0
+
+
+class Moves:
+    def to(self, device: torch.device, non_blocking: bool) -> Moves:
+        return self
+
+
+def test_only_what_can_be_told_of_another_stream_is_sent_ahead() -> None:
+    batch = {"images": torch.ones(2), "rest": [torch.ones(1), "a name", 3], "none": None}
+    assert [leaf.numel() for leaf in leaves(batch)] == [2, 1]
+    assert can_change_streams(batch)
+    assert not can_change_streams((torch.ones(1), Moves()))

@@ -1,0 +1,194 @@
+"""Batches in two parts: gathered and finished apart they are the same batches, from the host or from a held copy."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from drumline.data import resident
+from drumline.data.dataset import Gathered, TwoPartDataset, is_in_two_parts
+from drumline.data.digits import digits
+from drumline.data.draws import Draws
+from drumline.data.fetch import Fetch, Request
+from drumline.data.resident import ResidentDataset, check_fits, held_on
+from drumline.data.rows import rows_of
+from drumline.data.synthetic import SyntheticImages, SyntheticTokens
+from drumline.data.tokens import tokens
+from drumline.errors import DataError, UsageError
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)  # the latter is only named
+REQUESTS = [
+    Request(2, 3, 20, shuffled=True),
+    Request(0, 0, 16, shuffled=False),
+    Request(1, 5, 6, shuffled=True),
+]
+
+
+def token_file(folder: Path, kind: str, highest: int) -> str:
+    values = np.random.default_rng(0).integers(0, highest + 1, size=300).astype(kind)
+    values[7] = highest
+    np.save(folder / "tokens.npy", values)
+    return str(folder / "tokens.npy")
+
+
+def images(**more: Any) -> SyntheticImages:
+    settings = {"split": "train", "augment": True, "image_size": 8, "samples": 40, "classes": 3, "seed": 1}
+    return SyntheticImages(**{**settings, **more})
+
+
+def built_ins(folder: Path) -> list[TwoPartDataset]:
+    return [
+        digits(split="train", augment=True),
+        images(),
+        SyntheticTokens(split="train", samples=40, context=9, seed=1),
+        tokens(split="train", dir=token_file(folder, "uint16", 50_256), token_type="uint16", context=7),
+    ]
+
+
+def test_gathered_and_finished_apart_they_are_the_same_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resident, "_CHUNK_BYTES", 1000)
+    for dataset in built_ins(tmp_path):
+        whole, first = Fetch(dataset, seed=5), Fetch(dataset, seed=5, leaves_rest=True)
+        held = Fetch(ResidentDataset(dataset, CPU), seed=5, leaves_rest=True)
+        for request in REQUESTS:
+            answer = first[request]
+            assert isinstance(answer, Gathered)
+            expected = whole[request]
+            assert whole.finish(expected) is expected
+            for found in (first.finish(answer), held.finish(held[request])):
+                assert len(found) == len(expected) == 2
+                for one, other in zip(expected, found, strict=True):
+                    assert one.dtype == other.dtype
+                    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_images_of_one_channel_have_the_strides_of_any_other(augment: bool) -> None:
+    """With others, as right for an axis of size 1, torch takes them for channels_last and rounds otherwise."""
+    indices = np.arange(5)
+    images, _ = digits(split="train", augment=augment).batch(indices, Draws(0, 0, indices))
+    assert images.stride() == (64, 64, 8, 1)
+
+
+def test_images_travel_as_bytes_and_tokens_as_they_are_stored(tmp_path: Path) -> None:
+    dataset = digits(split="train", augment=True)
+    rows, places = Fetch(dataset, seed=0, leaves_rest=True)[REQUESTS[0]]
+    assert (rows.images.dtype, rows.labels.dtype, places.shape) == (torch.uint8, torch.int64, (17,))
+    assert Fetch(dataset, seed=0, leaves_rest=True)[REQUESTS[1]].choices is None
+
+    words = tokens(split="train", dir=token_file(tmp_path, "uint16", 50_256), token_type="uint16", context=7)
+    assert words.gather(np.arange(4)).dtype == torch.int16
+
+
+@pytest.mark.parametrize(
+    ("kind", "highest"),
+    [
+        ("uint8", 255),
+        ("uint16", 65_535),
+        (">u2", 40_000),
+        ("int16", 300),
+        ("uint32", 2**32 - 1),
+        ("uint64", 2**40),
+    ],
+)
+def test_tokens_of_any_type_come_out_as_they_went_in(tmp_path: Path, kind: str, highest: int) -> None:
+    path = token_file(tmp_path, kind, highest)
+    dataset = tokens(split="train", dir=path, token_type="uint16", context=7)
+    inputs, targets = dataset.batch(np.arange(len(dataset)), None)
+    expected = torch.from_numpy(np.load(path)[: 8 * len(dataset)].astype(np.int64).reshape(-1, 8))
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert torch.equal(inputs, expected[:, :-1])
+    assert torch.equal(targets, expected[:, 1:])
+    assert inputs.is_contiguous()
+    assert targets.is_contiguous()
+
+
+@pytest.mark.parametrize("kind", ["uint16", "int16"])
+def test_a_stray_token_is_found_before_the_data_is_on_the_device(tmp_path: Path, kind: str) -> None:
+    path = token_file(tmp_path, kind, 32_000)
+    (tmp_path / "meta.json").write_text('{"vocab_size": 31999}')
+    dataset = tokens(split="train", dir=path, token_type="uint16", context=7)
+    with pytest.raises(DataError, match="holds the token 32000, but its vocabulary has 31999"):
+        ResidentDataset(dataset, CPU)
+
+
+def test_a_batch_of_its_own_is_not_gone_round() -> None:
+    class Own(SyntheticImages):
+        def batch(self, indices: np.ndarray, draws: Draws | None) -> Tensor:
+            return torch.ones(len(indices))
+
+    settings: dict[str, Any] = {"split": "train", "image_size": 8, "samples": 40, "classes": 3, "seed": 1}
+    dataset = Own(**settings, augment=False)
+    assert is_in_two_parts(images())
+    assert not is_in_two_parts(dataset)
+    assert torch.equal(Fetch(dataset, seed=0, leaves_rest=True)[REQUESTS[2]], torch.ones(1))
+
+
+def test_rows_of_an_array_that_cannot_be_written_to() -> None:
+    array = np.arange(12, dtype=np.float32).reshape(4, 3)
+    array.flags.writeable = False  # as a mapped file is
+    assert rows_of(array, np.array([3, 0, 3])).tolist() == [[9, 10, 11], [0, 1, 2], [9, 10, 11]]
+
+
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_rows_for_pinned_memory_are_looked_for_in_the_array(wrong: int) -> None:
+    with pytest.raises(IndexError, match=f"rows from {min(1, wrong)} to {max(1, wrong)} of 4"):
+        rows_of(np.zeros((4, 3)), np.array([1, wrong]), pinned=True)
+
+
+def test_on_the_cpu_resident_data_stays_as_it_is() -> None:
+    dataset = [1, 2, 3]
+    assert held_on(dataset, CPU, workers=2, warns=True) == (dataset, 2)
+
+
+class Stream:
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "why"),
+    [
+        (Stream(), "the stream Stream can only be read one sample after another"),
+        ([1, 2, 3], "list does not say what its samples are before chance has changed them"),
+    ],
+)
+def test_data_without_rows_cannot_stay_on_the_device(dataset: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=f"the training data cannot stay on cuda:0: {why}") as caught:
+        held_on(dataset, GPU, workers=0, warns=True)
+    assert "leave --data.resident out, or derive the dataset from drumline.TwoPartDataset" in str(
+        caught.value
+    )
+
+
+def test_data_that_would_leave_no_room_is_refused_with_the_sizes() -> None:
+    check_fits("Fits", 8_900_000_000, 10_000_000_000, GPU)
+    with pytest.raises(
+        UsageError,
+        match=r"Large takes 9\.10 GB, but cuda:0 has 10\.00 GB free, of which the data may have 90%",
+    ) as caught:
+        check_fits("Large", 9_100_000_000, 10_000_000_000, GPU)
+    assert "leave --data.resident out: batches are brought to the device ahead" in str(caught.value)
+
+
+def test_workers_of_resident_data_are_not_started_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The two questions to the driver are answered here, and "meta" stands for a GPU: everything else is the real thing.
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 10**9))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    with caplog.at_level(logging.WARNING, logger="drumline"):
+        held, workers = held_on(images(), torch.device("meta"), workers=3, warns=True)
+    assert isinstance(held, ResidentDataset)
+    assert (len(held), workers) == (40, 0)
+    assert (
+        "the training data stays on meta, so the 3 workers that were asked for are not started" in caplog.text
+    )
