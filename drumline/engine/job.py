@@ -29,6 +29,7 @@ from drumline.engine.batch import Batch, choose_batch
 from drumline.engine.optimizer import make_optimizer
 from drumline.engine.precision import make_autocast, make_scaler
 from drumline.engine.schedule import scaled_rate
+from drumline.engine.start_clock import StartClock
 from drumline.errors import UsageError
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
@@ -93,15 +94,23 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
     )
 
 
-def build_job(config: Config, task: Task, ddp: DDPManager, batch: Batch | None = None) -> Job:
+def build_job(
+    config: Config,
+    task: Task,
+    ddp: DDPManager,
+    batch: Batch | None = None,
+    clock: StartClock | None = None,
+) -> Job:
     """Collective: build model, data and optimizer, and make sure that every rank has the same. `batch`: that of the run
-    that is gone on with; else the settings say."""
+    that is gone on with; else the settings say. `clock`: is told what took the time."""
     ddp.beat.mark(Phase.START)
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
     train_data, eval_data = task.train_data(), task.eval_data()
     data_fingerprint = fingerprint(train_data)
     _check_same_data(config, ddp, data_fingerprint, None if eval_data is None else fingerprint(eval_data))
     loader, eval_loader = _make_loaders(config, task, ddp, batch, train_data, eval_data)
+    if clock is not None:
+        clock.mark("data")
     model = _wrap(config, task.model(), ddp)
     _warn_of_a_lonely_sample(model, loader.num_samples, batch.size)
     if loader.state_dict() is not None and not config.checkpoint.every_steps and ddp.is_main_process():

@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import LogsDest, SubprocessContext
 
 from drumline.errors import ExitCode
+from drumline.launch.command_start import COMMAND_START, process_start
 from drumline.launch.node.addresses import say
 from drumline.launch.node.leaving_agent import LeavingAgent
 from drumline.launch.node.meeting import Alone
@@ -85,7 +86,9 @@ class WatchedAgent(LeavingAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.failed_first, self.ruling = [], None
-        self.files.variables = self._watch_variables(worker_group)
+        # A start after a failure is not what the user waited for since the command.
+        began = "" if self.files.num_starts else f"{process_start():.2f}"
+        self.files.variables = {COMMAND_START: began, **self._watch_variables(worker_group)}
         ids: dict[int, Any] = super()._start_workers(worker_group)
         start = self.files.num_starts - 1
         ranks = [worker.global_rank for worker in worker_group.workers]
