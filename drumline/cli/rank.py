@@ -20,6 +20,7 @@ from drumline.engine.saving import Progress
 from drumline.engine.start_clock import start_clock
 from drumline.engine.train import train
 from drumline.errors import DrumlineError, ExitCode, Place
+from drumline.launch.late_compiler import load_compiler_late
 from drumline.launch.node.local import INTERRUPTED
 from drumline.launch.topology import let_first_rank_speak, topology_from
 from drumline.manager import DDPManager
@@ -36,6 +37,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         clock = start_clock(os.environ, is_alone=topology_from(os.environ) is None)
         ddp = make_manager(config, task, run=folder)
         ddp.setup()
+        load_compiler_late()
         clock.mark("meeting")
         preemption.join(ddp, progress)
         request = Request(task, config, folder, fresh, tuple(argv))
