@@ -1,8 +1,8 @@
 """When the user's command began, so that a run can say how long it took from there to its first step.
 
-Our own launcher tells it to the ranks that it starts first; ranks that it starts again, and those of another launcher,
-count from their own beginning. All times are of this machine's clock since boot: the clocks of two hosts are never
-compared.
+Our own launcher tells it to the ranks that it starts first. Ranks that it starts again, those of another launcher, and
+those of a command that was given on another host count from their own beginning. All times are of this machine's clock
+since boot: the clocks of two hosts are never compared.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ import pytest
 
 from drumline.launch import command_start as room
 from drumline.launch.command_start import COMMAND_START, command_start, now, process_start
+from drumline.launch.node.supervision import Supervision
+from drumline.launch.node.watched_agent import RankFiles, WatchedAgent
 
 TICK_S = 0.02
 
@@ -52,3 +54,16 @@ def test_what_cannot_be_true_is_not_believed(word: str) -> None:
 
 def test_another_launcher_tells_nothing() -> None:
     assert command_start({}) is None
+
+
+@pytest.mark.parametrize(
+    ("num_starts", "folder", "tells"), [(0, None, True), (1, None, False), (0, Path("logs"), False)]
+)
+def test_only_the_first_ranks_of_a_command_that_was_given_here_are_told(
+    tmp_path: Path, num_starts: int, folder: Path | None, tells: bool
+) -> None:
+    agent = object.__new__(WatchedAgent)  # without a job: only what it would tell
+    agent.files = RankFiles(str(tmp_path), folder)
+    agent.files.num_starts = num_starts
+    agent.supervision = Supervision(folder=folder)
+    assert agent._command_start() == (f"{process_start():.2f}" if tells else "")
