@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 import traceback
@@ -18,9 +17,10 @@ from drumline.engine.preemption import Preemption
 from drumline.engine.request import Request
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.saving import Progress
+from drumline.engine.start_clock import start_clock
 from drumline.engine.train import train
 from drumline.errors import DrumlineError, ExitCode, Place
-from drumline.launch.loading import loading
+from drumline.launch.late_compiler import load_compiler_late
 from drumline.launch.node.local import INTERRUPTED
 from drumline.launch.topology import let_first_rank_speak, topology_from
 from drumline.manager import DDPManager
@@ -34,10 +34,14 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     preemption.listen(is_speaker=os.environ.get("RANK", "0") == "0")
     try:
         task_class, config = _load(task, layers)
+        clock = start_clock(os.environ, is_alone=topology_from(os.environ) is None)
         ddp = make_manager(config, task, run=folder)
         ddp.setup()
+        load_compiler_late()
+        clock.mark("meeting")
         preemption.join(ddp, progress)
-        code = train(Request(task, config, folder, fresh, tuple(argv)), task_class, ddp, progress, preemption)
+        request = Request(task, config, folder, fresh, tuple(argv))
+        code = train(request, task_class, ddp, progress, preemption, clock)
     except KeyboardInterrupt as error:
         ddp.beat.fail(summary(error))
         if ddp.store is None:  # among several ranks the launcher says so, once
@@ -55,12 +59,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
 def _load(task: str, layers: Layers) -> tuple[type[Task], Config]:
     task_class = load_task(task)
     defaults = PRESETS[task].defaults if task in PRESETS else task_class.defaults
-    config = resolve(layers, defaults, task=task_class.__name__)
-    with loading():
-        importlib.import_module(
-            "torch._dynamo"
-        )  # as torch would when a model is wrapped or an optimizer made
-    return task_class, config
+    return task_class, resolve(layers, defaults, task=task_class.__name__)
 
 
 def _tell(error: BaseException, ddp: DDPManager, progress: Progress) -> int:

@@ -30,6 +30,7 @@ from drumline.engine.batch import Batch, choose_batch
 from drumline.engine.optimizer import make_optimizer
 from drumline.engine.precision import make_autocast, make_scaler, set_arithmetic
 from drumline.engine.schedule import scaled_rate
+from drumline.engine.start_clock import StartClock
 from drumline.engine.steps.capture_stream import is_captured, leave_default_stream
 from drumline.errors import UsageError
 from drumline.manager import DDPManager
@@ -93,9 +94,15 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
     )
 
 
-def build_job(config: Config, task: Task, ddp: DDPManager, batch: Batch | None = None) -> Job:
+def build_job(
+    config: Config,
+    task: Task,
+    ddp: DDPManager,
+    batch: Batch | None = None,
+    clock: StartClock | None = None,
+) -> Job:
     """Collective: build model, data and optimizer, and make sure that every rank has the same. `batch`: that of the run
-    that is gone on with; else the settings say."""
+    that is gone on with; else the settings say. `clock`: is told what took the time."""
     ddp.beat.mark(Phase.START)
     set_arithmetic(config.train, ddp.device)
     is_in_graph = is_captured(config.train.step, ddp.device)
@@ -106,6 +113,8 @@ def build_job(config: Config, task: Task, ddp: DDPManager, batch: Batch | None =
     data_fingerprint = fingerprint(train_data)
     _check_same_data(config, ddp, data_fingerprint, None if eval_data is None else fingerprint(eval_data))
     loader, eval_loader = _make_loaders(config, task, ddp, batch, train_data, eval_data)
+    if clock is not None:
+        clock.mark("data")
     applied = _wrap(config, task.model(), ddp)
     model = unwrap_model(applied)
     _warn_of_a_lonely_sample(model, loader.num_samples, batch.size)

@@ -27,6 +27,7 @@ from drumline.engine.preemption import Preemption
 from drumline.engine.recovery import Fault
 from drumline.engine.saving import Progress, save
 from drumline.engine.schedule import rate_factor
+from drumline.engine.start_clock import StartClock
 from drumline.engine.steps.choice import make_step
 from drumline.engine.steps.kind import AnyStep
 from drumline.engine.trace import Trace, TracedStep
@@ -53,6 +54,8 @@ class Loop:
     preemption: Preemption = field(default_factory=Preemption)
     fault: Fault | None = None
     """What this run goes on after; until its first step, and on rank 0."""
+    clock: StartClock | None = None
+    """How long it is since the command; until the first step."""
     is_preempted: bool = False
     pace: Pace = field(default_factory=Pace)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -172,8 +175,14 @@ class Loop:
         step, self.fault = self.progress.step, None
         fault.tell_recovery(self.reporter, resumed_from=step - 1, step=step, device=self.job.ddp.device)
 
+    def _tell_start(self, clock: StartClock) -> None:
+        self.clock = None
+        clock.tell(self.reporter, step=self.progress.step, device=self.job.ddp.device)
+
     def _between_steps(self, train_step: AnyStep) -> None:
         cursor, config = self.progress.cursor, self.config
+        if self.clock is not None:
+            self._tell_start(self.clock)
         if self.fault is not None:
             self._tell_recovery(self.fault)
         logs = self._is_due(self.progress.step, config.log.every_steps)

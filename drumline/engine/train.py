@@ -30,6 +30,7 @@ from drumline.engine.reporting import open_reporter
 from drumline.engine.request import Request
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
 from drumline.engine.saving import Found, Progress, find_newest, restore
+from drumline.engine.start_clock import StartClock
 from drumline.engine.steps.warm_up import warm_up
 from drumline.engine.stream_check import check_streams
 from drumline.engine.trace import Trace
@@ -45,11 +46,13 @@ def train(
     ddp: DDPManager,
     progress: Progress,
     preemption: Preemption | None = None,
+    clock: StartClock | None = None,
 ) -> ExitCode:
     """Collective: train to the end, or until told to leave.
 
-    `progress` tells whoever catches an error how far it came.
+    `progress` tells whoever catches an error how far it came; `clock` has run since the command.
     """
+    clock = clock or StartClock()
     folder = RunFolder(request.run)
     with ExitStack() as stack, _errors_in_the_beat(ddp):
         moved_to = _open_folder(folder, request, ddp, stack)
@@ -64,9 +67,12 @@ def train(
         batch = choose_batch(
             request.config.train, world_size=ddp.world_size, saved=None if found is None else found.facts
         )
-        job = build_job(request.config, task_class(request.config), ddp, batch)
+        clock.mark("folder")
+        job = build_job(request.config, task_class(request.config), ddp, batch, clock)
         stack.callback(job.close)
+        clock.mark("model")
         _resume(job, found, progress)
+        clock.mark("checkpoint")
         _write_down(
             request, folder, ddp
         )  # not before: a run that cannot be resumed keeps its own config.toml
@@ -93,9 +99,11 @@ def train(
             trace=_open_trace(request, folder, job, progress, stack),
             preemption=preemption,
             fault=fault,
+            clock=clock,
         )
         with told_of_refused_kernels():
             warm_up(job, static_graph=request.config.dist.static_graph)
+            clock.mark("warm-up")
             loop.run()
         if loop.is_preempted:
             leave_preempted(reporter, folder, loop)
@@ -152,7 +160,7 @@ def _open_folder(folder: RunFolder, request: Request, ddp: DDPManager, stack: Ex
 def _write_down(request: Request, folder: RunFolder, ddp: DDPManager) -> None:
     """Collective: what the run is and where it runs."""
     device = (
-        torch.cuda.get_device_name(ddp.device) if ddp.device.type == "cuda" else platform.processor() or "cpu"
+        torch.cuda.get_device_name(ddp.device) if ddp.device.type == "cuda" else platform.machine() or "cpu"
     )
     ranks = gather_json(
         {"rank": ddp.rank, "host": ddp.host, "pid": os.getpid(), "device": device}, device=ddp.device

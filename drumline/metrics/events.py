@@ -11,6 +11,8 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `resume`     | epoch, path: the checkpoint that the run goes on from                                         |
 | `recovered`  | cause, told_rank, told_host: the fault it goes on after, seconds from that to its first step, |
 |              | seconds_to_verdict, lost_steps: taken again (null where nobody knows)                         |
+| `first_step` | seconds from the command (since: `command`), or from the start of this rank where that is not |
+|              | known or the run was started again (since: `rank`); parts: what they were made of, in seconds |
 | `train`      | epoch, loss, lr, samples_per_s, data_share, seconds_left, grad_norm if clipped, and the       |
 |              | task's metrics                                                                                |
 | `evaluation` | epoch, samples, seconds, and the metrics, `loss` among them                                   |
@@ -45,8 +47,8 @@ from typing import Any, Literal, Self
 from drumline.metrics.json_lines import JsonLines, read_lines
 
 Kind = Literal[
-    "start", "resume", "recovered", "train", "evaluation", "checkpoint", "note", "warning", "error",
-    "straggler", "stall", "preempted", "end"
+    "start", "resume", "recovered", "first_step", "train", "evaluation", "checkpoint", "note", "warning",
+    "error", "straggler", "stall", "preempted", "end"
 ]  # fmt: skip
 Event = Mapping[str, Any]
 Sink = Callable[[Event], None]

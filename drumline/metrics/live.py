@@ -50,6 +50,9 @@ class LiveDisplay(Display):
     def show_recovered(self, event: Event) -> None:
         self._print(Text(wording.recovered_line(event), "cyan"))
 
+    def show_first_step(self, event: Event) -> None:
+        self._print(Text(wording.first_step_line(event), "dim"))
+
     def show_train(self, event: Event) -> None:
         self._train = event
         if not self._live.is_started:

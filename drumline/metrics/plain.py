@@ -60,6 +60,9 @@ class PlainDisplay(Display):
     def show_recovered(self, event: Event) -> None:
         self._print_line(event, wording.recovered_line(event))
 
+    def show_first_step(self, event: Event) -> None:
+        self._print_line(event, wording.first_step_line(event))
+
     def show_train(self, event: Event) -> None:
         if event["time"] - self._last_train_time < self._seconds_between_steps:
             return

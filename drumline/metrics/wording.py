@@ -106,6 +106,14 @@ def recovered_line(event: Event) -> str:
     return f"{line} at step {event['step'] - 1 + lost}; {again}"
 
 
+def first_step_line(event: Event) -> str:
+    """A `first_step` event as a sentence; parts of less than a hundredth are left out."""
+    since = "the command" if event["since"] == "command" else "this rank began"
+    seconds = event["seconds"]
+    parts = [f"{name} {duration(part)}" for name, part in event["parts"].items() if part >= seconds / 100]
+    return f"first step {duration(seconds)} after {since}: {', '.join(parts)}"
+
+
 def step_of(event: Event, total_steps: int) -> str:
     """`step  70/460`, as wide for the first step as for the last."""
     return f"step {event['step']:>{len(str(total_steps))}}/{total_steps}"

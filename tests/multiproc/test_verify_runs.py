@@ -163,7 +163,7 @@ LEDGER, EVENTS, ZERO = "ledger.jsonl", "events/rank-00001.jsonl", "events/rank-0
             ["checkpoints/step-00000010: is missing", "ledger.jsonl: is missing, though the run has taken steps"],
         ),
         (cut_tails(4), ["rank-00000.jsonl, line ", "but the ledger goes on to step 10"]),
-        (change_lines(EVENTS, lambda lines: lines.pop(2)), [f"{EVENTS}, line 2: the events stop at step 2, but"]),
+        (change_lines(EVENTS, lambda lines: lines.pop(3)), [f"{EVENTS}, line 3: the events stop at step 2, but"]),
         (
             change_lines(ZERO, lambda lines: lines.__setitem__(slice(None), [x for x in lines if SAVE not in x])),
             [f"{ZERO}: does not tell of the checkpoints that there are of steps 4 and 8"],

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from drumline.errors import ExitCode
+from drumline.launch.late_module import LateModule
 from drumline.launch.loading import loading
 from drumline.launch.node import guard
 from drumline.launch.node.addresses import check_is_own
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "drumline: interrupted; the same command goes on from the last checkpoint"
 STORE_LOG = "TORCH_CPP_LOG_LEVEL"
+# What torch knows of tensors without data takes a third of its import, and is for compilers.
+TENSOR_RULES = "torch._meta_registrations"
 # Read by torch's agent: what ends it and its ranks.
 HEEDED = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 # Ranks of a task that end so would end so again.
@@ -41,7 +44,7 @@ TOO_EARLY = "drumline: told to leave before the first step; the same command goe
 
 def default_procs() -> int:
     """One rank per GPU, or one on a machine without."""
-    _load_torch_quietly()
+    _load_torch_quietly(computes=True)  # when it is one, that will be this process
     import torch
 
     return max(1, torch.cuda.device_count())
@@ -78,7 +81,7 @@ def run_node(
 def _run_guarded(
     node: Node, program: Program, log_dir: Path | None, terms: Supervision, watch: WatchFolder
 ) -> int:
-    _load_torch_quietly()
+    _load_torch_quietly(computes=False)
     from torch.distributed.elastic.multiprocessing import SignalException
 
     from drumline.launch.node.leaving_agent import LeftAsTold
@@ -182,14 +185,19 @@ def _run_agent(
     return result, agent.ruling
 
 
-def _load_torch_quietly() -> None:
+def _load_torch_quietly(*, computes: bool) -> None:
     """PyTorch's store tells of a lost connection with a stack of its own code; ours is one sentence. Ranks, which are
-    told nothing of this, speak as before."""
-    if "torch" not in sys.modules and STORE_LOG not in os.environ:
-        os.environ[STORE_LOG] = "ERROR"
-        with loading():
-            import torch.distributed.launcher.api  # noqa: F401
+    told nothing of this, speak as before. `computes`: whether this process may come to work on tensors."""
+    if "torch" in sys.modules:
+        return
+    if not computes:
+        sys.modules[TENSOR_RULES] = LateModule(TENSOR_RULES)
+    is_ours = STORE_LOG not in os.environ
+    os.environ.setdefault(STORE_LOG, "ERROR")
+    with loading():
+        import torch.distributed.launcher.api  # noqa: F401
 
+    if is_ours:
         del os.environ[STORE_LOG]
 
 

@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import LogsDest, SubprocessContext
 
 from drumline.errors import ExitCode
+from drumline.launch.command_start import COMMAND_START, process_start
 from drumline.launch.node.addresses import say
 from drumline.launch.node.leaving_agent import LeavingAgent
 from drumline.launch.node.meeting import Alone
@@ -85,7 +86,10 @@ class WatchedAgent(LeavingAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.failed_first, self.ruling = [], None
-        self.files.variables = self._watch_variables(worker_group)
+        self.files.variables = {
+            COMMAND_START: self._command_start(),
+            **self._watch_variables(worker_group),
+        }
         ids: dict[int, Any] = super()._start_workers(worker_group)
         start = self.files.num_starts - 1
         ranks = [worker.global_rank for worker in worker_group.workers]
@@ -93,6 +97,11 @@ class WatchedAgent(LeavingAgent):
             {"kind": "started", "ranks": ranks, "world_size": _world_size(worker_group), "start": start}
         )
         return ids
+
+    def _command_start(self) -> str:
+        """Nothing for a start after a failure, nor where the command was given on another machine, by its clock."""
+        is_the_users = self.files.num_starts == 0 and self.supervision.folder is None
+        return f"{process_start():.2f}" if is_the_users else ""
 
     def _watch_variables(self, worker_group: WorkerGroup) -> dict[str, str]:
         handler = worker_group.spec.rdzv_handler

@@ -120,3 +120,22 @@ def test_a_stream_has_no_number_of_samples(
     rows = dict(wording.opening(event).rows)
     assert rows["data"] == words
     assert rows["length"] == "20 steps"
+
+
+@pytest.mark.parametrize(
+    ("since", "words"),
+    [
+        (
+            "command",
+            "first step 6.1 s after the command: launcher 1.2 s, python and torch 4.0 s, first step 840 ms",
+        ),
+        (
+            "rank",
+            "first step 6.1 s after this rank began: launcher 1.2 s, python and torch 4.0 s, first step 840 ms",
+        ),
+    ],
+)
+def test_the_first_step_is_told_with_all_that_counts(since: str, words: str) -> None:
+    parts = {"launcher": 1.2, "python and torch": 4.0, "folder": 0.06, "data": 0.0, "first step": 0.84}
+    event = {"seconds": sum(parts.values()), "since": since, "parts": parts}
+    assert wording.first_step_line(event) == words

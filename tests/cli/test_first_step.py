@@ -1,0 +1,76 @@
+"""From the command to the first step: it is measured, and nothing is loaded on the way that no step needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from drumline.metrics.events import read_events
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--model.widths", "4", "--train.steps", "2", "--dist.device", "cpu"]
+# For compilers, for flags, for pictures, for the screen.
+NOT_NEEDED = {
+    "torch._dynamo.utils", "torch._inductor", "sympy", "tyro", "matplotlib", "pandas", "tensorboard", "rich",
+    "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.tensor",
+}  # fmt: skip
+# Without torch, when a test gets a Python that has it.
+COLD = sys.executable
+# Python that says in the end what is loaded in it.
+LOOK = """
+import sys
+from drumline.cli import main
+words = sys.argv[1:]
+sys.executable = words.pop(0)
+code = main(words)
+print("loaded:", *sys.modules)
+sys.exit(code)
+"""
+
+
+def run_and_look(*words: str, cwd: Path, ranks_by: str = COLD) -> tuple[str, set[str]]:
+    """What a command prints, and what is loaded in its own process when it ends."""
+    done = subprocess.run(
+        [COLD, "-c", LOOK, ranks_by, *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    output, _, loaded = done.stdout.rpartition("loaded: ")
+    return output, set(loaded.split())
+
+
+def first_steps(run: Path, rank: int) -> list[dict[str, Any]]:
+    events = read_events(run / "events" / f"rank-{rank:05d}.jsonl")
+    return [event for event in events if event["kind"] == "first_step"]
+
+
+def test_one_process_loads_what_a_step_needs_and_says_how_long_that_took(tmp_path: Path) -> None:
+    output, loaded = run_and_look("train", "digits", *SMALL, "--run", "run", cwd=tmp_path)
+    assert "torch" in loaded
+    assert loaded & NOT_NEEDED == set()
+    (event,) = first_steps(tmp_path / "run", 0)
+    assert (event["step"], event["since"]) == (1, "command")
+    parts = ["python and torch", "meeting", "folder", "data", "model", "checkpoint", "warm-up", "first step"]
+    assert list(event["parts"]) == parts
+    assert min(event["parts"].values()) >= 0
+    assert output.count(" after the command: python and torch ") == 1
+    assert (tmp_path / "run/logs/rank-00000.log").read_text().count(" after the command: ") == 1
+
+
+def test_a_launcher_computes_nothing_and_is_counted_too(tmp_path: Path, warm: None) -> None:
+    words = ["train", "digits", *SMALL, "--procs", "2", "--run", "run"]
+    output, loaded = run_and_look(*words, cwd=tmp_path, ranks_by=sys.executable)
+    assert "torch.distributed.elastic" in loaded
+    assert loaded & (NOT_NEEDED | {"torch._refs", "torch._decomp", "drumline.engine.train"}) == set()
+    for rank in range(2):
+        (event,) = first_steps(tmp_path / "run", rank)
+        assert event["since"] == "command"
+        assert list(event["parts"])[:3] == ["launcher", "python and torch", "meeting"]
+    assert output.count(" after the command: launcher ") == 1
