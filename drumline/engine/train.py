@@ -94,7 +94,8 @@ def train(
             preemption=preemption,
             fault=fault,
         )
-        with told_of_refused_kernels():
+        preemption.is_writing = loop.saver.is_writing
+        with told_of_refused_kernels(), loop.saver:
             warm_up(job, static_graph=request.config.dist.static_graph)
             loop.run()
         if loop.is_preempted:
