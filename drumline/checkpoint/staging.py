@@ -26,8 +26,9 @@ class Staging:
     def drain(self, tensors: Iterable[Tensor]) -> Iterator[memoryview]:
         """The bytes of tensors that no other stream is writing to. What is handed out is good until the next."""
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            self._buffers = [_buffer(self._size) for _ in range(2)]
+            with torch.cuda.device(self._device):  # a new thread is on the first GPU, which may be another rank's
+                self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+                self._buffers = [_buffer(self._size) for _ in range(2)]
         source, turn = _Source(tensors), 0
         started: deque[tuple[int, int, torch.cuda.Event]] = deque()
         while True:
