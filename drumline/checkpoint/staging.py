@@ -26,7 +26,9 @@ class Staging:
     def drain(self, tensors: Iterable[Tensor]) -> Iterator[memoryview]:
         """The bytes of tensors that no other stream is writing to. What is handed out is good until the next."""
         if self._stream is None:
-            with torch.cuda.device(self._device):  # a new thread is on the first GPU, which may be another rank's
+            with torch.cuda.device(
+                self._device
+            ):  # a new thread is on the first GPU, which may be another rank's
                 self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
                 self._buffers = [_buffer(self._size) for _ in range(2)]
         source, turn = _Source(tensors), 0
