@@ -11,7 +11,7 @@ Where the copy goes is decided here, by what there is room for:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +23,7 @@ from drumline.checkpoint.staging import Staging, make_event
 
 Kind = Literal["device", "pinned", "host", "none"]
 Files = Mapping[str, Mapping[str, Tensor]]
-_ALIGNMENT = 64
+_ALIGNMENT = 512
 # Bits are copied, whatever they mean: every type has a kernel that way, and there are few groups.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -96,7 +96,7 @@ class Copier:
         needed = _num_bytes(live)
         if self._device_room(self._device) >= needed:
             try:
-                return _beside(live), "device"
+                return _beside(live, self._device), "device"
             except torch.OutOfMemoryError:  # memory may be in pieces too small, or in the pool of a graph
                 pass
         if (buffer := self._pinned_memory(live)) is not None:
@@ -106,7 +106,7 @@ class Copier:
         return _plain(live), "none"
 
     def _pinned_memory(self, live: Files) -> Tensor | None:
-        size = sum(_aligned(tensor.nbytes) for group in live.values() for tensor in group.values())
+        size = _room_for(tensor for group in live.values() for tensor in group.values())
         if self._pinned is None or self._pinned.numel() < size:
             self._pinned = None  # before the larger one is asked for
             if self._host_room() < 1 << size.bit_length():  # torch rounds pinned memory up to a power of two
@@ -118,34 +118,47 @@ class Copier:
         return self._pinned
 
 
-def _beside(live: Files) -> dict[str, dict[str, Tensor]]:
-    """A copy on the same device, of many tensors at a time."""
-    sources = _each(live, lambda tensor: tensor.detach().resolve_conj().resolve_neg())
-    copied = _each(sources, torch.empty_like)
-    pairs: dict[object, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-    for file, group in sources.items():
-        for name, source in group.items():
-            targets, values = pairs[source.device, source.element_size()]
-            targets.append(_as_integers(copied[file][name]))
-            values.append(_as_integers(source))
-    for targets, values in pairs.values():
-        torch._foreach_copy_(targets, values)
+def _beside(live: Files, device: torch.device) -> dict[str, dict[str, Tensor]]:
+    """A copy on the same device: one piece of memory for each file, and a few calls for all tensors of it."""
+    copied = {}
+    for file, group in live.items():
+        sources = {name: _resolved(tensor) for name, tensor in group.items()}
+        here = {name: source for name, source in sources.items() if source.device == device}
+        memory = torch.empty(_room_for(here.values()), dtype=torch.uint8, device=device)
+        targets = dict(zip(here, _carve(memory, here.values()), strict=True))
+        by_size = defaultdict(list)
+        for name, source in here.items():
+            by_size[source.element_size()].append((_as_integers(targets[name]), _as_integers(source)))
+        for pairs in by_size.values():
+            torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+        # An optimizer counts its steps on the CPU.
+        copied[file] = {name: targets[name] if name in here else sources[name].clone() for name in group}
     return copied
 
 
 def _into(buffer: Tensor, live: Files) -> dict[str, dict[str, Tensor]]:
-    """A copy in pieces of one buffer, laid out as the tensors are: what lies densely is one transfer."""
+    """A copy in one buffer of pinned memory, which the GPU makes while nobody waits."""
+    sources = [_resolved(tensor) for group in live.values() for tensor in group.values()]
+    pairs = zip(_carve(buffer, sources), sources, strict=True)
+    copies = iter([target.copy_(source, non_blocking=True) for target, source in pairs])
+    return _each(live, lambda tensor: next(copies))
+
+
+def _carve(memory: Tensor, sources: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Tensors in this memory, laid out as these are: what lies densely is then copied as it lies."""
     start = 0
-
-    def copy(tensor: Tensor) -> Tensor:
-        nonlocal start
-        source = tensor.detach().resolve_conj().resolve_neg()
-        piece = buffer[start : start + source.nbytes].view(source.dtype)
-        start += _aligned(source.nbytes)
+    for source in sources:
         layout = torch.empty_like(source, device="meta").stride()
-        return piece.as_strided(source.shape, layout).copy_(source, non_blocking=True)
+        yield memory[start : start + source.nbytes].view(source.dtype).as_strided(source.shape, layout)
+        start += _aligned(source.nbytes)
 
-    return _each(live, copy)
+
+def _resolved(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _room_for(tensors: Iterable[Tensor]) -> int:
+    return sum(_aligned(tensor.nbytes) for tensor in tensors)
 
 
 def _each(files: Files, function: Callable[[Tensor], Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -26,7 +26,8 @@ class Writer(Generic[Result]):
     @property
     def is_busy(self) -> bool:
         """Whether a piece of work is in hand."""
-        return self._thread is not None and self._thread.is_alive()
+        thread = self._thread
+        return thread is not None and thread.is_alive()
 
     def start(self, work: Callable[[], Result]) -> None:
         """Begin a piece of work; the one before must have been taken."""

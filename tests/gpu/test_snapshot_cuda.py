@@ -116,6 +116,28 @@ def test_the_copy_waits_for_nothing(device_room: Any) -> None:
     assert copied.wait() > 0
 
 
+def test_a_copy_keeps_types_shapes_and_layouts() -> None:
+    tensors = {
+        "a": torch.randn(4, 3, 5, 5, device=GPU).to(memory_format=torch.channels_last),
+        "b": torch.randn(6, 7, device=GPU, dtype=torch.bfloat16).t(),
+        "c": torch.randn(5, device=GPU, dtype=torch.complex64).conj(),
+        "d": torch.tensor(True, device=GPU),
+        "e": torch.empty(0, 3, device=GPU),
+        "f": torch.arange(9, device=GPU)[::2],
+        "g": torch.ones(1, device=GPU).expand(4),
+        "h": torch.full((), 2.0),
+        "i": torch.full((3,), torch.nan, device=GPU).to(torch.float8_e4m3fn),
+    }
+    for copier in (Copier(GPU), Copier(GPU, device_room=no_room)):
+        copied = copier.take({"x": tensors})
+        copied.wait()
+        assert list(copied.tensors["x"]) == list(tensors)
+        for name, tensor in tensors.items():
+            copy = copied.tensors["x"][name]
+            assert (copy.dtype, copy.shape) == (tensor.dtype, tensor.shape), name
+            assert bits(copy) == bits(tensor.resolve_conj()), name
+
+
 def test_pinned_memory_is_used_again() -> None:
     live = {"model": {"a": torch.randn(1000, device=GPU), "b": torch.randn(3, 5, device=GPU).t()}}
     copier = Copier(GPU, device_room=no_room)
