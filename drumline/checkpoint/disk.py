@@ -24,9 +24,9 @@ _READ_BYTES = _WORTH_A_THREAD = 1 << 20
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
     """Write a new file and wait until it is on the device; its size and checksum come from the same pass."""
-    # A thread beside this one hashes what is being written. It is one: blake3's own thread pool does not survive a
-    # fork, and a forked process that loads a checkpoint would hang in it.
-    checksum, size = blake3(), 0
+    # A thread beside this one hashes what is being written, with a pool of threads that lasts as long as the file: one
+    # that blake3 chooses itself does not survive a fork, and a forked process that hashes would hang in it.
+    checksum, size = blake3(max_threads=_spare_threads()), 0
     with path.open("xb") as file, ThreadPoolExecutor(1, "drumline-checksum") as beside:
         for chunk in chunks:
             for start in range(0, len(chunk), _PIECE_BYTES):
@@ -42,6 +42,11 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
         file.flush()
         os.fsync(file.fileno())
     return FileRecord(size, checksum.hexdigest())
+
+
+def _spare_threads() -> int:
+    """For a hash, where it would be slower than the disk: a few of many cores, and of few cores none but its own."""
+    return max(1, min(4, len(os.sched_getaffinity(0)) // 4))
 
 
 def checksum_of(path: Path) -> str:
