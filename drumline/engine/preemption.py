@@ -214,9 +214,8 @@ class Preemption:
 
     def _end(self, code: int) -> None:
         """Once the checkpoint that is being written stands, if that is soon. Told again, at once."""
-        assert self._pipe is not None
         deadline = time.monotonic() + LINGER_S
-        while self.is_writing() and time.monotonic() < deadline:
+        while self._pipe is not None and self.is_writing() and time.monotonic() < deadline:
             for number in self._pipe.wait(BUSY_POLL_S):
                 self._hear(number)
         os._exit(code)
