@@ -64,7 +64,7 @@ def gather_state(job: Job, progress: Progress, facts: Mapping[str, Any], *, is_w
         scaler=job.scaler,
         progress={**asdict(progress), "measured": measured, "facts": dict(facts)},
     )
-    generators = {_rank_name(rank): state for rank, state in enumerate(rng)}
+    generators = {_rank_name(rank): draws for rank, draws in enumerate(rng)}
     return State(
         snapshot.tensors, {"rng": generators, **data.tensors}, {**snapshot.documents, **data.documents}
     )
