@@ -10,35 +10,48 @@ import errno
 import os
 import shutil
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from blake3 import blake3
 
 from drumline.checkpoint.manifest import FileRecord
 
-# Small enough to be still in the processor's cache when it is written, just after it was hashed. One thread hashes:
-# blake3's own thread pool does not survive a fork, and a forked process that loads a checkpoint would hang in it.
-_PIECE_BYTES = 1 << 20
+# Large enough that a thread which hashes or writes seldom needs Python's lock back, which the training thread has.
+_PIECE_BYTES = 8 << 20
+_READ_BYTES = _WORTH_A_THREAD = 1 << 20
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
     """Write a new file and wait until it is on the device; its size and checksum come from the same pass."""
-    checksum, size = blake3(), 0
-    with path.open("xb") as file:
+    # A thread beside this one hashes what is being written, with a pool of threads that lasts as long as the file: one
+    # that blake3 chooses itself does not survive a fork, and a forked process that hashes would hang in it.
+    checksum, size = blake3(max_threads=_spare_threads()), 0
+    with path.open("xb") as file, ThreadPoolExecutor(1, "drumline-checksum") as beside:
         for chunk in chunks:
             for start in range(0, len(chunk), _PIECE_BYTES):
                 piece = chunk[start : start + _PIECE_BYTES]
-                checksum.update(piece)
-                file.write(piece)
+                if len(piece) < _WORTH_A_THREAD:
+                    checksum.update(piece)
+                    file.write(piece)
+                else:
+                    hashed = beside.submit(checksum.update, piece)
+                    file.write(piece)
+                    hashed.result()
                 size += len(piece)
         file.flush()
         os.fsync(file.fileno())
     return FileRecord(size, checksum.hexdigest())
 
 
+def _spare_threads() -> int:
+    """For a hash, where it would be slower than the disk: a few of many cores, and of few cores none but its own."""
+    return max(1, min(4, len(os.sched_getaffinity(0)) // 4))
+
+
 def checksum_of(path: Path) -> str:
     """The checksum of a file; read rather than mapped, so that a bad disk is an error and not a signal."""
-    checksum, buffer = blake3(), bytearray(_PIECE_BYTES)
+    checksum, buffer = blake3(), bytearray(_READ_BYTES)
     view = memoryview(buffer)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):

@@ -28,6 +28,19 @@ def prune(root: Path, *, keep_last: int, keep_best: int, metric: str, higher_is_
     return removed
 
 
+def is_best(root: Path, metrics: Mapping[str, float], *, metric: str, higher_is_better: bool) -> bool:
+    """Whether a checkpoint with these metrics would be the best of those that are there."""
+    value = metrics.get(metric, math.nan)
+    if math.isnan(value):
+        return False
+    whole = _whole([root / look.folder_name(step) for step in look.list_steps(root)])
+    ranked = _best(whole, metric, higher_is_better)
+    if not ranked:
+        return True
+    known = whole[ranked[0]].metrics[metric]
+    return value >= known if higher_is_better else value <= known
+
+
 def best(root: Path, *, metric: str, higher_is_better: bool) -> int | None:
     """The step of the best checkpoint that is there, if any was evaluated."""
     whole = _whole([root / look.folder_name(step) for step in look.list_steps(root)])

@@ -1,7 +1,8 @@
 """How a checkpoint survives: written beside, flushed, renamed when whole; verified before it is used.
 
 A checkpoint is a folder `ROOT/step-NNNNNNNN/` of safetensors and JSON files with a manifest. This module knows
-nothing of training: it keeps tensors and documents by file name. Hidden names beside it are work in hand:
+nothing of training: it keeps tensors and documents by file name. A file of tensors may be in parts, that several
+processes have written. Hidden names beside it are work in hand:
 
 - `.step-N.partial`: being written, or left by a process that was killed while writing;
 - `.step-N.replaced`: an earlier one of the same step, until its replacement stands;
@@ -12,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ from drumline.checkpoint.manifest import FileRecord, Manifest
 from drumline.errors import CheckpointError
 
 _TENSORS = ".safetensors"
+_PART = re.compile(r"-part-\d{5,}$")
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,31 @@ class Snapshot:
     documents: dict[str, Any]
 
 
+class Others(Protocol):
+    """Processes that write parts of the same checkpoint (`parts`)."""
+
+    def begin(self, partial: Path) -> None:
+        """The folder is there to write to."""
+
+    def collect(self, partial: Path) -> Mapping[str, FileRecord]:
+        """Wait for their files; a PartError says which is not there, and why."""
+
+    def give_up(self) -> None:
+        """There will be no checkpoint."""
+
+
+class PartError(Exception):
+    """Another process could not write its part."""
+
+    def __init__(self, reason: str, next_step: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.next_step = next_step
+
+
+Stream = Callable[[Mapping[str, Tensor]], Iterable[bytes | memoryview]]
+
+
 def write(
     root: Path,
     step: int,
@@ -43,10 +71,15 @@ def write(
     tensors: Mapping[str, Mapping[str, Tensor]],
     documents: Mapping[str, Any],
     metrics: Mapping[str, float],
+    stream: Stream = tensor_file.stream,
+    others: Others | None = None,
 ) -> Path:
-    """Save a checkpoint. When this returns it is whole and on the device; until then earlier ones stand."""
+    """Save a checkpoint. When this returns it is whole and on the device; until then earlier ones stand.
+
+    `stream`: how the bytes of a file of tensors are had. `others`: who else writes to the folder.
+    """
     final = root / look.folder_name(step)
-    contents = {f"{name}{_TENSORS}": tensor_file.stream(group) for name, group in tensors.items()}
+    contents = {f"{name}{_TENSORS}": stream(group) for name, group in tensors.items()}
     texts = {f"{name}{look.DOCUMENT}": _to_json(document) for name, document in documents.items()}
     needed = sum(map(tensor_file.file_size, tensors.values())) + sum(map(len, texts.values()))
     if manifest.FILE_NAME in texts:
@@ -55,37 +88,67 @@ def write(
         disk.make_folder(root)
         _tidy(root)
         partial = _hidden(final, "partial")
-        _fill(partial, step, {**contents, **{name: [text] for name, text in texts.items()}}, metrics)
+        _fill(partial, step, {**contents, **{name: [text] for name, text in texts.items()}}, metrics, others)
         _put_in_place(partial, final)
-    except OSError as error:
+    except BaseException as error:
+        if others is not None:
+            others.give_up()
         _undo(final)
-        raise _not_saved(error, final, needed) from error
-    except BaseException:
-        _undo(final)
+        if isinstance(error, OSError):
+            raise _not_saved(final, *disk.explain(error, folder=root, needed=needed)) from error
+        if isinstance(error, PartError):
+            raise _not_saved(final, error.reason, error.next_step) from error
         raise
     return final
+
+
+def write_part(
+    partial: Path, tensors: Mapping[str, Mapping[str, Tensor]], stream: Stream = tensor_file.stream
+) -> dict[str, FileRecord]:
+    """Write files of tensors into a checkpoint that another process makes; when this returns they are on the device."""
+    files = {
+        f"{name}{_TENSORS}": disk.write_file(partial / f"{name}{_TENSORS}", stream(group))
+        for name, group in tensors.items()
+    }
+    disk.flush_folder(partial)
+    return files
+
+
+def partial_folder(root: Path, step: int) -> Path:
+    """Where a checkpoint is while it is being written."""
+    return _hidden(root / look.folder_name(step), "partial")
+
+
+def file_name(name: str) -> str:
+    """What a file of tensors is called on disk."""
+    return f"{name}{_TENSORS}"
+
+
+def part_name(name: str, number: int) -> str:
+    """What a part of a file of tensors is called."""
+    return f"{name}-part-{number:05d}"
 
 
 def read(path: Path, *, device: str | torch.device = "cpu") -> Snapshot:
     """All that a checkpoint holds; verify it first."""
     names = manifest.read(path).files
+    documents = [name.removesuffix(look.DOCUMENT) for name in names if name.endswith(look.DOCUMENT)]
     return Snapshot(
-        tensors={
-            name.removesuffix(_TENSORS): read_tensors(path, name.removesuffix(_TENSORS), device=device)
-            for name in names
-            if name.endswith(_TENSORS)
-        },
-        documents={
-            name.removesuffix(look.DOCUMENT): look.read_document(path, name.removesuffix(look.DOCUMENT))
-            for name in names
-            if name.endswith(look.DOCUMENT)
-        },
+        tensors={name: read_tensors(path, name, device=device) for name in dict.fromkeys(_whole(names))},
+        documents={name: look.read_document(path, name) for name in documents},
     )
 
 
 def read_tensors(path: Path, name: str, *, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """The tensors of one file. On the CPU they are mapped from it: copy what is to be kept."""
-    return tensor_file.read(path / f"{name}{_TENSORS}", device=device)
+    """The tensors of one file, in parts or not. On the CPU they are mapped from it: copy what is to be kept."""
+    files = [file for file in manifest.read(path).files if name in _whole([file])]
+    parts = [tensor_file.read(path / file, device=device) for file in files]
+    return {key: tensor for part in parts for key, tensor in part.items()}
+
+
+def _whole(files: Iterable[str]) -> Iterator[str]:
+    """What files of tensors are called that these are, or are parts of."""
+    return (_PART.sub("", file.removesuffix(_TENSORS)) for file in files if file.endswith(_TENSORS))
 
 
 def remove(path: Path) -> None:
@@ -107,11 +170,16 @@ def _fill(
     step: int,
     contents: Mapping[str, Iterable[bytes | memoryview]],
     metrics: Mapping[str, float],
+    others: Others | None,
 ) -> None:
     partial.mkdir()
+    if others is not None:
+        others.begin(partial)
     files: dict[str, FileRecord] = {
         name: disk.write_file(partial / name, chunks) for name, chunks in contents.items()
     }
+    if others is not None:
+        files.update(others.collect(partial))
     created = datetime.now(UTC).isoformat(timespec="seconds")
     whole = Manifest(step, created, {name: float(value) for name, value in metrics.items()}, files)
     disk.write_file(partial / manifest.FILE_NAME, [manifest.render(whole)])
@@ -149,9 +217,8 @@ def _undo(final: Path) -> None:
             _hidden(final, "replaced").rename(final)
 
 
-def _not_saved(error: OSError, final: Path, needed: int) -> CheckpointError:
+def _not_saved(final: Path, reason: str, next_step: str) -> CheckpointError:
     root = final.parent
-    reason, next_step = disk.explain(error, folder=root, needed=needed)
     try:
         good = look.newest_valid(root).path
         stands = (

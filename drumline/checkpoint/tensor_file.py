@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from drumline.checkpoint.manifest import TornCheckpointError
+from drumline.checkpoint.staging import Staging, as_bytes
 from drumline.errors import CheckpointError
 
 _LENGTH = struct.Struct("<Q")
@@ -46,11 +47,16 @@ def file_size(tensors: Mapping[str, Tensor]) -> int:
     return len(_header(tensors)) + sum(_num_bytes(tensor) for tensor in tensors.values())
 
 
-def stream(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of the file, piece by piece; a tensor on a GPU is copied when its turn comes."""
+def stream(tensors: Mapping[str, Tensor], staging: Staging | None = None) -> Iterator[bytes | memoryview]:
+    """The bytes of the file, piece by piece; a tensor on a GPU is copied when its turn comes, through `staging` while
+    what came before is written."""
     yield _header(tensors)
-    for name in _order(tensors):
-        yield _bytes_of(tensors[name])
+    ordered = [tensors[name] for name in _order(tensors)]
+    if staging is not None and any(tensor.is_cuda for tensor in ordered):
+        yield from staging.drain(ordered)
+        return
+    for tensor in ordered:
+        yield as_bytes(tensor).cpu().numpy().data
 
 
 def read(path: Path, *, device: str | torch.device = "cpu") -> dict[str, Tensor]:
@@ -96,8 +102,3 @@ def _type_code(name: str, tensor: Tensor) -> str:
 
 def _num_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return dense.reshape(-1).view(torch.uint8).numpy().data

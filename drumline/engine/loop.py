@@ -25,7 +25,8 @@ from drumline.engine.optimizer import rate_of, set_rate
 from drumline.engine.pace import Pace
 from drumline.engine.preemption import Preemption
 from drumline.engine.recovery import Fault
-from drumline.engine.saving import Progress, save
+from drumline.engine.saver import Saver
+from drumline.engine.saving import Progress
 from drumline.engine.schedule import rate_factor
 from drumline.engine.start_clock import StartClock
 from drumline.engine.steps.choice import make_step
@@ -72,13 +73,20 @@ class Loop:
             on_difference=self.config.watch.on_difference,
             include_buffers=self.config.dist.broadcast_buffers,
         )
+        self.saver = Saver(
+            self.job,
+            root=self.checkpoints,
+            settings=self.config.checkpoint,
+            facts=self.facts,
+            reporter=self.reporter,
+        )
         self._saved_step = self.progress.step
         self._beat = self.job.ddp.beat
         self._num_collectives = collective_counter()
 
     def run(self) -> None:
         """Collective: train to the end, or until the run is told to leave."""
-        job, progress = self.job, self.progress
+        job, progress, writer = self.job, self.progress, self.saver.writer
         train_step = self._traced(self._make_step())
         if progress.step >= self.total_steps:
             self._evaluate()
@@ -91,6 +99,8 @@ class Loop:
             for step in job.loader.steps():
                 self.take_step(train_step, step)
                 self._between_steps(train_step)
+                if writer.has_news:
+                    self.saver.take_news()
                 if self.preemption.is_asked:
                     self._beat.mark(Phase.BETWEEN)
                     self._leave_if_told()
@@ -98,6 +108,7 @@ class Loop:
                 if progress.step >= self.total_steps or self.is_preempted:
                     break
         self.pace.stop()
+        self.saver.finish()
         self._beat.mark(Phase.LEFT)
 
     def take_step(self, train_step: AnyStep, step: Step) -> None:
@@ -220,7 +231,7 @@ class Loop:
         if self._saved_step != step:
             self.pace.stop()
             self._compare_replicas()
-            self._save({})
+            self._save({}, must_save=True)
 
     def _compare_replicas(self) -> None:
         """Collective. When it is time, and before each save: a checkpoint is one that all ranks held."""
@@ -247,30 +258,17 @@ class Loop:
         )
         return self.metrics
 
-    def _save(self, metrics: Mapping[str, float]) -> None:
-        """Collective."""
+    def _save(self, metrics: Mapping[str, float], *, must_save: bool = False) -> None:
+        """Collective. The last save of a run is never left out."""
         self._beat.mark(Phase.SAVE)
-        if (
-            self.ledger_file is not None
-        ):  # before the save: a checkpoint never knows of steps that the ledger lacks
-            self.ledger_file.hand_in(self.ledger, step=self.progress.step, device=self.job.ddp.device)
-        saved = save(
-            self.job,
-            self.progress,
-            root=self.checkpoints,
-            keep=self.config.checkpoint,
-            facts=self.facts,
-            metrics=metrics,
-        )
-        self._saved_step = self.progress.step
-        if saved is not None:
-            self.reporter.report(
-                "checkpoint",
-                step=self.progress.step,
-                path=str(saved.path),
-                bytes=saved.num_bytes,
-                seconds=saved.seconds,
-            )
+        step = self.progress.step
+        if not self.saver.make_way(step, metrics, must_save=must_save or step >= self.total_steps):
+            return
+        # Before the save: a checkpoint never knows of steps that the ledger lacks.
+        if self.ledger_file is not None:
+            self.ledger_file.hand_in(self.ledger, step=step, device=self.job.ddp.device)
+        self.saver.save(self.progress, metrics)
+        self._saved_step = step
 
     def epoch(self) -> int:
         """The epoch of the latest step, counted from 1."""

@@ -35,6 +35,8 @@ log = logging.getLogger("drumline")
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 POLL_S, BUSY_POLL_S = 0.5, 0.05
+# A launcher that ends its ranks mostly kills them 30 seconds after its signal.
+LINGER_S = 20.0
 # A scheduler that signals a process and its parent, which passes it on, has said one thing, not two.
 SAME_WORD_S = 2.0
 TOO_EARLY = (
@@ -58,6 +60,8 @@ class Preemption:
         """Whether anybody was told to leave: all that the hot path looks at."""
         self.cause: dict[str, Any] = {}
         """Who was told, by which signal, when."""
+        self.is_writing: Callable[[], bool] = lambda: False
+        """Whether a checkpoint is being written by this rank."""
         self._is_speaker = False
         self._vote: StopVote | None = None
         self._store: dist.Store | None = None
@@ -161,7 +165,7 @@ class Preemption:
         assert self._vote is not None
         is_end = self._told is not None and self._told[0] == signal.SIGTERM
         if is_end and (self._store.check([COUNT]) or self._has_lost_a_sibling()):
-            os._exit(128 + signal.SIGTERM)  # a rank has failed, and the launcher ends the others
+            self._end(128 + signal.SIGTERM)  # a rank has failed, and the launcher ends the others
         self._vote.request(self.cause, in_a_hurry=is_end)
         return True
 
@@ -206,7 +210,15 @@ class Preemption:
     def _give_up(self) -> None:
         self.is_asked = False
         if self._told is not None and not self._is_leaving and not self._is_closed:
-            os._exit(128 + self._told[0])
+            self._end(128 + self._told[0])
+
+    def _end(self, code: int) -> None:
+        """Once the checkpoint that is being written stands, if that is soon. Told again, at once."""
+        deadline = time.monotonic() + LINGER_S
+        while self._pipe is not None and self.is_writing() and time.monotonic() < deadline:
+            for number in self._pipe.wait(BUSY_POLL_S):
+                self._hear(number)
+        os._exit(code)
 
 
 def _is_running(pid: int) -> bool:

@@ -1,21 +1,20 @@
 """Between a running job and its checkpoints: what is gathered for one, and how all ranks start from one.
 
-Rank 0 writes and reads; the others get what they need over collectives, so that only rank 0 needs the folder.
+Rank 0 reads; the others get what they need over collectives, so that only rank 0 needs the folder. How a checkpoint is
+written is told in `saver`.
 """
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from drumline.checkpoint import look, state, store
-from drumline.checkpoint.retention import prune
 from drumline.checkpoint.rng import capture_rng, restore_rng
-from drumline.config.schema import CheckpointConfig
 from drumline.data.plan import Cursor
 from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import (
@@ -30,8 +29,6 @@ from drumline.errors import CheckpointError
 from drumline.manager import DDPManager
 from drumline.watch.beats.phase import Phase
 
-log = logging.getLogger("drumline")
-
 
 @dataclass
 class Progress:
@@ -42,31 +39,24 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A checkpoint that was just written."""
+class State:
+    """What a checkpoint is to hold."""
 
-    path: Path
-    num_bytes: int
-    seconds: float
+    live: dict[str, dict[str, Tensor]]
+    """Shares memory with the model and the optimizer: the next step changes it."""
+    own: dict[str, dict[str, Tensor]]
+    """Of this save alone."""
+    documents: dict[str, Any]
 
 
-def save(
-    job: Job,
-    progress: Progress,
-    *,
-    root: Path,
-    keep: CheckpointConfig,
-    facts: Mapping[str, Any],
-    metrics: Mapping[str, float],
-) -> Saved | None:
-    """Collective: write a checkpoint and let old ones go. Only rank 0 learns what was written."""
-    started = time.perf_counter()
+def gather_state(job: Job, progress: Progress, facts: Mapping[str, Any], *, is_writer: bool) -> State | None:
+    """Collective: what the ranks that write need for a checkpoint; None on the others. Only rank 0's is complete."""
     LiveBuffers(job.model).broadcast()
     device = job.ddp.device
     rng = gather_tensors(capture_rng(device), device=device)
     data = gather_data_state(job)
     measured = {"names": job.meter.names, "sums": all_sum(job.meter.peek()).tolist()}
-    if not job.ddp.is_main_process():
+    if not is_writer:
         return None
     snapshot = state.capture(
         job.model,
@@ -74,33 +64,10 @@ def save(
         scaler=job.scaler,
         progress={**asdict(progress), "measured": measured, "facts": dict(facts)},
     )
-    path = store.write(
-        root,
-        progress.step,
-        tensors={
-            **snapshot.tensors,
-            "rng": {_rank_name(rank): generators for rank, generators in enumerate(rng)},
-            **data.tensors,
-        },
-        documents={**snapshot.documents, **data.documents},
-        metrics=metrics,
+    generators = {_rank_name(rank): draws for rank, draws in enumerate(rng)}
+    return State(
+        snapshot.tensors, {"rng": generators, **data.tensors}, {**snapshot.documents, **data.documents}
     )
-    _let_old_ones_go(job, root, keep)
-    num_bytes = sum(file.stat().st_size for file in path.iterdir())
-    return Saved(path, num_bytes, time.perf_counter() - started)
-
-
-def _let_old_ones_go(job: Job, root: Path, keep: CheckpointConfig) -> None:
-    try:
-        prune(
-            root,
-            keep_last=keep.keep_last,
-            keep_best=keep.keep_best,
-            metric=job.task.best_metric,
-            higher_is_better=job.task.higher_is_better,
-        )
-    except CheckpointError as error:
-        log.warning(str(error))  # the new one is safe; that an old one stays is no reason to stop
 
 
 @dataclass(frozen=True)

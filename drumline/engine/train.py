@@ -101,7 +101,8 @@ def train(
             fault=fault,
             clock=clock,
         )
-        with told_of_refused_kernels():
+        preemption.is_writing = loop.saver.is_writing
+        with told_of_refused_kernels(), loop.saver:
             warm_up(job, static_graph=request.config.dist.static_graph)
             clock.mark("warm-up")
             loop.run()

@@ -16,7 +16,8 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `train`      | epoch, loss, lr, samples_per_s, data_share, seconds_left, grad_norm if clipped, and the       |
 |              | task's metrics                                                                                |
 | `evaluation` | epoch, samples, seconds, and the metrics, `loss` among them                                   |
-| `checkpoint` | path, bytes, seconds                                                                          |
+| `checkpoint` | path, bytes, seconds until it stood, copy (`device`, `pinned`, `host`, `none`: where the     |
+|              | state was copied to), blocked_s: how long the loop was stopped for it                         |
 | `note`       | message                                                                                       |
 | `warning`    | message                                                                                       |
 | `error`      | message                                                                                       |
@@ -77,12 +78,15 @@ class Reporter:
         self._lock = threading.RLock()
 
     def report(self, kind: Kind, **fields: Any) -> None:
-        """Tell all sinks what happened. Without a `step`, it happened at the step that was last reported."""
+        """Tell all sinks what happened. Without a `step`, it happened at the latest step that was reported."""
         with self._lock:
-            self._step = fields.pop("step", self._step)
+            step = fields.pop("step", self._step)
+            self._step = max(
+                step, self._step
+            )  # a checkpoint is told when it stands, which may be some steps later
             stamp = {"time": time.time(), "number": self._number, "kind": kind, "rank": self._rank}
             self._number += 1
-            event = {**stamp, "host": self._host, "step": self._step, **fields}
+            event = {**stamp, "host": self._host, "step": step, **fields}
             for index, sink in enumerate(self._sinks):
                 self._hand_over(event, index, sink)
 

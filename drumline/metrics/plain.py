@@ -81,8 +81,7 @@ class PlainDisplay(Display):
         self._print_line(event, wording.evaluation_line(event, self.epochs))
 
     def show_checkpoint(self, event: Event) -> None:
-        size, took = wording.file_size(event["bytes"]), wording.duration(event["seconds"])
-        self._print_line(event, f"saved step {event['step']} ({size} in {took})")
+        self._print_line(event, wording.checkpoint_line(event))
 
     def show_note(self, event: Event) -> None:
         self._print_line(event, event["message"])

@@ -14,6 +14,8 @@ _BOOKKEEPING = STAMP | {
     "epoch", "lr", "samples_per_s", "data_share", "seconds_left", "grad_norm", "samples", "seconds"
 }  # fmt: skip
 _SHARE_WORTH_SAYING = 0.05
+# Where a save has copied the state to; one that was written at once has not.
+_COPIES = {"device": "on the GPU", "pinned": "in pinned memory", "host": "in memory"}
 # By the cause that a verdict names: what happened to the rank, or to its host.
 _FAULTS = {
     "killed": "was killed",
@@ -84,6 +86,14 @@ def evaluation_line(event: Event, epochs: int | None) -> str:
     """An `evaluation` event as the words after its time."""
     parts = [f"{name} {metric(name, value)}" for name, value in metrics_of(event).items()]
     return "   ".join([epoch_of(event, epochs), *parts, f"in {duration(event['seconds'])}"])
+
+
+def checkpoint_line(event: Event) -> str:
+    """A `checkpoint` event as a sentence."""
+    line = f"saved step {event['step']} ({file_size(event['bytes'])} in {duration(event['seconds'])}"
+    if event.get("copy") in _COPIES:
+        line += f"; training stopped for {duration(event['blocked_s'])}, for a copy {_COPIES[event['copy']]}"
+    return f"{line})"
 
 
 def preempted_line(event: Event) -> str:

@@ -185,6 +185,7 @@ def _lacks_end(rank: int, group: Group) -> str | None:
 
 
 def _tell(events: RankEvents, attempt: Attempt, part: Part, what: str) -> None:
-    last = attempt.events[-1]
-    stops = f"the events stop at step {last.step:,}, " if what.startswith("but") else ""
+    # The last line may tell of a checkpoint, which stood only some steps after its own.
+    last, step = attempt.events[-1], max(event.step for event in attempt.events)
+    stops = f"the events stop at step {step:,}, " if what.startswith("but") else ""
     part.problem(f"{events.where}, line {last.line}", f"{stops}{what}")

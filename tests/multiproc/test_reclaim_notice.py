@@ -52,11 +52,11 @@ def noticed(config: Config, run: Path) -> tuple[int, int]:
 
     save = Loop._save
 
-    def save_late(self: Loop, metrics: Any) -> None:
+    def save_late(self: Loop, metrics: Any, **options: Any) -> None:
         if self.is_preempted:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.2)
-        save(self, metrics)
+        save(self, metrics, **options)
 
     Loop.take_step, Loop._save = slowly, save_late  # type: ignore[method-assign]
     preempting.SAME_WORD_S = -1.0  # a second signal would end it at once

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from drumline.checkpoint import look
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
-from drumline.engine import saving
+from drumline.engine.saver import Saver
+from drumline.engine.saving import Progress
 from drumline.errors import CheckpointError
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss, Task
@@ -39,18 +41,16 @@ def hard_config(**settings: object) -> Config:
 
 def die_after(step: int, config: Config, task: type[Task], run: Path) -> None:
     """Train, and end this process with -9 right after the save of a step, on every rank."""
-    write = saving.save
+    save = Saver.save
 
-    def save_and_die(job, progress, **options):  # type: ignore[no-untyped-def]
-        saved = write(job, progress, **options)
+    def save_and_die(self: Saver, progress: Progress, metrics: Mapping[str, float]) -> None:
+        save(self, progress, metrics)
         if progress.step == step:
-            job.ddp.barrier()
+            self.writer.wait()
+            self._job.ddp.barrier()
             os.kill(os.getpid(), signal.SIGKILL)
-        return saved
 
-    from drumline.engine import loop
-
-    loop.save = save_and_die
+    Saver.save = save_and_die  # type: ignore[method-assign]
     train_here(config, task, run)
 
 

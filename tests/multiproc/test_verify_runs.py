@@ -6,14 +6,15 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from drumline.config.schema import CheckpointConfig, Config
-from drumline.engine import loop, saving
 from drumline.engine.run_folder import RunFolder, locked
+from drumline.engine.saver import Saver
+from drumline.engine.saving import Progress
 from drumline.verify.run import Verdict, verify_run
 from tests.jobs import Classify, make_config, train_here, train_on
 from tests.ranks import RanksFailed, run_ranks
@@ -23,16 +24,17 @@ CONFIG = make_config(checkpoint=CheckpointConfig(every_steps=2, every_epochs=0, 
 
 def die_at(step: int, when: str, config: Config, run: Path) -> None:
     """Train, and end with -9 just before or after the save of a step, on every rank."""
-    save = saving.save
+    save = Saver.save
 
-    def save_and_die(job, progress, **options):  # type: ignore[no-untyped-def]
-        saved = save(job, progress, **options) if when == "after" or progress.step < step else None
+    def save_and_die(self: Saver, progress: Progress, metrics: Mapping[str, float]) -> None:
+        if when == "after" or progress.step < step:
+            save(self, progress, metrics)
         if progress.step == step:
-            job.ddp.barrier()
+            self.writer.wait()
+            self._job.ddp.barrier()
             os.kill(os.getpid(), signal.SIGKILL)
-        return saved
 
-    loop.save = save_and_die
+    Saver.save = save_and_die  # type: ignore[method-assign]
     train_here(config, Classify, run)
 
 
@@ -267,18 +269,18 @@ def test_a_run_at_work_is_said_to_be(run: Path) -> None:
 
 def run_with_a_blocked_ledger(run: Path) -> None:
     """What stands in the ledger's way is gone by the second save."""
-    save, before = saving.save, loop.save
+    save = Saver.save
 
-    def save_and_clear(job, progress, **options):  # type: ignore[no-untyped-def]
+    def save_and_clear(self: Saver, progress: Progress, metrics: Mapping[str, float]) -> None:
         if (run / LEDGER).is_dir():
             (run / LEDGER).rmdir()
-        return save(job, progress, **options)
+        save(self, progress, metrics)
 
-    loop.save = save_and_clear
+    Saver.save = save_and_clear  # type: ignore[method-assign]
     try:
         train_here(CONFIG, Classify, run)
     finally:
-        loop.save = before
+        Saver.save = save  # type: ignore[method-assign]
 
 
 def test_a_ledger_that_cannot_be_written_waits_for_the_next_save(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from drumline.checkpoint import look, manifest, store
 from drumline.checkpoint.manifest import Manifest
-from drumline.checkpoint.retention import prune
+from drumline.checkpoint.retention import is_best, prune
 
 
 def make(root: Path, step: int, **metrics: float) -> Path:
@@ -53,6 +53,19 @@ def test_of_equals_the_newer_is_the_best(tmp_path: Path) -> None:
     make(tmp_path, 4, loss=1.0)
     by_loss(tmp_path, best=1)
     assert look.list_steps(tmp_path) == [3, 4]
+
+
+def test_a_save_that_would_be_the_best_is_known_before(tmp_path: Path) -> None:
+    def is_it(*, higher: bool, **metrics: float) -> bool:
+        return is_best(tmp_path, metrics, metric="score", higher_is_better=higher)
+
+    assert is_it(higher=True, score=0.1)  # there is none yet
+    make_quick(tmp_path, 1, {"score": 0.5})
+    make_quick(tmp_path, 2, {"other": 9.0})
+    found = [is_it(higher=higher, score=score) for higher in (True, False) for score in (0.4, 0.5, 0.6)]
+    assert found == [False, True, True, True, True, False]
+    assert not is_it(higher=True, other=1.0)
+    assert not is_it(higher=True, score=math.nan)
 
 
 def test_without_the_metric_or_with_nan_it_is_never_the_best(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.checkpoint import disk, look, store
+from drumline.checkpoint import disk, look, manifest, store
 from drumline.checkpoint.manifest import TornCheckpointError
 from drumline.errors import CheckpointError
 
@@ -310,3 +311,17 @@ def test_any_document_comes_back(tmp_path_factory: pytest.TempPathFactory, docum
     path = store.write(root, 1, tensors={}, documents={"progress": document}, metrics={})
     assert look.read_document(path, "progress") == document
     assert json.loads((path / "progress.json").read_bytes()) == document
+
+
+@pytest.mark.parametrize("num_cores", [2, 16])
+def test_a_large_file_is_hashed_while_it_is_written(
+    tmp_path: Path, num_cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces, by one thread or by several: the record is that of the whole."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(num_cores)))
+    chunks = [b"head", memoryview(os.urandom((17 << 20) + 5)), b"", memoryview(os.urandom(1 << 20)), b"tail"]
+    record = disk.write_file(tmp_path / "file", chunks)
+    written = (tmp_path / "file").read_bytes()
+    assert written == b"".join(chunks)
+    assert record == manifest.FileRecord(len(written), blake3(written).hexdigest())
+    assert disk.checksum_of(tmp_path / "file") == record.blake3

@@ -77,6 +77,9 @@ def test_every_plain_event_has_its_line(stream: io.StringIO) -> None:
     display(train(30))
     display(evaluation(3))
     display(event("checkpoint", step=46, path="x", bytes=1412345, seconds=0.031))
+    copy = {"copy": "device", "blocked_s": 0.006}
+    display(event("checkpoint", step=50, path="x", bytes=1412345, seconds=1.2, **copy))
+    display(event("checkpoint", step=51, path="x", bytes=1412345, seconds=1.2, **{**copy, "copy": "none"}))
     display(event("note", message="a note"))
     display(event("warning", message="small batches"))
     display(event("straggler", message="straggler: rank 3", about_rank=3, about_host="b"))
@@ -96,6 +99,8 @@ def test_every_plain_event_has_its_line(stream: io.StringIO) -> None:
         "@ step  30/460   loss 0.0667   lr 0.0964   8,123 samples/s   0:41 left",
         "@ epoch  3/20   loss 0.5000   accuracy 90.00%   in 210 ms",
         "@ saved step 46 (1.41 MB in 31 ms)",
+        "@ saved step 50 (1.41 MB in 1.2 s; training stopped for 6 ms, for a copy on the GPU)",
+        "@ saved step 51 (1.41 MB in 1.2 s)",
         "@ a note",
         "@ warning: small batches",
         "@ straggler: rank 3",

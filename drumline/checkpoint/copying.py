@@ -1,0 +1,181 @@
+"""The copy that a save stops the step for: of tensors that the next step changes, into memory that it does not touch.
+
+Where the copy goes is decided here, by what there is room for:
+
+- `device`: beside the model on the GPU. The copy is queued like any other work of the step, and nobody waits for it;
+- `pinned`: in host memory that the GPU writes to itself; it is allocated once, and used again by later saves;
+- `host`: in plain host memory. For a model on the CPU that is the one way there is;
+- `none`: there is no room. The live tensors are written at once, and the step waits for that.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from drumline.checkpoint import room, tensor_file
+from drumline.checkpoint.staging import Staging, make_event
+
+Kind = Literal["device", "pinned", "host", "none"]
+Files = Mapping[str, Mapping[str, Tensor]]
+_ALIGNMENT = 512
+# Bits are copied, whatever they mean: every type has a kernel that way, and there are few groups.
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What is to be written, and where it lies."""
+
+    tensors: dict[str, dict[str, Tensor]]
+    kind: Kind
+    staging: Staging | None = None
+    events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+
+    def wait(self) -> float:
+        """Until all is copied, without holding Python's lock; returns how many seconds that took the GPU."""
+        if self.events is None:
+            return 0.0
+        began, ready = self.events
+        ready.synchronize()
+        return float(began.elapsed_time(ready)) / 1000
+
+    def stream(self, tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+        """The bytes of one file; its memory is given back as soon as they are written."""
+        yield from tensor_file.stream(tensors, self.staging)
+        if self.kind != "none" and isinstance(tensors, dict):
+            tensors.clear()
+
+
+class Copier:
+    """Copies the state of a run, again and again."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        device_room: Callable[[torch.device], int] = room.device_room,
+        host_room: Callable[[], int] = room.host_room,
+    ) -> None:
+        self._device = device
+        self._device_room = device_room
+        self._host_room = host_room
+        self._staging = Staging(device) if device.type == "cuda" else None
+        self._pinned: Tensor | None = None
+
+    @torch.no_grad()
+    def take(self, live: Files) -> Copy:
+        """Copy these tensors. On a GPU the copy may still be on its way: `wait` for it before it is read."""
+        if self._device.type != "cuda":
+            tensors, kind = self._in_memory(live)
+            return Copy(tensors, kind)
+        began, ready = (make_event(is_timed=True) for _ in range(2))
+        stream = torch.cuda.current_stream(self._device)
+        began.record(stream)
+        tensors, kind = self._from_gpu(live)
+        ready.record(stream)
+        return Copy(tensors, kind, self._staging, (began, ready))
+
+    def as_they_are(self, live: Files) -> Copy:
+        """No copy: what is written at once."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        return Copy(_plain(live), "none", self._staging)
+
+    def _in_memory(self, live: Files) -> tuple[dict[str, dict[str, Tensor]], Kind]:
+        if self._host_room() < _num_bytes(live):
+            return _plain(live), "none"
+        return _each(live, lambda tensor: tensor.detach().clone()), "host"
+
+    def _from_gpu(self, live: Files) -> tuple[dict[str, dict[str, Tensor]], Kind]:
+        needed = _num_bytes(live)
+        if self._device_room(self._device) >= needed:
+            try:
+                return _beside(live, self._device), "device"
+            except torch.OutOfMemoryError:  # memory may be in pieces too small, or in the pool of a graph
+                pass
+        if (buffer := self._pinned_memory(live)) is not None:
+            return _into(buffer, live), "pinned"
+        if self._host_room() >= needed:
+            return _each(live, lambda tensor: tensor.detach().to("cpu", copy=True)), "host"
+        return _plain(live), "none"
+
+    def _pinned_memory(self, live: Files) -> Tensor | None:
+        size = _room_for(tensor for group in live.values() for tensor in group.values())
+        if self._pinned is None or self._pinned.numel() < size:
+            self._pinned = None  # before the larger one is asked for
+            if self._host_room() < 1 << size.bit_length():  # torch rounds pinned memory up to a power of two
+                return None
+            try:
+                self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            except RuntimeError:  # the system lets a process pin only so much
+                return None
+        return self._pinned
+
+
+def _beside(live: Files, device: torch.device) -> dict[str, dict[str, Tensor]]:
+    """A copy on the same device: one piece of memory for each file, and a few calls for all tensors of it."""
+    copied = {}
+    for file, group in live.items():
+        sources = {name: _resolved(tensor) for name, tensor in group.items()}
+        here = {name: source for name, source in sources.items() if source.device == device}
+        memory = torch.empty(_room_for(here.values()), dtype=torch.uint8, device=device)
+        targets = dict(zip(here, _carve(memory, here.values()), strict=True))
+        by_size = defaultdict(list)
+        for name, source in here.items():
+            by_size[source.element_size()].append((_as_integers(targets[name]), _as_integers(source)))
+        for pairs in by_size.values():
+            torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+        # An optimizer counts its steps on the CPU.
+        copied[file] = {name: targets[name] if name in here else sources[name].clone() for name in group}
+    return copied
+
+
+def _into(buffer: Tensor, live: Files) -> dict[str, dict[str, Tensor]]:
+    """A copy in one buffer of pinned memory, which the GPU makes while nobody waits."""
+    sources = [_resolved(tensor) for group in live.values() for tensor in group.values()]
+    pairs = zip(_carve(buffer, sources), sources, strict=True)
+    copies = iter([target.copy_(source, non_blocking=True) for target, source in pairs])
+    return _each(live, lambda tensor: next(copies))
+
+
+def _carve(memory: Tensor, sources: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Tensors in this memory, laid out as these are: what lies densely is then copied as it lies."""
+    start = 0
+    for source in sources:
+        layout = torch.empty_like(source, device="meta").stride()
+        yield memory[start : start + source.nbytes].view(source.dtype).as_strided(source.shape, layout)
+        start += _aligned(source.nbytes)
+
+
+def _resolved(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _room_for(tensors: Iterable[Tensor]) -> int:
+    return sum(_aligned(tensor.nbytes) for tensor in tensors)
+
+
+def _each(files: Files, function: Callable[[Tensor], Tensor]) -> dict[str, dict[str, Tensor]]:
+    return {file: {name: function(tensor) for name, tensor in group.items()} for file, group in files.items()}
+
+
+def _plain(files: Files) -> dict[str, dict[str, Tensor]]:
+    return {file: dict(group) for file, group in files.items()}
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    return tensor.view(_INTEGERS[tensor.element_size()])
+
+
+def _num_bytes(files: Files) -> int:
+    return sum(tensor.nbytes for group in files.values() for tensor in group.values())
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,215 @@
+"""On a GPU: a save stops for a copy, which holds exactly what there was, while the steps after it go on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from drumline.checkpoint import room, store, tensor_file
+from drumline.checkpoint.copying import Copier, Copy
+from drumline.checkpoint.staging import Staging
+from drumline.checkpoint.state import capture
+from drumline.checkpoint.writer import Writer
+from drumline.config.schema import CheckpointConfig, DistConfig
+from drumline.metrics.events import read_events
+from drumline.models import MiniResNet
+from tests.jobs import Normalised, assert_same_bits, make_config, train_here
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+GPU = torch.device("cuda", 0)
+
+
+def make(**options: Any) -> tuple[nn.Module, Optimizer]:
+    torch.manual_seed(0)
+    model = MiniResNet(in_channels=3, num_classes=10, widths=(16, 32)).to(GPU)
+    model = model.to(memory_format=torch.channels_last)
+    return model, AdamW(model.parameters(), lr=0.01, **options)
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
+    images = torch.randn(8, 3, 16, 16, device=GPU)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(images).square().mean().backward()
+        optimizer.step()
+
+
+def no_room(*where: torch.device) -> int:
+    return 0
+
+
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it does not find every kind of waiting yet
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def write(root: Path, copied: Copy) -> Path:
+    copied.wait()
+    return store.write(root, 1, tensors=copied.tensors, documents={}, metrics={}, stream=copied.stream)
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"capturable": True}], ids=str)
+@pytest.mark.parametrize("kind", ["device", "pinned", "host"])
+def test_a_copy_holds_the_bits_of_its_step_while_steps_go_on(
+    tmp_path: Path, kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = make(**options)
+    train(model, optimizer, 3)
+    copier = {
+        "device": Copier(GPU),
+        "pinned": Copier(GPU, device_room=no_room),
+        "host": Copier(GPU, device_room=no_room),
+    }[kind]
+    if kind == "host":  # as where the system does not let a process pin memory
+        monkeypatch.setattr(copier, "_pinned_memory", lambda live: None)
+    live = capture(model, optimizer, progress={}).tensors
+    torch.save(live, tmp_path / "state.pt")
+    copied = copier.take(live)
+    writer: Writer[Path] = Writer()
+    writer.start(lambda: write(tmp_path, copied))
+    train(model, optimizer, 20)  # at once, on the stream that the copy was queued on
+    path = writer.take()
+    assert path is not None
+    assert copied.kind == kind
+    assert all(not group for group in copied.tensors.values())  # its memory was given back
+    expected = torch.load(tmp_path / "state.pt", map_location="cpu", weights_only=True)
+    read = store.read(path).tensors
+    changed = 0
+    for file, group in expected.items():
+        assert read[file].keys() == group.keys()
+        for name, tensor in group.items():
+            assert bits(read[file][name]) == bits(tensor), (file, name)
+            changed += bits(live[file][name]) != bits(tensor)
+    assert changed > 20  # the steps after the save did change the model
+
+
+@pytest.mark.parametrize("device_room", [room.device_room, no_room], ids=["device", "pinned"])
+def test_the_copy_waits_for_nothing(device_room: Any) -> None:
+    model, optimizer = make(fused=True)
+    train(model, optimizer, 2)
+    live = {"model": capture(model, progress={}).tensors["model"]}
+    copier = Copier(GPU, device_room=device_room)
+    copier.take(live).wait()  # the first one allocates
+    with waiting_is_an_error():
+        copied = copier.take(live)
+    assert copied.kind == ("pinned" if device_room is no_room else "device")
+    assert copied.wait() > 0
+
+
+def test_a_copy_keeps_types_shapes_and_layouts() -> None:
+    tensors = {
+        "a": torch.randn(4, 3, 5, 5, device=GPU).to(memory_format=torch.channels_last),
+        "b": torch.randn(6, 7, device=GPU, dtype=torch.bfloat16).t(),
+        "c": torch.randn(5, device=GPU, dtype=torch.complex64).conj(),
+        "d": torch.tensor(True, device=GPU),
+        "e": torch.empty(0, 3, device=GPU),
+        "f": torch.arange(9, device=GPU)[::2],
+        "g": torch.ones(1, device=GPU).expand(4),
+        "h": torch.full((), 2.0),
+        "i": torch.full((3,), torch.nan, device=GPU).to(torch.float8_e4m3fn),
+    }
+    for copier in (Copier(GPU), Copier(GPU, device_room=no_room)):
+        copied = copier.take({"x": tensors})
+        copied.wait()
+        assert list(copied.tensors["x"]) == list(tensors)
+        for name, tensor in tensors.items():
+            copy = copied.tensors["x"][name]
+            assert (copy.dtype, copy.shape) == (tensor.dtype, tensor.shape), name
+            assert bits(copy) == bits(tensor.resolve_conj()), name
+
+
+def test_pinned_memory_is_used_again() -> None:
+    live = {"model": {"a": torch.randn(1000, device=GPU), "b": torch.randn(3, 5, device=GPU).t()}}
+    copier = Copier(GPU, device_room=no_room)
+    first = copier.take(live)
+    assert first.wait() > 0
+    place = first.tensors["model"]["a"].data_ptr()
+    assert first.tensors["model"]["a"].is_pinned()
+    assert bits(first.tensors["model"]["b"]) == bits(live["model"]["b"])
+    live["model"]["a"].zero_()
+    second = copier.take(live)
+    second.wait()
+    assert second.tensors["model"]["a"].data_ptr() == place
+    assert not second.tensors["model"]["a"].any()
+
+
+def test_without_any_room_the_live_tensors_are_written(tmp_path: Path) -> None:
+    model, optimizer = make()
+    train(model, optimizer, 1)
+    live = capture(model, optimizer, progress={}).tensors
+    for number, copied in enumerate(
+        [Copier(GPU, device_room=no_room, host_room=no_room).take(live), Copier(GPU).as_they_are(live)]
+    ):
+        assert copied.kind == "none"
+        read = store.read(write(tmp_path / str(number), copied)).tensors
+        for file, group in live.items():
+            assert all(bits(read[file][name]) == bits(tensor) for name, tensor in group.items())
+
+
+def test_more_bytes_than_the_buffers_hold_come_out_in_order() -> None:
+    """Large tensors over several buffers, small ones that share one, and some on the CPU in between."""
+    tensors = [
+        torch.randn(1000, device=GPU),
+        torch.arange(7, dtype=torch.uint8, device=GPU),
+        torch.ones(()),
+        torch.randn(40, 50, device=GPU).t(),
+        torch.empty(0, device=GPU),
+        torch.tensor([True, False], device=GPU),
+        torch.randn(3, device=GPU, dtype=torch.bfloat16),
+    ]
+    torch.cuda.synchronize()
+    staging = Staging(GPU, size=1 << 10)
+    for _ in range(2):
+        assert b"".join(map(bytes, staging.drain(tensors))) == b"".join(map(bits, tensors))
+    named = {str(number): tensor for number, tensor in enumerate(tensors)}
+    assert b"".join(tensor_file.stream(named, staging)) == b"".join(tensor_file.stream(named))
+
+
+def test_the_room_on_the_gpu_leaves_what_the_run_needs_at_its_peak() -> None:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(GPU)
+    before = room.device_room(GPU)
+    activations = torch.empty(1 << 28, dtype=torch.uint8, device=GPU)
+    during = room.device_room(GPU)
+    del activations  # held by the allocator, and needed again in the next step
+    after = room.device_room(GPU)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(GPU)
+    assert before - during >= 1 << 28
+    assert abs(after - during) < 1 << 26
+
+
+def test_a_run_saves_beside_its_steps_what_it_would_have_saved_in_them(tmp_path: Path) -> None:
+    every = CheckpointConfig(every_steps=2, every_epochs=0, keep_last=50, keep_best=0)
+    config = replace(make_config(checkpoint=every, deterministic=True), dist=DistConfig(device="cuda"))
+    train_here(config, Normalised, tmp_path / "beside")
+    waits = replace(config, checkpoint=replace(every, background=False))
+    train_here(waits, Normalised, tmp_path / "waits")
+    for step in (2, 4, 6, 8, 10):
+        name = Path("checkpoints") / f"step-{step:08d}"
+        one, two = store.read(tmp_path / "beside" / name), store.read(tmp_path / "waits" / name)
+        one.documents["progress"].pop("facts"), two.documents["progress"].pop("facts")
+        assert_same_bits(one, two)
+    for run, kind in (("beside", "device"), ("waits", "none")):
+        found = list(read_events(tmp_path / run / "events" / "rank-00000.jsonl"))
+        assert {event["copy"] for event in found if event["kind"] == "checkpoint"} == {kind}

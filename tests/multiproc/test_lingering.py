@@ -1,0 +1,47 @@
+"""A rank that its launcher ends, since another one failed, first finishes the checkpoint that it is writing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+from drumline.engine import preemption as preempting
+from drumline.engine.preemption import Preemption
+from tests.ranks import server_context
+
+
+def end_while_writing(written: Path, *, is_told_again: bool) -> None:
+    """Ends by itself when the file is there; else only when it is told again."""
+    preempting.SAME_WORD_S, preempting.LINGER_S = -1.0, 1e6
+    preemption = Preemption()
+    preemption._pipe = preempting.SignalPipe(preempting.SIGNALS)
+    preemption._told = signal.SIGTERM, time.monotonic()
+    preemption.is_writing = lambda: not written.exists()
+    threading.Timer(0.2, written.touch if not is_told_again else lambda: os.kill(os.getpid(), 15)).start()
+    preemption._end(42)
+
+
+def exit_code(written: Path, *, is_told_again: bool) -> int | None:
+    process = server_context.Process(
+        target=end_while_writing, args=(written,), kwargs={"is_told_again": is_told_again}
+    )
+    process.start()
+    process.join(30)
+    code = process.exitcode
+    process.kill()
+    process.join()
+    process.close()
+    return code
+
+
+def test_it_ends_when_the_checkpoint_stands(tmp_path: Path) -> None:
+    assert exit_code(tmp_path / "written", is_told_again=False) == 42
+    assert (tmp_path / "written").exists()
+
+
+def test_told_again_it_ends_at_once(tmp_path: Path) -> None:
+    assert exit_code(tmp_path / "written", is_told_again=True) == 128 + signal.SIGTERM
+    assert not (tmp_path / "written").exists()

@@ -1,0 +1,155 @@
+"""A checkpoint in parts: dealt alike everywhere, whole when all are there; when one is not, who failed is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from drumline.checkpoint import look, store, tensor_file
+from drumline.checkpoint.parts import Collector, Files, Telling, WritingRank, contribute, deal
+from drumline.errors import CheckpointError
+
+ZERO, ONE = WritingRank(0, "node-a"), WritingRank(1, "node-b")
+Tensors = dict[str, dict[str, Tensor]]
+
+
+def tensors(size: int = 8) -> Tensors:
+    model = {f"layer.{index}": torch.randn(size * (index + 1)) for index in range(5)}
+    return {"model": model, "optimizer": {"layer.0/step": torch.ones(())}, "empty": {}}
+
+
+class Job:
+    """Two writers of one save; `root` is where each has the run's checkpoints."""
+
+    def __init__(self, *roots: Path) -> None:
+        self.roots = roots
+        self.end = threading.Event()
+        self.store = dist.HashStore()
+
+    def telling(self) -> Telling:
+        return Telling(self.store, 1, end=self.end)
+
+    @contextmanager
+    def other(self, share: Files) -> Iterator[None]:
+        thread = threading.Thread(
+            target=contribute,
+            args=(self.telling(), ONE, self.roots[-1], 1),
+            kwargs={"tensors": share, "stream": tensor_file.stream, "seen_s": 0.2},
+        )
+        thread.start()
+        yield
+        thread.join()
+
+    def write(self, shares: dict[int, Files]) -> Path:
+        expected = {ONE: [store.file_name(name) for name in shares[1]]}
+        return store.write(
+            self.roots[0],
+            1,
+            tensors=shares[0],
+            documents={"progress": {"step": 1}},
+            metrics={},
+            others=Collector(self.telling(), ZERO, expected, seen_s=0.2),
+        )
+
+    def failure(self, shares: dict[int, Files], *, has_other: bool = True) -> str:
+        """What the user reads; nothing is left of the save."""
+        other = self.other(shares[1]) if has_other else nullcontext()
+        with other, pytest.raises(CheckpointError) as caught:
+            self.write(shares)
+        assert look.newest_valid(self.roots[0]) == (None, [])
+        return str(caught.value)
+
+
+def test_every_tensor_goes_to_one_rank_and_each_has_about_as_much() -> None:
+    whole = tensors(1000)
+    shares = deal(whole, [0, 2, 5])
+    assert shares.keys() == {0, 2, 5}
+    names = sorted(name for share in shares.values() for group in share.values() for name in group)
+    assert names == sorted(name for group in whole.values() for name in group)
+    loads = [sum(t.nbytes for group in share.values() for t in group.values()) for share in shares.values()]
+    assert max(loads) <= 1.3 * min(loads)
+    assert list(shares[2]) == ["model-part-00002"]
+    assert shares[0]["empty"] == {}
+    again = deal({file: dict(reversed(group.items())) for file, group in whole.items()}, [0, 2, 5])
+    assert {rank: {f: sorted(g) for f, g in share.items()} for rank, share in again.items()} == {
+        rank: {f: sorted(g) for f, g in share.items()} for rank, share in shares.items()
+    }
+
+
+def test_parts_of_two_ranks_are_one_checkpoint(tmp_path: Path) -> None:
+    whole = tensors()
+    shares = deal(whole, [0, 1])
+    job = Job(tmp_path)
+    with job.other(shares[1]):
+        path = job.write(shares)
+    names = set(look.verify(path).files)
+    assert {"model-part-00000.safetensors", "model-part-00001.safetensors", "empty.safetensors"} <= names
+    read = store.read(path)
+    assert read.tensors.keys() == whole.keys()
+    for file, group in whole.items():
+        assert read.tensors[file].keys() == group.keys()
+        assert store.read_tensors(path, file).keys() == group.keys()
+        assert all(torch.equal(read.tensors[file][name], tensor) for name, tensor in group.items())
+
+
+def test_a_folder_that_the_other_host_does_not_see(tmp_path: Path) -> None:
+    job = Job(tmp_path / "a", tmp_path / "b")
+    text = job.failure(deal(tensors(), [0, 1]))
+    missing = tmp_path / "b" / ".step-00000001.partial"
+    assert f"step-00000001 could not be saved: rank 1 on node-b: it does not see {missing}, " in text
+    assert "which rank 0 on node-a has made: the folder is not one that all nodes share" in text
+    assert "; there is no earlier checkpoint\n  next: give a --run on a volume that all nodes share, " in text
+    assert "or --checkpoint.writers one, or use another run folder" in text
+
+
+def test_a_part_that_does_not_arrive(tmp_path: Path) -> None:
+    job = Job(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / ".step-00000001.partial").mkdir(parents=True)
+    text = job.failure(deal(tensors(), [0, 1]))
+    assert "model-part-00001.safetensors, which rank 1 on node-b has written, is not in " in text
+    assert "/a/.step-00000001.partial on node-a: the folder is not one that all nodes share" in text
+
+
+def test_a_rank_whose_disk_is_full_is_named(small_disk: Callable[[str], Path]) -> None:
+    job = Job(small_disk("size=256k"))
+    shares = {0: {"a": {"x": torch.ones(4)}}, 1: {"b-part-00001": {"y": torch.ones(200_000)}}}
+    text = job.failure(shares)
+    assert "could not be saved: rank 1 on node-b: the disk is full" in text
+    assert "next: " in text
+
+
+def test_a_rank_that_cannot_make_its_part_is_named(tmp_path: Path) -> None:
+    shares = {0: {"a": {"x": torch.ones(4)}}, 1: {"b-part-00001": {"y": torch.ones(4).to_sparse()}}}
+    text = Job(tmp_path).failure(shares)
+    assert "rank 1 on node-b: CheckpointError: the tensor y cannot be saved" in text
+
+
+def test_a_rank_that_is_gone_is_not_waited_for_when_the_run_ends(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.end.set()
+    text = job.failure(deal(tensors(), [0, 1]), has_other=False)
+    assert "could not be saved: rank 1 on node-b ended before its part was written" in text
+    assert "next: see the output of that rank" in text
+
+
+def test_when_rank_0_gives_up_the_others_do_too(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    (tmp_path / "step-00000001").write_text("in the way")
+    shares = deal(tensors(), [0, 1])
+    with job.other(shares[1]), pytest.raises(CheckpointError, match="a file is where a folder should be"):
+        job.write(shares)
+    tidy = Job(tmp_path)
+    Collector(tidy.telling(), ZERO, {}).give_up()
+    with tidy.other(shares[1]):
+        pass
+    tidy = Job(tmp_path)
+    tidy.end.set()
+    with tidy.other(shares[1]):
+        pass
