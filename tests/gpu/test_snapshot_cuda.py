@@ -23,6 +23,7 @@ from drumline.config.schema import CheckpointConfig, DistConfig
 from drumline.metrics.events import read_events
 from drumline.models import MiniResNet
 from tests.jobs import Normalised, assert_same_bits, make_config, train_here
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 GPU = torch.device("cuda", 0)
@@ -182,7 +183,7 @@ def test_more_bytes_than_the_buffers_hold_come_out_in_order() -> None:
     for _ in range(2):
         assert b"".join(map(bytes, staging.drain(tensors))) == b"".join(map(bits, tensors))
     named = {str(number): tensor for number, tensor in enumerate(tensors)}
-    assert b"".join(tensor_file.stream(named, staging)) == b"".join(tensor_file.stream(named))
+    assert b"".join(map(bytes, tensor_file.stream(named, staging))) == b"".join(tensor_file.stream(named))
 
 
 def test_the_room_on_the_gpu_leaves_what_the_run_needs_at_its_peak() -> None:
@@ -202,9 +203,9 @@ def test_the_room_on_the_gpu_leaves_what_the_run_needs_at_its_peak() -> None:
 def test_a_run_saves_beside_its_steps_what_it_would_have_saved_in_them(tmp_path: Path) -> None:
     every = CheckpointConfig(every_steps=2, every_epochs=0, keep_last=50, keep_best=0)
     config = replace(make_config(checkpoint=every, deterministic=True), dist=DistConfig(device="cuda"))
-    train_here(config, Normalised, tmp_path / "beside")
+    run_ranks(1, train_here, config, Normalised, tmp_path / "beside")
     waits = replace(config, checkpoint=replace(every, background=False))
-    train_here(waits, Normalised, tmp_path / "waits")
+    run_ranks(1, train_here, waits, Normalised, tmp_path / "waits")
     for step in (2, 4, 6, 8, 10):
         name = Path("checkpoints") / f"step-{step:08d}"
         one, two = store.read(tmp_path / "beside" / name), store.read(tmp_path / "waits" / name)
