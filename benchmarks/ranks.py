@@ -17,5 +17,5 @@ def start_ranks(num_ranks: int, module: str, *arguments: str, limit_s: float | N
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
             print(f"{module} {arguments[0]}: not done after {limit_s:g} s", file=sys.stderr)
-            process.terminate()  # torchrun then ends its ranks
+            process.terminate()  # torchrun then ends its ranks, those that do not listen after 30 s
             return process.wait() or 1
