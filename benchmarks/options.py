@@ -21,6 +21,7 @@ class Options:
     workers: int
     ranks: str | None
     limit: float | None
+    only: str | None
     folder: Path
     """For data and runs; gone when the table is made."""
 
@@ -30,6 +31,9 @@ class Options:
         values = {name: value for name, value in {**vars(self), **own}.items() if value is not None}
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
         return [table, *flags, *(["--tiny"] if self.tiny else [])]
+
+    def wants(self, way: str) -> bool:
+        return self.only is None or any(word in way for word in self.only.split(","))
 
     def rounds_or(self, usual: int) -> int:
         return self.rounds or (2 if self.tiny else usual)
@@ -50,5 +54,6 @@ def parse(description: str | None, tables: Sequence[str]) -> Options:
     parser.add_argument("--workers", type=int, default=12, help="images: of each DataLoader [12]")
     parser.add_argument("--ranks", help="cpu, elastic: numbers of ranks to measure on [1,2 and 2,4]")
     parser.add_argument("--limit", type=float, help="give a table up after so many seconds [never]")
+    parser.add_argument("--only", help="ways whose name holds one of these words: hand,ours [all]")
     parser.add_argument("--folder", type=Path, default=Path(), help=argparse.SUPPRESS)
     return Options(**vars(parser.parse_args()))

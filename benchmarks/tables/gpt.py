@@ -68,7 +68,12 @@ def make(options: Options, ddp: DDPManager) -> Table:
         *(_ours(ddp, steps_of(config, kind), folder, samples) for kind in kinds),
     ]
     rounds, steps = options.rounds_or(7), 2 if options.tiny else 10
-    taken = measure(ways, rounds=rounds, steps=steps, warm_up=2 if options.tiny else 20)
+    taken = measure(
+        [way for way in ways if options.wants(way.name)],
+        rounds=rounds,
+        steps=steps,
+        warm_up=2 if options.tiny else 20,
+    )
     parameters = sum(parameter.numel() for parameter in work.module().parameters())
     return _table(
         taken,

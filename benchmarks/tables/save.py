@@ -87,6 +87,7 @@ def make(options: Options, ddp: DDPManager) -> Table:
         _by_hand("DCP async_save", work, folder, _dcp_saver()),
         Saving(ours, lambda step, done: _watch_for(folder / OURS / f"checkpoints/step-{step:08d}", done)),
     ]
+    savings = [saving for saving in savings if options.wants(saving.way.name)]
     rounds = options.rounds_or(5)
     _measure(savings, rounds, every)
     state = 3 * sum(parameter.numel() for parameter in work.module().parameters()) * 4

@@ -55,7 +55,12 @@ def make(options: Options, ddp: DDPManager) -> Table:
     ours = [_ours(ddp, steps_of(config, kind), images, batches) for kind in _kinds(ddp.device)]
     ways = [Way("by hand, eager", partial(by_hand, work)), *peers(work, fabric=True), *ours]
     rounds, steps = options.rounds_or(7), 3 if options.tiny else 100
-    taken = measure(ways, rounds=rounds, steps=steps, warm_up=3 if options.tiny else 30)
+    taken = measure(
+        [way for way in ways if options.wants(way.name)],
+        rounds=rounds,
+        steps=steps,
+        warm_up=3 if options.tiny else 30,
+    )
     return _table(
         taken, config, f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians"
     )
