@@ -10,6 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+# A compiler recurses deeply, and a thread's stack does not grow as the main thread's does.
+STACK_BYTES = 256 << 20
 PassOn = Callable[[int], None]
 """To be called after each step with the number of its samples."""
 
@@ -32,7 +34,9 @@ class Baton:
     def take(self, steps: int) -> int:
         """Let so many steps be taken; returns how many samples they had."""
         if not self._thread.is_alive():
+            before = threading.stack_size(STACK_BYTES)
             self._thread.start()
+            threading.stack_size(before)
         self._wanted, self._samples = steps, 0
         self._go.release()
         self._done.acquire()

@@ -67,9 +67,10 @@ def make(options: Options, ddp: DDPManager) -> Table:
         *peers(work, suffix=", compiled"),
         *(_ours(ddp, steps_of(config, kind), folder, samples) for kind in kinds),
     ]
+    chosen = [way for way in ways if options.wants(way.name)]
     rounds, steps = options.rounds_or(7), 2 if options.tiny else 10
     taken = measure(
-        [way for way in ways if options.wants(way.name)],
+        chosen,
         rounds=rounds,
         steps=steps,
         warm_up=2 if options.tiny else 20,

@@ -85,13 +85,14 @@ def make(options: Options, ddp: DDPManager) -> Table:
         *peers(replace(work, batches=batches)),
         *_ours(ddp, config, folder, count, warm_up=5 if options.tiny else OURS_WARM_UP),
     ]
+    chosen = [way for way in ways if options.wants(way.name)]
     rounds, steps = options.rounds_or(7), count // size
     how = (
         f"n = {rounds} blocks of {steps} steps (an epoch), in turn in one process under DDP; medians; all but ours "
         f"with a DataLoader of {workers} workers"
     )
     taken = measure(
-        [way for way in ways if options.wants(way.name)],
+        chosen,
         rounds=rounds,
         steps=steps,
         warm_up=5 if options.tiny else 120,
