@@ -1,19 +1,23 @@
 """What the engine costs over a loop by hand, with everything on: watch, ledger, events, and a checkpoint in each block.
 
 Ours is `drumline train` itself with its run folder. The save comes in the middle of the block, so that the steps after
-it bear what it does in the background.
+it bear what it does in the background. Both run in the main thread, as a training does: between two of its steps ours
+lets the loop by hand take its block. In threads of their own, as the ways of the other tables are, both are slower
+here, and ours more so.
 """
 
 from __future__ import annotations
 
 import statistics
-from functools import partial
+import time
+from contextlib import suppress
 
-from benchmarks.harness import Taken, Way, measure
+from benchmarks.baton import Enough
+from benchmarks.harness import Taken, time_steps
 from benchmarks.in_memory import SAVE_EVERY, TINY_WORK, WORK, InMemoryTask, plain_work
 from benchmarks.options import Options
 from benchmarks.report import Goal, Row, Table, described
-from benchmarks.ways.by_hand import by_hand
+from benchmarks.ways.by_hand import steps_by_hand
 from benchmarks.ways.ours import whole_run
 from drumline.config.schema import Config
 from drumline.manager import DDPManager
@@ -36,17 +40,33 @@ def make(options: Options, ddp: DDPManager) -> Table:
 
 
 def _pair(name: str, config: Config, options: Options, ddp: DDPManager, rounds: int) -> list[Taken]:
-    ours = whole_run(
-        f"{name}: ours",
-        ddp,
-        config,
-        InMemoryTask,
-        options.folder,
-        samples=config.data.samples,
-        warm_up=SAVE_EVERY // 2,
-    )
-    ways = [Way(f"{name}: by hand", partial(by_hand, plain_work(config, ddp))), ours]
-    return measure(ways, rounds=rounds, steps=SAVE_EVERY, warm_up=2 if options.tiny else 8)
+    """Collective: blocks of both in turn; the first of each is for warming up."""
+    hand, ours = (Taken(f"{name}: {way}", steps=SAVE_EVERY) for way in ("by hand", "ours"))
+    by_hand = steps_by_hand(plain_work(config, ddp))
+    way = whole_run(ours.name, ddp, config, InMemoryTask, options.folder, samples=config.data.samples)
+    # The save is due after every SAVE_EVERY steps: half a block more, and it comes in the middle of each.
+    left, begun, num_blocks = SAVE_EVERY // 2, time.perf_counter(), -1
+
+    def after_each_step(_: int) -> None:
+        nonlocal left, begun, num_blocks
+        left -= 1
+        if left:
+            return
+        if num_blocks >= 0:
+            ours.seconds.append(time.perf_counter() - begun)
+        way.rest()
+        seconds = time_steps(by_hand, SAVE_EVERY) * SAVE_EVERY
+        if num_blocks >= 0:
+            hand.seconds.append(seconds)
+        num_blocks += 1
+        way.wake()
+        if num_blocks == rounds:
+            raise Enough
+        left, begun = SAVE_EVERY, time.perf_counter()
+
+    with suppress(Enough):
+        way.run(after_each_step)
+    return [hand, ours]
 
 
 def ranks_text(ddp: DDPManager) -> str:

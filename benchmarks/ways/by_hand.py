@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,6 +14,12 @@ from benchmarks.work import Work
 
 
 def by_hand(work: Work, pass_on: PassOn) -> None:
+    for samples in steps_by_hand(work):
+        pass_on(samples)
+
+
+def steps_by_hand(work: Work) -> Iterator[int]:
+    """One step after another; how many samples each had."""
     module = work.module()
     optimizer = work.optimizer(module)
     model = wrapped(torch.compile(module) if work.is_compiled else module, work.device)
@@ -26,7 +34,7 @@ def by_hand(work: Work, pass_on: PassOn) -> None:
                 nn.utils.clip_grad_norm_(parameters, work.clip_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            pass_on(len(inputs))
+            yield len(inputs)
 
 
 def wrapped(module: nn.Module, device: torch.device) -> nn.Module:
