@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from drumline.data.draws import Draws
 
@@ -24,14 +25,15 @@ def corners(draws: Draws, shape: Shape, *, padding: int, flip: bool) -> Tensor:
     """For each sample the place of its upper left pixel, counted over the bordered images that `cut` lays out."""
     channels, height, width = shape
     chances = draws.uniform(3, stream=_STREAM)
-    shifts = (chances[:, :2] * (2 * padding + 1)).astype(np.int64)
+    down, right = (chances[:, :2] * (2 * padding + 1)).astype(np.int64).T
     count, wide = len(chances), width + 2 * padding
     size = channels * (height + 2 * padding) * wide
     if flip:
         mirrored = chances[:, 2] < 0.5
-        shifts[mirrored, 1] = 2 * padding - shifts[mirrored, 1]
-    places = shifts @ np.array((wide, 1))
-    places += np.arange(0, count * size, size)
+        right[mirrored] = 2 * padding - right[mirrored]
+    places = np.arange(0, count * size, size)
+    places += down * wide
+    places += right
     if flip:
         places[mirrored] += count * size  # the mirrored images follow the others
     return torch.from_numpy(places)
@@ -39,17 +41,14 @@ def corners(draws: Draws, shape: Shape, *, padding: int, flip: bool) -> Tensor:
 
 def cut(images: Tensor, places: Tensor, *, padding: int, flip: bool) -> Tensor:
     """Each image cut at its place from itself with a black border, or from its mirror image."""
-    _, channels, height, width = images.shape
+    count, channels, height, width = images.shape
+    images = images.contiguous()
+    bordered = pad(torch.stack((images, images.flip(-1))) if flip else images, (padding,) * 4)
     shape = (channels, height + 2 * padding, width + 2 * padding)
-    bordered = images.new_zeros(2 if flip else 1, len(images), *shape)
-    inside = bordered[..., padding : padding + height, padding : padding + width]
-    inside[0].copy_(images)
-    if flip:
-        inside[1].copy_(images.flip(-1))
     # A view of the `width` pixels after every pixel: one index picks a whole row of a cut, which is copied at once.
     runs = bordered.as_strided((bordered.numel() - width + 1, width), (1, 1))
     rows = places.unsqueeze(1) + _rows_of_a_cut(shape, height, images.device)
-    return runs.index_select(0, rows.view(-1)).view(images.shape)
+    return runs.index_select(0, rows.view(-1)).view(count, channels, height, width)
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:

@@ -50,7 +50,10 @@ class Delivery:
         if self._stream is None or not can_change_streams(answer):
             return _Sent(answer, None)
         with torch.cuda.stream(self._stream):
-            return _Sent(self.now(answer), self._stream.record_event())
+            batch = self.now(answer)
+            if can_change_streams(batch):
+                return _Sent(batch, self._stream.record_event())
+        return _Sent(answer, None)  # what `finish` makes must be made on the stream that uses it
 
     def _receive(self, sent: _Sent) -> Any:
         if sent.is_there is None:

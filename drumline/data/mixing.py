@@ -14,8 +14,9 @@ GOLDEN = 0x9E3779B97F4A7C15
 # Multipliers and shifts of the splitmix64 finaliser, a bijection of 64-bit integers.
 _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFTS = (30, 27, 31)
-_ARRAY_MULTIPLIERS = tuple(np.uint64(multiplier) for multiplier in _MULTIPLIERS)
-_ARRAY_SHIFTS = tuple(np.uint64(shift) for shift in _SHIFTS)
+# Arrays of no dimension: of a scalar numpy would make one each time.
+_ARRAY_MULTIPLIERS = tuple(np.array(multiplier, dtype=np.uint64) for multiplier in _MULTIPLIERS)
+_ARRAY_SHIFTS = tuple(np.array(shift, dtype=np.uint64) for shift in _SHIFTS)
 
 
 def mix_number(number: int) -> int:

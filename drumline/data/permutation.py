@@ -30,8 +30,9 @@ _ROUND_PAIRS = 6
 
 
 class _Grid(NamedTuple):
-    rows: int
-    columns: int
+    # Arrays of no dimension: of a number numpy would make one in each round.
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
     row_shifts: NDArray[np.int64]
     """[pair, column]: what is added to the row."""
     column_shifts: NDArray[np.int64]
@@ -96,8 +97,8 @@ def _grid(length: int, seed: int, epoch: int) -> _Grid:
     rows = math.isqrt(length - 1) + 1
     columns = -(-length // rows)
     return _Grid(
-        rows=rows,
-        columns=columns,
+        rows=np.array(rows),
+        columns=np.array(columns),
         row_shifts=_random_below(rows, width=columns, stream=1, seed=seed, epoch=epoch),
         column_shifts=_random_below(columns, width=rows, stream=2, seed=seed, epoch=epoch),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -105,6 +106,8 @@ class StepPlan:
         return bool(self.pieces) and self.pieces[0].part != self.pieces[-1].part
 
 
+# Asked for twice in every step: by who makes its batches, which may be far ahead, and by who takes it.
+@lru_cache(maxsize=256)
 def plan_step(cursor: Cursor, *, length: int, sharing: Sharing) -> StepPlan:
     """The step that starts at the cursor, which must stand inside the epoch (`position < length`)."""
     start = cursor.position

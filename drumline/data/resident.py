@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drumline.data.dataset import TwoPartDataset, is_in_two_parts, is_stream
+from drumline.data.dataset import TwoPartDataset, checked_length, is_in_two_parts, is_stream
 from drumline.data.draws import Draws
 from drumline.data.transfer import leaves, map_leaves
 from drumline.errors import UsageError
@@ -28,11 +28,11 @@ def held_on(dataset: Any, device: torch.device, *, workers: int, warns: bool) ->
     if device.type == "cpu":
         return dataset, workers
     _refuse_what_has_no_rows(dataset, device)
-    needed = _row_bytes(dataset) * len(dataset)
+    needed = checked_length(dataset) * _num_bytes(_first_row(dataset))
     check_fits(type(dataset).__name__, needed, torch.cuda.mem_get_info(device)[0], device)
     if workers and warns:
         log.warning(
-            f"the training data stays on {device}, so the {workers} workers that were asked for are not started for it"
+            f"the data stays on {device}, so the {workers} workers that were asked for are not started for it"
         )
     held = ResidentDataset(dataset, device)
     torch.cuda.synchronize(device)  # other streams read it
@@ -79,21 +79,24 @@ def _refuse_what_has_no_rows(dataset: Any, device: torch.device) -> None:
     else:
         why = f"{name} does not say what its samples are before chance has changed them"
     raise UsageError(
-        f"the training data cannot stay on {device}: {why}",
+        f"the data cannot stay on {device}: {why}",
         next_step="leave --data.resident out, or derive the dataset from drumline.TwoPartDataset",
     )
 
 
-def _row_bytes(dataset: TwoPartDataset) -> int:
-    row = dataset.gather(np.zeros(1, dtype=np.int64))
-    return sum(leaf.nbytes for leaf in leaves(row))
+def _first_row(dataset: TwoPartDataset) -> Any:
+    return dataset.gather(np.zeros(1, dtype=np.int64))
+
+
+def _num_bytes(rows: Any) -> int:
+    return sum(leaf.nbytes for leaf in leaves(rows))
 
 
 def _all_rows(dataset: TwoPartDataset, device: torch.device) -> Any:
     """All that `gather` gives, on the device; the host holds a part of it at a time."""
-    first, length = dataset.gather(np.zeros(1, dtype=np.int64)), len(dataset)
+    first, length = _first_row(dataset), len(dataset)
     held = [torch.empty((length, *leaf.shape[1:]), dtype=leaf.dtype, device=device) for leaf in leaves(first)]
-    step = max(1, _CHUNK_BYTES // max(1, _row_bytes(dataset)))
+    step = max(1, _CHUNK_BYTES // max(1, _num_bytes(first)))
     for start in range(0, length, step):
         part = dataset.gather(np.arange(start, min(start + step, length), dtype=np.int64))
         for whole, rows in zip(held, leaves(part), strict=True):

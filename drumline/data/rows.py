@@ -15,7 +15,7 @@ def rows_of(array: NDArray[Any], indices: NDArray[np.int64], *, pinned: bool = F
     block out again when the copy to the device that was made from it is done."""
     if not pinned:
         # Not array[indices], which may give an axis of size 1 another stride: kernels are chosen by strides.
-        return _native(np.take(array, indices, axis=0))
+        return _native(array.take(indices, axis=0))
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(array)):
         raise IndexError(f"rows from {indices.min()} to {indices.max()} of {len(array)}")
     kind = _native(np.empty(0, dtype=array.dtype)).dtype

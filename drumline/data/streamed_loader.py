@@ -16,13 +16,14 @@ import torch
 
 from drumline.data.dataset import check_stream, is_resumable
 from drumline.data.dealt import DealtReader
+from drumline.data.delivery import Delivery
 from drumline.data.loader import check_sizes
 from drumline.data.own_stream import OwnPlace, OwnReader
 from drumline.data.plan import Cursor, Sharing
 from drumline.data.serving import Loading
 from drumline.data.steps import Micro, Step, StepLoader, not_taken_whole
 from drumline.data.streamed import NoLengthError, ReadStep, asks_from, read_by
-from drumline.data.transfer import copied, to_device
+from drumline.data.transfer import copied
 from drumline.errors import CheckpointError, DataError, UsageError
 
 
@@ -50,7 +51,8 @@ class StreamLoader(StepLoader):
         if self._place is not None and sharing.shards is not None:
             raise _not_elastic(self.name)
         self.sharing = sharing
-        self._device = device
+        # Where nothing is copied to the device, what is kept must not be changed by a loss that works in place.
+        self._delivery = Delivery(device, copied if device.type == "cpu" else lambda batch: batch)
         self._cursor = Cursor()
         reader = DealtReader if self._place is None else OwnReader
         self._server = read_by(
@@ -134,7 +136,7 @@ class StreamLoader(StepLoader):
 
     def preview(self) -> Any:
         """The next micro-batch, which stays the next."""
-        return self._handed_out(self._read().batches[0])
+        return self._delivery.now(self._read().batches[0])
 
     def peek(self) -> str:
         """A digest of the first sample that this loader has read or will read; nothing is taken."""
@@ -170,18 +172,15 @@ class StreamLoader(StepLoader):
 
     def _micro_batches(self, read: ReadStep) -> Iterator[Micro]:
         pieces = read.plan.pieces
-        for number, (piece, batch) in enumerate(zip(pieces, read.batches, strict=True), 1):
-            data = self._handed_out(batch)
+        # Only those of this step: what is not read yet is not made ahead.
+        batches = self._delivery.batches(iter(read.batches))
+        for number, (piece, data) in enumerate(zip(pieces, batches, strict=True), 1):
             if number == len(pieces):
                 # Moved before the batch is handed out: a checkpoint after the optimizer step holds the right place.
                 self._move_past(read)
             yield Micro(data, piece.size, number == len(pieces), piece.part, piece.ends_part)
         if not pieces:  # a rank may have none of a short batch's shards
             self._move_past(read)
-
-    def _handed_out(self, batch: Any) -> Any:
-        # Where nothing is copied to the device, what is kept must not be changed by a loss that works in place.
-        return copied(batch) if self._device.type == "cpu" else to_device(batch, self._device)
 
     def _move_past(self, read: ReadStep) -> None:
         if read.plan.following.position == 0:

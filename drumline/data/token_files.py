@@ -36,6 +36,8 @@ class Tokens(NamedTuple):
     values: NDArray[Any]
     vocab_size: int
     name: str
+    is_stated: bool = False
+    """Whether the vocabulary was stated, and not counted: then a token may exceed it."""
 
 
 def find_tokens(dir: str | None, *, token_type: str) -> tuple[Tokens, Tokens | None]:
@@ -96,7 +98,10 @@ def _open(path: Path, token_type: str) -> Tokens:
         values = _map_raw(path, np.dtype(token_type))
     else:
         return Tokens(_map_raw(path, np.dtype(np.uint8)), _TEXT_VOCABULARY, str(path))
-    return Tokens(values, _stated_vocabulary(path) or _scanned_vocabulary(values, path), str(path))
+    stated = _stated_vocabulary(path)
+    return Tokens(
+        values, stated or _scanned_vocabulary(values, path), str(path), is_stated=stated is not None
+    )
 
 
 def _map_raw(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:

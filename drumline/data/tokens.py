@@ -17,15 +17,12 @@ from drumline.errors import DataError
 _EVALUATION_SHARE = 20  # without a file of its own, one twentieth at the end is for evaluation
 
 
-def inputs_and_targets(rows: Tensor, *, mask: int | None = None) -> tuple[Tensor, Tensor]:
-    """Of windows in any integer type: all tokens but the last, and all but the first, as int64 in memory of their own.
-    `mask`: the bits of a type without a sign, of rows that went as one with a sign."""
-    wide = rows.to(torch.int64)
-    if mask is not None:
-        wide.bitwise_and_(mask)
-    inputs, targets = (
-        part.clone(memory_format=torch.contiguous_format) for part in (wide[:, :-1], wide[:, 1:])
-    )
+def inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Of windows in any integer type: all tokens but the last, and all but the first, as int64."""
+    count, window = rows.shape
+    # A view of both, so that they are widened and laid out in one copy.
+    both = rows.as_strided((2, count, window - 1), (rows.stride(1), *rows.stride()))
+    inputs, targets = both.to(torch.int64, copy=True, memory_format=torch.contiguous_format).unbind()
     return inputs, targets
 
 
@@ -36,6 +33,7 @@ class TokenWindows(TwoPartDataset):
     def __init__(self, tokens: Tokens, *, start: int, stop: int, context: int) -> None:
         self.vocab_size = tokens.vocab_size
         self._name = tokens.name
+        self._is_stated = tokens.is_stated
         self._start = start
         self._window = context + 1
         self._length = (stop - start) // self._window
@@ -51,7 +49,7 @@ class TokenWindows(TwoPartDataset):
         return rows
 
     def finish(self, rows: Tensor, choices: None) -> tuple[Tensor, Tensor]:
-        return inputs_and_targets(rows, mask=self._mask)
+        return inputs_and_targets(rows.view(self._kind))
 
     def _attach(self, values: NDArray[Any]) -> None:
         stop, kind = self._start + self._length * self._window, values.dtype
@@ -59,11 +57,9 @@ class TokenWindows(TwoPartDataset):
         rows = np.asarray(values)[self._start : stop].reshape(self._length, self._window)
         # Bit for bit with a sign: torch has few operations for the wider types without one.
         self._rows = rows.view(f"{kind.byteorder}i{kind.itemsize}") if kind.itemsize > 1 else rows
-        is_cut_short = kind.kind == "u" and self.vocab_size > np.iinfo(self._rows.dtype).max
-        self._mask = np.iinfo(kind).max if is_cut_short else None
-        # True only where the vocabulary was stated: a meta.json may be wrong, and a GPU would not say it
-        # kindly.
-        self._may_exceed = np.iinfo(kind).max >= self.vocab_size
+        self._kind = torch.from_numpy(np.empty(0, dtype=kind.newbyteorder("="))).dtype
+        # A meta.json may be wrong, and a GPU would not say it kindly.
+        self._may_exceed = self._is_stated and np.iinfo(kind).max >= self.vocab_size
 
     def _check(self, rows: NDArray[Any]) -> None:
         if rows.max() < self.vocab_size and (rows.dtype.kind == "u" or rows.min() >= 0):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Number
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -31,8 +33,12 @@ def record_stream(batch: Any, stream: torch.cuda.Stream) -> None:
 
 
 def can_change_streams(batch: Any) -> bool:
-    """Whether all that moves in it can be told so: an object of somebody's own may not know how."""
-    return all(hasattr(leaf, "record_stream") for leaf in leaves(batch))
+    """Whether every tensor in it can be told so: an object of somebody's own may not know how, or hide one."""
+    if hasattr(batch, "to"):
+        return hasattr(batch, "record_stream")
+    if isinstance(batch, tuple | list | Mapping):
+        return all(map(can_change_streams, batch.values() if isinstance(batch, Mapping) else batch))
+    return batch is None or isinstance(batch, str | bytes | Number | np.generic | np.ndarray)
 
 
 def leaves(batch: Any) -> Iterator[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from drumline.config.schema import Config
 from drumline.data.augment import normalise
@@ -27,6 +28,7 @@ from drumline.data.plan import Cursor, Sharing
 from drumline.data.resident import ResidentDataset, held_on
 from drumline.data.rows import rows_of
 from drumline.data.serving import BatchServer, Loading
+from drumline.data.streamed_loader import StreamLoader
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
 from drumline.errors import UsageError
@@ -240,6 +242,52 @@ def test_a_batch_that_moves_itself_is_moved_when_it_is_handed_out() -> None:
     expected, found = make(FailsAt(0), CPU), make(Boxes(0), GPU)
     for one, other in zip(expected, found, strict=True):
         assert torch.equal(one, other.inside.cpu())
+
+
+@dataclass
+class Hidden:
+    """A batch as somebody's own kind of object, which nothing here can look into."""
+
+    inside: Tensor
+
+
+class HidesBatches(TwoPartDataset):
+    def __len__(self) -> int:
+        return 480
+
+    def gather(self, indices: np.ndarray, *, pinned: bool = False) -> Tensor:
+        return torch.from_numpy(indices)
+
+    def finish(self, rows: Tensor, choices: None) -> Any:
+        return Hidden(rows.view(-1, 1).expand(-1, 20_000).contiguous())
+
+
+def test_memory_that_a_batch_hides_is_not_used_again_too_early() -> None:
+    kept = []
+    for hidden in make(HidesBatches(), GPU):
+        busy()
+        kept.append(hidden.inside.sum(1))
+        del hidden
+    for one, total in zip(make(FailsAt(0), CPU), kept, strict=True):
+        assert torch.equal(one * 20_000, total.cpu())
+
+
+class Samples(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return (torch.full((50_000,), number) for number in range(100))
+
+
+@pytest.mark.parametrize("loading", [{}, {"pin_memory": False}, {"workers": 1}], ids=str)
+def test_batches_of_a_stream_have_the_bits_of_the_cpu(loading: dict[str, Any]) -> None:
+    sharing = Sharing(batch_size=12, rank=0, world_size=1, accumulate=4)
+    plain, ahead = (
+        StreamLoader(Samples(), sharing=sharing, device=device, seed=3, loading=Loading(**loading))
+        for device in (CPU, GPU)
+    )
+    with closing(plain), closing(ahead):
+        batches = ([batch] for batch in ahead)
+        check_same(([batch] for batch in plain), batches, count=33)
+        assert torch.equal(plain.preview(), ahead.preview().cpu())
 
 
 def test_data_larger_than_the_free_memory_is_refused() -> None:

@@ -99,6 +99,16 @@ def test_an_image_is_treated_alike_in_any_batch_and_otherwise_in_another_epoch()
     assert sum(np.array_equal(a, b) for a, b in zip(whole, other, strict=True)) < 20
 
 
+def test_images_are_cut_alike_however_they_lie_in_memory() -> None:
+    """As a decoder gives them, channels come last in memory."""
+    images = torch.from_numpy(IMAGES)
+    places = corners(DRAWS, (2, 6, 5), padding=1, flip=False)
+    for flip in (False, True):
+        found = cut(images.to(memory_format=torch.channels_last), places, padding=1, flip=flip)
+        assert torch.equal(found, cut(images, places, padding=1, flip=flip))
+        assert found.is_contiguous()
+
+
 def test_the_images_given_are_left_as_they_are() -> None:
     before = IMAGES.copy()
     normalise(torch.from_numpy(moved(IMAGES, DRAWS, padding=1, flip=True)), (1.0, 2.0), (3.0, 4.0))

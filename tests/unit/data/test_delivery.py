@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from drumline.data.draws import Draws
 from drumline.data.loader import Loader
 from drumline.data.plan import Cursor, Sharing
 from drumline.data.serving import Loading
+from drumline.data.streamed_loader import StreamLoader
 from drumline.data.transfer import can_change_streams, leaves
 
 CPU = torch.device("cpu")
@@ -129,6 +131,11 @@ def test_the_time_spent_waiting_is_counted() -> None:
     assert loader.waited_s > 0
 
 
+@dataclass
+class Hides:
+    inside: torch.Tensor
+
+
 class Moves:
     def to(self, device: torch.device, non_blocking: bool) -> Moves:
         return self
@@ -138,4 +145,30 @@ def test_only_what_can_be_told_of_another_stream_is_sent_ahead() -> None:
     batch = {"images": torch.ones(2), "rest": [torch.ones(1), "a name", 3], "none": None}
     assert [leaf.numel() for leaf in leaves(batch)] == [2, 1]
     assert can_change_streams(batch)
+    assert can_change_streams((np.ones(2), True, np.float32(1), b"bytes"))
     assert not can_change_streams((torch.ones(1), Moves()))
+    assert not can_change_streams([torch.ones(1), Hides(torch.ones(1))])
+
+
+class Numbers:
+    """A stream of 23 samples."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(23))
+
+
+def test_of_a_stream_only_the_step_in_work_is_sent_ahead() -> None:
+    sharing = Sharing(batch_size=6, rank=0, world_size=1, accumulate=3)
+    both = [StreamLoader(Numbers(), sharing=sharing, device=CPU, seed=4, loading=Loading()) for _ in range(2)]
+    plain, ahead = both
+    sent: list[Any] = []
+    ahead._delivery = AheadOnTheCpu(CPU, lambda batch: sent.append(batch) or batch)
+    for _ in range(2):
+        for expected, found in zip(plain.steps(), ahead.steps(), strict=True):
+            assert expected.plan == found.plan
+            for one, other in zip(expected.micro_batches, found.micro_batches, strict=True):
+                assert torch.equal(one.data, other.data)
+                assert plain.cursor == ahead.cursor
+            assert torch.cat(sent).tolist() == list(range(found.plan.start, found.plan.stop))
+            sent.clear()
+    assert ahead.cursor == Cursor(2, 0)

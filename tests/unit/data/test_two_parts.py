@@ -162,11 +162,24 @@ class Stream:
     ],
 )
 def test_data_without_rows_cannot_stay_on_the_device(dataset: Any, why: str) -> None:
-    with pytest.raises(UsageError, match=f"the training data cannot stay on cuda:0: {why}") as caught:
+    with pytest.raises(UsageError, match=f"the data cannot stay on cuda:0: {why}") as caught:
         held_on(dataset, GPU, workers=0, warns=True)
     assert "leave --data.resident out, or derive the dataset from drumline.TwoPartDataset" in str(
         caught.value
     )
+
+
+def test_data_that_is_empty_is_refused_as_anywhere_else() -> None:
+    class Empty(SyntheticImages):
+        def __len__(self) -> int:
+            return 0
+
+        def gather(self, indices: np.ndarray, *, pinned: bool = False) -> Any:
+            raise IndexError("there is no row 0")
+
+    dataset = Empty(split="train", augment=False, image_size=8, samples=1, classes=2, seed=0)
+    with pytest.raises(DataError, match="the dataset Empty is empty"):
+        held_on(dataset, GPU, workers=0, warns=True)
 
 
 def test_data_that_would_leave_no_room_is_refused_with_the_sizes() -> None:
@@ -189,6 +202,4 @@ def test_workers_of_resident_data_are_not_started_and_that_is_said(
         held, workers = held_on(images(), torch.device("meta"), workers=3, warns=True)
     assert isinstance(held, ResidentDataset)
     assert (len(held), workers) == (40, 0)
-    assert (
-        "the training data stays on meta, so the 3 workers that were asked for are not started" in caplog.text
-    )
+    assert "the data stays on meta, so the 3 workers that were asked for are not started" in caplog.text
