@@ -59,6 +59,7 @@ def time_hand_in(ddp: DDPManager, rounds: int) -> float:
             ledger.add(plan)
             started = time.perf_counter()
             file.hand_in(ledger, step=step, device=ddp.device)
+            file.flush()
             times.append(time.perf_counter() - started)
         file.close()
     return statistics.median(times[1:])

@@ -24,7 +24,8 @@ from drumline.checkpoint.staging import Staging, make_event
 Kind = Literal["device", "pinned", "host", "none"]
 Files = Mapping[str, Mapping[str, Tensor]]
 _ALIGNMENT = 512
-# Bits are copied, whatever they mean: every type has a kernel that way, and there are few groups.
+# Bits are copied, whatever they mean: every type has a kernel that way, and there are few groups. Single precision,
+# which most of a state is in, has its own, and is spared the view.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -126,10 +127,11 @@ def _beside(live: Files, device: torch.device) -> dict[str, dict[str, Tensor]]:
         here = {name: source for name, source in sources.items() if source.device == device}
         memory = torch.empty(_room_for(here.values()), dtype=torch.uint8, device=device)
         targets = dict(zip(here, _carve(memory, here.values()), strict=True))
-        by_size = defaultdict(list)
+        by_type = defaultdict(list)
         for name, source in here.items():
-            by_size[source.element_size()].append((_as_integers(targets[name]), _as_integers(source)))
-        for pairs in by_size.values():
+            bits = _as_bits(source)
+            by_type[bits.dtype].append((_as_bits(targets[name]), bits))
+        for pairs in by_type.values():
             torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
         # An optimizer counts its steps on the CPU.
         copied[file] = {name: targets[name] if name in here else sources[name].clone() for name in group}
@@ -146,15 +148,22 @@ def _into(buffer: Tensor, live: Files) -> dict[str, dict[str, Tensor]]:
 
 def _carve(memory: Tensor, sources: Iterable[Tensor]) -> Iterator[Tensor]:
     """Tensors in this memory, laid out as these are: what lies densely is then copied as it lies."""
-    start = 0
+    # One call for each tensor: there are hundreds, and the step is stopped meanwhile.
+    start, by_type = 0, {torch.uint8: memory}
     for source in sources:
-        layout = torch.empty_like(source, device="meta").stride()
-        yield memory[start : start + source.nbytes].view(source.dtype).as_strided(source.shape, layout)
+        if (typed := by_type.get(source.dtype)) is None:
+            typed = by_type[source.dtype] = memory.view(source.dtype)
+        yield typed.as_strided(source.shape, _dense_layout(source), start // source.element_size())
         start += _aligned(source.nbytes)
 
 
+def _dense_layout(source: Tensor) -> tuple[int, ...]:
+    return source.stride() if source.is_contiguous() else torch.empty_like(source, device="meta").stride()
+
+
 def _resolved(tensor: Tensor) -> Tensor:
-    return tensor.detach().resolve_conj().resolve_neg()
+    plain = tensor.detach()
+    return plain.resolve_conj().resolve_neg() if plain.is_conj() or plain.is_neg() else plain
 
 
 def _room_for(tensors: Iterable[Tensor]) -> int:
@@ -169,8 +178,8 @@ def _plain(files: Files) -> dict[str, dict[str, Tensor]]:
     return {file: dict(group) for file, group in files.items()}
 
 
-def _as_integers(tensor: Tensor) -> Tensor:
-    return tensor.view(_INTEGERS[tensor.element_size()])
+def _as_bits(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype is torch.float32 else tensor.view(_INTEGERS[tensor.element_size()])
 
 
 def _num_bytes(files: Files) -> int:

@@ -78,6 +78,11 @@ class Telling:
                 raise TimeoutError
             time.sleep(POLL_S)
 
+    def forget(self, *keys: str) -> None:
+        """What all have heard; a run may save many thousand times."""
+        for key in keys:
+            self._store.delete_key(key)
+
 
 class Collector:
     """Rank 0's side: it makes the folder, and gathers what the others have written into it."""
@@ -110,6 +115,8 @@ class Collector:
             for name in names:
                 self._make_sure(partial, name, records[name], writer)
                 files[name] = records[name]
+        with contextlib.suppress(dist.DistError, RuntimeError):  # all that is needed was said
+            self._telling.forget("open", *(f"part/{writer.rank}" for writer in self._expected))
         return files
 
     def _records_of(self, writer: WritingRank) -> dict[str, FileRecord]:

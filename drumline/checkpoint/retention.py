@@ -10,10 +10,21 @@ from drumline.checkpoint import look, store
 from drumline.checkpoint.manifest import Manifest, TornCheckpointError
 
 
-def prune(root: Path, *, keep_last: int, keep_best: int, metric: str, higher_is_better: bool) -> list[Path]:
-    """Remove all but the newest `keep_last` and the best `keep_best`; the newest valid one always stays."""
-    # Every byte of the newest is read once more: an older one goes only when this one is known to be good.
-    newest = look.newest_valid(root).path
+def prune(
+    root: Path,
+    *,
+    keep_last: int,
+    keep_best: int,
+    metric: str,
+    higher_is_better: bool,
+    newest: Path | None = None,
+) -> list[Path]:
+    """Remove all but the newest `keep_last` and the best `keep_best`; the newest valid one always stays.
+
+    `newest`: the one that this process has just written. Without it, every byte is read to find the newest valid one:
+    an older one goes only when that is known to be good.
+    """
+    newest = newest or look.newest_valid(root).path
     if newest is None:
         return []
     # A torn one that is newer than any valid one is left for the user to see: its step will be written again.

@@ -19,7 +19,8 @@ _GROUPS = Path("/sys/fs/cgroup")
 def device_room(device: torch.device) -> int:
     """Bytes that a copy may take on a GPU. What the allocator holds unused now, the next step may need again."""
     free, _ = torch.cuda.mem_get_info(device)
-    needed_at_peak = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_reserved(device)
+    held = torch.cuda.memory_stats(device)
+    needed_at_peak = held.get("allocated_bytes.all.peak", 0) - held.get("reserved_bytes.all.current", 0)
     return int(free - needed_at_peak - _DEVICE_MARGIN)
 
 

@@ -81,7 +81,7 @@ def write(
     final = root / look.folder_name(step)
     contents = {f"{name}{_TENSORS}": stream(group) for name, group in tensors.items()}
     texts = {f"{name}{look.DOCUMENT}": _to_json(document) for name, document in documents.items()}
-    needed = sum(map(tensor_file.file_size, tensors.values())) + sum(map(len, texts.values()))
+    needed = sum(map(tensor_file.num_bytes, tensors.values())) + sum(map(len, texts.values()))
     if manifest.FILE_NAME in texts:
         raise ValueError(f"the name {manifest.FILE_NAME} is taken")
     try:

@@ -42,9 +42,11 @@ _TYPE_CODES = {
 }
 
 
-def file_size(tensors: Mapping[str, Tensor]) -> int:
-    """How many bytes the file of these tensors takes."""
-    return len(_header(tensors)) + sum(_num_bytes(tensor) for tensor in tensors.values())
+def num_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """How many bytes these tensors take in a file, without its header; one that cannot be saved is refused."""
+    for name, tensor in tensors.items():
+        _type_code(name, tensor)
+    return sum(_num_bytes(tensor) for tensor in tensors.values())
 
 
 def stream(tensors: Mapping[str, Tensor], staging: Staging | None = None) -> Iterator[bytes | memoryview]:

@@ -1,6 +1,7 @@
 """What ranks send each other besides gradients: small sums, JSON, and a checkpoint's tensors. No pickle.
 
-Every function here is collective: all ranks call it, in the same order. With no group they act on one rank.
+Every function here is collective: all ranks call it, in the same order. One rank alone, in a group or not, sends
+nothing, and does not wait for its device.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from torch import Tensor
 
 def all_sum(tensor: Tensor) -> Tensor:
     """Collective: the sum of `tensor` over all ranks, in place."""
-    if dist.is_initialized():
+    if not _is_alone():
         dist.all_reduce(tensor)
     return tensor
 
 
 def gather_tensors(tensor: Tensor, *, device: torch.device) -> list[Tensor]:
     """Collective: every rank's tensor, all of one shape and type, on every rank, back on the CPU."""
-    if not dist.is_initialized():
+    if _is_alone():
         return [tensor.cpu()]
     mine = tensor.to(device)
     parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
@@ -33,7 +34,7 @@ def gather_tensors(tensor: Tensor, *, device: torch.device) -> list[Tensor]:
 
 def gather_json(value: Any, *, device: torch.device) -> list[Any]:
     """Collective: every rank's value, on every rank."""
-    if not dist.is_initialized():
+    if _is_alone():
         return [value]
     encoded = _encode(value)
     sizes = gather_tensors(torch.tensor([encoded.numel()]), device=device)
@@ -45,7 +46,7 @@ def gather_json(value: Any, *, device: torch.device) -> list[Any]:
 
 def broadcast_json(value: Any, *, device: torch.device) -> Any:
     """Collective: rank 0's value, on every rank; what other ranks give is not looked at."""
-    if not dist.is_initialized():
+    if _is_alone():
         return value
     encoded = _encode(value if dist.get_rank() == 0 else None)
     size = torch.tensor([encoded.numel()], device=device)
@@ -61,7 +62,7 @@ def broadcast_json(value: Any, *, device: torch.device) -> Any:
 
 def broadcast_tensors(tensors: Mapping[str, Tensor] | None, *, device: torch.device) -> dict[str, Tensor]:
     """Collective: rank 0's tensors by name, on every rank, on the CPU; other ranks give None."""
-    if not dist.is_initialized():
+    if _is_alone():
         return dict(tensors or {})
     described = {
         name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in (tensors or {}).items()
@@ -77,6 +78,10 @@ def broadcast_tensors(tensors: Mapping[str, Tensor] | None, *, device: torch.dev
         )  # as bytes: not every backend knows every type
         received[name] = buffer.cpu()
     return received
+
+
+def _is_alone() -> bool:
+    return not dist.is_initialized() or dist.get_world_size() == 1
 
 
 def _encode(value: Any) -> Tensor:

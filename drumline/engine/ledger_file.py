@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +64,16 @@ class LedgerFile:
         self._write(record)
 
     def hand_in(self, ledger: Ledger, *, step: int, device: torch.device) -> None:
-        """Collective: write down what all ranks have covered up to this step, and wait until it is on the device."""
+        """Collective: write down what all ranks have covered up to this step. `flush` comes before the checkpoint."""
         runs = ledger.take()
         ranks = gather_json(to_json(runs), device=device)
         if runs:
             self._write({"kind": "steps", "first": step - num_steps(runs) + 1, "last": step, "ranks": ranks})
+
+    def flush(self) -> None:
+        """Wait until all that was written is on the device; the thread that writes the checkpoint does."""
+        if self._lines is not None:
+            self._try(self._lines.flush)
 
     def close(self) -> None:
         """Close the file."""
@@ -79,12 +86,17 @@ class LedgerFile:
         if self._path is None:
             return
         self._waiting.append(json.dumps(record, separators=(",", ":")))
+        self._try(partial(self._write_waiting, self._path))
+
+    def _write_waiting(self, path: Path) -> None:
+        lines = self._open(path)
+        while self._waiting:
+            lines.append(self._waiting[0])
+            del self._waiting[0]
+
+    def _try(self, action: Callable[[], None]) -> None:
         try:
-            lines = self._open(self._path)
-            while self._waiting:
-                lines.append(self._waiting[0])
-                del self._waiting[0]
-            lines.flush()
+            action()
         except OSError as error:
             log.warning(f"the sample ledger {self._path} could not be written: {error.strerror}")
 

@@ -79,6 +79,7 @@ class Loop:
             settings=self.config.checkpoint,
             facts=self.facts,
             reporter=self.reporter,
+            ledger_file=self.ledger_file,
         )
         self._saved_step = self.progress.step
         self._beat = self.job.ddp.beat

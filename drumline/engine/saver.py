@@ -32,6 +32,7 @@ from drumline.checkpoint.writer import Writer
 from drumline.config.schema import CheckpointConfig
 from drumline.distributed.collectives import all_sum, gather_json
 from drumline.engine.job import Job
+from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.saving import Progress, State, gather_state
 from drumline.errors import CheckpointError
 from drumline.metrics.events import Reporter
@@ -67,6 +68,7 @@ class Saver:
         settings: CheckpointConfig,
         facts: Mapping[str, Any],
         reporter: Reporter,
+        ledger_file: LedgerFile | None = None,
     ) -> None:
         self.writer: Writer[Saved | None] = Writer()
         self._job = job
@@ -74,6 +76,7 @@ class Saver:
         self._settings = settings
         self._facts = facts
         self._reporter = reporter
+        self._ledger_file = ledger_file
         self._copier = Copier(job.ddp.device)
         self._end = threading.Event()
         self._store: dist.Store | None = None
@@ -167,13 +170,14 @@ class Saver:
             leaves_out = not is_best(
                 self._root, metrics, metric=task.best_metric, higher_is_better=task.higher_is_better
             )
-        answer = all_sum(torch.tensor([float(leaves_out)], device=self._job.ddp.device))
         if leaves_out:
             message = (
                 f"the save of step {step} was left out: that of step {self._step} is still being written"
             )
             self._reporter.report("note", step=step, message=message)
-        return bool(answer.item())
+        if self._job.ddp.world_size == 1:
+            return leaves_out
+        return bool(all_sum(torch.tensor([float(leaves_out)], device=self._job.ddp.device)).item())
 
     def _choose_writers(self) -> list[WritingRank]:
         """Collective: rank 0 first."""
@@ -191,7 +195,7 @@ class Saver:
 
     def _copy(self, live: dict[str, dict[str, Tensor]]) -> Copy:
         for group in live.values():
-            tensor_file.file_size(group)  # what cannot be saved is refused here
+            tensor_file.num_bytes(group)  # what cannot be saved is refused here
         return self._copier.take(live) if self._settings.background else self._copier.as_they_are(live)
 
     def _write(
@@ -205,18 +209,20 @@ class Saver:
     ) -> Saved:
         """On rank 0, beside the loop."""
         copy_s = copied.wait()
+        if self._ledger_file is not None:  # first: a checkpoint never knows of steps that the ledger lacks
+            self._ledger_file.flush()
         path = store.write(
             self._root,
             step,
             tensors={**copied.tensors, **state.own},
-            documents=state.documents,
+            documents=state.all_documents(),
             metrics=metrics,
             stream=copied.stream,
             others=self._collector(shares),
         )
         seconds = time.perf_counter() - began
         num_bytes = sum(file.stat().st_size for file in path.iterdir())
-        self._let_old_ones_go()
+        self._let_old_ones_go(path)
         return Saved(step, path, num_bytes, seconds, copied.kind, copy_s)
 
     def _contribute(self, copied: Copy, step: int) -> None:
@@ -244,11 +250,12 @@ class Saver:
         assert self._store is not None
         return Telling(self._store, self._num_saves, end=self._end)
 
-    def _let_old_ones_go(self) -> None:
+    def _let_old_ones_go(self, newest: Path) -> None:
         task, keep = self._job.task, self._settings
         try:
             prune(
                 self._root,
+                newest=newest,
                 keep_last=keep.keep_last,
                 keep_best=keep.keep_best,
                 metric=task.best_metric,

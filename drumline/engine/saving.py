@@ -47,27 +47,38 @@ class State:
     own: dict[str, dict[str, Tensor]]
     """Of this save alone."""
     documents: dict[str, Any]
+    """Not yet with `sums` in them."""
+    sums: Tensor
+    """Of the meter, on their way to the host: there when a copy that was begun after them is."""
+
+    def all_documents(self) -> dict[str, Any]:
+        """What the files hold, once the sums have come."""
+        progress = self.documents["progress"]
+        measured = {**progress["measured"], "sums": self.sums.tolist()}
+        return {**self.documents, "progress": {**progress, "measured": measured}}
 
 
 def gather_state(job: Job, progress: Progress, facts: Mapping[str, Any], *, is_writer: bool) -> State | None:
-    """Collective: what the ranks that write need for a checkpoint; None on the others. Only rank 0's is complete."""
-    LiveBuffers(job.model).broadcast()
+    """Collective: what the ranks that write need for a checkpoint; None on the others. Only rank 0's is complete.
+
+    One rank alone does not wait for its GPU here."""
     device = job.ddp.device
+    if job.ddp.world_size > 1:
+        LiveBuffers(job.model).broadcast()
     rng = gather_tensors(capture_rng(device), device=device)
     data = gather_data_state(job)
-    measured = {"names": job.meter.names, "sums": all_sum(job.meter.peek()).tolist()}
+    sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")
     if not is_writer:
         return None
     snapshot = state.capture(
         job.model,
         job.optimizer,
         scaler=job.scaler,
-        progress={**asdict(progress), "measured": measured, "facts": dict(facts)},
+        progress={**asdict(progress), "measured": {"names": job.meter.names}, "facts": dict(facts)},
     )
     generators = {_rank_name(rank): draws for rank, draws in enumerate(rng)}
-    return State(
-        snapshot.tensors, {"rng": generators, **data.tensors}, {**snapshot.documents, **data.documents}
-    )
+    documents = {**snapshot.documents, **data.documents}
+    return State(snapshot.tensors, {"rng": generators, **data.tensors}, documents, sums)
 
 
 @dataclass(frozen=True)

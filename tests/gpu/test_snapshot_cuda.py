@@ -19,7 +19,8 @@ from drumline.checkpoint.copying import Copier, Copy
 from drumline.checkpoint.staging import Staging
 from drumline.checkpoint.state import capture
 from drumline.checkpoint.writer import Writer
-from drumline.config.schema import CheckpointConfig, DistConfig
+from drumline.config.schema import CheckpointConfig, Config, DistConfig
+from drumline.engine import saver
 from drumline.metrics.events import read_events
 from drumline.models import MiniResNet
 from tests.jobs import Normalised, assert_same_bits, make_config, train_here
@@ -198,6 +199,28 @@ def test_the_room_on_the_gpu_leaves_what_the_run_needs_at_its_peak() -> None:
     torch.cuda.reset_peak_memory_stats(GPU)
     assert before - during >= 1 << 28
     assert abs(after - during) < 1 << 26
+
+
+def train_with_saves_that_must_not_wait(config: Config, run: Path) -> int:
+    """Up to the copy; the writer's thread then waits as it likes. Returns how many saves there were."""
+    gather, saves = saver.gather_state, []
+
+    def gather_without_waiting(*args: Any, **options: Any) -> Any:
+        saves.append(1)
+        with waiting_is_an_error():
+            return gather(*args, **options)
+
+    saver.gather_state = gather_without_waiting
+    train_here(config, Normalised, run)
+    return len(saves)
+
+
+def test_one_rank_gathers_its_state_without_waiting_for_the_gpu(tmp_path: Path) -> None:
+    every = CheckpointConfig(every_steps=3, every_epochs=0, keep_last=50, keep_best=0)
+    config = replace(make_config(checkpoint=every), dist=DistConfig(device="cuda"))
+    assert run_ranks(1, train_with_saves_that_must_not_wait, config, tmp_path) == [4]
+    read = store.read(tmp_path / "checkpoints" / "step-00000003").documents["progress"]["measured"]
+    assert read["sums"][1] > 0  # they came to the host in time
 
 
 def test_a_run_saves_beside_its_steps_what_it_would_have_saved_in_them(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from drumline.checkpoint import look, store
 from drumline.config.schema import CheckpointConfig
 from drumline.errors import CheckpointError
 from drumline.metrics.events import read_events
+from drumline.metrics.json_lines import JsonLines
 from drumline.tasks.base import Loss
 from drumline.verify.run import verify_run
 from tests.jobs import Classify, Normalised, assert_same_bits, make_config, newest, train_here, train_on
@@ -114,6 +115,20 @@ def test_a_checkpoint_is_told_when_it_stands(tmp_path: Path, monkeypatch: pytest
     order = [(e["kind"], e["step"]) for e in read_events(tmp_path / "events" / "rank-00000.jsonl")]
     assert order.index(("checkpoint", 1)) > order.index(("train", 4))
     assert problems(tmp_path) == []
+
+
+def test_the_ledger_is_on_the_disk_before_the_checkpoint_and_no_step_waits_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush, seen = JsonLines.flush, []
+
+    def flush_and_note(lines: JsonLines) -> None:
+        flush(lines)
+        seen.append((threading.current_thread().name, look.list_steps(tmp_path / "checkpoints")))
+
+    monkeypatch.setattr(JsonLines, "flush", flush_and_note)
+    train_here(make_config(steps=2, checkpoint=EVERY_STEP), Classify, tmp_path)
+    assert seen == [("drumline-checkpoint", []), ("drumline-checkpoint", [1])]
 
 
 def test_the_best_and_the_last_are_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

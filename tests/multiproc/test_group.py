@@ -30,25 +30,29 @@ def join() -> Topology:
 def talk() -> tuple[object, ...]:
     topology = join()
     rank = topology.rank
+    count = group.collective_counter()
+    before = count()
     values = collectives.gather_json({"rank": rank, "text": "é" * rank}, device=CPU)
     chosen = collectives.broadcast_json(["from", rank], device=CPU)
     sent = {"a": torch.tensor(2.5), "b": torch.arange(4).bool(), "c": torch.ones(2, 3, dtype=torch.bfloat16)}
     got = collectives.broadcast_tensors(sent if rank == 0 else None, device=CPU)
     same = all(torch.equal(got[name], sent[name]) and got[name].dtype == sent[name].dtype for name in sent)
     total = collectives.all_sum(torch.tensor([rank + 1.0]))
+    has_sent = count() > before
     timeout = dist.distributed_c10d._get_default_group()._get_backend(CPU).options._timeout
     group.leave_group()
-    return values, chosen, same, list(got), float(total), timeout
+    return values, chosen, same, list(got), float(total), has_sent, timeout
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_ranks_talk_without_pickle(world_size: int) -> None:
-    for values, chosen, same, names, total, timeout in run_ranks(world_size, talk):
+    for values, chosen, same, names, total, has_sent, timeout in run_ranks(world_size, talk):
         assert values == [{"rank": rank, "text": "é" * rank} for rank in range(world_size)]
         assert chosen == ["from", 0]
         assert same
         assert names == ["a", "b", "c"]
         assert total == sum(range(1, world_size + 1))
+        assert has_sent == (world_size > 1), "a group of one has nobody to send to"
         assert timeout == timedelta(seconds=20), "training runs under its own timeout"
 
 

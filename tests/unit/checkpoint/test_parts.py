@@ -89,6 +89,7 @@ def test_parts_of_two_ranks_are_one_checkpoint(tmp_path: Path) -> None:
     job = Job(tmp_path)
     with job.other(shares[1]):
         path = job.write(shares)
+    assert not any(job.store.check([f"checkpoint/1/{key}"]) for key in ("open", "part/1"))
     names = set(look.verify(path).files)
     assert {"model-part-00000.safetensors", "model-part-00001.safetensors", "empty.safetensors"} <= names
     read = store.read(path)

@@ -88,6 +88,15 @@ def test_the_newest_valid_one_stays_though_a_newer_looks_whole(tmp_path: Path) -
     assert look.newest_valid(tmp_path).path == tmp_path / "step-00000002"
 
 
+def test_what_was_just_written_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [make(tmp_path, step) for step in (1, 2, 3)]
+    monkeypatch.setattr(look, "verify", None)
+    removed = prune(
+        tmp_path, keep_last=1, keep_best=0, metric="loss", higher_is_better=False, newest=paths[-1]
+    )
+    assert removed == paths[:2]
+
+
 def test_the_newest_valid_one_stays_even_if_none_is_to_be_kept(tmp_path: Path) -> None:
     for step in (1, 2):
         make(tmp_path, step)
