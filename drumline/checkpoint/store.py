@@ -237,4 +237,5 @@ def _hidden(final: Path, kind: str) -> Path:
 
 
 def _to_json(document: Any) -> bytes:
-    return json.dumps(document, indent=1).encode() + b"\n"
+    # Not indented: that is written in Python, and would hold its lock for milliseconds beside the steps.
+    return json.dumps(document).encode() + b"\n"
