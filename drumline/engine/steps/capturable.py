@@ -143,9 +143,7 @@ def _kept(model: nn.Module, task: object) -> Iterator[tuple[str, Any]]:
 def _attributes(model: nn.Module, task: object) -> dict[str, str]:
     """Of that, the plain values and what holds several, as texts."""
     return {
-        name: _text(value)
-        for name, value in _kept(model, task)
-        if isinstance(value, _PLAIN + _CONTAINERS)
+        name: _text(value) for name, value in _kept(model, task) if isinstance(value, _PLAIN + _CONTAINERS)
     }
 
 

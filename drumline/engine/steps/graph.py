@@ -21,6 +21,7 @@ from drumline.data.steps import Micro, Step
 from drumline.engine.job import Job
 from drumline.engine.steps.capturable import hooked, not_fixed, observed, place_of
 from drumline.engine.steps.captured import CapturedStep, Shape, repair
+from drumline.engine.steps.half_a_step import forget_half_a_step
 from drumline.engine.steps.kind import AnyStep
 from drumline.engine.steps.shapes_seen import STEPS_OF_A_SHAPE, ShapesSeen
 from drumline.watch.beats.phase import FORWARD, OPTIMIZER
@@ -130,7 +131,7 @@ class GraphStep:
             captured = CapturedStep(self._inner, step, micro_batches, shape, self._pool)
         except RuntimeError as error:
             repair(device, self._pool, rng)
-            self._forget_half_a_step()
+            forget_half_a_step(self._job.applied, self._job.optimizer, self._job.scaler)
             meter.host_weight = weight
             self._give_up(f"CUDA refuses to capture it{place_of(error)}: {_first_line(error)}")
             self._take(step._replace(micro_batches=iter(micro_batches)))
@@ -138,11 +139,6 @@ class GraphStep:
         self._known[shape.key] = _Known(captured, meter.host_weight - weight, self._inner.grad_norm)
         meter.host_weight = weight
         return self._known[shape.key]
-
-    def _forget_half_a_step(self) -> None:
-        self._job.optimizer.zero_grad(set_to_none=True)
-        if self._job.scaler is not None:
-            self._job.scaler._per_optimizer_states.clear()
 
     def _give_up(self, reason: str) -> None:
         self._is_off = True
