@@ -12,6 +12,15 @@ def forget_half_a_step(applied: nn.Module, optimizer: Optimizer, scaler: GradSca
     """Gradients, what DDP still waits for, what the scaler has noted. torch has no public names for the last two."""
     optimizer.zero_grad(set_to_none=True)
     if isinstance(applied, DistributedDataParallel):
-        applied.reducer._reset_state()
+        _wait_no_more(applied)
     if scaler is not None:
         scaler._per_optimizer_states.clear()
+
+
+def _wait_no_more(applied: DistributedDataParallel) -> None:
+    """Only where the backward pass had begun: afterwards DDP lays out its buckets anew, which all ranks do together. So
+    this is for what fails on all of them, as an operation does that cannot be captured."""
+    try:
+        applied.reducer._check_reducer_finalized()
+    except RuntimeError:
+        applied.reducer._reset_state()
