@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from drumline.engine.optimizer import make_optimizer
 from drumline.engine.precision import make_autocast, make_scaler, set_arithmetic
 from drumline.engine.schedule import scaled_rate
 from drumline.engine.start_clock import StartClock
-from drumline.engine.steps.capture_stream import is_captured, leave_default_stream, let_ranks_differ
+from drumline.engine.steps.capture_stream import CAPTURING, is_captured, leave_default_stream
 from drumline.errors import UsageError
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
@@ -77,7 +76,6 @@ class Job:
 
 def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> DDPManager:
     """The rank's place in the group, as the settings want it. `task`: as the user named it. `run`: its folder."""
-    let_ranks_differ(config.train.step, os.environ)
     is_elastic = config.train.exact == "elastic"
     settings = {name: value for name, value in flat(config).items() if name != "data.dir"}
     return DDPManager(
@@ -87,6 +85,7 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
         train_timeout_s=config.dist.train_timeout_s,
         seed=config.train.seed,
         deterministic=config.train.deterministic or is_elastic,
+        captures=config.train.step in CAPTURING,
         threads=config.dist.threads or (1 if is_elastic else None),
         # The task's file may lie in another folder on each node.
         settings={**settings, "TASK": task.rpartition("/")[2]},

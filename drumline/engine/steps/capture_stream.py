@@ -1,28 +1,16 @@
-"""What steps that are to be captured need before anything else is made: a stream, and ranks that may differ.
-
-CUDA captures what a stream of the program's own is given, never the default stream, and a step must be captured on the
-stream that it was warmed up on.
-"""
+"""Where steps run that are to be captured: CUDA captures what a stream of the program's own is given, never the
+default stream, and a step must be captured on the stream that it was warmed up on."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-
 import torch
 
-_CAPTURING = ("graph", "compiled_graph", "auto")
+CAPTURING = ("graph", "compiled_graph", "auto")
 
 
 def is_captured(step: str, device: torch.device) -> bool:
     """Whether this way to step (`train.step`) captures a graph, or may come to it."""
-    return device.type == "cuda" and step in _CAPTURING
-
-
-def let_ranks_differ(step: str, environment: MutableMapping[str, str]) -> None:
-    """Before the ranks meet. NCCL would register the buffers of a captured collective, which all ranks must then do in
-    the same one; but batches of another shape, or a capture that fails, are one rank's own affair."""
-    if step in _CAPTURING:
-        environment.setdefault("NCCL_GRAPH_REGISTER", "0")
+    return device.type == "cuda" and step in CAPTURING
 
 
 def leave_default_stream(device: torch.device) -> None:
