@@ -34,7 +34,7 @@ from drumline.distributed.collectives import all_sum
 from drumline.distributed.determinism import CUBLAS_WORKSPACE, use_deterministic_kernels
 from drumline.distributed.device import choose_backend, choose_device
 from drumline.distributed.failure import Failure, claim_failure, summary
-from drumline.distributed.group import collective_counter, join_group, leave_group
+from drumline.distributed.group import NO_REGISTRATION, collective_counter, join_group, leave_group
 from drumline.distributed.seeds import seed_rank, seed_shared
 from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
@@ -60,13 +60,15 @@ class DDPManager:
         train_timeout_s: float = 600.0,
         seed: int = 0,
         deterministic: bool = False,
+        captures: bool = False,
         threads: int | None = None,
         settings: Mapping[str, Any] | None = None,
         same_code: bool = True,
         watch: WatchConfig | None = None,
         run: str | Path | None = None,
     ) -> None:
-        """`deterministic`: only kernels that give the same bits each time. `threads`: of the CPU, for this rank.
+        """`deterministic`: only kernels that give the same bits each time. `captures`: each rank captures CUDA graphs
+        when it comes to it, not all in the same step. `threads`: of the CPU, for this rank.
         `settings`: your own (`vars(args)`, say), which `setup()` then compares across ranks. `same_code`: whether it
         compares your modules too. `watch`: what is done about a rank that holds up the others; `run`: a folder in which
         it is written down."""
@@ -76,6 +78,7 @@ class DDPManager:
         self._train_timeout_s = train_timeout_s
         self._seed = seed
         self._deterministic = deterministic
+        self._captures = captures
         self._threads = threads
         self._settings = settings or {}
         self._same_code = same_code
@@ -104,6 +107,8 @@ class DDPManager:
         if self._deterministic:
             os.environ.setdefault(*CUBLAS_WORKSPACE)
             use_deterministic_kernels()
+        if self._captures:
+            os.environ.setdefault(*NO_REGISTRATION)
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
         if topology is not None:
             self._join(topology, self._device)

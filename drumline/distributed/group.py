@@ -24,6 +24,9 @@ from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 
 QUIET_S = 0.02
+# NCCL would register the buffers of a collective in a CUDA graph, which all ranks must then do in the same one; but
+# batches of another shape, or a capture that fails, are one rank's own affair.
+NO_REGISTRATION = ("NCCL_GRAPH_REGISTER", "0")
 _parted: list[dist.ProcessGroup] = []
 
 

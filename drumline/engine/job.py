@@ -31,7 +31,7 @@ from drumline.engine.optimizer import make_optimizer
 from drumline.engine.precision import make_autocast, make_scaler, set_arithmetic
 from drumline.engine.schedule import scaled_rate
 from drumline.engine.start_clock import StartClock
-from drumline.engine.steps.capture_stream import is_captured, leave_default_stream
+from drumline.engine.steps.capture_stream import CAPTURING, is_captured, leave_default_stream
 from drumline.errors import UsageError
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
@@ -85,6 +85,7 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
         train_timeout_s=config.dist.train_timeout_s,
         seed=config.train.seed,
         deterministic=config.train.deterministic or is_elastic,
+        captures=config.train.step in CAPTURING,
         threads=config.dist.threads or (1 if is_elastic else None),
         # The task's file may lie in another folder on each node.
         settings={**settings, "TASK": task.rpartition("/")[2]},

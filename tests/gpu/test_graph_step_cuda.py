@@ -206,6 +206,12 @@ def test_what_cannot_be_captured_falls_back_with_a_sentence_and_the_same_bits(
     assert_same_state(newest(tmp_path / "eager"), newest(tmp_path / "graph"))
 
 
+def test_the_usual_shape_is_watched_though_a_short_batch_comes_when_it_is_due(tmp_path: Path) -> None:
+    config = digits("graph", steps=14, batch_size=140)  # 10 full batches, then one of 37
+    run_ranks(1, train_here, config, tmp_path, DrawsOnTheHost)
+    assert any(REASONS[DrawsOnTheHost] in message for message in messages(tmp_path))
+
+
 def gpt(step: str) -> Config:
     return Config(
         model=ModelConfig(name="gpt", layers=2, heads=4, width=128, context=128),

@@ -26,6 +26,7 @@ from tests.jobs import (
     Classify,
     Normalised,
     Points,
+    WeighTokens,
     assert_same_bits,
     make_config,
     newest,
@@ -239,9 +240,11 @@ def test_a_resume_that_fails_leaves_the_old_config_to_be_read(tmp_path: Path) ->
     assert (tmp_path / "config.toml").read_text() == before
 
 
-def test_a_static_graph_goes_with_accumulation(tmp_path: Path) -> None:
-    config = replace(make_config(accumulate=2), dist=DistConfig(static_graph=True))
-    assert train_on(2, config, Classify, tmp_path).step == 10
+def test_a_static_graph_goes_with_accumulation_and_with_weights(tmp_path: Path) -> None:
+    config = make_config(epochs=1, accumulate=2)
+    train_on(2, replace(config, dist=DistConfig(static_graph=True)), WeighTokens, tmp_path / "static")
+    train_on(2, config, WeighTokens, tmp_path / "usual")
+    torch.testing.assert_close(*(newest(tmp_path / run).tensors["model"] for run in ("static", "usual")))
 
 
 def test_resuming_with_other_data_or_another_task_is_warned_about(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +22,16 @@ from torch.nn.modules import module as module_hooks
 from torch.optim import Optimizer
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _PLAIN = (bool, int, float, str, type(None))
+_CONTAINERS = (list, tuple, set, dict, deque)
+_OF_TORCH = vars(nn.Module()).keys() - {"training"}
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "<")
 _SYNCHRONISING = "called a synchronizing CUDA operation"
 
@@ -38,7 +46,7 @@ def hooked(model: nn.Module, optimizer: Optimizer) -> str | None:
     if any(getattr(optimizer, hooks, None) for hooks in _OPTIMIZER_HOOKS):
         return "the optimizer has a hook, which a replayed step would not call"
     for name, parameter in model.named_parameters():
-        if parameter._backward_hooks:
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             return f"the gradient of {name} has a hook, which a replayed step would not call"
     return None
 
@@ -71,7 +79,7 @@ def observed(model: nn.Module, task: object) -> Iterator[list[str]]:
 def seen_to_change(model: nn.Module, task: object) -> Iterator[list[str]]:
     """The part of it that concerns the host: what Python draws, counts or replaces while the step is taken."""
     reasons: list[str] = []
-    generators, attributes, buffers = _generators(), _attributes(model, task), _buffers(model)
+    generators, attributes, tensors = _generators(), _attributes(model, task), _tensors(model, task)
     yield reasons
     reasons += _drawn(generators)
     reasons += [
@@ -79,8 +87,8 @@ def seen_to_change(model: nn.Module, task: object) -> Iterator[list[str]]:
         for name, before, now in _differences(attributes, _attributes(model, task))
     ]
     reasons += [
-        f"the buffer {name} is replaced by another tensor in every step"
-        for name, _, _ in _differences(buffers, _buffers(model))
+        f"{name} is replaced by another tensor in every step"
+        for name, _, _ in _differences(tensors, _tensors(model, task))
     ]
 
 
@@ -120,22 +128,43 @@ def _drawn(before: dict[str, Any]) -> list[str]:
     ]
 
 
-def _attributes(model: nn.Module, task: object) -> dict[str, Any]:
-    """The plain values that modules and the task keep, by name."""
+def _kept(model: nn.Module, task: object) -> Iterator[tuple[str, Any]]:
+    """What modules and the task keep, by name."""
     owners = {
         type(task).__name__: task,
         **{name or type(model).__name__: module for name, module in model.named_modules()},
     }
+    for owner, holder in owners.items():
+        yield from (
+            (f"{owner}.{name}", value) for name, value in vars(holder).items() if name not in _OF_TORCH
+        )
+
+
+def _attributes(model: nn.Module, task: object) -> dict[str, str]:
+    """Of that, the plain values and what holds several, as texts."""
     return {
-        f"{owner}.{name}": repr(value)  # not the value: NaN differs from itself
-        for owner, holder in owners.items()
-        for name, value in vars(holder).items()
-        if isinstance(value, _PLAIN)
+        name: _text(value) for name, value in _kept(model, task) if isinstance(value, _PLAIN + _CONTAINERS)
     }
 
 
-def _buffers(model: nn.Module) -> dict[str, Any]:
-    return {name: buffer.data_ptr() for name, buffer in model.named_buffers()}
+def _text(value: Any) -> str:
+    """Not the value: NaN differs from itself, and a container is the same one when it has grown."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    inner = value.values() if isinstance(value, dict) else value
+    is_short = len(value) <= 8 and all(isinstance(one, _PLAIN) for one in inner)
+    return repr(value) if is_short else f"a {type(value).__name__} of {len(value)}"
+
+
+def _tensors(model: nn.Module, task: object) -> dict[str, int]:
+    """Where buffers lie, and which tensors are kept besides. Not those with a graph: no later step reads them."""
+    buffers = {f"the buffer {name}": buffer.data_ptr() for name, buffer in model.named_buffers()}
+    others = {
+        f"the tensor {name}": id(value)
+        for name, value in _kept(model, task)
+        if isinstance(value, Tensor) and value.grad_fn is None
+    }
+    return {**buffers, **others}
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:

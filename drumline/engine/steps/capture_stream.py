@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import torch
 
+CAPTURING = ("graph", "compiled_graph", "auto")
+
 
 def is_captured(step: str, device: torch.device) -> bool:
     """Whether this way to step (`train.step`) captures a graph, or may come to it."""
-    return device.type == "cuda" and step in ("graph", "compiled_graph", "auto")
+    return device.type == "cuda" and step in CAPTURING
 
 
 def leave_default_stream(device: torch.device) -> None:

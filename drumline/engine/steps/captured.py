@@ -1,7 +1,4 @@
-"""One captured step: a CUDA graph of all that a step gives the device to do, and the memory that it reads from.
-
-The only file that uses what torch has no public name for, to put things right after a capture that failed.
-"""
+"""One captured step: a CUDA graph of all that a step gives the device to do, and the memory that it reads from."""
 
 from __future__ import annotations
 
@@ -73,7 +70,8 @@ class CapturedStep:
 
 def repair(device: torch.device, pool: Any, rng: Tensor) -> None:
     """After a capture that failed, torch believes that it still captures: random numbers would be refused, and memory
-    that other streams have used would never be given back. `rng`: the generator's state before."""
+    that other streams have used would never be given back. `rng`: the generator's state before. torch has no public
+    name for the latter."""
     fresh = torch.Generator(device)
     fresh.set_state(rng)
     torch.cuda.default_generators[device.index].graphsafe_set_state(fresh.graphsafe_get_state())

@@ -51,7 +51,9 @@ def loss_function(task: Task) -> LossFunction:
                 f"{type(task).__name__}.loss() returned a {type(loss).__name__}, not a Loss",
                 next_step="return drumline.Loss(the sum of the loss over the batch)",
             )
-        return LossParts(loss.total, loss.weight, dict(loss.metrics))
+        # Without their graphs: DDP takes whatever leads to an output of a step for a part of what is trained.
+        weight = loss.weight.detach() if isinstance(loss.weight, Tensor) else loss.weight
+        return LossParts(loss.total, weight, {name: total.detach() for name, total in loss.metrics.items()})
 
     return parts
 
@@ -139,7 +141,7 @@ class TrainStep:
         if weight is None:
             return None
         total = torch.zeros((), dtype=torch.float64, device=self._device) if so_far is None else so_far
-        return total.add_(weight.detach() if isinstance(weight, Tensor) else weight) if micro.size else total
+        return total.add_(weight) if micro.size else total
 
     def _send_weight(self, weight: Tensor | None) -> dist.Work | None:
         if weight is None or self._world_size == 1:

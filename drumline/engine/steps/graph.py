@@ -10,7 +10,7 @@ the generator stands. So a captured step has the bits of an eager one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import torch
@@ -21,15 +21,13 @@ from drumline.data.steps import Micro, Step
 from drumline.engine.job import Job
 from drumline.engine.steps.capturable import hooked, not_fixed, observed, place_of
 from drumline.engine.steps.captured import CapturedStep, Shape, repair
+from drumline.engine.steps.half_a_step import forget_half_a_step
 from drumline.engine.steps.kind import AnyStep
+from drumline.engine.steps.shapes_seen import STEPS_OF_A_SHAPE, ShapesSeen
 from drumline.watch.beats.phase import FORWARD, OPTIMIZER
 
 log = logging.getLogger("drumline")
 
-# DDP times its first ten backward passes with events, which cannot be captured.
-_STEPS_BEFORE = 11
-# Of one shape: libraries choose their kernels, the compiler compiles.
-_STEPS_OF_A_SHAPE = 3
 # Every graph holds on to the memory of its inputs; data of more shapes than this has no usual one.
 _MOST_SHAPES = 8
 
@@ -52,9 +50,9 @@ class GraphStep:
         self._tell = tell
         self._beat = job.ddp.beat
         self._pool = torch.cuda.graph_pool_handle()
-        self._num_eager = 0
-        self._num_seen: dict[object, int] = {}
-        self._known: dict[object, _Known] = {}
+        self._seen = ShapesSeen()
+        self._has_too_many = False
+        self._known: dict[Hashable, _Known] = {}
         self._is_off = False
         self.grad_norm: Tensor | None = None
         """Of the latest step, before clipping; on the device."""
@@ -89,18 +87,16 @@ class GraphStep:
     def _take(self, step: Step) -> None:
         self._inner(step)
         self.grad_norm = self._inner.grad_norm
-        self._num_eager += 1
 
     def _come_to_know(self, shape: Shape, step: Step, micro_batches: list[Micro]) -> _Known | None:
         """The graph of a shape that has been seen often enough; else the step is taken, and there is none."""
-        seen = self._num_seen.get(shape.key, 0)
-        if not seen and not self._welcome(shape):
+        if shape.key not in self._seen and not self._welcome(shape):
             self._take(step)
             return None
-        if seen >= _STEPS_OF_A_SHAPE and self._num_eager >= _STEPS_BEFORE:
+        stage = self._seen.next_stage(shape.key)
+        if stage == "capture":
             return self._capture(shape, step, micro_batches)
-        self._num_seen[shape.key] = seen + 1
-        if seen + 1 < _STEPS_OF_A_SHAPE or self._num_eager + 1 < _STEPS_BEFORE:
+        if stage == "take":
             self._take(step)
             return None
         with observed(self._job.model, self._job.task) as reasons:
@@ -114,17 +110,17 @@ class GraphStep:
         if reason := not_fixed(shape.leaves, self._job.ddp.device):
             self._give_up(reason)
             return False
-        if len(self._num_seen) == _MOST_SHAPES:
-            self._tell(
-                f"batches come in more than {_MOST_SHAPES} shapes: steps of any other run operation by operation"
-            )
-            self._num_seen[None] = 0  # said once
-        if len(self._num_seen) > _MOST_SHAPES:
+        if len(self._seen) == _MOST_SHAPES:
+            if not self._has_too_many:
+                self._has_too_many = True
+                self._tell(
+                    f"batches come in more than {_MOST_SHAPES} shapes: steps of any other run operation by operation"
+                )
             return False
-        if self._num_seen:
+        if len(self._seen) > 0:
             self._tell(
                 f"a step of another shape ({shape}) runs operation by operation until it has come "
-                f"{_STEPS_OF_A_SHAPE} times"
+                f"{STEPS_OF_A_SHAPE} times"
             )
         return True
 
@@ -135,7 +131,7 @@ class GraphStep:
             captured = CapturedStep(self._inner, step, micro_batches, shape, self._pool)
         except RuntimeError as error:
             repair(device, self._pool, rng)
-            self._forget_half_a_step()
+            forget_half_a_step(self._job.applied, self._job.optimizer, self._job.scaler)
             meter.host_weight = weight
             self._give_up(f"CUDA refuses to capture it{place_of(error)}: {_first_line(error)}")
             self._take(step._replace(micro_batches=iter(micro_batches)))
@@ -143,11 +139,6 @@ class GraphStep:
         self._known[shape.key] = _Known(captured, meter.host_weight - weight, self._inner.grad_norm)
         meter.host_weight = weight
         return self._known[shape.key]
-
-    def _forget_half_a_step(self) -> None:
-        self._job.optimizer.zero_grad(set_to_none=True)
-        if self._job.scaler is not None:
-            self._job.scaler._per_optimizer_states.clear()
 
     def _give_up(self, reason: str) -> None:
         self._is_off = True

@@ -40,10 +40,28 @@ def test_each_way_is_tried_in_turn_and_the_fastest_is_kept() -> None:
     each = WARM_UP_STEPS + TIMED_STEPS
     for _ in range(3 * each + 5):
         auto(Step(PLAN, iter(())))
+        assert auto.grad_norm == torch.tensor(seconds[taken[-1]])
 
     assert taken == ["slow"] * each + ["fast"] * each + ["middling"] * each + ["fast"] * 5
     assert chosen == ["fast"]
-    assert auto.grad_norm == torch.tensor(2e-4)
     [sentence] = said
     assert sentence.startswith("steps run as fast, the fastest here; time of a step against it: slow ")
     assert "fast 1.00" in sentence
+
+
+def test_what_happens_between_steps_says_nothing_about_a_way() -> None:
+    """An evaluation, say, that falls into the trial of the fastest."""
+    taken: list[str] = []
+    chosen: list[str] = []
+    seconds = {"fast": 1e-4, "slow": 2e-3}
+    auto = AutoStep(
+        {name: lambda name=name: Way(name, seconds[name], taken) for name in seconds},  # type: ignore[misc]
+        device=torch.device("cpu"),
+        choose=chosen.append,
+        tell=lambda _: None,
+    )
+    for number in range(2 * (WARM_UP_STEPS + TIMED_STEPS)):
+        auto(Step(PLAN, iter(())))
+        if number == WARM_UP_STEPS + 3:
+            time.sleep(0.1)
+    assert chosen == ["fast"]

@@ -23,6 +23,9 @@ class Net(nn.Module):
         self.inner = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
         self.count = 0
         self.share = float("nan")
+        self.history: list[torch.Tensor] = []
+        self.counts = {"steps": 0}
+        self.average = torch.zeros(2)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.inner(inputs)
@@ -47,6 +50,9 @@ def replace_a_buffer(model: Net) -> None:
 
 def test_a_plain_step_has_nothing_against_it() -> None:
     assert found(lambda model: None) == []
+    assert found(lambda model: model.average.add_(1.0)) == []
+    kept = torch.ones(2, requires_grad=True)
+    assert found(lambda model: setattr(model, "latest", kept * 2)) == []
 
 
 @pytest.mark.parametrize(
@@ -62,6 +68,18 @@ def test_a_plain_step_has_nothing_against_it() -> None:
         (
             lambda model: setattr(model.inner[0], "new", "x"),
             "inner.0.new changes from step to step (None, then 'x')",
+        ),
+        (
+            lambda model: model.history.append(torch.ones(1)),
+            "Net.history changes from step to step ([], then a list of 1)",
+        ),
+        (
+            lambda model: model.counts.update(steps=1),
+            "Net.counts changes from step to step ({'steps': 0}, then {'steps': 1})",
+        ),
+        (
+            lambda model: setattr(model, "average", model.average * 0.9),
+            "the tensor Net.average is replaced by another tensor in every step",
         ),
         (replace_a_buffer, "the buffer inner.1.running_mean is replaced by another tensor in every step"),
     ],
@@ -98,6 +116,10 @@ def test_hooks_are_named() -> None:
     )
     gradient = reason(lambda model, _: model.inner[0].weight.register_hook(lambda grad: None))
     assert gradient == f"the gradient of inner.0.weight {end}"
+    accumulated = reason(
+        lambda model, _: model.inner[0].bias.register_post_accumulate_grad_hook(lambda parameter: None)
+    )
+    assert accumulated == f"the gradient of inner.0.bias {end}"
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     assert reason(lambda *_: None) == "there is a hook on all modules, which a replayed step would not call"
     handle.remove()
