@@ -26,6 +26,9 @@ class LateModule(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(self.load(), name)
 
+    def __dir__(self) -> list[str]:
+        return dir(self.load())
+
     def load(self) -> ModuleType:
         """The real one, which takes this one's place."""
         if self.stands_in:

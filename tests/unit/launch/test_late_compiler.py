@@ -43,9 +43,11 @@ def test_a_part_of_a_late_module_is_loaded_once(tmp_path: Path, monkeypatch: pyt
     name = "outer_of_late.late"
     outer = importlib.import_module("outer_of_late")
     sys.modules[name] = outer.late = LateModule(name)
+    held = outer.late
     part = importlib.import_module(f"{name}.part")
     assert part is outer.late.part is outer.late.own
     assert type(outer.late) is ModuleType
+    assert dir(held) == dir(outer.late)
     assert part.__spec__.origin == str(package / "part.py")
     (package / "part.py").write_text("value = 'two'\n")
     assert importlib.reload(part).value == "two"
