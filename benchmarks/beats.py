@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import signal
 import tempfile
 import time
 import warnings
@@ -27,6 +26,7 @@ from benchmarks.harness import time_steps
 from benchmarks.in_memory import MINI_RESNET, WORK, InMemoryTask
 from benchmarks.ranks import start_ranks
 from benchmarks.report import quartiles
+from benchmarks.stopping import let_go_on, stop
 from benchmarks.ways.ours import engine_steps
 from drumline.config.schema import WatchConfig
 from drumline.distributed.group import collective_counter
@@ -125,10 +125,10 @@ def compare_steps(ddp: DDPManager, pairs: int, steps: int) -> None:
     times: dict[str, list[float]] = {"off": [], "on": []}
     for pair in range(pairs):
         for name in ("off", "on") if pair % 2 else ("on", "off"):
-            os.kill(sidecar, signal.SIGCONT if name == "on" else signal.SIGSTOP)
+            let_go_on(sidecar) if name == "on" else stop(sidecar)
             times[name].append(time_steps(ways[name], steps) * 1e3)
     watched.mark(Phase.LEFT)  # what follows is no run
-    os.kill(sidecar, signal.SIGCONT)
+    let_go_on(sidecar)
     if ddp.is_main_process():
         ratios = [on / off for on, off in zip(times["on"], times["off"], strict=True)]
         print(

@@ -12,17 +12,16 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 
 from benchmarks.baton import Baton, PassOn
+from benchmarks.stopping import let_go_on, stop
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,7 @@ class _Runner:
         self.rest()
 
     def time_block(self) -> None:
-        self.way.wake()
-        self._signal(signal.SIGCONT)
+        self.wake()
         synchronize()
         begun = time.perf_counter()
         samples = self._baton.take(self.taken.steps)
@@ -103,19 +101,19 @@ class _Runner:
         self.taken.samples.append(samples)
         self.rest()
 
+    def wake(self) -> None:
+        self.way.wake()
+        for worker in self._workers:
+            let_go_on(worker)
+
     def rest(self) -> None:
         self.way.rest()
-        self._signal(signal.SIGSTOP)
+        for worker in self._workers:
+            stop(worker)
 
     def close(self) -> None:
-        self.way.wake()
-        self._signal(signal.SIGCONT)
+        self.wake()
         self._baton.close()
-
-    def _signal(self, number: int) -> None:
-        for worker in self._workers:
-            with suppress(ProcessLookupError):
-                os.kill(worker, number)
 
 
 def measure(ways: list[Way], *, rounds: int, steps: int, warm_up: int) -> list[Taken]:

@@ -28,7 +28,7 @@ GOAL = 1.02
 
 def make(options: Options, ddp: DDPManager) -> Table:
     works = TINY_WORK if options.tiny else WORK
-    rounds = options.rounds_or(8)
+    rounds = options.rounds_or(4)
     pairs = {name: _pair(name, config, options, ddp, rounds) for name, config in works.items()}
     return pairs_table(
         f"cpu-{ddp.world_size}",

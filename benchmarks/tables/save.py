@@ -96,14 +96,16 @@ def make(options: Options, ddp: DDPManager) -> Table:
 
 
 def _measure(savings: list[Saving], rounds: int, every: int) -> None:
-    for saving in reversed(savings):
-        _try(saving, lambda saving=saving: saving.baton.take(every // 2))  # type: ignore[misc]
-    for turn in range(1, rounds + 1):
-        for saving in savings[turn % len(savings) :] + savings[: turn % len(savings)]:
-            _try(saving, partial(_time_save, saving, turn * every, every // 2))
-    for saving in savings:
-        saving.way.wake()
-        saving.baton.close()
+    try:
+        for saving in reversed(savings):
+            _try(saving, partial(saving.baton.take, every // 2))
+        for turn in range(1, rounds + 1):
+            for saving in savings[turn % len(savings) :] + savings[: turn % len(savings)]:
+                _try(saving, partial(_time_save, saving, turn * every, every // 2))
+    finally:
+        for saving in savings:
+            saving.way.wake()
+            saving.baton.close()
 
 
 def _try(saving: Saving, work: Callable[[], object]) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -15,6 +13,7 @@ from typing import Any
 
 from benchmarks.baton import PassOn
 from benchmarks.harness import Way
+from benchmarks.stopping import let_go_on, stop
 from benchmarks.work import Batch
 from drumline.config.schema import Config
 from drumline.data.plan import Cursor, plan_epoch
@@ -87,7 +86,7 @@ def whole_run(
     return Way(
         name,
         go,
-        wake=partial(_signal_sidecar, ddp, signal.SIGCONT),
+        wake=partial(_with_sidecar, ddp, let_go_on),
         rest=partial(_rest, ddp, run),
         warm_up=warm_up,
     )
@@ -115,13 +114,13 @@ def _rest(ddp: DDPManager, run: Path) -> None:
     time.sleep(0.1)  # a save that was just asked for has begun by then
     while any(run.glob("checkpoints/.*.partial")) and time.monotonic() - begun < QUIET_S:
         time.sleep(0.01)
-    _signal_sidecar(ddp, signal.SIGSTOP)
+    _with_sidecar(ddp, stop)
 
 
-def _signal_sidecar(ddp: DDPManager, number: int) -> None:
+def _with_sidecar(ddp: DDPManager, act: Callable[[int], None]) -> None:
     """It is part of our way, and of no other."""
     if ddp.watch_folder is not None and (ddp.watch_folder / "sidecar.pid").exists():
-        os.kill(int((ddp.watch_folder / "sidecar.pid").read_text()), number)
+        act(int((ddp.watch_folder / "sidecar.pid").read_text()))
 
 
 def steps_of(config: Config, kind: str) -> Config:

@@ -9,6 +9,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -34,6 +39,7 @@ def options(folder: Path, table: str) -> Options:
         workers=1,
         ranks=None,
         limit=None,
+        only=None,
         folder=folder,
     )
 
@@ -81,6 +87,39 @@ def test_a_way_that_fails_does_not_lose_the_others() -> None:
         "t", "title", "samples/s", [Row("good", good.per_second()), Row("bad", failure=bad.failure)], "how"
     )
     assert "bad  failed: ValueError: no more" in text_of(table)
+
+
+def test_what_was_stopped_goes_on_when_the_rank_is_killed() -> None:
+    """A worker that was forked from the rank holds all that the rank has open, and is stopped with the rest."""
+    program = (
+        "import os, signal, subprocess\n"
+        "from benchmarks.stopping import let_go_on, stop\n"
+        "other = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL)\n"
+        "stop(other.pid), let_go_on(other.pid), stop(other.pid)\n"
+        "if (worker := os.fork()) == 0:\n"
+        "    signal.pause()\n"
+        "stop(worker)\n"
+        "os.waitid(os.P_PID, worker, os.WSTOPPED)\n"
+        "print(other.pid, worker, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdout is not None
+        stopped = [int(pid) for pid in rank.stdout.readline().split()]
+        assert rank.wait() == -signal.SIGKILL
+        try:
+            deadline = time.monotonic() + 30
+            while "T" in {state_of(pid) for pid in stopped} and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert "T" not in [state_of(pid) for pid in stopped]
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGKILL)
+    assert len(stopped) == 2
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_a_goal_says_whether_it_is_met() -> None:

@@ -305,6 +305,7 @@ def test_a_rank_that_leaves_by_sys_exit_is_a_failure_of_its_own(tmp_path: Path) 
     assert "step 3 failed: SystemExit: 0" in result.stderr
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN_TASK.replace("{what}", "os.kill(os.getpid(), 9)"))
     result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
@@ -314,6 +315,7 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     assert result.stderr.count("SIGKILL") == 1
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("num_procs", [1, 2])
 def test_ctrl_c_ends_every_process_and_the_run_can_go_on(tmp_path: Path, num_procs: int) -> None:
     command = [

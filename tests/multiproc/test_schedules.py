@@ -11,8 +11,9 @@ from tests.jobs import Everything
 from tests.schedules import CUTS, References, make_schedule, run_schedule
 from tests.stream_jobs import EverythingStream
 
-# Every phase of a run has its turn, in one of the two modes.
-SLICE = [2 * number + number % 2 for number in range(len(PHASES))]
+# Every phase of a run has its turn, in one of the two modes. One schedule of each mode has workers, which take seconds
+# to start in every rank of every leg; the soak has hundreds.
+SLICE = [96, 3, 4, 79, 104, 11, 60, 15, 64, 19, 20, 23]
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +27,17 @@ def test_killed_and_resumed_it_trains_the_same_bits(
 ) -> None:
     schedule = make_schedule(number)
     assert run_schedule(schedule, tmp_path / "run") == references.digest_for(schedule), schedule
+
+
+def test_the_slice_has_some_of_everything() -> None:
+    schedules = [make_schedule(number) for number in SLICE]
+    assert [one.faults[0].phase for one in schedules] == list(PHASES)
+    assert {(one.setup.exact, one.workers) for one in schedules} == {
+        (exact, workers) for exact in ("elastic", "world") for workers in (0, 2)
+    }
+    assert {world for one in schedules for world in one.worlds} == {1, 2, 3, 4}
+    assert {one.setup.task for one in schedules} == {Everything, EverythingStream}
+    assert {one.setup.cut for one in schedules} == set(range(len(CUTS)))
 
 
 def test_schedules_cover_what_can_happen() -> None:

@@ -75,9 +75,9 @@ def accuracy_of_the_demo(run: Path, *flags: str) -> float:
 
 
 def test_the_demo_learns_to_read_digits(tmp_path: Path) -> None:
-    """A third of it; all of it is `make soak-demo`."""
-    third = ("--model.widths", "16,32", "--train.epochs", "6", "--train.batch_size", "32")
-    assert accuracy_of_the_demo(tmp_path, *third) >= 0.97
+    """A small part of it; all of it, and better, is `make soak-demo`."""
+    part = ("--model.widths", "16", "--train.epochs", "6", "--train.batch_size", "32")
+    assert accuracy_of_the_demo(tmp_path, *part) >= 0.9
 
 
 if __name__ == "__main__":

@@ -5,8 +5,11 @@ What is loaded cannot be unloaded: all of it is shown in one process of its own,
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -26,6 +29,28 @@ def test_a_late_module_has_no_secrets() -> None:
         late.__file__  # noqa: B018
     with pytest.raises(ModuleNotFoundError):
         late.anything  # noqa: B018
+
+
+def test_a_part_of_a_late_module_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`import late.part` asks the stand-in for its path, and that loads the part: it must not come twice."""
+    package = tmp_path / "outer_of_late" / "late"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").write_text("from . import part as own\n")
+    (package / "part.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    name = "outer_of_late.late"
+    outer = importlib.import_module("outer_of_late")
+    sys.modules[name] = outer.late = LateModule(name)
+    held = outer.late
+    part = importlib.import_module(f"{name}.part")
+    assert part is outer.late.part is outer.late.own
+    assert type(outer.late) is ModuleType
+    assert dir(held) == dir(outer.late)
+    assert part.__spec__.origin == str(package / "part.py")
+    (package / "part.py").write_text("value = 'two'\n")
+    assert importlib.reload(part).value == "two"
 
 
 def train_without_it() -> None:
