@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from drumline.watch.rank.stacks import own_calls
+
 NUM_LATEST = 16
 # NCCL has a recorder of its own; the other one has gloo's collectives.
 RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
@@ -45,7 +47,7 @@ def answer(folder: Path, rank: int, number: int) -> None:
     """Write what there is to the file that the sidecar waits for, whole or not at all."""
     path = folder / f"rank-{rank:05d}.flight.json"
     new = path.with_suffix(".new")
-    new.write_text(json.dumps({"number": number, "collectives": [], **_dump_guarded()}))
+    new.write_text(json.dumps({"number": number, "calls": own_calls(), "collectives": [], **_dump_guarded()}))
     new.replace(path)
 
 

@@ -1,4 +1,8 @@
-"""How a rank shows its Python stacks: to a signal, by C code that needs neither Python's lock nor a thread of ours.
+"""How a rank shows its Python stacks: by itself when it is asked, or to a signal, by C code that needs neither Python's
+lock nor a thread of ours.
+
+The signal is for a rank that does not answer, where Python stands still: the C code reads the stacks of other threads
+as they are, and a thread that ran meanwhile would pull its stack away from under it, which ends the process.
 
 Workers that it forks inherit the handler and the open file: who asks several processes asks one after the other.
 """
@@ -6,13 +10,16 @@ Workers that it forks inherit the handler and the open file: who asks several pr
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
 # SIGUSR1 and SIGTERM mean preemption; the first real-time signals are used by C libraries and profilers.
 STACK_SIGNAL = signal.SIGRTMIN + 7
 ANSWERING = "drumline-answer"
+MAX_CALLS = 48
 
 
 def register_stacks(path: Path) -> None:
@@ -21,6 +28,10 @@ def register_stacks(path: Path) -> None:
     # Opened to append: the reader empties the file, and the next stacks begin it again.
     file = path.open("a")
     faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
+    # In a worker it is the main thread that gets the signal, and its own stack is enough.
+    os.register_at_fork(
+        after_in_child=lambda: faulthandler.register(STACK_SIGNAL, file=file, all_threads=False, chain=False)
+    )
     # An abort in a library (gloo's, when shapes differ) ends Python without a word of where.
     if not faulthandler.is_enabled():
         faulthandler.enable(file, all_threads=True)
@@ -34,3 +45,14 @@ def answer_on_this_thread() -> None:
         name.write_text(ANSWERING)
     except OSError:
         return  # then the main thread is asked
+
+
+def own_calls() -> list[tuple[str, int | None, str]]:
+    """File, line and name of the calls that the main thread is in, the innermost first; with Python's lock held, so
+    that they stand still."""
+    calls: list[tuple[str, int | None, str]] = []
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and len(calls) < MAX_CALLS:
+        calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return calls

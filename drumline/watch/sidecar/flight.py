@@ -19,7 +19,7 @@ async def ask_flight(
     folder: Path, rank: int, *, within_s: float = WITHIN_S
 ) -> tuple[bool | None, tuple[Collective, ...]]:
     """Whether it answers, and its latest collectives. None: nobody is there who could be asked."""
-    path = folder / f"rank-{rank:05d}.flight.json"
+    path = _answer(folder, rank)
     number = (_read(path).get("number", 0) + 1) % 256
     if not _ask(folder / f"rank-{rank:05d}.ask", number):
         return None, ()
@@ -30,6 +30,18 @@ async def ask_flight(
         if record.get("number") == number:
             return True, _collectives(record)
     return False, ()
+
+
+def told_calls(folder: Path, rank: int) -> list[tuple[str, int | None, str]]:
+    """What the main thread of a rank that has just answered was doing: file, line and name, the innermost first."""
+    try:
+        return [(str(file), line, str(name)) for file, line, name in _read(_answer(folder, rank))["calls"]]
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+def _answer(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:05d}.flight.json"
 
 
 def _ask(path: Path, number: int) -> bool:

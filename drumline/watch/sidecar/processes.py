@@ -14,10 +14,10 @@ from drumline.watch.beats.record import Beat, read_beat
 from drumline.watch.facts import Collective, RankFacts, WorkerFacts
 from drumline.watch.sidecar import procfs
 from drumline.watch.sidecar.descendants import Descendants, refreshed
-from drumline.watch.sidecar.flight import ask_flight
+from drumline.watch.sidecar.flight import ask_flight, told_calls
 from drumline.watch.sidecar.memory import MemoryWatch
 from drumline.watch.sidecar.procfs import ENDED, GONE, STOPPED, TICKS_PER_S, Process, Stat
-from drumline.watch.sidecar.stacks import last_stack, stack_of
+from drumline.watch.sidecar.stacks import described, last_stack, stack_of
 
 # Looks that follow each other faster tell nothing new of CPU time, which is counted in hundredths of a second.
 MIN_INTERVAL_S = 0.1
@@ -25,6 +25,8 @@ MIN_INTERVAL_S = 0.1
 LATE_S = 1.0
 STILL_AFTER_S = 1.0
 STACKS_WITHIN_S = 1.2
+# Python gives its lock to another thread some milliseconds after it asks.
+ANSWERS_WITHIN_S = 0.5
 
 
 class RankLook:
@@ -77,9 +79,14 @@ class RankLook:
     async def _questioned(self, facts: RankFacts, seen: _Seen) -> RankFacts:
         workers = seen.descendants.workers(time.monotonic())
         facts = replace(facts, tracer=procfs.tracer(facts.pid), workers=workers)
-        (stack, workers), (answers, collectives) = await asyncio.gather(
-            self._stacks(facts.pid, workers), self._ask(facts.state)
-        )
+        asked = asyncio.create_task(self._ask(facts.state))
+        # A rank that answers tells its stack by itself. The signal is for one in which Python stands still: to any
+        # other it is a danger (rank/stacks.py).
+        await asyncio.wait({asked}, timeout=ANSWERS_WITHIN_S)
+        told = told_calls(self._folder, self._rank) if asked.done() and asked.result()[0] else []
+        stack, workers = await self._stacks(None if told else facts.pid, workers)
+        stack = described(facts.pid, told) if told else stack
+        answers, collectives = await asked
         seen.forgive(time.monotonic())
         facts = replace(facts, stack=stack, workers=workers, answers=answers, collectives=collectives)
         latest = self.look(time.monotonic())
@@ -91,15 +98,19 @@ class RankLook:
         return replace(facts, state=latest.state, exit=latest.exit, answers=None)
 
     async def _stacks(
-        self, pid: int, workers: tuple[WorkerFacts, ...]
+        self, pid: int | None, workers: tuple[WorkerFacts, ...]
     ) -> tuple[tuple[str, ...], tuple[WorkerFacts, ...]]:
-        """One after the other, because all write into the same file; those for whom there is no time are left out."""
+        """One after the other, because all write into the same file; those for whom there is no time are left out, and
+        a rank that has told its own."""
         file = self._file("stacks")
         end = time.monotonic() + STACKS_WITHIN_S
-        stacks = []
+        stacks: list[tuple[str, ...]] = []
         for one in (pid, *(worker.pid for worker in workers)):
             left_s = end - time.monotonic()
-            stacks.append(await stack_of(one, file, within_s=min(left_s, 0.4)) if left_s > 0 else ())
+            if one is None or left_s <= 0:
+                stacks.append(())
+            else:
+                stacks.append(await stack_of(one, file, within_s=min(left_s, 0.4)))
         return stacks[0], tuple(map(refreshed, workers, stacks[1:]))
 
     def _file(self, kind: str) -> Path:

@@ -1,4 +1,5 @@
-"""Asks a process for its Python stacks: by a signal, which it answers with Python's lock held too."""
+"""Asks a process that tells nothing by itself for its Python stacks: by a signal, which it answers with Python's lock
+held too."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import os
 import platform
 import re
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +23,7 @@ MAX_FRAMES = 48
 OURS = "/drumline/"
 _BIT = 1 << (STACK_SIGNAL - 1)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
+_ANSWER = re.compile(r"^(Current thread |Stack )", re.MULTILINE)
 # Python has no name for tgkill, and the C library only since 2.30.
 _TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine())
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -40,6 +43,12 @@ async def stack_of(pid: int, file: Path, *, within_s: float = WITHIN_S) -> tuple
     return ()
 
 
+def described(pid: int, calls: Iterable[tuple[str, int | None, str]]) -> tuple[str, ...]:
+    """Calls that a process has told of itself, in the same words."""
+    folder = _folder(pid)
+    return tuple(f"{shorten(file, folder)}:{line or '???'} in {name}" for file, line, name in calls)
+
+
 def last_stack(file: Path) -> tuple[str, ...]:
     """What a process that a fatal signal ended has left there, behind an answer that it gave before."""
     try:
@@ -52,7 +61,7 @@ def last_stack(file: Path) -> tuple[str, ...]:
 
 def main_thread(text: str, folder: str) -> tuple[str, ...]:
     """The main thread's calls in what faulthandler wrote: the thread that is oldest is the last one there."""
-    if text.count("Current thread ") > 1:  # a late answer of another process came in between
+    if len(_ANSWER.findall(text)) > 1:  # a late answer of another process came in between
         return ()
     frames: list[str] = []
     for line in text.splitlines():
