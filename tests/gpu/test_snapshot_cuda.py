@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from drumline.config.schema import CheckpointConfig, Config, DistConfig
 from drumline.engine import saver
 from drumline.metrics.events import read_events
 from drumline.models import MiniResNet
+from tests.gpu.test_hot_path_cuda import waiting_is_an_error
 from tests.jobs import Normalised, assert_same_bits, make_config, train_here
 from tests.ranks import run_ranks
 
@@ -47,18 +45,6 @@ def train(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
 
 def no_room(*where: torch.device) -> int:
     return 0
-
-
-@contextmanager
-def waiting_is_an_error() -> Iterator[None]:
-    torch.cuda.synchronize()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it does not find every kind of waiting yet
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def bits(tensor: Tensor) -> bytes:
