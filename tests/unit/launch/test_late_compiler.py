@@ -5,6 +5,7 @@ What is loaded cannot be unloaded: all of it is shown in one process of its own,
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from drumline.launch.late_module import LateModule
 
 
 def test_the_compiler_comes_late_and_whole() -> None:
+    """It takes seconds. Once, on a busy machine, it did not end: should it again, it shows where it stands."""
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -108,5 +110,6 @@ def compile_something() -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(120, exit=True)
     train_without_it()
     compile_something()
