@@ -1,0 +1,22 @@
+"""One module for each mistake: `RULE` says what it is; `check` looks for it in Python, `check_shell` in scripts.
+
+def check(program: Program, source: Source) -> Iterator[Finding]
+def check_shell(script: Script) -> Iterator[Finding]
+
+A module of this folder whose name begins with `dl` is a rule; there is no list to keep.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from types import ModuleType
+
+
+@cache
+def all_rules() -> dict[str, ModuleType]:
+    """The module of each rule by its number, in order."""
+    names = sorted(found.name for found in pkgutil.iter_modules(__path__) if found.name.startswith("dl"))
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return {module.RULE.id: module for module in modules}
