@@ -1,4 +1,4 @@
-"""torchrun on several nodes that does not say which job it belongs to."""
+"""DL101: torchrun on several nodes that does not say which job it belongs to."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ RULE = Rule(
     severity=Severity.WARNING,
     summary="torchrun on several nodes without a rendezvous id",
     why=(
-        "Without --rdzv-id every job is called `none`. Nodes that come to the same endpoint under one name are taken for "
-        "one job: a second start, or what is left of the first, takes the place of a node, and both hang or train on "
-        "each other's gradients."
+        "Without --rdzv-id every job is called `none`. Nodes that come to the same endpoint under one name are taken "
+        "for one job: a second start, or what is left of the first, takes the place of a node, and both hang or "
+        "train on each other's gradients."
     ),
-    fix="Give every job its own id, such as --rdzv-id=$SLURM_JOB_ID.",
+    fix="give every job its own id, such as --rdzv-id=$SLURM_JOB_ID",
     bad="torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=node-a:29500 train.py\n",
     good=(
         'torchrun --nnodes=2 --nproc-per-node=8 --rdzv-id="$SLURM_JOB_ID" \\\n'
@@ -40,9 +40,9 @@ def check_shell(script: Script) -> Iterator[Finding]:
             yield RULE.at(
                 script,
                 launch.flags["nnodes"].word,
-                f"torchrun joins several nodes by {name} without --rdzv-id: all jobs that come to this endpoint are called "
-                "`none`, and a second one mixes with the first",
-                fix=f'Add --rdzv-id="{job}", or another id that each job has for itself.',
+                f"torchrun joins several nodes by {name} without --rdzv-id: all jobs that come to this endpoint are "
+                "called `none`, and a second one mixes with the first",
+                fix=f'add --rdzv-id="{job}", or another id that each job has for itself',
             )
 
 

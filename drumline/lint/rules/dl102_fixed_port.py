@@ -1,4 +1,4 @@
-"""A port that is written down, where other jobs may run on the same host."""
+"""DL102: a port that is written down, where other jobs may run on the same host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.reading.launches import PYTHON, Launch, launches
-from drumline.lint.reading.meeting import LOCAL, Port, backend, endpoint, has_several_nodes, host_in, port_alone, port_in
+from drumline.lint.reading.meeting import (
+    LOCAL,
+    Port,
+    backend,
+    endpoint,
+    has_several_nodes,
+    host_in,
+    port_alone,
+    port_in,
+)
 from drumline.lint.reading.shell import Script
 from drumline.lint.rule import Rule
 
@@ -15,13 +24,13 @@ RULE = Rule(
     id="DL102",
     name="fixed-port",
     severity=Severity.WARNING,
-    summary="A fixed port on a host that several jobs share",
+    summary="a fixed port on a host that several jobs share",
     why=(
         "Only one process of a host can listen on a port. Slurm puts two jobs on one host unless they ask for whole "
         "nodes: the second finds the port taken and fails, or joins the store of the first, and dies when that one "
         "ends. On one node no port has to be known beforehand at all."
     ),
-    fix=f"Take the port from the job's number, such as {FROM_JOB}; on one node, use torchrun --standalone.",
+    fix=f"take the port from the job's number, such as {FROM_JOB}; on one node, use torchrun --standalone",
     bad=(
         "#!/bin/bash\n"
         "#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=2\n"
@@ -120,9 +129,9 @@ def _on_slurm(script: Script, port: Port) -> Finding:
     return RULE.at(
         script,
         port.source,
-        f"port {port.value} is the same for every job of this script, and Slurm may put two on one host: the second fails, "
-        "or joins the first",
-        fix=f"Take it from the job's number: {FROM_JOB}; or ask for whole nodes with #SBATCH --exclusive.",
+        f"port {port.value} is the same for every job of this script, and Slurm may put two on one host: the second "
+        "fails, or joins the first",
+        fix=f"take it from the job's number: {FROM_JOB}; or ask for whole nodes with #SBATCH --exclusive",
     )
 
 
@@ -132,7 +141,7 @@ def _by_default(script: Script, launch: Launch, default: str) -> Finding:
         launch.name[-1],
         f"no port is given, so torchrun takes {default} for every job, and Slurm may put two on one host: the second "
         "fails, or joins the first",
-        fix=f"Give a port from the job's number: {FROM_JOB}; or ask for whole nodes with #SBATCH --exclusive.",
+        fix=f"give a port from the job's number: {FROM_JOB}; or ask for whole nodes with #SBATCH --exclusive",
     )
 
 
@@ -140,7 +149,7 @@ def _on_one_node(script: Script, port: Port) -> Finding:
     return RULE.at(
         script,
         port.source,
-        f"torchrun runs on one node and is given port {port.value}: a second run on this machine fails, though neither needs "
-        "a known port",
-        fix="Leave the port out and use torchrun --standalone, which takes a free one.",
+        f"torchrun runs on one node and is given port {port.value}: a second run on this machine fails, though "
+        "neither needs a known port",
+        fix="leave the port out and use torchrun --standalone, which takes a free one",
     )

@@ -1,4 +1,4 @@
-"""srun that starts more than one torchrun on a node."""
+"""DL103: srun that starts more than one torchrun on a node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RULE = Rule(
         "--nproc-per-node=8 there are 64 processes for 8 GPUs: they do not meet, or run out of memory. srun takes the "
         "number of tasks from the #SBATCH lines when it is not told another."
     ),
-    fix="Start one task on each node: srun --ntasks-per-node=1 torchrun ...",
+    fix="start one task on each node: srun --ntasks-per-node=1 torchrun",
     bad=(
         "#!/bin/bash\n"
         "#SBATCH --nodes=2 --ntasks-per-node=8 --gpus-per-node=8\n"
@@ -52,9 +52,9 @@ def check_shell(script: Script) -> Iterator[Finding]:
             yield RULE.at(
                 script,
                 launch.srun_word,
-                f"srun starts {launch.kind} {said}, and each starts all ranks of its node: too many processes, which do not "
-                "meet or run out of GPU memory",
-                fix="Write srun --ntasks-per-node=1, or set it in the #SBATCH lines.",
+                f"srun starts {launch.kind} {said}, and each starts all ranks of its node: too many processes, "
+                "which do not meet or run out of GPU memory",
+                fix="write srun --ntasks-per-node=1, or set it in the #SBATCH lines",
             )
 
 
@@ -79,7 +79,6 @@ def _against_nodes(tasks: int | None, nodes: int | None) -> str:
 
 def _is_one_rank(script: Script, launch: Launch) -> bool:
     """One torchrun for each rank is odd, but it works when all of them are counted as nodes."""
-    procs = flag_value(script, launch, "nproc-per-node") or "1"
-    counts_nodes = flag_value(script, launch, "nnodes")
-    has_procs_flag = "nproc-per-node" in launch.flags and flag_value(script, launch, "nproc-per-node") is None
-    return procs == "1" and not has_procs_flag and counts_nodes is None
+    if not launch.is_torchrun or flag_value(script, launch, "nnodes") is not None:
+        return False
+    return "nproc-per-node" not in launch.flags or flag_value(script, launch, "nproc-per-node") == "1"

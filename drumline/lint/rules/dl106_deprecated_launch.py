@@ -1,4 +1,4 @@
-"""torch.distributed.launch, which torchrun has replaced."""
+"""DL106: torch.distributed.launch, which torchrun has replaced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RULE = Rule(
         "the arguments of the script, with a dash since torch 2.0: a script that reads --local_rank stops with "
         "`unrecognized arguments`."
     ),
-    fix="Use torchrun, and read os.environ['LOCAL_RANK'] in the script.",
+    fix="use torchrun, and read os.environ['LOCAL_RANK'] in the script",
     bad="python -m torch.distributed.launch --use_env --nproc_per_node=8 train.py\n",
     good="torchrun --nproc_per_node=8 train.py\n",
     language="shell",
@@ -35,14 +35,16 @@ def check_shell(script: Script) -> Iterator[Finding]:
         if launch.kind != OLD_LAUNCH:
             continue
         uses_env = "use-env" in launch.flags
-        adds = "" if uses_env else " It adds --local-rank to the arguments of the script, which torchrun does not."
+        adds = (
+            ""
+            if uses_env
+            else "; it adds --local-rank to the arguments of the script, which torchrun does not"
+        )
         yield RULE.at(
             script,
             launch.name[-1],
-            f"torch.distributed.launch is deprecated in favour of torchrun.{adds}",
-            fix="Write torchrun instead of it, without --use-env."
-            if uses_env
-            else "Write torchrun instead of it, and read os.environ['LOCAL_RANK'] in the script.",
+            f"torch.distributed.launch is deprecated in favour of torchrun{adds}",
+            fix="write torchrun instead of it, without --use-env" if uses_env else "",
             edits=_edits(script, launch) if uses_env else (),
         )
 
@@ -51,7 +53,10 @@ def _edits(script: Script, launch: Launch) -> list[Edit]:
     """None where a part of the command comes out of a variable."""
     flag = launch.flags["use-env"].word
     first, last = launch.name[0], launch.name[-1]
-    if not (first.start < last.start < flag.start <= launch.command.end) or first.start < launch.command.start:
+    if (
+        not (first.start < last.start < flag.start <= launch.command.end)
+        or first.start < launch.command.start
+    ):
         return []
     is_usual = re.fullmatch(r"python3?(?: -u)? -m", " ".join(word.plain or "?" for word in launch.name[:-1]))
     blanks = re.compile(r"[ \t]*").match(script.text, flag.end)
