@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
 from drumline.lint.finding import Edit, Finding, Severity
+from drumline.lint.program.program import Program, argument
+from drumline.lint.program.tree import inside
+from drumline.lint.program.value import Known
 from drumline.lint.reading.launches import OLD_LAUNCH, Launch, launches
 from drumline.lint.reading.shell import Script
 from drumline.lint.reading.shell_parts import Word
+from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 
 RULE = Rule(
@@ -25,8 +30,60 @@ RULE = Rule(
     bad="python -m torch.distributed.launch --use_env --nproc_per_node=8 train.py\n",
     good="torchrun --nproc_per_node=8 train.py\n",
     language="shell",
+    only_distributed=False,
     fixable=True,
 )
+IN_COMMAND = re.compile(r"\bpython\S*\s+(?:-\w+\s+)*-m\s+torch\.distributed\.launch\b")
+RUNNERS = (
+    "os.popen",
+    "os.system",
+    "subprocess.Popen",
+    "subprocess.call",
+    "subprocess.check_call",
+    "subprocess.check_output",
+    "subprocess.getoutput",
+    "subprocess.run",
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Imported, or started from Python."""
+    if "launch" not in source.text:
+        return
+    for node in [*_imports(program, source), *_in_lists(program, source), *_in_commands(program, source)]:
+        yield RULE.at(source, node, "torch.distributed.launch is deprecated in favour of torchrun")
+
+
+def _imports(program: Program, source: Source) -> Iterator[ast.AST]:
+    index = program.index(source)
+    for node in [*index.every(ast.Import), *index.every(ast.ImportFrom)]:
+        module = node.module if isinstance(node, ast.ImportFrom) and not node.level else None
+        names = [f"{module}.{alias.name}" if module else alias.name for alias in node.names]
+        if any(f"{name}.".startswith(f"{OLD_LAUNCH}.") for name in names):
+            yield node
+
+
+def _in_lists(program: Program, source: Source) -> Iterator[ast.AST]:
+    """`[sys.executable, "-m", "torch.distributed.launch", ...]`."""
+    index = program.index(source)
+    for node in [*index.every(ast.List), *index.every(ast.Tuple)]:
+        words = [part.value if isinstance(part, ast.Constant) else None for part in node.elts]
+        for position, pair in enumerate(zip(words, words[1:], strict=False)):
+            if pair == ("-m", OLD_LAUNCH):
+                yield node.elts[position + 1]
+
+
+def _in_commands(program: Program, source: Source) -> Iterator[ast.AST]:
+    """A string that a shell is given."""
+    for call in program.calls(source, *RUNNERS):
+        given = argument(call, 0, "args") or argument(call, 0, "command") or argument(call, 0, "cmd")
+        if given is None:
+            continue
+        parts: list[ast.Constant] = list(inside(given, ast.Constant))
+        texts = [part.value for part in parts]
+        texts += [value.value for value in program.values(given) if isinstance(value, Known)]
+        if any(isinstance(text, str) and IN_COMMAND.search(text) for text in texts):
+            yield given
 
 
 def check_shell(script: Script) -> Iterator[Finding]:

@@ -44,18 +44,13 @@ def check_shell(script: Script) -> Iterator[Finding]:
         flag = launch.flags.get("node-rank")
         if flag is None or flag.value is None or not _is_started_on_several(script, launch):
             continue
-        if backend(script, launch) != "static":
-            continue
-        written = script.written(flag.value)
-        if script.constant(flag.value) == "0":
-            what = (
-                f"srun starts this on every node with --node-rank {written}: each takes itself for the first"
-            )
-        elif not launch.is_expanded_late and _is_of_a_task(script, flag.value):
-            what = f"{written} is put in before srun starts anything, where it is 0: each node takes itself for the first"
-        else:
-            continue
-        yield RULE.at(script, flag.word, what)
+        is_early = not launch.is_expanded_late and _is_of_a_task(script, flag.value)
+        if backend(script, launch) == "static" and (is_early or script.constant(flag.value) == "0"):
+            written = script.written(flag.value)
+            how = f"is given --node-rank {written}"
+            if is_early:
+                how = f"is given 0 for {written}, which is put in before srun starts anything"
+            yield RULE.at(script, flag.word, f"every node {how}: each takes itself for the first")
 
 
 def _is_started_on_several(script: Script, launch: Launch) -> bool:
