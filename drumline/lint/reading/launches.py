@@ -204,8 +204,7 @@ def _launch(script: Script, words: Sequence[Word], around: _Around) -> Iterator[
         words=tuple(words),
         name=tuple(words[:length]),
         flags=flags,
-        # torchrun takes each flag from a variable too: PET_RDZV_ID.
-        is_sure=is_sure and "PET_" not in script.text,
+        is_sure=is_sure and not script.has_flags_in_variables,
         srun=around.srun,
         srun_word=around.srun_word,
         is_elsewhere=around.is_elsewhere,

@@ -77,10 +77,15 @@ class Script:
         """What the `#SBATCH` lines ask for."""
         return header_options(self.text)
 
-    @property
+    @cached_property
     def on_slurm(self) -> bool:
         """Whether it is a batch file, or starts a step."""
         return bool(self.sbatch.by_name) or any(command.words[0].plain == "srun" for command in self.commands)
+
+    @cached_property
+    def has_flags_in_variables(self) -> bool:
+        """torchrun takes each flag from a variable too: PET_RDZV_ID."""
+        return "PET_" in self.text
 
     @cached_property
     def assignments(self) -> list[Assignment]:
@@ -102,7 +107,8 @@ class Script:
         names = {found.name for found in self.assignments if found.is_exported and not found.is_for_command}
         for command in self.commands:
             if command.words[0].plain == "export" or _exports(command):
-                names.update(word.plain for word in command.words[1:] if word.plain)
+                plain = [word.plain or "" for word in command.words[1:]]
+                names.update(word for word in plain if word.isidentifier())
         return frozenset(names)
 
     def constant(self, word: Word, depth: int = 0) -> str | None:

@@ -61,7 +61,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 def _of_flags(script: Script) -> Iterator[tuple[Finding, int]]:
     for launch in launches(script):
-        if not launch.is_torchrun or "standalone" in launch.flags:
+        if not launch.is_torchrun or "standalone" in launch.flags or backend(script, launch) not in DEFAULTS:
             continue
         port = _port(script, launch)
         if _is_on_shared_slurm(script, launch):

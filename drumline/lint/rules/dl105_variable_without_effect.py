@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.reading.launches import launches
@@ -36,26 +39,80 @@ ADDRESS = re.compile(r"[=^]*\d+\.\d+\.\d+\.\d+(?::\d+)?")
 TALKING = {"INFO", "TRACE", "ABORT"}
 
 
+@dataclass(frozen=True)
+class _Around:
+    """What the rest of the script has to do with its variables; found once for all of them."""
+
+    times_named: Counter[str]
+    read_here: frozenset[str]
+    last_start: int
+    """Where the last launcher is started; -1 when there is none."""
+    last_reader: int
+    """The last command that might start something that reads a variable."""
+    started: str
+    """What was started last, where nothing can start it again; empty otherwise."""
+    exports_all: bool
+    debug_level: str
+    """That of NCCL_DEBUG, where it is plain."""
+
+
 def check_shell(script: Script) -> Iterator[Finding]:
     """Each variable for one reason at most."""
-    for assignment in script.assignments:
-        if not assignment.name.startswith(PREFIXES) or assignment.is_appended:
-            continue
+    wanted = [one for one in script.assignments if one.name.startswith(PREFIXES) and not one.is_appended]
+    around = _look_around(script) if wanted else None
+    for assignment in wanted:
+        assert around is not None
         said = (
-            _misnamed(script, assignment)
-            or _not_exported(script, assignment)
-            or _too_late(script, assignment)
+            _misnamed(script, assignment, around)
+            or _not_exported(script, assignment, around)
+            or _too_late(assignment, around)
             or _matches_nothing(script, assignment)
-            or _filters_nothing(script, assignment)
+            or _filters_nothing(assignment, around)
         )
         if said:
             yield RULE.at(script, assignment, said[0], fix=said[1])
 
 
-def _misnamed(script: Script, assignment: Assignment) -> tuple[str, str] | None:
+def _look_around(script: Script) -> _Around:
+    assigning = {one.command.start for one in script.assignments if not one.is_for_command}
+    readers = [
+        command.start
+        for command in script.commands
+        if command.start not in assigning and command.words[0].plain not in HARMLESS
+    ]
+    found = launches(script)
+    may_come_again = "()" in script.text or "function " in script.text
+    is_plain = bool(found) and not may_come_again and not any(one.command.is_conditional for one in found)
+    return _Around(
+        times_named=Counter(re.findall(r"\b(?:TORCH_)?NCCL_\w+", script.text)),
+        read_here=frozenset(re.findall(r"\$\{?((?:TORCH_)?NCCL_\w+)", script.text)),
+        last_start=max((launch.command.start for launch in found), default=-1),
+        last_reader=max(readers, default=-1),
+        started=found[-1].kind if is_plain else "",
+        exports_all=_exports_all(script),
+        debug_level=_debug_level(script),
+    )
+
+
+def _exports_all(script: Script) -> bool:
+    """`set -a`."""
+    for command in script.commands:
+        words = [word.plain or "" for word in command.words]
+        if words[0] == "set" and any(re.fullmatch(r"-\w*a\w*|allexport", word) for word in words[1:]):
+            return True
+    return False
+
+
+def _debug_level(script: Script) -> str:
+    levels = [one for one in script.assignments if one.name == "NCCL_DEBUG"]
+    if len(levels) != 1 or levels[0].command.is_conditional:
+        return ""
+    return (script.constant(levels[0].value) or "").upper()
+
+
+def _misnamed(script: Script, assignment: Assignment, around: _Around) -> tuple[str, str] | None:
     name = assignment.name
-    is_used_here = re.search(rf"\$\{{?{name}\b", script.text) is not None
-    if name in NCCL or name in TORCH or name in OLD_NAMES or is_used_here:
+    if name in NCCL or name in TORCH or name in OLD_NAMES or name in around.read_here:
         return None
     if name in GIVEN_UP:
         instead = GIVEN_UP[name]
@@ -69,6 +126,7 @@ def _misnamed(script: Script, assignment: Assignment) -> tuple[str, str] | None:
     return f"neither NCCL nor torch reads {name}; did you mean {meant}?", f"set {meant}"
 
 
+@lru_cache(maxsize=256)
 def _meant(name: str) -> str | None:
     """The name that is like it; torch's have a prefix of their own, NCCL's have none."""
     other = name.removeprefix("TORCH_") if name.startswith("TORCH_") else f"TORCH_{name}"
@@ -82,14 +140,12 @@ def _is_given(script: Script, assignment: Assignment) -> bool:
     return assignment.is_exported or assignment.name in script.exported
 
 
-def _not_exported(script: Script, assignment: Assignment) -> tuple[str, str] | None:
+def _not_exported(script: Script, assignment: Assignment, around: _Around) -> tuple[str, str] | None:
     """A line of its own; whoever names the variable again may hand it on in a way that we do not know."""
     name = assignment.name
     if _is_given(script, assignment) or assignment.command.words[0].plain in {"local", "readonly", "declare"}:
         return None
-    named = len(re.findall(rf"\b{name}\b", script.text))
-    starts_later = any(launch.command.start > assignment.start for launch in launches(script))
-    if named != 1 or not starts_later or _exports_all(script):
+    if around.times_named[name] != 1 or around.last_start < assignment.start or around.exports_all:
         return None
     return (
         f"{name} is set in the shell but not exported: what is started below does not see it",
@@ -97,30 +153,15 @@ def _not_exported(script: Script, assignment: Assignment) -> tuple[str, str] | N
     )
 
 
-def _exports_all(script: Script) -> bool:
-    """`set -a`, and what another file may have said before."""
-    for command in script.commands:
-        words = [word.plain or "" for word in command.words]
-        if words[0] == "set" and any(re.fullmatch(r"-\w*a\w*|allexport", word) for word in words[1:]):
-            return True
-    return False
-
-
-def _too_late(script: Script, assignment: Assignment) -> tuple[str, str] | None:
+def _too_late(assignment: Assignment, around: _Around) -> tuple[str, str] | None:
     """Nothing is started behind it any more."""
-    started = [launch for launch in launches(script) if launch.command.start < assignment.start]
-    if not started or assignment.is_for_command or assignment.command.is_conditional:
+    if assignment.is_for_command or assignment.command.is_conditional or not around.started:
         return None
-    if re.search(r"\bfunction\b|\(\)", script.text) or any(one.command.is_conditional for one in started):
+    if max(around.last_start, around.last_reader) > assignment.start:
         return None
-    assigning = {one.command.start for one in script.assignments if not one.is_for_command}
-    later = [one for one in script.commands if one.start > assignment.start and one.start not in assigning]
-    if any(command.words[0].plain not in HARMLESS for command in later):
-        return None
-    kind = started[-1].kind
     return (
-        f"{assignment.name} is set after {kind} was started, which does not see it any more",
-        f"set {assignment.name} above the line that starts {kind}",
+        f"{assignment.name} is set after {around.started} was started, which does not see it any more",
+        f"set {assignment.name} above the line that starts {around.started}",
     )
 
 
@@ -141,12 +182,9 @@ def _matches_nothing(script: Script, assignment: Assignment) -> tuple[str, str] 
     )
 
 
-def _filters_nothing(script: Script, assignment: Assignment) -> tuple[str, str] | None:
-    if assignment.name != "NCCL_DEBUG_SUBSYS":
-        return None
-    levels = [one for one in script.assignments if one.name == "NCCL_DEBUG"]
-    level = (script.constant(levels[0].value) or "") if len(levels) == 1 else ""
-    if not level or level.upper() in TALKING or levels[0].command.is_conditional:
+def _filters_nothing(assignment: Assignment, around: _Around) -> tuple[str, str] | None:
+    level = around.debug_level
+    if assignment.name != "NCCL_DEBUG_SUBSYS" or not level or level in TALKING:
         return None
     return (
         f"NCCL_DEBUG_SUBSYS chooses from what NCCL_DEBUG=INFO writes, and NCCL_DEBUG is {level}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -68,7 +69,7 @@ def _in_lists(program: Program, source: Source) -> Iterator[ast.AST]:
     index = program.index(source)
     for node in [*index.every(ast.List), *index.every(ast.Tuple)]:
         words = [part.value if isinstance(part, ast.Constant) else None for part in node.elts]
-        for position, pair in enumerate(zip(words, words[1:], strict=False)):
+        for position, pair in enumerate(itertools.pairwise(words)):
             if pair == ("-m", OLD_LAUNCH):
                 yield node.elts[position + 1]
 
@@ -79,8 +80,7 @@ def _in_commands(program: Program, source: Source) -> Iterator[ast.AST]:
         given = argument(call, 0, "args") or argument(call, 0, "command") or argument(call, 0, "cmd")
         if given is None:
             continue
-        parts: list[ast.Constant] = list(inside(given, ast.Constant))
-        texts = [part.value for part in parts]
+        texts: list[object] = [part.value for part in inside(given, ast.Constant)]
         texts += [value.value for value in program.values(given) if isinstance(value, Known)]
         if any(isinstance(text, str) and IN_COMMAND.search(text) for text in texts):
             yield given

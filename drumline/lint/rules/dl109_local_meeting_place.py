@@ -28,33 +28,43 @@ RULE = Rule(
 
 def check_shell(script: Script) -> Iterator[Finding]:
     """Of torchrun's flags, and of MASTER_ADDR where ranks read it themselves."""
-    for launch in launches(script):
-        if launch.is_torchrun and has_several_nodes(script, launch) is True:
-            yield from _of_flags(script, launch)
+    found = [
+        finding
+        for launch in launches(script)
+        if launch.is_torchrun and _needs_others(script, launch)
+        for finding in _of_flags(script, launch)
+    ]
+    # Two of them in one script are nodes that are played on one machine.
+    yield from found if len(found) == 1 else []
     yield from _of_variable(script)
 
 
+def _needs_others(script: Script, launch: Launch) -> bool:
+    """Whether it does not go on with one node alone."""
+    least = (flag_value(script, launch, "nnodes") or "").partition(":")[0]
+    return has_several_nodes(script, launch) is True and least != "1"
+
+
 def _of_flags(script: Script, launch: Launch) -> Iterator[Finding]:
-    meeting, address = endpoint(launch), launch.flags.get("master-addr")
-    nodes = flag_value(script, launch, "nnodes")
-    if meeting is not None:
-        host = host_in(script, meeting.value) if meeting.value else None
+    how = backend(script, launch)
+    name = "rdzv-endpoint" if endpoint(launch) or how != "static" else "master-addr"
+    flag, nodes = launch.flags.get(name), flag_value(script, launch, "nnodes")
+    if flag is not None:
+        host = host_in(script, flag.value) if flag.value else None
         if host in LOCAL:
-            yield RULE.at(
-                script, meeting.word, f"{nodes} nodes are to meet at {host}, which is another on each"
-            )
-    elif backend(script, launch) == "static" and address is not None:
-        host = flag_value(script, launch, "master-addr")
-        if host in LOCAL:
-            yield RULE.at(
-                script, address.word, f"{nodes} nodes are to meet at {host}, which is another on each"
-            )
-    elif backend(script, launch) == "static" and launch.is_sure:
+            yield RULE.at(script, flag.word, f"{nodes} nodes are to meet at {host}, which is another on each")
+    elif launch.is_sure and how in {"static", "c10d"}:
+        taken = "127.0.0.1" if how == "static" else "localhost"
+        unread = (
+            ", and c10d does not read --master-addr"
+            if "master-addr" in launch.flags and how == "c10d"
+            else ""
+        )
         yield RULE.at(
             script,
             launch.flags["nnodes"].word,
-            f"{nodes} nodes and no address: torchrun takes 127.0.0.1, which is another on each",
-            fix="add --master-addr with the address of the first node",
+            f"{nodes} nodes and no --{name}: torchrun takes {taken}, which is another on each{unread}",
+            fix=f"add --{name} with the address of the first node",
         )
 
 
