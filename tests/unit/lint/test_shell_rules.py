@@ -83,15 +83,22 @@ def mended(text: str, edits: tuple[Edit, ...]) -> str:
         (
             "DL104",
             "export NCCL_SHM_DISABLE=1",
-            "NCCL_SHM_DISABLE=1 is for finding a fault: GPUs without a direct link talk over the network, even on one "
+            "NCCL_SHM_DISABLE=1 is not for real runs: GPUs without a direct link talk over the network, even on one "
             "host, instead of shared memory",
             "remove NCCL_SHM_DISABLE, or set it only while you look for the fault",
         ),
         (
             "DL104",
             "export NCCL_DEBUG=TRACE",
-            "NCCL_DEBUG=TRACE is for finding a fault: every call is written to the log of every rank",
+            "NCCL_DEBUG=TRACE is not for real runs: every call is written to the log of every rank",
             "set NCCL_DEBUG=WARN",
+        ),
+        (
+            "DL104",
+            "export NCCL_PROTO=LL,LL128",
+            "NCCL_PROTO=LL,LL128 is not for real runs: LL128 is forced, which corrupts data on machines that do not "
+            "support it",
+            "remove NCCL_PROTO, or set it only while you look for the fault",
         ),
         (
             "DL105",

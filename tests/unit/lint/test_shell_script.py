@@ -76,6 +76,8 @@ def test_slurm_options_in_all_their_forms() -> None:
         ("--mem=0", True),
         ("--gres=gpu:8", True),
         ("--gres=gpu:4", False),
+        ("--gres=gpu:4 --nodes=2", True),
+        ("--gres=gpu:2 --nodes=2", False),
         ("--nodes=2", False),
     ],
 )
