@@ -20,6 +20,7 @@ from drumline.lint.program.tree import (
     FunctionNode,
     Index,
     class_around,
+    dotted,
     inside,
     last_name,
     make_index,
@@ -223,6 +224,9 @@ class Program:
 
     def _of_constant(self, node: ast.Constant) -> Values:
         return frozenset({Known(node.value)})
+
+    def _of_lambda(self, node: ast.Lambda) -> Values:
+        return frozenset({Function(node)})
 
     def _of_tuple(self, node: ast.Tuple | ast.List | ast.Set) -> Values:
         return frozenset({Several(tuple(node.elts))})
@@ -477,10 +481,12 @@ class Program:
     def _assigned_nearby(self, node: ast.Attribute) -> Values:
         """`args.gpu = ...` in the same file tells what `args.gpu` is."""
         source = self.source_of(node)
-        written = ast.dump(node.value)
+        written = dotted(node.value)
         found: Values = NOTHING
+        if not written:
+            return found
         for target, binding in self.index(source).attributes.get(node.attr, ()):
-            if binding.value is not None and binding.kind == "assign" and ast.dump(target.value) == written:
+            if binding.value is not None and binding.kind == "assign" and dotted(target.value) == written:
                 found |= self._unpacked(self.values(binding.value), binding.path)
         return found
 
