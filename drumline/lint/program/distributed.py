@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
+from drumline.lint.program.imports import imported_sources
 from drumline.lint.program.names import FRAMEWORKS, STARTS
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import inside
+from drumline.lint.program.tree import Binding, inside
 from drumline.lint.program.value import Class, Function, Library
 from drumline.lint.reading.source import Source
 
@@ -16,9 +16,10 @@ _WORDS = (
     "DistributedDataParallel",
     "DistributedSampler",
     "import distributed",
+    "torch.nn.parallel",
     "DDPManager",
 )
-DEEPEST = 6
+_TRAINERS = ("transformers.Trainer", "transformers.TrainingArguments")
 
 
 def distributed_sources(program: Program) -> set[Source]:
@@ -27,14 +28,7 @@ def distributed_sources(program: Program) -> set[Source]:
     A file does if it calls torch.distributed's functions, DDP or the like, or a function of another file that does. To
     import from such a file, or to ask for a rank, is not enough.
     """
-    starting = {source for source in program.sources if _starts(program, source)}
-    pending, found = list(starting), set(starting)
-    while pending:
-        for other in imported_sources(program, pending.pop()):
-            if other not in found:
-                found.add(other)
-                pending.append(other)
-    return found
+    return program.remember("distributed", lambda: _find_distributed(program))
 
 
 def framework(program: Program, source: Source) -> str:
@@ -42,53 +36,67 @@ def framework(program: Program, source: Source) -> str:
     for scope in program.index(source).scopes.values():
         for bindings in scope.names.values():
             for binding in bindings:
-                root = binding.imported.partition(".")[0]
-                if root in FRAMEWORKS or binding.imported in (
-                    "transformers.Trainer",
-                    "transformers.TrainingArguments",
-                ):
-                    return root
+                if _is_framework(program, binding, source):
+                    return binding.imported.partition(".")[0]
     return ""
 
 
-def imported_sources(program: Program, source: Source) -> Iterator[Source]:
-    """The given files that a file imports."""
-    for scope in list(program.index(source).scopes.values()):
-        for bindings in scope.names.values():
-            for binding in bindings:
-                if binding.kind == "star":
-                    other = program.module(binding.imported, source)
-                elif binding.kind == "import":
-                    package = binding.imported.rpartition(".")[0]
-                    other = program.module(binding.imported, source) or program.module(package or ".", source)
-                else:
-                    continue
-                if other is not None and other is not source:
-                    yield other
+def _is_framework(program: Program, binding: Binding, source: Source) -> bool:
+    root = binding.imported.partition(".")[0]
+    if root in FRAMEWORKS:
+        return program.module(root, source) is None  # a file of one's own may have that name
+    return binding.imported in _TRAINERS
+
+
+def _find_distributed(program: Program) -> set[Source]:
+    able = _able_to_start(program)
+    return _closed(
+        [source for source in program.sources if source in able and _starts(program, source)], program
+    )
+
+
+def _closed(sources: list[Source], program: Program) -> set[Source]:
+    """With all that they import, and what that imports."""
+    found, pending = set(sources), list(sources)
+    while pending:
+        others = [one for one in imported_sources(program, pending.pop()) if one not in found]
+        found.update(others)
+        pending += others
+    return found
+
+
+def _able_to_start(program: Program) -> set[Source]:
+    """Files that speak of it, and those that import one of them, by however many others."""
+    if not any(_speaks(source) for source in program.sources):
+        return set()
+    importers: dict[Source, list[Source]] = {}
+    for source in program.sources:
+        for other in imported_sources(program, source):
+            importers.setdefault(other, []).append(source)
+    pending = [source for source in program.sources if _speaks(source)]
+    found = set(pending)
+    while pending:
+        others = [one for one in importers.get(pending.pop(), ()) if one not in found]
+        found.update(others)
+        pending += others
+    return found
+
+
+def _speaks(source: Source) -> bool:
+    return any(word in source.text for word in _WORDS)
 
 
 def _starts(program: Program, source: Source) -> bool:
-    if any(word in source.text for word in _WORDS):
-        calls = program.index(source).every(ast.Call)
-        if any(_is_start(program, call, 0) for call in calls):
-            return True
-    imported = set(imported_sources(program, source))
-    if not any(word in other.text for other in imported for word in _WORDS):
-        return False
-    return any(_is_start(program, call, 0) for call in program.index(source).every(ast.Call))
-
-
-def _starts_in(program: Program, node: ast.AST, depth: int = 0) -> bool:
-    return any(_is_start(program, call, depth) for call in inside(node, ast.Call, into_functions=True))
-
-
-def _is_start(program: Program, call: ast.Call, depth: int) -> bool:
-    for value in program.values(call.func):
-        if isinstance(value, Library) and value.name in STARTS:
-            return True
-        if isinstance(value, Function | Class) and 0 < depth + 1 < DEEPEST:
-            if depth == 0 and program.source_of(value.node) is program.source_of(call):
-                continue  # looked through as a part of its file
-            if _starts_in(program, value.node, depth + 1):
+    """Whether a call of the file, or one that is made in a function that it calls, starts or uses a group."""
+    pending: list[ast.Call] = list(program.index(source).every(ast.Call))
+    seen: set[ast.AST] = set()
+    while pending:
+        for value in program.values(pending.pop().func):
+            if isinstance(value, Library) and value.name in STARTS:
                 return True
+            if not isinstance(value, Function | Class) or value.node in seen:
+                continue
+            seen.add(value.node)
+            if program.source_of(value.node) is not source:
+                pending += inside(value.node, ast.Call, into_functions=True)
     return False

@@ -88,6 +88,7 @@ class Program:
         self._known: dict[object, Any] = {}
         self._asked: dict[object, int] = {}
         self._cut = NOT_CUT
+        self._remembered: dict[object, Any] = {}
 
     # The files.
 
@@ -96,6 +97,11 @@ class Program:
         if source not in self._indexes:
             self._indexes[source] = make_index(source)
         return self._indexes[source]
+
+    def tree(self, source: Source) -> ast.Module:
+        """Of one file, indexed: its nodes can be asked about."""
+        self.index(source)
+        return source.tree
 
     def source_of(self, node: ast.AST) -> Source:
         """The file that it is in."""
@@ -156,6 +162,12 @@ class Program:
         if self._cut >= depth:
             self._known[key], self._cut = found, NOT_CUT
         return found
+
+    def remember(self, key: object, find: Callable[[], Found]) -> Found:
+        """What was found before, for questions that others ask of all files together."""
+        if key not in self._remembered:
+            self._remembered[key] = find()
+        return cast(Found, self._remembered[key])
 
     def made(self, expression: ast.expr | None, *wanted: str) -> list[Made]:
         """What it may be that came of calling one of these."""
@@ -399,9 +411,8 @@ class Program:
         whole = self.module(name, source)
         if whole is not None:
             return frozenset({Module(whole)})
-        package, _, last = name.rpartition(".")
-        if package.strip(".") or name.startswith("."):
-            package = package or "." * (len(name) - len(name.lstrip(".")))
+        package, last = package_of(name), name.rpartition(".")[2]
+        if package:
             home = self.module(package, source)
             if home is not None and home is not source:
                 return self.exported(home, last) or ranks.by_name(last)
@@ -665,6 +676,14 @@ class Program:
     def is_module(self, node: ast.ClassDef) -> bool:
         """Whether it is a model, or a part of one."""
         return any(isinstance(place, str) and place.endswith("nn.Module") for place in self.ancestry(node))
+
+
+def package_of(name: str) -> str:
+    """Where a module is: `a` of `a.b`, `..` of `..b`; nothing of what is outermost, or has dots alone."""
+    package = name.rpartition(".")[0]
+    inner = name.lstrip(".")
+    dots = "." * (len(name) - len(inner))
+    return "" if not inner else dots if "." not in inner else package
 
 
 def argument(call: ast.Call, number: int | None, name: str) -> ast.expr | None:
