@@ -14,13 +14,14 @@ from typing import TypeAlias
 from drumline.lint.program.distributed import distributed_sources
 from drumline.lint.program.imports import imported_by
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import FUNCTIONS, FunctionNode, function_around, inside, position
-from drumline.lint.program.value import Instance
+from drumline.lint.program.tree import FUNCTIONS, FunctionNode, function_around, inside, position, up
+from drumline.lint.program.value import Function, Instance
 from drumline.lint.reading.source import Source
 
 DEEPEST = 24
 # Of one function in one run: what it does is known after the first; the others are there for the order.
 MOST_TIMES = 3
+MAIN_RUNNERS = ("fire.Fire", "typer.run", "absl.app.run")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def runs_through(program: Program, source: Source) -> list[Run]:
 
 
 def scripts_through(program: Program, source: Source) -> list[Run]:
-    """Those of them that a script does from its first line on."""
+    """Those of them that are whole: what a script does, or a `main` that nobody calls."""
     return program.remember("scripts through", lambda: _scripts_by_source(program)).get(source, [])
 
 
@@ -90,7 +91,9 @@ def _find_loose(program: Program, source: Source) -> list[Run]:
 
 
 def _runs_by_source(program: Program) -> dict[Source, list[Run]]:
-    found = defaultdict(list, {key: list(value) for key, value in _scripts_by_source(program).items()})
+    found: dict[Source, list[Run]] = defaultdict(list)
+    for source in _in_order(program):
+        _sort(program, [script(program, source)], found)
     for source in _in_order(program):
         _sort(program, loose(program, source), found)
     return found
@@ -99,8 +102,21 @@ def _runs_by_source(program: Program) -> dict[Source, list[Run]]:
 def _scripts_by_source(program: Program) -> dict[Source, list[Run]]:
     found: dict[Source, list[Run]] = defaultdict(list)
     for source in _in_order(program):
-        _sort(program, [script(program, source)], found)
+        _sort(program, [script(program, source), *_mains(program, source)], found)
     return found
+
+
+def _mains(program: Program, source: Source) -> list[Run]:
+    """`main` that nobody calls is called by a package's entry point."""
+    return [run for run in loose(program, source) if _is_main(function_around(run[0].call))]
+
+
+def _is_main(function: ast.AST | None) -> bool:
+    return (
+        getattr(function, "name", "") == "main"
+        and function is not None
+        and isinstance(up(function), ast.Module)
+    )
 
 
 def _sort(program: Program, every: list[Run], found: dict[Source, list[Run]]) -> None:
@@ -220,6 +236,8 @@ def _in_turn(nodes: Iterable[ast.AST], frame: _Frame) -> list[_Todo]:
 def _begun(program: Program, call: ast.Call) -> list[FunctionNode]:
     """What a call runs: one function, as far as can be told, or what it starts in another process."""
     function = program.function_of(call)
+    if function is None and call.args and program.name_of(call.func) in MAIN_RUNNERS:
+        return [value.node for value in program.values(call.args[0]) if isinstance(value, Function)]
     return [function] if function is not None else program.started(call)
 
 

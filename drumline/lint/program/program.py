@@ -327,6 +327,10 @@ class Program:
             scope, is_own = scope.outer, False
         return [], False
 
+    def bindings(self, name: ast.Name) -> list[Binding]:
+        """The places where a name may have got its value from."""
+        return self._bindings(name)[0]
+
     def assigned(self, name: ast.Name) -> list[ast.expr]:
         """The expressions that a name may have got its value from; a loop's and a function's are not among them."""
         bindings, _ = self._bindings(name)
@@ -627,11 +631,9 @@ class Program:
             return NOTHING
         every = [*function.args.posonlyargs, *function.args.args]
         owner = class_around(function)
-        is_method = owner is not None and not _is_static(function)
-        if is_method and every and every[0] is parameter:
-            assert owner is not None
+        if owner is not None and not _is_static(function) and every and every[0] is parameter:
             return frozenset({Instance(owner)})
-        number = every.index(parameter) - is_method if parameter in every else None
+        number = _number_of(function, parameter)
         return self._once(parameter, lambda: self._passed(function, parameter, number), NOTHING)
 
     def _passed(
@@ -652,12 +654,23 @@ class Program:
             return self._unpacked(self.values(passed), (number - offset,)) if number is not None else NOTHING
         return self.values(argument(call, number, name))
 
+    def given_for(self, parameter: ast.arg) -> list[ast.expr | None]:
+        """The expressions that callers give for a parameter; None for each that is not known."""
+        function = up(up(parameter) or parameter)
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            return [None]
+        number, default = _number_of(function, parameter), _default_of(function, parameter)
+        callers = self.callers(function)
+        is_plain = [
+            function not in self.started(call) and not has_unknown_arguments(call) for call in callers
+        ]
+        return [
+            (argument(call, number, parameter.arg) or default) if plain else None
+            for call, plain in zip(callers, is_plain, strict=True)
+        ] or [None]
+
     def _default(self, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> Values:
-        every = [*function.args.posonlyargs, *function.args.args]
-        defaults = dict(zip(reversed(every), reversed(function.args.defaults), strict=False))
-        named = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-        defaults |= {one: default for one, default in named if default is not None}
-        return self.values(defaults.get(parameter))
+        return self.values(_default_of(function, parameter))
 
     # Classes.
 
@@ -700,6 +713,21 @@ def argument(call: ast.Call, number: int | None, name: str) -> ast.expr | None:
 def has_unknown_arguments(call: ast.Call) -> bool:
     """Whether `*args` or `**kwargs` may give more than is written."""
     return any(isinstance(one, ast.Starred) for one in call.args) or any(k.arg is None for k in call.keywords)
+
+
+def _number_of(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> int | None:
+    """At which position callers give it; `self` is not counted."""
+    every = [*function.args.posonlyargs, *function.args.args]
+    is_method = class_around(function) is not None and not _is_static(function)
+    return every.index(parameter) - is_method if parameter in every else None
+
+
+def _default_of(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> ast.expr | None:
+    every = [*function.args.posonlyargs, *function.args.args]
+    defaults = dict(zip(reversed(every), reversed(function.args.defaults), strict=False))
+    named = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    defaults |= {one: default for one, default in named if default is not None}
+    return defaults.get(parameter)
 
 
 def _is_property(function: FunctionNode) -> bool:
