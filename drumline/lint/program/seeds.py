@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import TypeAlias
 
 from drumline.lint.program.order import Run, Step
 from drumline.lint.program.program import Program
@@ -24,6 +25,7 @@ _NOT_SEEDS = ("initial_seed", "seed_worker", "get_seed", "default_rng", "Generat
 _SAME_AS_ARGUMENTS = ("int", "float", "str", "abs", "min", "max", "sum", "hash", "round")
 _WORDS_OF_RANKS = ("rank", "gpu", "proc", "pid", "device", "node", "host", "worker", "time", "random")
 DEEPEST = 8
+Seen: TypeAlias = frozenset[str]
 
 
 def seeds_torch(program: Program, call: ast.Call) -> bool:
@@ -51,19 +53,19 @@ def seeded_before(program: Program, run: Run, number: int) -> bool:
     return any(seeds_torch(program, step.call) for step in run[:number])
 
 
-def may_differ_by_rank(program: Program, expression: ast.expr | None, depth: int = 0) -> bool:
+def may_differ_by_rank(program: Program, expression: ast.expr | None, seen: Seen = frozenset()) -> bool:
     """Whether a seed has the rank in it, or something of which that is not known."""
-    if expression is None or depth > DEEPEST:
+    if expression is None or len(seen) > DEEPEST:
         return True
     if any(isinstance(value, Rank) for value in program.values(expression)):
         return True
     if isinstance(expression, ast.Constant):
         return expression.value is None
-    if isinstance(expression, ast.Name):
-        return _name_may_differ(program, expression, depth)
-    if isinstance(expression, ast.Attribute):
-        return _attribute_may_differ(program, expression, depth)
-    return any(may_differ_by_rank(program, part, depth + 1) for part in _parts(program, expression))
+    if isinstance(expression, ast.Name | ast.Attribute):
+        name = last_name(expression)
+        bindings = [] if name in seen else _bindings(program, expression)
+        return _says_rank(name) or any(_binding_may_differ(program, one, seen | {name}) for one in bindings)
+    return any(may_differ_by_rank(program, part, seen) for part in _parts(program, expression))
 
 
 def _parts(program: Program, expression: ast.expr) -> list[ast.expr | None]:
@@ -83,33 +85,25 @@ def _parts(program: Program, expression: ast.expr) -> list[ast.expr | None]:
     return [None]
 
 
-def _name_may_differ(program: Program, name: ast.Name, depth: int) -> bool:
-    if _says_rank(name.id):
-        return True
-    return any(_binding_may_differ(program, one, depth) for one in program.bindings(name))
+def _bindings(program: Program, expression: ast.Name | ast.Attribute) -> list[Binding]:
+    """Of a name; of an attribute, all in all files: `args.seed += rank` may be anywhere."""
+    if isinstance(expression, ast.Name):
+        return program.bindings(expression)
+    return [
+        binding
+        for source in program.sources
+        for _, binding in program.index(source).attributes.get(expression.attr, ())
+    ]
 
 
-def _binding_may_differ(program: Program, binding: Binding, depth: int) -> bool:
+def _binding_may_differ(program: Program, binding: Binding, seen: Seen) -> bool:
     if isinstance(binding.node, ast.AugAssign):
-        return may_differ_by_rank(program, binding.node.value, depth + 1)
+        return may_differ_by_rank(program, binding.node.value, seen)
     if binding.kind == "assign" and not binding.path:
-        return may_differ_by_rank(program, binding.value, depth + 1)
+        return may_differ_by_rank(program, binding.value, seen)
     if isinstance(binding.node, ast.arg):
-        return any(may_differ_by_rank(program, one, depth + 1) for one in program.given_for(binding.node))
+        return any(may_differ_by_rank(program, one, seen) for one in program.given_for(binding.node))
     return binding.kind != "import"
-
-
-def _attribute_may_differ(program: Program, expression: ast.Attribute, depth: int) -> bool:
-    """`args.seed` is the same on every rank, unless it is set by one somewhere."""
-    if _says_rank(expression.attr):
-        return True
-    for source in program.sources:
-        for _, binding in program.index(source).attributes.get(expression.attr, ()):
-            if binding.value is expression:
-                continue
-            if _binding_may_differ(program, binding, depth + 1):
-                return True
-    return False
 
 
 def _says_rank(name: str) -> bool:
