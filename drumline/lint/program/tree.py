@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _WITHOUT_NODES = """
     arg asname attr conversion ctx id is_async kind level module name n s op ops rest simple tag type_comment
 """
+_FIELDS: dict[type, tuple[str, ...]] = {}
 _SCOPE_KINDS = frozenset(SCOPES)
 
 
@@ -196,10 +196,11 @@ def _children(node: ast.AST) -> list[ast.AST]:
     return found
 
 
-@cache
-def _fields(kind: Hashable) -> tuple[str, ...]:
-    left_out = _WITHOUT_NODES.split()
-    return tuple(name for name in getattr(kind, "_fields", ()) if name not in left_out)
+def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
+    if kind not in _FIELDS:
+        left_out = _WITHOUT_NODES.split()
+        _FIELDS[kind] = tuple(name for name in kind._fields if name not in left_out)
+    return _FIELDS[kind]
 
 
 def _open(node: Any, outer: Scope, scopes: dict[ast.AST, Scope]) -> Scope:
