@@ -31,7 +31,7 @@ def split_lines(text: str) -> list[str]:
 
 def column_of(line: str, offset: int) -> int:
     """`ast` counts bytes of UTF-8 from 0; editors count characters from 1."""
-    return len(line.encode(errors="surrogateescape")[:offset].decode(errors="ignore")) + 1
+    return len(line.encode(errors="surrogateescape")[:offset].decode(errors="surrogateescape")) + 1
 
 
 def spans_of(text: str, edits: Iterable[Edit]) -> list[Span]:

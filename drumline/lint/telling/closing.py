@@ -55,7 +55,7 @@ def _problems(report: Report) -> str:
     unread = len({said.place.path for said in report.problems if said.rule == UNREADABLE.id})
     failed = sum(said.rule == RULE_FAILED.id for said in report.problems)
     said = [f"{counted(unread, 'file')} could not be read"] if unread else []
-    said += [f"{counted(failed, 'time')} a rule failed"] if failed else []
+    said += [f"a rule failed {counted(failed, 'time')}"] if failed else []
     return ", ".join(said)
 
 
