@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from drumline.lint.edits import split_lines
 from drumline.lint.finding import Finding, Place, Severity
 from drumline.lint.problems import OWN_RULES, RULE_FAILED, UNREADABLE, problem
+from drumline.lint.program.distributed import distributed_sources
 from drumline.lint.program.program import Program
 from drumline.lint.reading.noqa import is_silenced
 from drumline.lint.reading.parse import Reading, read_bytes, read_file
@@ -128,10 +129,10 @@ def is_notebook(readings: Mapping[str, Reading], finding: Finding) -> bool:
 
 
 def _ask_python(asked: _Asked, sources: list[Source], rules: RuleModules) -> None:
-    program, understood = _understood(asked, sources)
-    for source in understood:
+    program, distributed = _understood(asked, sources)
+    for source in program.sources:
         for number, module in rules.items():
-            if hasattr(module, "check"):
+            if hasattr(module, "check") and (source in distributed or not module.RULE.only_distributed):
                 _ask(asked, number, source.path, lambda: module.check(program, source))  # noqa: B023
 
 
@@ -149,20 +150,31 @@ def _ask(asked: _Asked, number: str, path: Path, question: Callable[[], Iterator
         asked.problems.append(_failure(error, path, f"rule {number}"))
 
 
-def _understood(asked: _Asked, sources: list[Source]) -> tuple[Program, list[Source]]:
-    """All sources together; one that cannot be understood is told and left out, so that the others are not lost."""
+def _understood(asked: _Asked, sources: list[Source]) -> tuple[Program, Set[Source]]:
+    """All together, and which of them are distributed; one that cannot be understood is told, and lost alone."""
     try:
-        return Program(sources), sources
+        return _together(sources)
     except Exception:
-        fine = []
-        for source in sources:
-            try:
-                Program([source])
-            except Exception as error:
-                asked.problems.append(_failure(error, source.path, "the reading of names"))
-            else:
-                fine.append(source)
-        return Program(fine), fine
+        fine = [source for source in sources if _is_understood(asked, source)]
+    try:
+        return _together(fine)
+    except Exception as error:
+        asked.problems.append(_failure(error, fine[0].path, "the reading of names"))
+        return _together([])
+
+
+def _together(sources: list[Source]) -> tuple[Program, Set[Source]]:
+    program = Program(sources)
+    return program, distributed_sources(program)
+
+
+def _is_understood(asked: _Asked, source: Source) -> bool:
+    try:
+        _together([source])
+    except Exception as error:
+        asked.problems.append(_failure(error, source.path, "the reading of names"))
+        return False
+    return True
 
 
 def _failure(error: Exception, path: Path, who: str) -> Finding:

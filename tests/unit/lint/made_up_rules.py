@@ -26,6 +26,7 @@ def rule(number: str, name: str, severity: Severity, *, fixable: bool = False) -
         bad=f"{name.replace('-', '_')}()\n",
         good="good()\n",
         fixable=fixable,
+        only_distributed=False,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from drumline.lint import run
 from drumline.lint.finding import Finding, Place, Severity
+from drumline.lint.reading.source import Source
 from drumline.lint.run import exit_is_clean
 from drumline.lint.settings import Settings
 from tests.unit.lint.made_up_rules import BAD, RULES, USUAL, report_of, rule, told
@@ -84,18 +86,44 @@ def test_code_too_deep_for_a_rule_is_no_mistake_of_the_rule() -> None:
 
 
 def test_one_file_that_is_not_understood_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def understand(sources: list[Any]) -> Any:
+    real = run.Program
+
+    def understand(sources: list[Source]) -> Any:
         if any("b.py" in str(source.path) for source in sources):
             raise ValueError("no")
-        return SimpleNamespace(sources=sources)
+        return real(sources)
 
     monkeypatch.setattr(run, "Program", understand)
     report = report_of({"a.py": "bad()\n", "b.py": "bad()\n", "c.py": "bad()\n"})
     assert told(report.findings) == ["a.py:1:1 DL101", "c.py:1:1 DL101"]
     (said,) = report.problems
+    assert str(said.place) == "b.py:1:1"
     assert said.message.startswith(
         "the reading of names failed on this file, which is a mistake of drumline: Value"
     )
+
+
+def test_files_that_are_not_understood_together_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = run.Program
+
+    def understand(sources: list[Source]) -> Any:
+        if len(sources) > 1:
+            raise ValueError("no")
+        return real(sources)
+
+    monkeypatch.setattr(run, "Program", understand)
+    report = report_of({"a.py": "bad()\n", "b.py": "bad()\n"})
+    assert told(report.problems) == ["a.py:1:1 DL999"]
+
+
+def test_most_rules_are_for_distributed_code() -> None:
+    many = SimpleNamespace(RULE=replace(BAD.RULE, only_distributed=True), check=BAD.check)
+    files: dict[str, str | bytes] = {
+        "alone.py": "bad()\n",
+        "many.py": "import torch.distributed as dist\ndist.init_process_group()\nbad()\n",
+    }
+    assert told(report_of(files, {"DL101": many}).findings) == ["many.py:3:1 DL101"]
+    assert len(report_of(files).findings) == 2
 
 
 def test_scripts_are_asked_by_rules_for_scripts() -> None:
