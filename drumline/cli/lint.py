@@ -32,8 +32,8 @@ notebooks, shell and sbatch scripts. Nothing that it reads is run or imported.
   drumline lint train.py launch.sbatch       these files
   drumline lint .                            all files in this folder
   drumline lint . --severity note            what may be as meant, too
-  drumline lint . --select DL012,hard-coded-device
-  drumline lint . --fix --diff               mend what is mechanical, and show it
+  drumline lint . --select DL012,unguarded-save
+  drumline lint . --fix --diff               mend the mechanical, show it
   drumline lint --explain DL012              one rule: why, bad, good
   cat train.py | drumline lint - --stdin-filename train.py
 
@@ -57,7 +57,7 @@ mending
 
 the rules
   --list                all of them, a line each
-  --explain RULE        one of them, with code that is wrong and code that is right
+  --explain RULE        one of them, with wrong code and right code
   --help                this text
 
 `# noqa: DL012` on a line silences a rule there, `# noqa` all of them.
