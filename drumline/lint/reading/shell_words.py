@@ -11,7 +11,6 @@ import re
 from drumline.lint.reading.shell_frames import Frame, Place, joined_pieces
 from drumline.lint.reading.shell_parts import Command, Kind, Piece, Word
 
-
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^\]\s]*\])?\+?=")
 _BARE = re.compile(r"[^\s\\'\"$`#;&|()<>]+")
 _IN_QUOTES = re.compile(r"[^\"\\$`]+")
