@@ -128,6 +128,10 @@ class Program:
 
     def module(self, name: str, seen_from: Source) -> Source | None:
         """The given file that this import means; of several, the one nearest to who imports it."""
+        key = ("module", name, seen_from.path.parent)
+        return self.remember(key, lambda: self._find_module(name, seen_from))
+
+    def _find_module(self, name: str, seen_from: Source) -> Source | None:
         dots = len(name) - len(name.lstrip("."))
         parts = [part for part in name.lstrip(".").split(".") if part]
         if dots:
