@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-
 from drumline.lint.program.imports import imported_sources
 from drumline.lint.program.names import FRAMEWORKS, STARTS
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import Binding, inside
-from drumline.lint.program.value import Class, Function, Library
+from drumline.lint.program.tree import Binding, function_around
 from drumline.lint.reading.source import Source
 
 _WORDS = (
@@ -49,13 +46,10 @@ def _is_framework(program: Program, binding: Binding, source: Source) -> bool:
 
 
 def _find_distributed(program: Program) -> set[Source]:
-    able = _able_to_start(program)
-    return _closed(
-        [source for source in program.sources if source in able and _starts(program, source)], program
-    )
+    return _closed(_starting(program), program)
 
 
-def _closed(sources: list[Source], program: Program) -> set[Source]:
+def _closed(sources: set[Source], program: Program) -> set[Source]:
     """With all that they import, and what that imports."""
     found, pending = set(sources), list(sources)
     while pending:
@@ -65,38 +59,21 @@ def _closed(sources: list[Source], program: Program) -> set[Source]:
     return found
 
 
-def _able_to_start(program: Program) -> set[Source]:
-    """Files that speak of it, and those that import one of them, by however many others."""
-    if not any(_speaks(source) for source in program.sources):
-        return set()
-    importers: dict[Source, list[Source]] = {}
-    for source in program.sources:
-        for other in imported_sources(program, source):
-            importers.setdefault(other, []).append(source)
-    pending = [source for source in program.sources if _speaks(source)]
-    found = set(pending)
+def _starting(program: Program) -> set[Source]:
+    """Files with such a call, and files that call a function in which one is made, however far down."""
+    pending = [
+        call for source in program.sources if _speaks(source) for call in program.calls(source, *STARTS)
+    ]
+    found, seen = set(), set()
     while pending:
-        others = [one for one in importers.get(pending.pop(), ()) if one not in found]
-        found.update(others)
-        pending += others
+        call = pending.pop()
+        found.add(program.source_of(call))
+        function = function_around(call)
+        if function is not None and function not in seen:
+            seen.add(function)
+            pending += program.callers(function)
     return found
 
 
 def _speaks(source: Source) -> bool:
     return any(word in source.text for word in _WORDS)
-
-
-def _starts(program: Program, source: Source) -> bool:
-    """Whether a call of the file, or one that is made in a function that it calls, starts or uses a group."""
-    pending: list[ast.Call] = list(program.index(source).every(ast.Call))
-    seen: set[ast.AST] = set()
-    while pending:
-        for value in program.values(pending.pop().func):
-            if isinstance(value, Library) and value.name in STARTS:
-                return True
-            if not isinstance(value, Function | Class) or value.node in seen:
-                continue
-            seen.add(value.node)
-            if program.source_of(value.node) is not source:
-                pending += inside(value.node, ast.Call, into_functions=True)
-    return False
