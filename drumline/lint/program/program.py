@@ -157,6 +157,8 @@ class Program:
             self._known[key], self._cut = found, NOT_CUT
         return found
 
+    once = _once
+
     def made(self, expression: ast.expr | None, *wanted: str) -> list[Made]:
         """What it may be that came of calling one of these."""
         return [
@@ -243,7 +245,8 @@ class Program:
         return self.values(node.body) | self.values(node.orelse)
 
     def _of_boolop(self, node: ast.BoolOp) -> Values:
-        return self._any_of(node.values)
+        about = [ranks.is_about_being_distributed(one) for one in node.values]
+        return ranks.joined(node.op, [self.values(one) for one in node.values], about)
 
     def _of_unaryop(self, node: ast.UnaryOp) -> Values:
         inner = self.values(node.operand)
@@ -263,6 +266,8 @@ class Program:
         if len(node.ops) != 1:
             return NOTHING
         right = node.comparators[0]
+        if ranks.is_world_size(right) or ranks.is_world_size(node.left):
+            return NOTHING
         others = self.values(right)
         for value in list(others):
             if isinstance(value, Several):
@@ -407,7 +412,7 @@ class Program:
                 return self.exported(home, last) or ranks.by_name(last)
         if name.startswith("."):
             return ranks.by_name(last)
-        return frozenset({Library(names.canonical(name))})
+        return ranks.of_library(name) or frozenset({Library(names.canonical(name))})
 
     # Attributes.
 
@@ -416,11 +421,13 @@ class Program:
         found: Values = frozenset().union(*(self._member(owner, node.attr) for owner in owners))
         if not any(isinstance(owner, Instance | Module | Class) for owner in owners):
             found |= self._assigned_nearby(node)
-        return found or ranks.by_name(node.attr)
+        named = ranks.of_member({owner.name for owner in owners if isinstance(owner, Made)}, node.attr)
+        return named if all(isinstance(value, Method) for value in found) and named else found
 
     def _member(self, owner: Value, name: str) -> Values:
         if isinstance(owner, Library):
-            return frozenset({Library(names.canonical(f"{owner.name}.{name}"))})
+            full = names.canonical(f"{owner.name}.{name}")
+            return ranks.of_library(full) or frozenset({Library(full)})
         if isinstance(owner, Module):
             return self.exported(owner.source, name) or self._submodule(owner.source, name)
         if isinstance(owner, Made):
@@ -520,7 +527,7 @@ class Program:
 
     def _called_library(self, name: str, node: ast.Call) -> Values:
         if name in ranks.OF_FUNCTION:
-            return frozenset({Rank(ranks.OF_FUNCTION[name])})
+            return frozenset({Rank("group" if node.args or node.keywords else ranks.OF_FUNCTION[name])})
         if name in ("os.getenv", "os.environ.get"):
             keys = self.values(node.args[0]) if node.args else NOTHING
             return frozenset().union(
@@ -630,7 +637,10 @@ class Program:
         found: Values = frozenset().union(*given)
         if found - {Known(None)}:
             return found
-        return ranks.by_name(parameter.arg) or found | self._default(function, parameter)
+        default = self._default(function, parameter)
+        return (
+            NOTHING if ranks.is_other_number(default) else ranks.by_name(parameter.arg)
+        ) or found | default
 
     def _given(self, call: ast.Call, number: int | None, name: str, function: FunctionNode) -> Values:
         if function in self.started(call):
