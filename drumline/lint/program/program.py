@@ -291,7 +291,7 @@ class Program:
         return frozenset(found)
 
     def _of_name(self, node: ast.Name) -> Values:
-        bindings, is_found = self._bindings(node)
+        bindings, is_found = self.bindings(node)
         if not is_found:
             return self._of_unbound(node)
         found: Values = frozenset().union(*(self._bound(binding, node) for binding in bindings))
@@ -307,7 +307,7 @@ class Program:
                 return frozenset({Library(names.canonical(f"{binding.imported}.{node.id}"))})
         return ranks.by_name(node.id) or frozenset({Library(node.id)})
 
-    def _bindings(self, node: ast.Name) -> tuple[list[Binding], bool]:
+    def bindings(self, node: ast.Name) -> tuple[list[Binding], bool]:
         """Those that may have been the last before this use; and whether the name is bound at all."""
         scopes = self.index(self.source_of(node)).scopes
         scope = scopes.get(scope_node(node))
@@ -322,7 +322,7 @@ class Program:
 
     def assigned(self, name: ast.Name) -> list[ast.expr]:
         """The expressions that a name may have got its value from; a loop's and a function's are not among them."""
-        bindings, _ = self._bindings(name)
+        bindings, _ = self.bindings(name)
         return [one.value for one in bindings if one.value is not None and one.kind in ("assign", "entered")]
 
     def exported(self, source: Source, name: str) -> Values:
