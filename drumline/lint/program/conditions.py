@@ -105,6 +105,16 @@ def leaves(program: Program, block: list[ast.stmt]) -> bool:
     return isinstance(last, ast.If) and leaves(program, last.body) and leaves(program, last.orelse)
 
 
+def after_in_block(statement: ast.stmt) -> list[ast.stmt]:
+    """The rest of the block that a statement is in."""
+    block = up(statement)
+    for name in ("body", "orelse", "finalbody"):
+        statements = getattr(block, name, None)
+        if isinstance(statements, list) and statement in statements:
+            return statements[statements.index(statement) + 1 :]
+    return []
+
+
 def exit_of(node: ast.AST) -> ast.AST | None:
     """The function, loop or module that a `return`, `break` or `continue` leaves or shortens."""
     current = up(node)

@@ -56,7 +56,7 @@ def _ways(program: Program, node: ast.AST) -> list[Way]:
     function = function_around(node)
     if function is None:
         return [Way(found, "parent" if starts_ranks(program, program.source_of(node).tree) else "ranks")]
-    found |= _guards_of_decorators(program, function)
+    found |= guards_of_decorators(program, function)
     nothing: list[Way] = []  # whoever calls itself is not reached by that
     outer = program.once(("ways", function), lambda: _ways_to_function(program, function), nothing)
     return [Way(found | way.guards, way.begins) for way in outer]
@@ -151,7 +151,8 @@ def is_on_every_rank(program: Program, node: ast.AST) -> bool:
     return any(way.begins == "ranks" and not way.guards for way in ways(program, node))
 
 
-def _guards_of_decorators(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Guards:
+def guards_of_decorators(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Guards:
+    """What a function's decorators ask of the rank, by what they do or by their name."""
     found: set[RankTest] = set()
     for decorator in function.decorator_list:
         named = decorator.func if isinstance(decorator, ast.Call) else decorator
