@@ -48,7 +48,7 @@ def saves(program: Program, source: Source) -> Iterator[Save]:
     for call in program.calls(source, *_WRITERS):
         at, name, path_at, path_name = _WRITERS[program.name_of(call.func)]
         save = Save(call, argument(call, at, name), argument(call, path_at, path_name))
-        if not _is_in_memory(program, save.path) and not has_unknown_arguments(call):
+        if not is_in_memory(program, save.path) and not has_unknown_arguments(call):
             yield save
     if not framework(program, source):
         yield from _of_pretrained(program, source)
@@ -63,7 +63,8 @@ def _of_pretrained(program: Program, source: Source) -> Iterator[Save]:
             yield Save(call, call.func.value, argument(call, 0, "save_directory"))
 
 
-def _is_in_memory(program: Program, path: ast.expr | None) -> bool:
+def is_in_memory(program: Program, path: ast.expr | None) -> bool:
+    """Whether it is no path, but bytes that are held by this process."""
     for part in parts(program, path):
         if any(isinstance(value, Made) and value.name in _IN_MEMORY for value in program.values(part)):
             return True
