@@ -32,7 +32,7 @@ Guards = frozenset[RankTest]
 MOST_WAYS = 60
 _GUARDING_DECORATORS = ("rank_zero", "rank0", "main_process", "master", "main_only", "main_rank", "is_main")
 _SPAWNING = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
-_STARTING_NAMES = ("main", "train", "worker", "run", "fit", "evaluate", "demo", "example")
+_STARTING_NAMES = {"main", "train", "worker", "fit"}
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _beginning(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDe
         return "parent"
     calls = list(inside(function, ast.Call))
     does = any(program.name_of(call.func) in STARTS or last_name(call.func) == "backward" for call in calls)
-    is_named = any(word in function.name.lower() for word in _STARTING_NAMES)
+    is_named = bool(_STARTING_NAMES & set(function.name.lower().split("_")))
     return "ranks" if does or is_named else "unknown"
 
 
