@@ -184,6 +184,8 @@ class Program:
             self._num_looked = 0
         return found
 
+    once = _once
+
     def remember(self, key: object, find: Callable[[], Found]) -> Found:
         """What was found before, for questions that others ask of all files together."""
         if key not in self._remembered:
@@ -276,7 +278,8 @@ class Program:
         return self.values(node.body) | self.values(node.orelse)
 
     def _of_boolop(self, node: ast.BoolOp) -> Values:
-        return self._any_of(node.values)
+        about = [ranks.is_about_being_distributed(one) for one in node.values]
+        return ranks.joined(node.op, [self.values(one) for one in node.values], about)
 
     def _of_unaryop(self, node: ast.UnaryOp) -> Values:
         inner = self.values(node.operand)
@@ -296,6 +299,8 @@ class Program:
         if len(node.ops) != 1:
             return NOTHING
         right = node.comparators[0]
+        if ranks.is_world_size(right) or ranks.is_world_size(node.left):
+            return NOTHING
         others = self.values(right)
         for value in list(others):
             if isinstance(value, Several):
@@ -354,7 +359,7 @@ class Program:
 
     def assigned(self, name: ast.Name) -> list[ast.expr]:
         """The expressions that a name may have got its value from; a loop's and a function's are not among them."""
-        bindings, _ = self._bindings(name)
+        bindings = self.bindings(name)
         return [one.value for one in bindings if one.value is not None and one.kind in ("assign", "entered")]
 
     def exported(self, source: Source, name: str) -> Values:
@@ -443,7 +448,7 @@ class Program:
                 return self.exported(home, last) or ranks.by_name(last)
         if name.startswith("."):
             return ranks.by_name(last)
-        return frozenset({Library(names.canonical(name))})
+        return ranks.of_library(name) or frozenset({Library(names.canonical(name))})
 
     # Attributes.
 
@@ -452,13 +457,13 @@ class Program:
         found: Values = frozenset().union(*(self._member(owner, node.attr) for owner in owners))
         if not any(isinstance(owner, Instance | Module | Class) for owner in owners):
             found |= self._assigned_nearby(node)
-        if all(isinstance(one, Method) and isinstance(one.of, Made) for one in found):
-            return ranks.by_name(node.attr) or found  # of `args.rank`, all is known that can be
-        return found
+        named = ranks.of_member({owner.name for owner in owners if isinstance(owner, Made)}, node.attr)
+        return named if all(isinstance(value, Method) for value in found) and named else found
 
     def _member(self, owner: Value, name: str) -> Values:
         if isinstance(owner, Library):
-            return frozenset({Library(names.canonical(f"{owner.name}.{name}"))})
+            full = names.canonical(f"{owner.name}.{name}")
+            return ranks.of_library(full) or frozenset({Library(full)})
         if isinstance(owner, Module):
             return self.exported(owner.source, name) or self._submodule(owner.source, name)
         if isinstance(owner, Made):
@@ -558,7 +563,7 @@ class Program:
 
     def _called_library(self, name: str, node: ast.Call) -> Values:
         if name in ranks.OF_FUNCTION:
-            return frozenset({Rank(ranks.OF_FUNCTION[name])})
+            return frozenset({Rank("group" if node.args or node.keywords else ranks.OF_FUNCTION[name])})
         if name in ("os.getenv", "os.environ.get"):
             keys = self.values(node.args[0]) if node.args else NOTHING
             return frozenset().union(
@@ -668,7 +673,10 @@ class Program:
         found: Values = frozenset().union(*given)
         if found - {Known(None)}:
             return found
-        return ranks.by_name(parameter.arg) or found | self._default(function, parameter)
+        default = self._default(function, parameter)
+        return (
+            NOTHING if ranks.is_other_number(default) else ranks.by_name(parameter.arg)
+        ) or found | default
 
     def _given(self, call: ast.Call, number: int | None, name: str, function: FunctionNode) -> Values:
         if function in self.started(call):
