@@ -298,6 +298,10 @@ class Program:
                 return frozenset({Library(names.canonical(f"{binding.imported}.{node.id}"))})
         return ranks.by_name(node.id) or frozenset({Library(node.id)})
 
+    def bindings(self, name: ast.Name) -> list[Binding]:
+        """The places where a name may have got its value."""
+        return self._bindings(name)[0]
+
     def _bindings(self, node: ast.Name) -> tuple[list[Binding], bool]:
         """Those that may have been the last before this use; and whether the name is bound at all."""
         scopes = self.index(self.source_of(node)).scopes
@@ -620,11 +624,19 @@ class Program:
     def _passed(
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg, number: int | None
     ) -> Values:
-        given = [self._given(call, number, parameter.arg, function) for call in self.callers(function)]
-        found: Values = frozenset().union(*given)
+        calls = self.callers(function)
+        found: Values = frozenset().union(
+            *(self._given(call, number, parameter.arg, function) for call in calls)
+        )
         if found - {Known(None)}:
-            return found
-        return ranks.by_name(parameter.arg) or found | self._default(function, parameter)
+            is_left_out = any(
+                argument(call, number, parameter.arg) is None
+                and not has_unknown_arguments(call)
+                and function not in self.started(call)
+                for call in calls
+            )
+            return found | self.values(self.default(function, parameter)) if is_left_out else found
+        return ranks.by_name(parameter.arg) or found | self.values(self.default(function, parameter))
 
     def _given(self, call: ast.Call, number: int | None, name: str, function: FunctionNode) -> Values:
         if function in self.started(call):
@@ -635,12 +647,15 @@ class Program:
             return self._unpacked(self.values(passed), (number - offset,)) if number is not None else NOTHING
         return self.values(argument(call, number, name))
 
-    def _default(self, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> Values:
+    def default(
+        self, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg
+    ) -> ast.expr | None:
+        """What a parameter is where a caller gives nothing for it."""
         every = [*function.args.posonlyargs, *function.args.args]
         defaults = dict(zip(reversed(every), reversed(function.args.defaults), strict=False))
         named = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
         defaults |= {one: default for one, default in named if default is not None}
-        return self.values(defaults.get(parameter))
+        return defaults.get(parameter)
 
     # Classes.
 

@@ -1,0 +1,140 @@
+"""Where an expression comes from: what is written behind a name, parameter or attribute, and what that is made of."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline.lint.program.program import Program, argument, has_unknown_arguments
+from drumline.lint.program.tree import Binding, above, class_around, up
+from drumline.lint.program.value import Class, Function, Instance, Rank
+
+DEEPEST = 12
+MOST = 400
+LARGEST = 4000
+"""So many nodes are looked at for one answer; generated code is not worth more."""
+
+
+def written(program: Program, expression: ast.expr | None) -> list[ast.expr]:
+    """All that it may be, as it is written where it comes from; a name or parameter whose origin is not seen stays."""
+    found: list[ast.expr] = []
+    pending, seen = [expression] if expression is not None else [], set[ast.expr]()
+    while pending and len(seen) < MOST:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        behind = _behind(program, current)
+        pending += behind
+        if not behind:
+            found.append(current)
+    return found
+
+
+def _behind(program: Program, expression: ast.expr) -> list[ast.expr]:
+    if isinstance(expression, ast.IfExp):
+        return [expression.body, expression.orelse]
+    if isinstance(expression, ast.BoolOp):
+        return list(expression.values)
+    if isinstance(expression, ast.NamedExpr | ast.Await):
+        return [expression.value]
+    if isinstance(expression, ast.Name):
+        return [one for binding in program.bindings(expression) for one in _of_binding(program, binding)]
+    if isinstance(expression, ast.Attribute):
+        return _of_attribute(program, expression)
+    return []
+
+
+def _of_binding(program: Program, binding: Binding) -> list[ast.expr]:
+    if binding.kind == "parameter" and isinstance(binding.node, ast.arg):
+        return _given(program, binding.node)
+    if binding.value is None or binding.kind not in ("assign", "entered"):
+        return []
+    value = binding.value
+    for number in binding.path:
+        if not isinstance(value, ast.Tuple | ast.List) or number >= len(value.elts):
+            break
+        value = value.elts[number]
+    return [value]
+
+
+def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr]:
+    """What is assigned to it, where the owner is an instance or is written the same way."""
+    classes = {value.of for value in program.values(node.value) if isinstance(value, Instance)}
+    homes = {place for one in classes for place in program.ancestry(one) if not isinstance(place, str)}
+    files = {program.source_of(home) for home in homes} | {program.source_of(node)}
+    as_written = ast.dump(node.value)
+    found = []
+    for source in files:
+        for target, binding in program.index(source).attributes.get(node.attr, ()):
+            is_own = any(home in above(target) for home in homes)
+            if is_own or (not homes and ast.dump(target.value) == as_written):
+                found += _of_binding(program, binding)
+    return found
+
+
+def _given(program: Program, parameter: ast.arg) -> list[ast.expr]:
+    """What callers pass for a parameter, and its default where one of them passes nothing."""
+    arguments = up(parameter)
+    function = up(arguments) if arguments is not None else None
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        return []
+    every = [*function.args.posonlyargs, *function.args.args]
+    is_method = class_around(function) is not None and not any(
+        isinstance(one, ast.Name) and one.id == "staticmethod" for one in function.decorator_list
+    )
+    number = every.index(parameter) - is_method if parameter in every else None
+    calls = [call for call in program.callers(function) if function not in program.started(call)]
+    passed = [argument(call, number, parameter.arg) for call in calls]
+    if calls and None not in passed:
+        return [one for one in passed if one is not None]
+    default = program.default(function, parameter)
+    given = [one for one in passed if one is not None]
+    return [*given, default] if default is not None and not any(map(has_unknown_arguments, calls)) else given
+
+
+def made_of(program: Program, expression: ast.expr | None) -> Iterator[ast.AST]:
+    """All that it is made of: what is written, its arguments, and the bodies of the functions and classes it calls."""
+    pending: list[tuple[ast.AST, int]] = [(one, 0) for one in written(program, expression)]
+    seen: set[ast.AST] = set()
+    while pending and len(seen) < LARGEST:
+        node, depth = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node
+        if depth > DEEPEST:
+            continue
+        pending += [(child, depth) for child in ast.iter_child_nodes(node)]
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+            pending += [(one, depth + 1) for one in _behind(program, node)]
+        if isinstance(node, ast.Call):
+            pending += [(one, depth + 1) for one in bodies(program, node)]
+
+
+def bodies(program: Program, call: ast.Call) -> list[ast.AST]:
+    """The functions and classes of the given files that a call goes into."""
+    values = program.values(call.func)
+    return [value.node for value in values if isinstance(value, Function | Class)]
+
+
+def depends_on_rank(program: Program, expression: ast.expr | None) -> bool:
+    """Whether a rank, or how many there are, is anywhere in what it is made of."""
+    return any(is_rank_or_count(program, node) for node in made_of(program, expression))
+
+
+def is_rank_or_count(program: Program, node: ast.AST) -> bool:
+    """`rank`, `dist.get_rank()`, `world_size`."""
+    if not isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript | ast.BinOp):
+        return False
+    return is_world_size(node) or any(isinstance(value, Rank) for value in program.values(node))
+
+
+def is_world_size(node: ast.AST) -> bool:
+    """By its name: nothing else is known of how many processes there are."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return node.slice.value == "WORLD_SIZE"
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return any(part in name.lower() for part in ("world_size", "worldsize", "num_replicas", "num_ranks"))
