@@ -6,10 +6,11 @@ import ast
 
 from drumline.lint.program.guards import conditions
 from drumline.lint.program.loops import done_in
-from drumline.lint.program.names import DDP, DISTRIBUTED_SAMPLER, FSDP, INIT
+from drumline.lint.program.names import DDP, DISTRIBUTED_SAMPLER, FSDP, INIT, STARTS
 from drumline.lint.program.origins import is_world_size, written
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import above, function_around, last_name
+from drumline.lint.program.ranks import OF_FUNCTION
+from drumline.lint.program.tree import above, class_around, function_around, inside, last_name
 from drumline.lint.program.value import Known, Rank
 
 DEEPEST = 6
@@ -123,3 +124,26 @@ def _counts_processes(node: ast.expr) -> bool:
     )
     name = last_name(inner.func if isinstance(inner, ast.Call) else inner).lower()
     return is_world_size(inner) or name in _COUNTS
+
+
+def is_in_run(program: Program, node: ast.AST, depth: int = 0) -> bool:
+    """Whether the distributed part of the files may come here: not to a function nobody calls that starts nothing."""
+    function = function_around(node)
+    if function is None or depth > DEEPEST:
+        return True
+    calls = [call for call in program.callers(function) if function_around(call) is not function]
+    if calls:
+        return any(is_in_run(program, call, depth + 1) for call in calls)
+    owner = class_around(function)
+    home = function if owner is None else owner
+    made = [
+        inner
+        for call in inside(home, ast.Call, into_functions=True)
+        for inner in (call, *_within(program, call))
+    ]
+    return any(program.name_of(call.func) in {*STARTS, *OF_FUNCTION} for call in made)
+
+
+def _within(program: Program, call: ast.Call) -> list[ast.Call]:
+    function = program.function_of(call)
+    return [] if function is None else list(done_in(program, function))
