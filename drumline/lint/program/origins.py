@@ -47,7 +47,7 @@ def _behind(program: Program, expression: ast.expr) -> list[ast.expr]:
 
 def _of_binding(program: Program, binding: Binding) -> list[ast.expr]:
     if binding.kind == "parameter" and isinstance(binding.node, ast.arg):
-        return _given(program, binding.node)
+        return given_for(program, binding.node)
     if binding.value is None or binding.kind not in ("assign", "entered"):
         return []
     value = binding.value
@@ -73,7 +73,7 @@ def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr]:
     return found
 
 
-def _given(program: Program, parameter: ast.arg) -> list[ast.expr]:
+def given_for(program: Program, parameter: ast.arg) -> list[ast.expr]:
     """What callers pass for a parameter, and its default where one of them passes nothing."""
     arguments = up(parameter)
     function = up(arguments) if arguments is not None else None
@@ -105,7 +105,7 @@ def made_of(program: Program, expression: ast.expr | None) -> Iterator[ast.AST]:
         yield node
         if depth > DEEPEST:
             continue
-        pending += [(child, depth) for child in ast.iter_child_nodes(node)]
+        pending += [(child, depth) for child in ast.iter_child_nodes(node) if up(child) is node]
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
             pending += [(one, depth + 1) for one in _behind(program, node)]
         if isinstance(node, ast.Call):
