@@ -26,10 +26,7 @@ def wrapped(call: ast.Call) -> ast.expr | None:
 
 def built_of(program: Program, model: ast.expr | None) -> Iterator[ast.AST]:
     """All that makes it and its parts; what is done when it is called is left out."""
-    for node in made_of(program, model):
-        function = function_around(node) if not isinstance(node, ast.ClassDef) else None
-        if getattr(function, "name", "") != "forward":
-            yield node
+    return made_of(program, model, only_making=True)
 
 
 def is_made_on_cpu(program: Program, model: ast.expr | None) -> bool:
@@ -82,7 +79,8 @@ def _behind(program: Program, binding: Binding) -> list[ast.expr]:
 
 
 def _is_move(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr in ("to", "cuda", "to_empty")
+    called = node.func if isinstance(node, ast.Call) else None
+    return isinstance(called, ast.Attribute) and called.attr in ("to", "cuda", "to_empty")
 
 
 def moves_of(program: Program, model: ast.expr) -> list[ast.Call]:

@@ -93,8 +93,13 @@ def given_for(program: Program, parameter: ast.arg) -> list[ast.expr]:
     return [*given, default] if default is not None and not any(map(has_unknown_arguments, calls)) else given
 
 
-def made_of(program: Program, expression: ast.expr | None) -> Iterator[ast.AST]:
-    """All that it is made of: what is written, its arguments, and the bodies of the functions and classes it calls."""
+def made_of(
+    program: Program, expression: ast.expr | None, *, only_making: bool = False
+) -> Iterator[ast.AST]:
+    """All that it is made of: what is written, its arguments, and the bodies of the functions and classes it calls.
+
+    `only_making`: of a class, what is done when it is made, and not what its other methods do later.
+    """
     pending: list[tuple[ast.AST, int]] = [(one, 0) for one in written(program, expression)]
     seen: set[ast.AST] = set()
     while pending and len(seen) < LARGEST:
@@ -105,11 +110,18 @@ def made_of(program: Program, expression: ast.expr | None) -> Iterator[ast.AST]:
         yield node
         if depth > DEEPEST:
             continue
-        pending += [(child, depth) for child in ast.iter_child_nodes(node) if up(child) is node]
+        for child in ast.iter_child_nodes(node):
+            if up(child) is node and not (only_making and _is_for_later(node, child)):
+                pending.append((child, depth))
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
             pending += [(one, depth + 1) for one in _behind(program, node)]
         if isinstance(node, ast.Call):
             pending += [(one, depth + 1) for one in bodies(program, node)]
+
+
+def _is_for_later(owner: ast.AST, part: ast.AST) -> bool:
+    is_method = isinstance(owner, ast.ClassDef) and isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+    return is_method and getattr(part, "name", "") not in ("__init__", "__new__", "__post_init__", "setup")
 
 
 def bodies(program: Program, call: ast.Call) -> list[ast.AST]:
