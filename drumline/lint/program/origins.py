@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from drumline.lint.program.program import Program, argument, has_unknown_arguments
-from drumline.lint.program.tree import Binding, above, class_around, up
+from drumline.lint.program.program import Program
+from drumline.lint.program.tree import Binding, above, up
 from drumline.lint.program.value import Class, Function, Instance, Rank
 
 DEEPEST = 12
@@ -25,13 +25,14 @@ def written(program: Program, expression: ast.expr | None) -> list[ast.expr]:
             continue
         seen.add(current)
         behind = _behind(program, current)
-        pending += behind
-        if not behind:
+        pending += [one for one in behind if one is not None]
+        if not behind or None in behind:
             found.append(current)
     return found
 
 
-def _behind(program: Program, expression: ast.expr) -> list[ast.expr]:
+def _behind(program: Program, expression: ast.expr) -> Sequence[ast.expr | None]:
+    """What it gets its value from; None among them: from something that is not seen, too."""
     if isinstance(expression, ast.IfExp):
         return [expression.body, expression.orelse]
     if isinstance(expression, ast.BoolOp):
@@ -45,11 +46,11 @@ def _behind(program: Program, expression: ast.expr) -> list[ast.expr]:
     return []
 
 
-def _of_binding(program: Program, binding: Binding) -> list[ast.expr]:
+def _of_binding(program: Program, binding: Binding) -> Sequence[ast.expr | None]:
     if binding.kind == "parameter" and isinstance(binding.node, ast.arg):
-        return given_for(program, binding.node)
+        return program.given_for(binding.node)
     if binding.value is None or binding.kind not in ("assign", "entered"):
-        return []
+        return [None]
     value = binding.value
     for number in binding.path:
         if not isinstance(value, ast.Tuple | ast.List) or number >= len(value.elts):
@@ -58,13 +59,13 @@ def _of_binding(program: Program, binding: Binding) -> list[ast.expr]:
     return [value]
 
 
-def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr]:
+def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr | None]:
     """What is assigned to it, where the owner is an instance or is written the same way."""
     classes = {value.of for value in program.values(node.value) if isinstance(value, Instance)}
     homes = {place for one in classes for place in program.ancestry(one) if not isinstance(place, str)}
     files = {program.source_of(home) for home in homes} | {program.source_of(node)}
     as_written = ast.dump(node.value)
-    found = []
+    found: list[ast.expr | None] = []
     for source in files:
         for target, binding in program.index(source).attributes.get(node.attr, ()):
             is_own = any(home in above(target) for home in homes)
@@ -73,29 +74,7 @@ def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr]:
     return found
 
 
-def given_for(program: Program, parameter: ast.arg) -> list[ast.expr]:
-    """What callers pass for a parameter, and its default where one of them passes nothing."""
-    arguments = up(parameter)
-    function = up(arguments) if arguments is not None else None
-    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-        return []
-    every = [*function.args.posonlyargs, *function.args.args]
-    is_method = class_around(function) is not None and not any(
-        isinstance(one, ast.Name) and one.id == "staticmethod" for one in function.decorator_list
-    )
-    number = every.index(parameter) - is_method if parameter in every else None
-    calls = [call for call in program.callers(function) if function not in program.started(call)]
-    passed = [argument(call, number, parameter.arg) for call in calls]
-    if calls and None not in passed:
-        return [one for one in passed if one is not None]
-    default = program.default(function, parameter)
-    given = [one for one in passed if one is not None]
-    return [*given, default] if default is not None and not any(map(has_unknown_arguments, calls)) else given
-
-
-def made_of(
-    program: Program, expression: ast.expr | None, *, only_making: bool = False
-) -> Iterator[ast.AST]:
+def made_of(program: Program, expression: ast.expr | None, *, only_making: bool = False) -> Iterator[ast.AST]:
     """All that it is made of: what is written, its arguments, and the bodies of the functions and classes it calls.
 
     `only_making`: of a class, what is done when it is made, and not what its other methods do later.
@@ -114,7 +93,7 @@ def made_of(
             if up(child) is node and not (only_making and _is_for_later(node, child)):
                 pending.append((child, depth))
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-            pending += [(one, depth + 1) for one in _behind(program, node)]
+            pending += [(one, depth + 1) for one in _behind(program, node) if one is not None]
         if isinstance(node, ast.Call):
             pending += [(one, depth + 1) for one in bodies(program, node)]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.devices import is_on_cpu_only
 from drumline.lint.program.distributed import framework
-from drumline.lint.program.models import built_of, wrapped
+from drumline.lint.program.moving import built_of, wrapped
 from drumline.lint.program.names import DDP
 from drumline.lint.program.program import Program, argument
 from drumline.lint.reading.source import Source

@@ -53,7 +53,9 @@ def test_a_parameter_that_every_call_gives_is_never_its_default() -> None:
         ("class C:\n    def __init__(self, p):\n        self.p = p\n        use(self.p)\nC(g(3))", {"g(3)"}),
         ("args.p = g(1)\nuse(args.p)", {"g(1)"}),
         ("use(unseen)", {"unseen"}),
-        ("def f(a, *, b=4):\n    use(b)", {"4"}),
+        ("def f(a, *, b=4):\n    use(b)\nf(1)", {"4"}),
+        ("def f(a, b=4):\n    use(b)", {"b"}),
+        ("def f(a, b=4):\n    use(b)\nf(1, 2)\nf(*more)", {"2", "b"}),
         ("a = b\nb = a\nuse(a)", set()),
     ],
 )
