@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.program.devices import moves_to_gpu
-from drumline.lint.program.origins import made_of, written
+from drumline.lint.program.making import made_of, written
 from drumline.lint.program.program import Program, argument
 from drumline.lint.program.tree import Binding, above, function_around, last_name, position
 from drumline.lint.program.value import Instance, Made

@@ -10,8 +10,8 @@ from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.alone import is_alone, is_in_run
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.guards import is_on_some_only
+from drumline.lint.program.making import written
 from drumline.lint.program.names import DDP
-from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program, argument
 from drumline.lint.program.tree import Binding, position, scope_node, statement_of
 from drumline.lint.reading.source import Source

@@ -10,8 +10,8 @@ from drumline.lint.program.alone import is_alone
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.guards import is_on_some_only
 from drumline.lint.program.loaders import given, loaders, training_loops
+from drumline.lint.program.making import written
 from drumline.lint.program.names import LOADER
-from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program, has_unknown_arguments
 from drumline.lint.program.splits import uneven_split
 from drumline.lint.program.tree import Loop, inside, last_name
