@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from drumline.lint.program.devices import moves_to_gpu
 from drumline.lint.program.making import made_of, written
 from drumline.lint.program.program import Program, argument
-from drumline.lint.program.tree import Binding, above, function_around, last_name, position
+from drumline.lint.program.tree import Binding, above, function_around, inside, last_name, position
 from drumline.lint.program.value import Instance, Made
 
 # Libraries whose models are on the CPU until they are moved.
@@ -85,18 +85,23 @@ def _is_move(node: ast.AST) -> bool:
 
 def moves_of(program: Program, model: ast.expr) -> list[ast.Call]:
     """All `.to(device)` and `.cuda()` on what is written the same way: of a name in the same function."""
-    if not isinstance(model, ast.Name | ast.Attribute):
-        return []
-    home, as_written = function_around(model), ast.dump(model)
+    home = function_around(model)
     calls = program.index(program.source_of(model)).calls
     return [
         call
         for call in (*calls.get("to", ()), *calls.get("cuda", ()))
         if isinstance(call.func, ast.Attribute)
-        and ast.dump(call.func.value) == as_written
+        and _is_written_so(call.func.value, model)
         and (isinstance(model, ast.Attribute) or function_around(call) is home)
         and moves_to_gpu(program, call)
     ]
+
+
+def _is_written_so(one: ast.expr, other: ast.expr) -> bool:
+    """The same name, or the same attribute of the same."""
+    while isinstance(one, ast.Attribute) and isinstance(other, ast.Attribute) and one.attr == other.attr:
+        one, other = one.value, other.value
+    return isinstance(one, ast.Name) and isinstance(other, ast.Name) and one.id == other.id
 
 
 def _is_before(move: ast.AST, use: ast.AST) -> bool:
@@ -106,15 +111,12 @@ def _is_before(move: ast.AST, use: ast.AST) -> bool:
 
 def _is_moved_by_helper(program: Program, model: ast.expr, use: ast.AST) -> bool:
     """Whether it is given to something whose name, or whose arguments, have to do with devices."""
-    if not isinstance(model, ast.Name | ast.Attribute):
-        return False
-    as_written = ast.dump(model)
-    for call in program.index(program.source_of(model)).every(ast.Call):
-        if function_around(call) is function_around(model) and position(call) < position(use):
-            is_given = any(ast.dump(one) == as_written for one in call.args)
-            is_around = any(one is call for one in above(use))
-            if is_given and not is_around and any(word in ast.unparse(call).lower() for word in _WORDS):
-                return True
+    home = function_around(model) or program.source_of(model).tree
+    for call in inside(home, ast.Call) if isinstance(model, ast.Name | ast.Attribute) else ():
+        is_given = position(call) < position(use) and any(_is_written_so(one, model) for one in call.args)
+        is_around = any(one is call for one in above(use))
+        if is_given and not is_around and any(word in ast.unparse(call).lower() for word in _WORDS):
+            return True
     return False
 
 

@@ -10,7 +10,7 @@ from drumline.lint.program.devices import moves_to_gpu
 from drumline.lint.program.loaders import given, loaders_behind
 from drumline.lint.program.making import written
 from drumline.lint.program.program import Program, argument, has_unknown_arguments
-from drumline.lint.program.tree import end_position
+from drumline.lint.program.tree import Binding, end_position, last_name
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 
@@ -96,10 +96,16 @@ def _is_part(program: Program, copied: ast.expr) -> bool:
     if isinstance(copied, ast.Subscript):
         return True
     bindings = program.bindings(copied) if isinstance(copied, ast.Name) else []
-    targets = [getattr(one.node, "target", None) for one in bindings]
-    return bool(bindings) and all(
-        one.path and isinstance(target, ast.Tuple) for one, target in zip(bindings, targets, strict=True)
-    )
+    return bool(bindings) and all(one.kind == "each" and len(one.path) > _counted(one) for one in bindings)
+
+
+def _counted(binding: Binding) -> int:
+    """How deep the whole batch is: one deeper by `enumerate`."""
+    over, depth = binding.value, 0
+    while isinstance(over, ast.Call) and last_name(over.func) in ("enumerate", "zip", "tqdm") and over.args:
+        depth += last_name(over.func) != "tqdm"
+        over = over.args[0]
+    return depth
 
 
 def _between(source: Source, start: tuple[int, int], end: tuple[int, int]) -> str:
