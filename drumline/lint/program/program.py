@@ -669,14 +669,21 @@ class Program:
     def _passed(
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg, number: int | None
     ) -> Values:
-        given = [self._given(call, number, parameter.arg, function) for call in self.callers(function)]
-        found: Values = frozenset().union(*given)
+        calls = self.callers(function)
+        found: Values = frozenset().union(
+            *(self._given(call, number, parameter.arg, function) for call in calls)
+        )
         if found - {Known(None)}:
-            return found
+            is_left_out = any(
+                argument(call, number, parameter.arg) is None
+                and not has_unknown_arguments(call)
+                and function not in self.started(call)
+                for call in calls
+            )
+            return found | self._default(function, parameter) if is_left_out else found
         default = self._default(function, parameter)
-        return (
-            NOTHING if ranks.is_other_number(default) else ranks.by_name(parameter.arg)
-        ) or found | default
+        named = NOTHING if ranks.is_other_number(default) else ranks.by_name(parameter.arg)
+        return named or found | default
 
     def _given(self, call: ast.Call, number: int | None, name: str, function: FunctionNode) -> Values:
         if function in self.started(call):
