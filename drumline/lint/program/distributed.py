@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from drumline.lint.program.names import FRAMEWORKS, STARTS
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import inside
-from drumline.lint.program.value import Class, Function, Library
+from drumline.lint.program.tree import function_around
 from drumline.lint.reading.source import Source
 
 _WORDS = (
@@ -18,7 +16,6 @@ _WORDS = (
     "import distributed",
     "DDPManager",
 )
-DEEPEST = 6
 
 
 def distributed_sources(program: Program) -> set[Source]:
@@ -27,7 +24,7 @@ def distributed_sources(program: Program) -> set[Source]:
     A file does if it calls torch.distributed's functions, DDP or the like, or a function of another file that does. To
     import from such a file, or to ask for a rank, is not enough.
     """
-    starting = {source for source in program.sources if _starts(program, source)}
+    starting = _starting(program)
     pending, found = list(starting), set(starting)
     while pending:
         for other in imported_sources(program, pending.pop()):
@@ -67,28 +64,21 @@ def imported_sources(program: Program, source: Source) -> Iterator[Source]:
                     yield other
 
 
-def _starts(program: Program, source: Source) -> bool:
-    if any(word in source.text for word in _WORDS):
-        calls = program.index(source).every(ast.Call)
-        if any(_is_start(program, call, 0) for call in calls):
-            return True
-    imported = set(imported_sources(program, source))
-    if not any(word in other.text for other in imported for word in _WORDS):
-        return False
-    return any(_is_start(program, call, 0) for call in program.index(source).every(ast.Call))
+def _starting(program: Program) -> set[Source]:
+    """Files with such a call, and files that call a function in which one is made, however far down."""
+    pending = [
+        call for source in program.sources if _may_start(source) for call in program.calls(source, *STARTS)
+    ]
+    found, seen = set(), set()
+    while pending:
+        call = pending.pop()
+        found.add(program.source_of(call))
+        function = function_around(call)
+        if function is not None and function not in seen:
+            seen.add(function)
+            pending += program.callers(function)
+    return found
 
 
-def _starts_in(program: Program, node: ast.AST, depth: int = 0) -> bool:
-    return any(_is_start(program, call, depth) for call in inside(node, ast.Call, into_functions=True))
-
-
-def _is_start(program: Program, call: ast.Call, depth: int) -> bool:
-    for value in program.values(call.func):
-        if isinstance(value, Library) and value.name in STARTS:
-            return True
-        if isinstance(value, Function | Class) and 0 < depth + 1 < DEEPEST:
-            if depth == 0 and program.source_of(value.node) is program.source_of(call):
-                continue  # looked through as a part of its file
-            if _starts_in(program, value.node, depth + 1):
-                return True
-    return False
+def _may_start(source: Source) -> bool:
+    return any(word in source.text for word in _WORDS)

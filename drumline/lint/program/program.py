@@ -20,6 +20,7 @@ from drumline.lint.program.tree import (
     FunctionNode,
     Index,
     class_around,
+    dotted,
     inside,
     last_name,
     make_index,
@@ -73,7 +74,10 @@ PASSING_METHODS = {
     "to",
     "train",
 }
+# They start a function in other processes or threads.
+STARTING = ("spawn", "start_processes", "Process", "Thread")
 DEEPEST = 60
+FARTHEST = 5_000
 NOT_CUT = 1_000_000
 Found = TypeVar("Found")
 
@@ -86,7 +90,9 @@ class Program:
         self._indexes: dict[Source, Index] = {}
         self._known: dict[object, Any] = {}
         self._asked: dict[object, int] = {}
+        self._for_now: dict[object, Any] = {}
         self._cut = NOT_CUT
+        self._num_looked = 0
 
     # The files.
 
@@ -140,20 +146,30 @@ class Program:
     def _once(self, key: object, find: Callable[[], Found], nothing: Found) -> Found:
         """What was found before; whoever asks for it while it is being looked for gets nothing.
 
-        What was found with such an answer in it is not kept, but for the question that was asked first: it is whole.
+        What was found with such an answer in it is good enough for the question that is being asked, and forgotten
+        after it; the answer to the question itself is whole. A question that leads too far is given up.
         """
         if key in self._known:
             return cast(Found, self._known[key])
-        if key in self._asked or len(self._asked) > DEEPEST:
+        if key in self._for_now:
+            self._cut = 0
+            return cast(Found, self._for_now[key])
+        if key in self._asked or len(self._asked) > DEEPEST or self._num_looked > FARTHEST:
             self._cut = min(self._cut, self._asked.get(key, 0))
             return nothing
         depth = self._asked[key] = len(self._asked)
+        self._num_looked += 1
         try:
             found = find()
         finally:
             del self._asked[key]
-        if self._cut >= depth:
-            self._known[key], self._cut = found, NOT_CUT
+        is_whole = self._cut >= depth
+        (self._known if is_whole else self._for_now)[key] = found
+        if is_whole:
+            self._cut = NOT_CUT
+        if depth == 0:
+            self._for_now.clear()
+            self._num_looked = 0
         return found
 
     def made(self, expression: ast.expr | None, *wanted: str) -> list[Made]:
@@ -223,6 +239,9 @@ class Program:
 
     def _of_constant(self, node: ast.Constant) -> Values:
         return frozenset({Known(node.value)})
+
+    def _of_lambda(self, node: ast.Lambda) -> Values:
+        return frozenset({Function(node)})
 
     def _of_tuple(self, node: ast.Tuple | ast.List | ast.Set) -> Values:
         return frozenset({Several(tuple(node.elts))})
@@ -477,10 +496,12 @@ class Program:
     def _assigned_nearby(self, node: ast.Attribute) -> Values:
         """`args.gpu = ...` in the same file tells what `args.gpu` is."""
         source = self.source_of(node)
-        written = ast.dump(node.value)
+        written = dotted(node.value)
         found: Values = NOTHING
+        if not written:
+            return found
         for target, binding in self.index(source).attributes.get(node.attr, ()):
-            if binding.value is not None and binding.kind == "assign" and ast.dump(target.value) == written:
+            if binding.value is not None and binding.kind == "assign" and dotted(target.value) == written:
                 found |= self._unpacked(self.values(binding.value), binding.path)
         return found
 
@@ -572,33 +593,24 @@ class Program:
         return self._once(("callers", function), lambda: self._find_callers(function), nobody)
 
     def _find_callers(self, function: FunctionNode) -> list[ast.Call]:
-        if isinstance(function, ast.Lambda):
-            return []
         owner = class_around(function)
-        by = function.name
-        if owner is not None and function.name in ("__init__", "forward", "__call__"):
-            by = owner.name
+        if isinstance(function, ast.Lambda) or (
+            owner is not None and function.name in ("forward", "__call__")
+        ):
+            return []  # who calls an instance is not found by a name
+        by = owner.name if owner is not None and function.name == "__init__" else function.name
         found = []
         for source in self.sources:
-            if by not in source.text:
-                continue
-            calls = self.index(source).calls
-            is_called_by_value = by != function.name and function.name != "__init__"
-            direct = (
-                [c for every in calls.values() for c in every] if is_called_by_value else calls.get(by, [])
-            )
-            started = [
-                call
-                for name in ("spawn", "start_processes", "Process", "Thread")
-                for call in calls.get(name, ())
-            ]
-            found += [call for call in direct if self.function_of(call) is function]
-            found += [call for call in started if function in self.started(call)]
+            if by in source.text:
+                calls = self.index(source).calls
+                found += [call for call in calls.get(by, ()) if self.function_of(call) is function]
+                starting = [call for name in STARTING for call in calls.get(name, ())]
+                found += [call for call in starting if function in self.started(call)]
         return found
 
     def started(self, call: ast.Call) -> list[FunctionNode]:
         """What a call starts in another process or thread: `mp.spawn(main)`, `Process(target=main)`."""
-        if last_name(call.func) not in ("spawn", "start_processes", "Process", "Thread"):
+        if last_name(call.func) not in STARTING:
             return []
         target = argument(call, 0, "fn") or argument(call, None, "target")
         return [value.node for value in self.values(target) if isinstance(value, Function)]

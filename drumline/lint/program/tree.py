@@ -132,6 +132,15 @@ def last_name(expression: ast.expr) -> str:
     return expression.id if isinstance(expression, ast.Name) else ""
 
 
+def dotted(expression: ast.expr) -> str:
+    """`self.args.rank` as it is written; empty where it is more than names and dots."""
+    parts = []
+    while isinstance(expression, ast.Attribute):
+        parts.append(expression.attr)
+        expression = expression.value
+    return ".".join([expression.id, *reversed(parts)]) if isinstance(expression, ast.Name) else ""
+
+
 def inside(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> Iterator[Any]:
     """All nodes of some kinds that are in it, itself included, in the order of the text."""
     stack = [node]
