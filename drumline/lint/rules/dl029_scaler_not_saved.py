@@ -9,6 +9,7 @@ from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.distributed import imported_sources
 from drumline.lint.program.program import Program, argument
 from drumline.lint.program.steps import SCALERS, is_method, is_optimizer, is_scaler, kept
+from drumline.lint.program.tensors import passed
 from drumline.lint.program.tree import function_around, inside, last_name
 from drumline.lint.program.value import Class
 from drumline.lint.reading.source import Source
@@ -113,23 +114,8 @@ def _contents(program: Program, expression: ast.expr | None, depth: int = 0) -> 
         elif name == "dict" or any(isinstance(value, Class) for value in program.values(expression.func)):
             yield expression
     elif isinstance(expression, ast.Name) and not _is_added_to(program, expression):
-        for value in program.assigned(expression):
+        for value in (*program.assigned(expression), *passed(program, expression)):
             yield from _contents(program, value, depth + 1)
-        yield from _given(program, expression, depth)
-
-
-def _given(program: Program, name: ast.Name, depth: int) -> Iterator[ast.expr]:
-    """What callers give for a parameter."""
-    function = function_around(name)
-    if function is None or program.assigned(name):
-        return
-    every = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-    if name.id in every:
-        is_method_of = every[:1] in (["self"], ["cls"])
-        for call in program.callers(function):
-            yield from _contents(
-                program, argument(call, every.index(name.id) - is_method_of, name.id), depth + 1
-            )
 
 
 def _is_added_to(program: Program, name: ast.Name) -> bool:
