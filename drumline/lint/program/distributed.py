@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from drumline.lint.program.imports import imported_sources
 from drumline.lint.program.names import FRAMEWORKS, STARTS
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import function_around
+from drumline.lint.program.tree import Binding, function_around
 from drumline.lint.reading.source import Source
 
 _WORDS = (
@@ -14,8 +13,10 @@ _WORDS = (
     "DistributedDataParallel",
     "DistributedSampler",
     "import distributed",
+    "torch.nn.parallel",
     "DDPManager",
 )
+_TRAINERS = ("transformers.Trainer", "transformers.TrainingArguments")
 
 
 def distributed_sources(program: Program) -> set[Source]:
@@ -24,14 +25,7 @@ def distributed_sources(program: Program) -> set[Source]:
     A file does if it calls torch.distributed's functions, DDP or the like, or a function of another file that does. To
     import from such a file, or to ask for a rank, is not enough.
     """
-    starting = _starting(program)
-    pending, found = list(starting), set(starting)
-    while pending:
-        for other in imported_sources(program, pending.pop()):
-            if other not in found:
-                found.add(other)
-                pending.append(other)
-    return found
+    return program.remember("distributed", lambda: _find_distributed(program))
 
 
 def framework(program: Program, source: Source) -> str:
@@ -39,35 +33,36 @@ def framework(program: Program, source: Source) -> str:
     for scope in program.index(source).scopes.values():
         for bindings in scope.names.values():
             for binding in bindings:
-                root = binding.imported.partition(".")[0]
-                if root in FRAMEWORKS or binding.imported in (
-                    "transformers.Trainer",
-                    "transformers.TrainingArguments",
-                ):
-                    return root
+                if _is_framework(program, binding, source):
+                    return binding.imported.partition(".")[0]
     return ""
 
 
-def imported_sources(program: Program, source: Source) -> Iterator[Source]:
-    """The given files that a file imports."""
-    for scope in list(program.index(source).scopes.values()):
-        for bindings in scope.names.values():
-            for binding in bindings:
-                if binding.kind == "star":
-                    other = program.module(binding.imported, source)
-                elif binding.kind == "import":
-                    package = binding.imported.rpartition(".")[0]
-                    other = program.module(binding.imported, source) or program.module(package or ".", source)
-                else:
-                    continue
-                if other is not None and other is not source:
-                    yield other
+def _is_framework(program: Program, binding: Binding, source: Source) -> bool:
+    root = binding.imported.partition(".")[0]
+    if root in FRAMEWORKS:
+        return program.module(root, source) is None  # a file of one's own may have that name
+    return binding.imported in _TRAINERS
+
+
+def _find_distributed(program: Program) -> set[Source]:
+    return _closed(_starting(program), program)
+
+
+def _closed(sources: set[Source], program: Program) -> set[Source]:
+    """With all that they import, and what that imports."""
+    found, pending = set(sources), list(sources)
+    while pending:
+        others = [one for one in imported_sources(program, pending.pop()) if one not in found]
+        found.update(others)
+        pending += others
+    return found
 
 
 def _starting(program: Program) -> set[Source]:
     """Files with such a call, and files that call a function in which one is made, however far down."""
     pending = [
-        call for source in program.sources if _may_start(source) for call in program.calls(source, *STARTS)
+        call for source in program.sources if _speaks(source) for call in program.calls(source, *STARTS)
     ]
     found, seen = set(), set()
     while pending:
@@ -80,5 +75,5 @@ def _starting(program: Program) -> set[Source]:
     return found
 
 
-def _may_start(source: Source) -> bool:
+def _speaks(source: Source) -> bool:
     return any(word in source.text for word in _WORDS)
