@@ -12,7 +12,6 @@ from drumline.lint.program.program import Program
 from drumline.lint.program.steps import (
     every_nth,
     is_method,
-    kept,
     optimizer_steps,
     outer_loop,
     rounds,
@@ -34,7 +33,7 @@ class Accumulation:
 
 def accumulations(program: Program) -> list[Accumulation]:
     """All of the program."""
-    return kept(program, "accumulations", lambda: list(_find(program)))
+    return program.remember("accumulations", lambda: list(_find(program)))
 
 
 def _find(program: Program) -> Iterator[Accumulation]:

@@ -46,9 +46,56 @@ def batch_loops(program: Program, source: Source) -> list[Loop]:
 
     A loop over epochs, that comes to it only through another loop, is none.
     """
-    index = program.index(source)
-    loops = [loop for kind in LOOPS for loop in index.every(kind) if _steps(program, loop)]
-    return sorted(loops, key=position)
+    every = program.remember("batch loops", lambda: _loops_around_backward(program))
+    return sorted((loop for loop in every if program.source_of(loop) is source), key=position)
+
+
+def _loops_around_backward(program: Program) -> list[Loop]:
+    """From each `.backward()` outwards, and to whoever calls the function that it is in, up to the first loop."""
+    found: dict[Loop, None] = {}
+    seen: set[ast.AST] = set()
+    pending: list[ast.AST] = [
+        call
+        for source in program.sources
+        if "backward" in source.text
+        for call in program.index(source).calls.get("backward", ())
+        if isinstance(call.func, ast.Attribute)
+    ]
+    while pending:
+        node = pending.pop()
+        loop = loop_around(node)
+        function = function_around(node)
+        if loop is not None:
+            found[loop] = None
+        if function is not None and function not in seen and (loop is None or _is_generator(loop)):
+            seen.add(function)
+            callers = program.callers(function)
+            pending += callers if loop is None else []
+            if _is_generator(function):
+                found.update(dict.fromkeys(one for one in map(_loop_over, callers) if one is not None))
+    return list(found)
+
+
+def loop_around(node: ast.AST) -> Loop | None:
+    """The next loop in whose rounds it is, within its function."""
+    inner = node
+    for outer in above(node):
+        if isinstance(outer, LOOPS) and (inner in repeated(outer)):
+            return outer
+        if isinstance(outer, SCOPES):
+            return None
+        inner = outer
+    return None
+
+
+def _loop_over(call: ast.AST) -> ast.For | None:
+    """The loop that goes over what a call gives: `for x in tqdm(steps())`."""
+    for outer in above(call):
+        if isinstance(outer, ast.For):
+            return outer if call in inside(outer.iter, ast.Call) else None
+        if isinstance(outer, ast.stmt):
+            return None
+    return None
 
 
 def evaluation_loops(program: Program, source: Source) -> list[Loop]:
@@ -96,7 +143,7 @@ def reached(program: Program, node: ast.AST, method: str) -> Iterator[ast.Call]:
 def calls_in(node: ast.AST) -> Iterator[ast.Call]:
     """All calls that are written in it, those of inner functions left out; of a loop, those of every round."""
     for part in repeated(node):
-        yield from _written(part, into_loops=True)
+        yield from _written(part)
 
 
 def repeated(node: ast.AST) -> list[ast.AST]:
@@ -113,41 +160,29 @@ def done_in(program: Program, node: ast.AST) -> Iterator[ast.Call]:
 
     A function is looked into once, where it is first called. A loop over a generator runs that one's loop, too.
     """
-    return _done_in(program, node, set(), into_loops=True)
+    return _done_in(program, node, set())
 
 
-def _steps(program: Program, loop: Loop) -> bool:
-    """Whether a round calls `.backward()` without another loop in between."""
-    for call in _done_in(program, loop, set(), into_loops=False):
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
-            function = program.function_of(call)
-            if function is None or not reaches(program, function, "backward"):
-                return True
-    return False
-
-
-def _done_in(
-    program: Program, node: ast.AST, seen: set[FunctionNode], *, into_loops: bool
-) -> Iterator[ast.Call]:
+def _done_in(program: Program, node: ast.AST, seen: set[FunctionNode]) -> Iterator[ast.Call]:
     parts = repeated(node)
     if isinstance(node, ast.For):
         parts = [*_generating(program, node), *parts]
     for part in parts:
-        for call in _written(part, into_loops):
+        for call in _written(part):
             yield call
             function = program.function_of(call)
             if function is not None and function not in seen and not _is_generator(function):
                 seen.add(function)
-                yield from _done_in(program, function, seen, into_loops=into_loops)
+                yield from _done_in(program, function, seen)
 
 
-def _written(part: ast.AST, into_loops: bool) -> Iterator[ast.Call]:
+def _written(part: ast.AST) -> Iterator[ast.Call]:
     stack = [part]
     while stack:
         current = stack.pop()
         if isinstance(current, ast.Call):
             yield current
-        if isinstance(current, SCOPES) or (isinstance(current, LOOPS) and not into_loops):
+        if isinstance(current, SCOPES):
             continue
         stack.extend(reversed(list(ast.iter_child_nodes(current))))
 

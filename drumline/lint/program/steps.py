@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterator
 
 from drumline.lint.program.distributed import distributed_sources
 from drumline.lint.program.guards import conditions, is_now_and_then
@@ -15,24 +13,13 @@ from drumline.lint.program.program import Program, argument
 from drumline.lint.program.tree import LOOPS, Loop, above, inside, last_name, up
 from drumline.lint.program.value import Known, Made
 
-Answer = TypeVar("Answer")
 IsRare = Callable[[Program, ast.AST, ast.AST], bool]
 SCALERS = (*GRAD_SCALERS, "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler")
-_KEPT: WeakKeyDictionary[Program, dict[Hashable, Any]] = WeakKeyDictionary()
-
-
-def kept(program: Program, key: Hashable, find: Callable[[], Answer]) -> Answer:
-    """What was found for this program before: rules ask it again for every file."""
-    answers = _KEPT.setdefault(program, {})
-    if key not in answers:
-        answers[key] = find()
-    found: Answer = answers[key]
-    return found
 
 
 def training_loops(program: Program) -> list[Loop]:
     """The loops over batches of all files that train in several processes."""
-    return kept(program, "training loops", lambda: _find_loops(program))
+    return program.remember("training loops", lambda: _find_loops(program))
 
 
 def _find_loops(program: Program) -> list[Loop]:
@@ -57,25 +44,33 @@ def rounds(program: Program, loop: ast.AST, is_rare: IsRare = is_now_and_then) -
 
 
 def every_nth(program: Program, node: ast.AST, until: ast.AST) -> bool:
-    """Whether it is under `if (step + 1) % n == 0`, or a flag that is computed so."""
-    return any(_counts(program, test) for test, _ in _conditions_until(program, node, until))
+    """Whether it is under `if (step + 1) % n == 0`, `if micro == n - 1`, or a flag that is computed so."""
+    return any(
+        _counts(program, test) or (holds and _is_last(test))
+        for test, holds in conditions(program, node)
+        if up(test) is not until and until in above(test)
+    )
 
 
-def _conditions_until(program: Program, node: ast.AST, until: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
-    for test, holds in conditions(program, node):
-        if up(test) is not until and until in above(test):
-            yield test, holds
+def _is_last(test: ast.expr) -> bool:
+    """`micro == n - 1`"""
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ast.Eq)
+        and any(
+            isinstance(one, ast.BinOp) and isinstance(one.op, ast.Sub) and isinstance(one.right, ast.Constant)
+            for one in (test.left, *test.comparators)
+        )
+    )
 
 
 def _counts(program: Program, test: ast.expr, depth: int = 0) -> bool:
     if any(isinstance(one.op, ast.Mod) for one in inside(test, ast.BinOp)):
         return True
-    if depth > 2:
-        return False
-    return any(
-        _counts(program, value, depth + 1)
-        for name in inside(test, ast.Name)
-        for value in program.assigned(name)
+    given = [value for name in inside(test, ast.Name) for value in program.assigned(name)]
+    return depth < 2 and any(
+        _is_last(value) or _counts(program, value, depth + 1)
+        for value in given
         if isinstance(value, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.BinOp)
     )
 
@@ -83,17 +78,21 @@ def _counts(program: Program, test: ast.expr, depth: int = 0) -> bool:
 def optimizer_steps(program: Program, root: ast.AST) -> Iterator[ast.Call]:
     """`optimizer.step()` and `scaler.step(optimizer)` that are written in it."""
     for call in calls_in(root):
-        if is_method(call, "step") and (
-            is_optimizer(program, call.func.value) or is_scaler(program, call.func.value)
-        ):  # type: ignore[attr-defined]
+        owner = _owner_of_step(call)
+        if owner is not None and (is_optimizer(program, owner) or is_scaler(program, owner)):
             yield call
 
 
 def scheduler_steps(program: Program, root: ast.AST) -> Iterator[ast.Call]:
     """`scheduler.step()` that is written in it."""
     for call in calls_in(root):
-        if is_method(call, "step") and is_scheduler(program, call.func.value):  # type: ignore[attr-defined]
+        owner = _owner_of_step(call)
+        if owner is not None and is_scheduler(program, owner):
             yield call
+
+
+def _owner_of_step(call: ast.Call) -> ast.expr | None:
+    return call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "step" else None
 
 
 def is_method(call: ast.Call, *names: str) -> bool:

@@ -57,7 +57,6 @@ SWITCHES = {
     "require_backward_grad_sync",
     "set_requires_gradient_sync",
     "set_is_last_backward",
-    "accumulate",
 }
 
 

@@ -9,7 +9,7 @@ from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.guards import is_now_and_then, leaves, rank_tests
 from drumline.lint.program.loops import repeated
 from drumline.lint.program.program import Program
-from drumline.lint.program.steps import is_method, kept, rounds, training_loops
+from drumline.lint.program.steps import is_method, rounds, training_loops
 from drumline.lint.program.tensors import is_of_step
 from drumline.lint.program.tree import SCOPES, above, inside, last_name, position, statement_of
 from drumline.lint.reading.source import Source
@@ -57,7 +57,7 @@ SHOWING = ("print", "write", "set_postfix", "set_postfix_str", "set_description"
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """One finding a statement, whichever loop comes to it."""
-    found = kept(program, RULE.id, lambda: _find(program))
+    found = program.remember(RULE.id, lambda: _find(program))
     for statement, (node, value) in sorted(found.items(), key=lambda one: position(one[0])):
         if program.source_of(statement) is source:
             message = (

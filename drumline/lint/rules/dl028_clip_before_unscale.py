@@ -9,7 +9,7 @@ from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.guards import conditions
 from drumline.lint.program.loops import done_in
 from drumline.lint.program.program import Program
-from drumline.lint.program.steps import SCALERS, is_method, is_scaler, kept, training_loops
+from drumline.lint.program.steps import SCALERS, is_method, is_scaler, training_loops
 from drumline.lint.program.tree import function_around
 from drumline.lint.program.value import Made
 from drumline.lint.reading.source import Source
@@ -80,7 +80,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _around(program: Program, clip: ast.Call) -> list[list[ast.Call]]:
     """The rounds of training that come to the clip, as the calls that they make; or else its own function's."""
-    every = kept(program, "rounds", lambda: [list(done_in(program, one)) for one in training_loops(program)])
+    every = program.remember(
+        "rounds", lambda: [list(done_in(program, one)) for one in training_loops(program)]
+    )
     found = [calls for calls in every if clip in calls]
     function = function_around(clip)
     if found or function is None:

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.distributed import imported_sources
+from drumline.lint.program.imports import imported_sources
 from drumline.lint.program.program import Program, argument
-from drumline.lint.program.steps import SCALERS, is_method, is_optimizer, is_scaler, kept
+from drumline.lint.program.steps import SCALERS, is_method, is_optimizer, is_scaler
 from drumline.lint.program.tensors import passed
 from drumline.lint.program.tree import function_around, inside, last_name
 from drumline.lint.program.value import Class
@@ -75,7 +75,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _scaler_in_use(program: Program, saving: Source) -> str:
     """As it is written where it makes a step, in a file that imports the one that saves, or is imported by it."""
-    for source, scaler in kept(program, "scalers in use", lambda: _find_scalers(program)):
+    for source, scaler in program.remember("scalers in use", lambda: _find_scalers(program)):
         if saving in _with_imported(program, source) or source in _with_imported(program, saving):
             return scaler
     return ""

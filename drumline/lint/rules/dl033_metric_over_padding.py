@@ -11,7 +11,7 @@ from drumline.lint.program.guards import is_on_main_only
 from drumline.lint.program.loops import done_in, evaluation_loops
 from drumline.lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline.lint.program.program import Program, argument, has_unknown_arguments
-from drumline.lint.program.steps import is_method, kept, rounds, training_loops
+from drumline.lint.program.steps import is_method, rounds, training_loops
 from drumline.lint.program.tree import Loop, function_around, inside, last_name
 from drumline.lint.program.value import Known
 from drumline.lint.reading.source import Source
@@ -70,7 +70,7 @@ HANDLING = {
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """The sampler of a loader that an evaluation goes over."""
-    for sampler in kept(program, RULE.id, lambda: list(dict.fromkeys(_find(program)))):
+    for sampler in program.remember(RULE.id, lambda: list(dict.fromkeys(_find(program)))):
         if program.source_of(sampler) is source:
             yield RULE.at(
                 source,

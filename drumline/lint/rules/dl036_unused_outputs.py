@@ -9,7 +9,7 @@ from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.guards import rank_tests
 from drumline.lint.program.names import DDP
 from drumline.lint.program.program import Program, argument, has_unknown_arguments
-from drumline.lint.program.steps import kept, rounds, training_loops
+from drumline.lint.program.steps import rounds, training_loops
 from drumline.lint.program.tree import FunctionNode, above, inside, last_name, scope_node, up
 from drumline.lint.program.value import Instance, Known, Made
 from drumline.lint.reading.source import Source
@@ -78,7 +78,7 @@ RANDOM = ("random.", "numpy.random.", "torch.rand", "torch.bernoulli")
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Outputs that a training loop drops, and parts that a forward runs under a condition."""
-    wrapped = kept(program, RULE.id, lambda: _wrapped(program))
+    wrapped = program.remember(RULE.id, lambda: _wrapped(program))
     if not wrapped:
         return
     yield from _dropped(program, source, wrapped)
@@ -112,7 +112,7 @@ def _freezes(owner: ast.ClassDef) -> bool:
 
 
 def _dropped(program: Program, source: Source, wrapped: list[ast.ClassDef]) -> Iterator[Finding]:
-    for assign in kept(program, f"{RULE.id} assigned", lambda: list(dict.fromkeys(_unpackings(program)))):
+    for assign in program.remember(f"{RULE.id} assigned", lambda: list(dict.fromkeys(_unpackings(program)))):
         if program.source_of(assign) is not source:
             continue
         owner = _module_called(program, assign.value)
@@ -229,8 +229,10 @@ def _has_parameters(program: Program, owner: ast.ClassDef, part: str) -> bool:
 def _conditional(program: Program, source: Source, owner: ast.ClassDef) -> Iterator[Finding]:
     """`if x.mean() > 0: x = self.extra(x)`: other ranks see other data."""
     forward = program.method(owner, "forward")
+    if forward is None:
+        return
     used = _parts_used(owner)
-    for branch in inside(forward, ast.If) if forward is not None else ():
+    for branch in inside(forward, ast.If):
         if not _differs(program, forward, branch.test):
             continue
         for part, uses in used.items():
