@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -104,10 +105,10 @@ def make_settings(flags: Wishes, rules: Rules, *, start: Path | None, use_file: 
 
 def find_table(start: Path) -> tuple[Path, dict[str, Any]] | None:
     """The nearest pyproject.toml from here upwards that has settings for the linter."""
-    here = start.resolve()
+    here = Path(os.path.realpath(start))
     for folder in (here, *here.parents):
         path = folder / "pyproject.toml"
-        if path.is_file():
+        if os.path.isfile(path):  # noqa: PTH113 - a folder that may not be entered has none
             table: Any = _toml(path)
             for name in TABLE.split("."):
                 table = table.get(name) if isinstance(table, dict) else None

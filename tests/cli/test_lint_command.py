@@ -163,7 +163,7 @@ def test_notebooks_are_read_and_not_written(lint: Lint, here: Path) -> None:
     assert result.code == 1
     assert result.lines[0] == "n.ipynb:cell 1:2:1: error DL101 bad-call: bad() is called"
     assert result.err == (
-        "drumline: 1 of the fixes are in notebooks, which are not written: mend them by hand\n"
+        "drumline: 1 more place could be fixed, but notebooks are not written: mend them by hand\n"
     )
     assert (here / "n.ipynb").read_text() == text
 
@@ -284,7 +284,9 @@ def test_a_terminal_gets_colours_and_progress(tmp_path: Path, no_color: str, col
     os.close(theirs)
     shown = os.read(ours, 65536).decode()
     os.close(ours)
-    assert f"reading file {verb.MANY_FILES + 1} of {verb.MANY_FILES + 1}\r\x1b[K" in shown
+    assert f"reading file {verb.MANY_FILES} of {verb.MANY_FILES + 1}\r\x1b[K" in shown
+    assert f"\r\x1b[Klooking at file 10 of {verb.MANY_FILES}" in shown
+    assert "\r\x1b[Kwrong.py" in shown.replace("\x1b[1m", ""), "the line is cleared"
     assert ("\x1b[31merror\x1b[0m DL000" in shown) == coloured
 
 

@@ -23,5 +23,6 @@ def test_a_rule_has_a_row_and_a_section() -> None:
     assert "| [DL101](#dl101-bad-call) | bad-call | error | a \\| b 🔧 |\n" in text
     assert (
         "### DL101 bad-call\n\nError: a | b.\n\nbad-call bites.\n\nAlways.\n\n"
-        "Fix: call good() instead. `--fix` can do it.\n\nBad:\n\n```sh\nbad_call()\n```\n\nGood:\n\n```sh\ngood()\n```\n"
+        "Fix: call good() instead. `--fix` can do it.\n\n"
+        "Bad:\n\n```sh\nbad_call()\n```\n\nGood:\n\n```sh\ngood()\n```\n"
     ) in text
