@@ -87,7 +87,7 @@ def test_line_ends_are_kept() -> None:
         ),
         (
             b"# coding: undefined\nx",
-            "train.py:1:1: the encoding of the file is not known: undefined encoding",
+            "train.py:1:1: the encoding of the file is not known: decoding with 'undefined' codec failed",
         ),
         ("x = 1".encode("utf-16"), "train.py:1:1: the encoding of the file is not known: invalid or missing"),
         (b"# coding: ascii\nx = '\xe9'", "train.py:2:1: the file is not ascii: byte 0xe9 cannot be decoded"),
