@@ -6,13 +6,12 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from drumline.errors import ExitCode, UsageError, did_you_mean
 from drumline.lint.finding import Severity
-from drumline.lint.fixing import Check, diff_of, fix, write
 from drumline.lint.reading.files import find_files
 from drumline.lint.reading.parse import Reading
 from drumline.lint.rule import Rule
@@ -172,8 +171,12 @@ def _stdin(given: argparse.Namespace) -> tuple[Path, bytes] | None:
     return Path(given.stdin_filename or "<stdin>"), sys.stdin.buffer.read()
 
 
-def _mend(given: argparse.Namespace, readings: Sequence[Reading], checked: Check) -> Report:
+def _mend(
+    given: argparse.Namespace, readings: Sequence[Reading], checked: Callable[[Sequence[Reading]], Report]
+) -> Report:
     """What is left to tell: of the files as they are now, or as they stay where nothing is written."""
+    from drumline.lint.fixing import diff_of, fix, write
+
     fixed = fix(readings, checked)
     if given.diff:
         _print(diff_of(fixed))
