@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.lint_speed import generate, parts_of
 from drumline.cli import lint as verb
 from drumline.cli import main
 from tests.unit.lint.made_up_rules import RULES
@@ -288,6 +289,16 @@ def test_a_terminal_gets_colours_and_progress(tmp_path: Path, no_color: str, col
     assert f"\r\x1b[Klooking at file 10 of {verb.MANY_FILES}" in shown
     assert "\r\x1b[Kwrong.py" in shown.replace("\x1b[1m", ""), "the line is cleared"
     assert ("\x1b[31merror\x1b[0m DL000" in shown) == coloured
+
+
+def test_the_benchmark_reads_what_it_generates(tmp_path: Path) -> None:
+    lines = generate(tmp_path, 10)
+    assert 2000 < lines < 3000
+    assert {"finding and parsing", "names, and the rest"} <= set(parts_of(tmp_path))
+    result = python_m("project000", "--format", "json", "--no-config", cwd=tmp_path)
+    document = json.loads(result.stdout)
+    assert (document["files"], document["problems"]) == (10, [])
+    assert document["summary"]["shown"]["error"] > 0
 
 
 def test_the_hook_of_pre_commit(tmp_path: Path) -> None:

@@ -159,6 +159,9 @@ def test_notebooks_are_not_written() -> None:
     data = json.dumps({"cells": [{"cell_type": "code", "source": "bad()"}]}).encode()
     fixed = fix([read_bytes(Path("n.ipynb"), data)], checker())
     assert (fixed.after, fixed.in_notebooks, fixed.report.fixable) == ({}, 1, 0)
+    # Here the edit would fit, by its numbers.
+    rules = {"DL101": calling(BAD.RULE, "bad", instead=" ")}
+    assert fixed_text(b"     " + data, rules, "n.ipynb") == b"     " + data
 
 
 # On the disk
