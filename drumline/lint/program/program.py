@@ -128,6 +128,10 @@ class Program:
 
     def module(self, name: str, seen_from: Source) -> Source | None:
         """The given file that this import means; of several, the one nearest to who imports it."""
+        key = ("module", name, seen_from.path.parent)
+        return self.remember(key, lambda: self._find_module(name, seen_from))
+
+    def _find_module(self, name: str, seen_from: Source) -> Source | None:
         dots = len(name) - len(name.lstrip("."))
         parts = [part for part in name.lstrip(".").split(".") if part]
         if dots:
@@ -448,7 +452,9 @@ class Program:
         found: Values = frozenset().union(*(self._member(owner, node.attr) for owner in owners))
         if not any(isinstance(owner, Instance | Module | Class) for owner in owners):
             found |= self._assigned_nearby(node)
-        return found or ranks.by_name(node.attr)
+        if all(isinstance(one, Method) and isinstance(one.of, Made) for one in found):
+            return ranks.by_name(node.attr) or found  # of `args.rank`, all is known that can be
+        return found
 
     def _member(self, owner: Value, name: str) -> Values:
         if isinstance(owner, Library):
@@ -687,6 +693,12 @@ class Program:
             (argument(call, number, parameter.arg) or default) if plain else None
             for call, plain in zip(callers, is_plain, strict=True)
         ] or [None]
+
+    def given_by(self, binding: Binding) -> list[ast.expr | None]:
+        """The expressions that a binding gives a name: of a parameter those of all callers; None if not known."""
+        if isinstance(binding.node, ast.arg):
+            return self.given_for(binding.node)
+        return [binding.value if binding.kind == "assign" and not binding.path else None]
 
     def _default(self, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> Values:
         return self.values(_default_of(function, parameter))
