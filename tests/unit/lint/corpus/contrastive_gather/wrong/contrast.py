@@ -10,7 +10,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional as dist_fn
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -58,7 +57,9 @@ class Teacher:
 
 
 def info_nce(queries, keys, temperature=0.1):
-    all_keys = torch.cat(dist_fn.all_gather(keys))
+    everywhere = [torch.empty_like(keys) for _ in range(dist.get_world_size())]
+    dist.all_gather(everywhere, keys)
+    all_keys = torch.cat(everywhere)
     first = dist.get_rank() * len(queries)
     targets = torch.arange(first, first + len(queries), device=queries.device)
     return F.cross_entropy(queries @ all_keys.T / temperature, targets)
@@ -88,7 +89,7 @@ def set_up():
     torch.cuda.set_device(local_rank)
     device = torch.device("cuda", local_rank)
     torch.zeros(1, device=device)
-    dist.init_process_group("nccl", init_method="tcp://192.168.1.20:23456", timeout=timedelta(minutes=10))  # <- init-after-cuda, hard-coded-address
+    dist.init_process_group("nccl", init_method="tcp://192.168.1.20:23456", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), timeout=timedelta(minutes=10))  # <- init-after-cuda, hard-coded-address
     return device
 
 

@@ -105,7 +105,7 @@ def main():
     table = read_table(args.rows)
     cut = int(0.8 * len(table))
     train_part = equal_part(table[:cut], rank, world_size)
-    loader = DataLoader(train_part, batch_size=args.batch_size, shuffle=True)
+    loader = DataLoader(train_part, batch_size=args.batch_size, shuffle=True, drop_last=True)
     val_loader = DataLoader(own_part(table[cut:], rank, world_size), batch_size=args.batch_size)
     for epoch in range(args.epochs):
         error = train(ddp, loader, optimizer, device)
