@@ -33,6 +33,8 @@ class Rule:
     good: str
     language: str = "python"
     """Of the snippets: python or shell."""
+    only_distributed: bool = True
+    """Whether it is looked for only in code that runs in several processes."""
     fixable: bool = False
     """Whether `--fix` can mend it."""
 

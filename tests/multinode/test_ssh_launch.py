@@ -138,7 +138,10 @@ def test_all_ranks_are_on_one_screen_and_the_first_failure_is_told_last(make_des
     assert last[0] == "drumline: rank 1 on b (exit code 1) failed first:"
     assert last[1] == "  Traceback (most recent call last):"
     assert last[-3] == "  ValueError: this is the first"
-    assert last[-2] == "drumline: the others: rank 2 on c (exit code 9) failed after it; 2 ranks were stopped"
+    assert last[-2] in (
+        "drumline: the others: rank 2 on c (exit code 9) failed after it; 2 ranks were stopped",
+        "drumline: the others: 3 ranks were stopped",  # on a busy machine rank 2 is stopped before it fails
+    )
     assert last[-1] == f"drumline: logs in runs/launch/{logs.name} on each host"
     assert "hunter2" not in text + "".join(path.read_text(errors="replace") for path in logs.iterdir())
 

@@ -1,4 +1,4 @@
-"""One file of Python, or the code of one notebook: its text, its tree, its places, and what it asks to be left alone."""
+"""One file of Python, or the code of one notebook: its text, tree and places, and what it asks to be left alone."""
 
 from __future__ import annotations
 

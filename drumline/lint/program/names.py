@@ -1,0 +1,105 @@
+"""What libraries call things, and the one name under which rules know each."""
+
+from __future__ import annotations
+
+DDP = "torch.nn.parallel.DistributedDataParallel"
+DATA_PARALLEL = "torch.nn.DataParallel"
+LOADER = "torch.utils.data.DataLoader"
+DISTRIBUTED_SAMPLER = "torch.utils.data.DistributedSampler"
+GRAD_SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler")
+FSDP = (
+    "torch.distributed.fsdp.FullyShardedDataParallel",
+    "torch.distributed.fsdp.fully_shard",
+    "torch.distributed._composable.fsdp.fully_shard",
+)
+INIT = "torch.distributed.init_process_group"
+DESTROY = "torch.distributed.destroy_process_group"
+SYNC_BATCH_NORM = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
+MODULE = "torch.nn.Module"
+
+# Every rank must call them, or those that do wait.
+COLLECTIVES = frozenset(
+    f"torch.distributed.{name}"
+    for name in (
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_object",
+        "all_reduce",
+        "all_reduce_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+        "broadcast",
+        "broadcast_object_list",
+        "gather",
+        "gather_object",
+        "monitored_barrier",
+        "new_group",
+        "new_subgroups",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "scatter",
+        "scatter_object_list",
+        "init_device_mesh",
+    )
+)
+# These take part in them without their name saying so.
+COLLECTIVE_SAVES = frozenset(
+    {
+        "torch.distributed.checkpoint.save",
+        "torch.distributed.checkpoint.async_save",
+        "torch.distributed.checkpoint.load",
+        "torch.distributed.checkpoint.save_state_dict",
+        "torch.distributed.checkpoint.load_state_dict",
+        "torch.distributed.checkpoint.state_dict.get_state_dict",
+        "torch.distributed.checkpoint.state_dict.get_model_state_dict",
+        "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict",
+        "torch.distributed.fsdp.FullyShardedDataParallel.state_dict",
+        "torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict",
+        "torch.distributed.fsdp.FullyShardedDataParallel.full_optim_state_dict",
+        "torch.distributed.optim.ZeroRedundancyOptimizer.consolidate_state_dict",
+    }
+)
+# Whoever calls one of these trains in several processes; whoever asks for a rank may merely be ready for it.
+STARTS = frozenset({DDP, DISTRIBUTED_SAMPLER, INIT, *FSDP, *COLLECTIVES, "drumline.DDPManager"})
+# They put samplers, wrapping and devices in place themselves.
+FRAMEWORKS = (
+    "accelerate",
+    "lightning",
+    "pytorch_lightning",
+    "deepspeed",
+    "ray",
+    "ignite",
+    "horovod",
+    "composer",
+)
+
+_SAME = {
+    "torch.nn.parallel.distributed.DistributedDataParallel": DDP,
+    "torch.nn.parallel.DataParallel": DATA_PARALLEL,
+    "torch.nn.parallel.data_parallel.DataParallel": DATA_PARALLEL,
+    "torch.utils.data.distributed.DistributedSampler": DISTRIBUTED_SAMPLER,
+    "torch.utils.data.dataloader.DataLoader": LOADER,
+    "torch.cuda.amp.grad_scaler.GradScaler": "torch.cuda.amp.GradScaler",
+    "torch.amp.grad_scaler.GradScaler": "torch.amp.GradScaler",
+    "drumline.manager.DDPManager": "drumline.DDPManager",
+}
+_SAME_BEGINNINGS = (
+    ("torch.distributed.distributed_c10d.", "torch.distributed."),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel.", "torch.distributed.fsdp."),
+    ("torch.nn.modules.batchnorm.", "torch.nn."),
+    ("torch.nn.modules.module.", "torch.nn."),
+    ("torch.nn.modules.", "torch.nn."),
+    ("torch.nn.utils.clip_grad.", "torch.nn.utils."),
+)
+
+
+def canonical(name: str) -> str:
+    """One name for things that can be imported from several places."""
+    if name in _SAME:
+        return _SAME[name]
+    for beginning, instead in _SAME_BEGINNINGS:
+        if name.startswith(beginning):
+            return instead + name.removeprefix(beginning)
+    return name

@@ -1,0 +1,71 @@
+"""DL008: the number of a process among all is taken for that of a GPU on its host."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.program import Program, argument
+from drumline.lint.program.value import Rank
+from drumline.lint.reading.source import Source
+from drumline.lint.rule import Rule
+
+RULE = Rule(
+    id="DL008",
+    name="device-by-global-rank",
+    severity=Severity.ERROR,
+    summary="a GPU is chosen by the global rank",
+    why=(
+        "GPUs count from 0 on every host, ranks go on counting over all of them. On the second host of eight GPUs, "
+        "rank 8 asks for cuda:8, which is not there. On one host both are the same, so that it is found late."
+    ),
+    fix="choose the device by LOCAL_RANK",
+    bad="""\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+""",
+    good="""\
+import os
+import torch
+import torch.distributed as dist
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+""",
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """In `set_device`, `torch.device`, `.to`, `.cuda` and DDP's `device_ids`."""
+    for call in program.index(source).every(ast.Call):
+        for device in _devices(program, call):
+            ranks = {value.kind for value in program.values(device) if isinstance(value, Rank)}
+            if ranks == {"global"}:
+                yield RULE.at(
+                    source,
+                    device,
+                    f"{source.code(device)} is the rank among all hosts, not a GPU of this one",
+                )
+
+
+def _devices(program: Program, call: ast.Call) -> Iterator[ast.expr]:
+    """The expressions in a call that stand for the number of a GPU."""
+    name = program.name_of(call.func)
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    given: list[ast.expr | None] = []
+    if name == "torch.cuda.set_device" or method in ("to", "cuda"):
+        given = [argument(call, 0, "device")]
+    elif name == "torch.device":
+        given = [argument(call, 0, "type"), argument(call, 1, "index")]
+    elif name.endswith("DistributedDataParallel"):
+        listed = argument(call, 1, "device_ids")
+        given = [*listed.elts] if isinstance(listed, ast.List | ast.Tuple) else []
+    for one in given:
+        if isinstance(one, ast.JoinedStr):
+            yield from (part.value for part in one.values if isinstance(part, ast.FormattedValue))
+        elif one is not None:
+            yield one
