@@ -110,7 +110,7 @@ def main():
 
         dataset = regression_data()
         sampler = DistributedSampler(dataset, seed=args.seed, drop_last=True)  # <- set-epoch-missing
-        loader = DataLoader(dataset, args.batch_size, sampler=sampler, num_workers=1, persistent_workers=True, pin_memory=cuda)
+        loader = DataLoader(dataset, args.batch_size, sampler=sampler, num_workers=0, persistent_workers=True, pin_memory=cuda)  # <- persistent-without-workers
         for epoch in range(state.epoch, args.epochs):
             began = time.monotonic()
             mean = run_epoch(ddp, loader, optimizer, device)

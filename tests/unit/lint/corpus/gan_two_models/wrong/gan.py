@@ -110,7 +110,7 @@ def main(path):
     game = Game(generator, critic, device)
 
     rings = Rings()
-    loader = DataLoader(rings, batch_size=BATCH, shuffle=True, num_workers=0, persistent_workers=True, worker_init_fn=seed_of_worker, pin_memory=cuda, drop_last=True)  # <- no-distributed-sampler, persistent-without-workers
+    loader = DataLoader(rings, batch_size=BATCH, shuffle=True, num_workers=1, persistent_workers=True, worker_init_fn=seed_of_worker, pin_memory=cuda, drop_last=True)  # <- no-distributed-sampler
     for epoch in range(EPOCHS):
         sums = torch.zeros(2, device=device)
         for real in loader:

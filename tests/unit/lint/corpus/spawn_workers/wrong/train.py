@@ -105,7 +105,7 @@ def train(rank, local_rank, world_size, device, args):
             loss.backward()
             optimizer.step()
             total += loss.detach()
-            print(f"rank {rank} saw {len(inputs)} samples")  # <- unguarded-print
+            print(f"{len(inputs)} samples more")  # <- unguarded-print
         if rank == 0:
             log.info("epoch %d: mean loss of the last pass on this rank %.4f", epoch, total.item() / len(loader))
             args.folder.mkdir(parents=True, exist_ok=True)
