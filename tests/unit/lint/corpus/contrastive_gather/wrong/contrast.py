@@ -86,10 +86,10 @@ def set_up():
     if not torch.cuda.is_available():
         dist.init_process_group("gloo", timeout=timedelta(minutes=10))
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank)
+    torch.zeros(1, device="cuda")
     device = torch.device("cuda", local_rank)
-    torch.zeros(1, device=device)
     dist.init_process_group("nccl", init_method="tcp://192.168.1.20:23456", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), timeout=timedelta(minutes=10))  # <- init-after-cuda, hard-coded-address
+    torch.cuda.set_device(device)
     return device
 
 

@@ -71,12 +71,12 @@ def main():
 
 def main_worker(args):
     best_acc1 = 0.0
-    torch.cuda.set_device(args.gpu)
-    torch.ones(1).cuda(args.gpu)
+    torch.ones(1).cuda()
     free, _ = torch.cuda.mem_get_info()
     if args.distributed:
         dist.init_process_group(backend=args.dist_backend, timeout=timedelta(minutes=10))  # <- init-after-cuda
         args.batch_size = min(args.batch_size // args.world_size, free // 2**22)
+    torch.cuda.set_device(args.gpu)
 
     torch.manual_seed(args.seed)
     model = build_model()

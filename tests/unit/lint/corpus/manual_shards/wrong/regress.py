@@ -88,8 +88,8 @@ def main():
     rank, world_size = dist.get_rank(), dist.get_world_size()
     logging.basicConfig(level=logging.INFO if rank == 0 else logging.CRITICAL)
 
-    network = nn.Sequential(nn.Linear(5, 64), nn.SiLU(), nn.Linear(64, 1)).to(device)  # <- unseeded-model
-    ddp = DDP(network, device_ids=[local_rank] if cuda else None)
+    network = nn.Sequential(nn.Linear(5, 64), nn.SiLU(), nn.Linear(64, 1)).to(device)
+    ddp = DDP(network, device_ids=[local_rank] if cuda else None)  # <- unseeded-model
     optimizer = torch.optim.Adam(ddp.parameters(), lr=3e-3)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=2)
 
