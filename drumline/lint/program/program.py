@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from drumline.lint.program import names, ranks
 from drumline.lint.program.reaching import reaching
@@ -95,6 +95,7 @@ class Program:
         self._for_now: dict[object, Any] = {}
         self._cut = NOT_CUT
         self._num_looked = 0
+        self._evaluators: dict[type, Callable[[Any], Values]] = {}
         self._remembered: dict[object, Any] = {}
 
     # The files.
@@ -161,11 +162,14 @@ class Program:
         What was found with such an answer in it is good enough for the question that is being asked, and forgotten
         after it; the answer to the question itself is whole. A question that leads too far is given up.
         """
+        found: Found
         if key in self._known:
-            return cast(Found, self._known[key])
+            found = self._known[key]
+            return found
         if key in self._for_now:
             self._cut = 0
-            return cast(Found, self._for_now[key])
+            found = self._for_now[key]
+            return found
         if key in self._asked or len(self._asked) > DEEPEST or self._num_looked > FARTHEST:
             self._cut = min(self._cut, self._asked.get(key, 0))
             return nothing
@@ -190,7 +194,8 @@ class Program:
         """What was found before, for questions that others ask of all files together."""
         if key not in self._remembered:
             self._remembered[key] = find()
-        return cast(Found, self._remembered[key])
+        found: Found = self._remembered[key]
+        return found
 
     def made(self, expression: ast.expr | None, *wanted: str) -> list[Made]:
         """What it may be that came of calling one of these."""
@@ -254,8 +259,10 @@ class Program:
                 yield from self.calls(source, *wanted)
 
     def _evaluate(self, expression: ast.expr) -> Values:
-        evaluate = getattr(self, f"_of_{type(expression).__name__.lower()}", None)
-        return NOTHING if evaluate is None else evaluate(expression)
+        kind = type(expression)
+        if kind not in self._evaluators:
+            self._evaluators[kind] = getattr(self, f"_of_{kind.__name__.lower()}", lambda _: NOTHING)
+        return self._evaluators[kind](expression)
 
     def _of_constant(self, node: ast.Constant) -> Values:
         return frozenset({Known(node.value)})
