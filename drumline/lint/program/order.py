@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from drumline.lint.program.distributed import distributed_sources
-from drumline.lint.program.imports import imported_by
+from drumline.lint.program.imports import imported_by, imported_sources
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import FUNCTIONS, FunctionNode, function_around, inside, position, up
+from drumline.lint.program.tree import FUNCTIONS, FunctionNode, function_around, inside, position
 from drumline.lint.program.value import Function, Instance
 from drumline.lint.reading.source import Source
 
@@ -78,16 +78,21 @@ def parting(one: Step, other: Step) -> tuple[ast.AST, ast.AST]:
 
 
 def _find_loose(program: Program, source: Source) -> list[Run]:
-    done = {function_around(step.call) for step in script(program, source)}
-    functions = [
-        function
-        for kind in (ast.FunctionDef, ast.AsyncFunctionDef)
-        for function in program.index(source).every(kind)
-        if function not in done and not program.callers(function)
-    ]
-    every = sorted(functions, key=position)
-    found = [list(_Walk(program, source).over(one.body, _Frame(functions=frozenset({one})))) for one in every]
-    return [run for run in found if run]
+    index = program.index(source)
+    functions = [*index.every(ast.FunctionDef), *index.every(ast.AsyncFunctionDef)]
+    runs_of_each = [_run_if_loose(program, one) for one in sorted(functions, key=position)]
+    return [run for run in runs_of_each if run]
+
+
+def _run_if_loose(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Run:
+    """What a function does, if neither its file nor anybody else calls it."""
+    source = program.source_of(function)
+    done = program.remember(
+        ("done", source), lambda: {function_around(step.call) for step in script(program, source)}
+    )
+    if function in done or program.callers(function):
+        return []
+    return list(_Walk(program, source).over(function.body, _Frame(functions=frozenset({function}))))
 
 
 def _runs_by_source(program: Program) -> dict[Source, list[Run]]:
@@ -101,22 +106,19 @@ def _runs_by_source(program: Program) -> dict[Source, list[Run]]:
 
 def _scripts_by_source(program: Program) -> dict[Source, list[Run]]:
     found: dict[Source, list[Run]] = defaultdict(list)
-    for source in _in_order(program):
-        _sort(program, [script(program, source), *_mains(program, source)], found)
+    every = _in_order(program)
+    imported = {other for source in every for other in imported_sources(program, source)}
+    for source in every:
+        if source not in imported or any(map(_is_for_script, source.tree.body)):
+            _sort(program, [script(program, source)], found)
+        _sort(program, [_run_if_loose(program, main) for main in _mains(program, source)], found)
     return found
 
 
-def _mains(program: Program, source: Source) -> list[Run]:
+def _mains(program: Program, source: Source) -> list[ast.FunctionDef]:
     """`main` that nobody calls is called by a package's entry point."""
-    return [run for run in loose(program, source) if _is_main(function_around(run[0].call))]
-
-
-def _is_main(function: ast.AST | None) -> bool:
-    return (
-        getattr(function, "name", "") == "main"
-        and function is not None
-        and isinstance(up(function), ast.Module)
-    )
+    functions = [one for one in program.tree(source).body if isinstance(one, ast.FunctionDef)]
+    return [one for one in functions if one.name == "main"]
 
 
 def _sort(program: Program, every: list[Run], found: dict[Source, list[Run]]) -> None:
@@ -269,4 +271,6 @@ def _is_for_script(statement: ast.stmt) -> bool:
 
 
 def _may_call(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return False  # decorators and fields: many, and nothing that rules ask for
     return isinstance(statement, ast.Import | ast.ImportFrom) or any(inside(statement, ast.Call))
