@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import ast
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from drumline.lint.program.distributed import distributed_sources
 from drumline.lint.program.imports import imported_by, imported_sources
@@ -34,6 +34,8 @@ class Step:
 
 
 Run: TypeAlias = list[Step]
+Found = TypeVar("Found")
+Finds: TypeAlias = Callable[[Program, Run], Iterable[tuple[ast.AST, Found]]]
 
 
 def runs(program: Program, source: Source) -> list[list[ast.Call]]:
@@ -49,6 +51,11 @@ def runs_through(program: Program, source: Source) -> list[Run]:
 def scripts_through(program: Program, source: Source) -> list[Run]:
     """Those of them that are whole: what a script does, or a `main` that nobody calls."""
     return program.remember("scripts through", lambda: _scripts_by_source(program)).get(source, [])
+
+
+def found_in_scripts(program: Program, source: Source, find: Finds[Found]) -> dict[ast.AST, Found]:
+    """What is found in a file by looking through all runs of scripts, each once, whoever asks."""
+    return program.remember(("found", find), lambda: _find_in_scripts(program, find)).get(source, {})
 
 
 def script(program: Program, source: Source) -> Run:
@@ -104,15 +111,32 @@ def _runs_by_source(program: Program) -> dict[Source, list[Run]]:
     return found
 
 
+def _find_in_scripts(program: Program, find: Finds[Found]) -> dict[Source, dict[ast.AST, Found]]:
+    found: dict[Source, dict[ast.AST, Found]] = defaultdict(dict)
+    for run in _scripts(program):
+        for node, what in find(program, run):
+            found[program.source_of(node)].setdefault(node, what)
+    return found
+
+
 def _scripts_by_source(program: Program) -> dict[Source, list[Run]]:
     found: dict[Source, list[Run]] = defaultdict(list)
+    _sort(program, _scripts(program), found)
+    return found
+
+
+def _scripts(program: Program) -> list[Run]:
+    return program.remember("scripts", lambda: list(_find_scripts(program)))
+
+
+def _find_scripts(program: Program) -> Iterator[Run]:
+    """A file that others import is no script, unless it says so: what it does is part of their runs."""
     every = _in_order(program)
     imported = {other for source in every for other in imported_sources(program, source)}
     for source in every:
         if source not in imported or any(map(_is_for_script, source.tree.body)):
-            _sort(program, [script(program, source)], found)
-        _sort(program, [_run_if_loose(program, main) for main in _mains(program, source)], found)
-    return found
+            yield script(program, source)
+        yield from (_run_if_loose(program, main) for main in _mains(program, source))
 
 
 def _mains(program: Program, source: Source) -> list[ast.FunctionDef]:
