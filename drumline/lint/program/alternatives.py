@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.program.guards import conditions
+from drumline.lint.program.order import Step
 from drumline.lint.program.program import Program
-from drumline.lint.program.walk import Step
 
 
 def are_alternatives(program: Program, one: Step, other: Step) -> bool:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from typing import TypeAlias
 
-from drumline.lint.program.order import Run
+from drumline.lint.program.order import Run, Step
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import Binding, last_name
 from drumline.lint.program.value import Rank
-from drumline.lint.program.walk import Step
 
 TORCH_SEEDS = (
     "torch.manual_seed",

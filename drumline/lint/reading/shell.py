@@ -148,9 +148,10 @@ class Script:
         return Place(path=str(self.path), line=line, column=column, end_line=end_line, end_column=end_column)
 
     def position(self, offset: int) -> tuple[int, int]:
-        """Line and column as an edit counts them: the first are 1 and 0."""
+        """Line and column as an edit counts them: from 1 and 0, columns in bytes of UTF-8, as `ast` does."""
         line, column = self._position(offset)
-        return line, column - 1
+        start = offset - column + 1
+        return line, len(self.text[start:offset].encode(errors="surrogateescape"))
 
     def _position(self, offset: int) -> tuple[int, int]:
         line = bisect_right(self._line_starts, offset)

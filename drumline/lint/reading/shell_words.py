@@ -7,48 +7,9 @@ text once, and holds nesting in a list of its own, so that no depth of brackets 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 
+from drumline.lint.reading.shell_frames import Frame, Place, joined_pieces
 from drumline.lint.reading.shell_parts import Command, Kind, Piece, Word
-
-
-class _Place(Enum):
-    """What the reader is in."""
-
-    LIST = "commands"
-    ARRAY = "words of an array"
-    QUOTES = "double quotes"
-    BRACES = "${...}"
-    SUM = "((...))"
-
-
-@dataclass(slots=True)
-class _Frame:
-    """One level of nesting."""
-
-    place: _Place
-    closer: str = ""
-    words: list[Word] = field(default_factory=list)
-    start: int = -1
-    """Of the open word; -1 when none is open."""
-    pieces: list[Piece] = field(default_factory=list)
-    is_target: bool = False
-    """The next word is what a redirection goes to."""
-    after: str = ""
-    depth: int = 0
-    is_conditional: bool = False
-    arrays: dict[int, list[Word]] = field(default_factory=dict)
-    brackets: int = 0
-    outer: _Frame | None = None
-    """The level whose word this one is part of; none of a level that has words of its own."""
-
-    @property
-    def host(self) -> _Frame:
-        """The innermost level that has words."""
-        return self.outer or self
-
 
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^\]\s]*\])?\+?=")
 _BARE = re.compile(r"[^\s\\'\"$`#;&|()<>]+")
@@ -92,16 +53,16 @@ class _Reader:
     def __init__(self, text: str, start: int, end: int) -> None:
         self.text, self.at, self.end = text, start, end
         self.commands: list[Command] = []
-        self.frames = [_Frame(_Place.LIST)]
+        self.frames = [Frame(Place.LIST)]
         self.here: list[tuple[str, bool]] = []
 
     def read(self) -> list[Command]:
         steps = {
-            _Place.LIST: self._step_in_list,
-            _Place.ARRAY: self._step_in_list,
-            _Place.QUOTES: self._step_in_quotes,
-            _Place.BRACES: self._step_in_braces,
-            _Place.SUM: self._step_in_sum,
+            Place.LIST: self._step_in_list,
+            Place.ARRAY: self._step_in_list,
+            Place.QUOTES: self._step_in_quotes,
+            Place.BRACES: self._step_in_braces,
+            Place.SUM: self._step_in_sum,
         }
         while self.at < self.end:
             steps[self.frames[-1].place]()
@@ -130,7 +91,7 @@ class _Reader:
             close = self.end if close < 0 else close
             self._add(Piece(Kind.TEXT, self.text[self.at + 1 : close], True), min(close + 1, self.end))
         elif letter == '"':
-            self._open(_Frame(_Place.QUOTES))
+            self._open(Frame(Place.QUOTES))
         elif letter in "$`":
             self._expand(is_quoted=False)
         elif letter in "<>&|;":
@@ -160,7 +121,7 @@ class _Reader:
             self.at += 1
             self.frames.pop()
         elif letter == '"':
-            self._open(_Frame(_Place.QUOTES))
+            self._open(Frame(Place.QUOTES))
         elif letter in "$`":
             self._expand(is_quoted=True)
         else:
@@ -186,11 +147,11 @@ class _Reader:
             self._add(Piece(Kind.ARRAY, found[1], is_quoted), found.end())
         elif self._is_next("$(("):
             self._add(Piece(Kind.UNKNOWN), self.at + 1)
-            self._push(_Frame(_Place.SUM))
+            self._push(Frame(Place.SUM))
         elif self._is_next("$("):
-            self._open(_Frame(_Place.LIST, closer=")"), width=2)
+            self._open(Frame(Place.LIST, closer=")"), width=2)
         elif self._is_next("${"):
-            self._open(_Frame(_Place.BRACES), width=2)
+            self._open(Frame(Place.BRACES), width=2)
         elif not is_quoted and (found := _ANSI_QUOTED.match(self.text, self.at, self.end)):
             self._add(Piece(Kind.TEXT, found[1], True), found.end())
         else:
@@ -201,12 +162,12 @@ class _Reader:
             self._close()
             self.at += 1
         else:
-            self._open(_Frame(_Place.LIST, closer="`"))
+            self._open(Frame(Place.LIST, closer="`"))
 
     def _operator(self) -> None:
         frame = self.frames[-1]
         if self._is_next("<(") or self._is_next(">("):
-            self._open(_Frame(_Place.LIST, closer=")"), width=2)
+            self._open(Frame(Place.LIST, closer=")"), width=2)
         elif not self._is_next("<<<") and (found := _HERE.match(self.text, self.at, self.end)):
             self._end_word()
             self.here.append((found[2] or found[3] or found[4] or "", bool(found[1])))
@@ -228,19 +189,19 @@ class _Reader:
         if letter == ")":
             self._closing_bracket(frame)
         elif frame.start >= 0 and ASSIGNMENT.fullmatch(self.text, frame.start, self.at):
-            self._open(_Frame(_Place.ARRAY, closer=")"))
+            self._open(Frame(Place.ARRAY, closer=")"))
         elif found := _NO_ARGUMENTS.match(self.text, self.at, self.end):
             self._drop_words()
             self.at = found.end()
         elif not frame.words and frame.start < 0 and self._is_next("(("):
-            self._push(_Frame(_Place.SUM))
+            self._push(Frame(Place.SUM))
         else:
             self._end_word()
             conditional = self._is_conditional(frame)
-            self._push(_Frame(_Place.LIST, closer=")", after=frame.after, is_conditional=conditional))
+            self._push(Frame(Place.LIST, closer=")", after=frame.after, is_conditional=conditional))
             self.at += 1
 
-    def _closing_bracket(self, frame: _Frame) -> None:
+    def _closing_bracket(self, frame: Frame) -> None:
         """Of `(...)`, or of a pattern of a case, which is no command."""
         if frame.closer == ")":
             self._close()
@@ -248,14 +209,14 @@ class _Reader:
             self._drop_words()
         self.at += 1
 
-    def _open(self, frame: _Frame, width: int = 1) -> None:
+    def _open(self, frame: Frame, width: int = 1) -> None:
         """Begins what is part of a word."""
         holder = self.frames[-1]
         host = self.frames[-1].host
         if host.start < 0:
             host.start = self.at
-        if frame.place is not _Place.QUOTES:
-            host.pieces.append(Piece(Kind.UNKNOWN, "", holder.place is not _Place.LIST))
+        if frame.place is not Place.QUOTES:
+            host.pieces.append(Piece(Kind.UNKNOWN, "", holder.place is not Place.LIST))
         frame.is_conditional = self._is_conditional(host)
         self._push(frame)
         self.at += width
@@ -263,18 +224,18 @@ class _Reader:
     def _close(self) -> None:
         """Ends the innermost level; the words of an array go to the assignment before it."""
         frame = self.frames[-1]
-        if frame.place is _Place.ARRAY:
+        if frame.place is Place.ARRAY:
             self._end_word()
             self.frames.pop()
             host = self.frames[-1].host
             host.arrays[host.start] = frame.words
             return
-        if frame.place is _Place.LIST:
+        if frame.place is Place.LIST:
             self._end_command("")
         self.frames.pop()
 
-    def _push(self, frame: _Frame) -> None:
-        if frame.place not in {_Place.LIST, _Place.ARRAY}:
+    def _push(self, frame: Frame) -> None:
+        if frame.place not in {Place.LIST, Place.ARRAY}:
             frame.outer = self.frames[-1].host
         self.frames.append(frame)
 
@@ -296,8 +257,8 @@ class _Reader:
             min(self.at + 2, self.end),
         )
 
-    def _end_line(self, frame: _Frame) -> None:
-        if frame.place is _Place.ARRAY:
+    def _end_line(self, frame: Frame) -> None:
+        if frame.place is Place.ARRAY:
             self._end_word()
         else:
             self._end_command("\n")
@@ -321,7 +282,7 @@ class _Reader:
         if frame.is_target:
             frame.is_target = False
         else:
-            frame.words.append(Word(frame.start, self.at, _joined(frame.pieces)))
+            frame.words.append(Word(frame.start, self.at, joined_pieces(frame.pieces)))
         frame.start, frame.pieces = -1, []
 
     def _drop_words(self) -> None:
@@ -341,7 +302,7 @@ class _Reader:
         if operator != "\n" or words or frame.after not in {"&&", "||", "|"}:
             frame.after = operator
 
-    def _without_keywords(self, frame: _Frame) -> list[Word]:
+    def _without_keywords(self, frame: Frame) -> list[Word]:
         words = frame.words
         for position, word in enumerate(words):
             keyword = self.text[word.start : word.end] if word.end - word.start < 9 else ""
@@ -358,7 +319,7 @@ class _Reader:
                 return words[position:]
         return []
 
-    def _is_conditional(self, frame: _Frame) -> bool:
+    def _is_conditional(self, frame: Frame) -> bool:
         return frame.is_conditional or frame.depth > 0 or frame.after in {"&&", "||"}
 
     def _is_next(self, letters: str) -> bool:
@@ -367,19 +328,3 @@ class _Reader:
     def _match(self, pattern: re.Pattern[str]) -> int:
         found = pattern.match(self.text, self.at, self.end)
         return found.end() if found else self.at
-
-
-def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
-    """Texts that follow each other made one, quoted if any of them was; an empty one stands only for an empty word."""
-    joined: list[Piece] = []
-    run: list[Piece] = []
-    for piece in [*pieces, Piece(Kind.UNKNOWN)]:
-        if piece.kind is Kind.TEXT:
-            run.append(piece)
-            continue
-        text = "".join(part.text for part in run)
-        if text or (run and len(run) == len(pieces)):
-            joined.append(Piece(Kind.TEXT, text, any(part.is_quoted for part in run)))
-        run = []
-        joined.append(piece)
-    return tuple(joined[:-1])

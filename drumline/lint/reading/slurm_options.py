@@ -73,7 +73,8 @@ ALONE = {
 ALIASES = {"tasks-per-node": "ntasks-per-node"}
 _HEADER = re.compile(r"[ \t]*#SBATCH(?=[ \t])")
 _LINE = re.compile(r"[^\n]*\n?")
-_WHOLE_NODE_GPUS = 8
+# What all GPUs of a node are; who asks for several nodes seldom leaves some of each to others.
+_ALL_GPUS, _ALL_GPUS_OF_SEVERAL = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,9 @@ class Options:
         is_alone = "exclusive" in self and self.by_name["exclusive"].value in {None, "exclusive"}
         memory = self.by_name.get("mem")
         takes_memory = memory is not None and memory.value == "0"
-        return is_alone or takes_memory or (self.gpus_per_node or 0) >= _WHOLE_NODE_GPUS
+        has_several = (self.number("nodes") or 1) > 1
+        takes_gpus = (self.gpus_per_node or 0) >= (_ALL_GPUS_OF_SEVERAL if has_several else _ALL_GPUS)
+        return is_alone or takes_memory or takes_gpus
 
 
 def _gpus(option: Option | None, prefix: str = "gpu:") -> int | None:

@@ -9,11 +9,10 @@ from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.alternatives import are_alternatives
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.models import built_at, wrappings
-from drumline.lint.program.order import Run, found_in_scripts, parting
+from drumline.lint.program.order import Run, Step, found_in_scripts, parting
 from drumline.lint.program.program import Program
 from drumline.lint.program.seeds import seeded_before, seeds_torch
 from drumline.lint.program.tree import LOOPS, above
-from drumline.lint.program.walk import Step
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.reading.launches import Launch, launches
-from drumline.lint.reading.meeting import backend, endpoint, has_several_nodes, port_in
+from drumline.lint.reading.meeting import backend, endpoint, has_several_nodes, host_in, port_in
 from drumline.lint.reading.shell import Script
 from drumline.lint.rule import Rule
 
@@ -54,6 +54,9 @@ def _has_no_id(script: Script, launch: Launch) -> bool:
 
 
 def _has_own_endpoint(script: Script, launch: Launch) -> bool:
-    """A port that the script works out is another for each job, so that they do not meet."""
+    """Jobs do not meet at a port that the script works out, nor on nodes that each has for itself."""
     flag = endpoint(launch)
-    return flag is not None and flag.value is not None and port_in(script, flag.value).is_computed
+    if flag is None or flag.value is None:
+        return False
+    is_own_host = script.sbatch.has_whole_nodes and host_in(script, flag.value) is None
+    return is_own_host or port_in(script, flag.value).is_computed

@@ -100,7 +100,8 @@ def _port(script: Script, launch: Launch) -> Port | None:
 
 def _default(script: Script, launch: Launch) -> str:
     """The port that torchrun takes when several nodes meet and none is named; one node gets a free one."""
-    if not launch.is_sure or has_several_nodes(script, launch) is not True:
+    has_address = bool({"master-addr", "rdzv-endpoint"} & launch.flags.keys())
+    if not has_address or not launch.is_sure or has_several_nodes(script, launch) is not True:
         return ""
     return DEFAULTS.get(backend(script, launch) or "", "")
 

@@ -45,7 +45,7 @@ UNSAFE = {
     ),
     "NCCL_IB_DISABLE": Unsafe("InfiniBand and RoCE are not used, and all goes over IP sockets", ON),
     "NCCL_ALGO": Unsafe("the algorithm is pinned, whatever the size of a message or of the world"),
-    "NCCL_PROTO": Unsafe("the protocol is pinned; LL128 corrupts data on machines that do not support it"),
+    "NCCL_PROTO": Unsafe("the protocol is pinned, whatever the size of a message"),
     "NCCL_DEBUG": Unsafe(
         "every call is written to the log of every rank", frozenset({"trace"}), "set NCCL_DEBUG=WARN"
     ),
@@ -70,6 +70,8 @@ OLD_NAMES = {
     "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
     "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
 }
+CORRUPTS = "LL128 is forced, which corrupts data on machines that do not support it"
+PINNING = {"NCCL_ALGO", "NCCL_PROTO"}
 # A protocol or an algorithm may be left out on purpose, where a fault of NCCL is known.
 LEFT_OUT = "^"
 
@@ -83,12 +85,15 @@ def check_shell(script: Script) -> Iterator[Finding]:
         unsafe = UNSAFE.get(OLD_NAMES.get(assignment.name, assignment.name))
         if unsafe is None or not _is_given(script, assignment, starts):
             continue
+        if assignment.name in PINNING and "determin" in script.text.lower():
+            continue  # A run that must give the same bits again needs them.
         value = script.constant(assignment.value)
         if value and _is_unsafe(unsafe, value):
+            costs = CORRUPTS if "LL128" in value else unsafe.costs
             yield RULE.at(
                 script,
                 assignment,
-                f"{assignment.name}={value} is for finding a fault: {unsafe.costs}",
+                f"{assignment.name}={value} is not for real runs: {costs}",
                 fix=unsafe.instead
                 or f"remove {assignment.name}, or set it only while you look for the fault",
             )

@@ -121,7 +121,7 @@ def _misnamed(script: Script, assignment: Assignment, around: _Around) -> tuple[
             f"set {instead}" if instead else f"remove {name}",
         )
     meant = _meant(name)
-    if meant is None or not _is_given(script, assignment):
+    if meant is None or meant in around.times_named or not _is_given(script, assignment):
         return None
     return f"neither NCCL nor torch reads {name}; did you mean {meant}?", f"set {meant}"
 

@@ -10,7 +10,8 @@ import pytest
 from drumline.doctor.machine.variables import MEANING
 from drumline.launch.cluster.sbatch import BatchJob, batch_text
 from drumline.launch.torchrun import Node, Program, torchrun_command
-from drumline.lint.finding import Edit, Finding
+from drumline.lint.edits import apply_spans, spans_of
+from drumline.lint.finding import Finding
 from drumline.lint.reading.nccl_names import GIVEN_UP, NCCL, OLD_NAMES, TORCH
 from tests.unit.lint.reading_cases import findings_in
 
@@ -22,15 +23,6 @@ C10D = "--rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500"
 
 def found(text: str, rule: str) -> list[Finding]:
     return [one for one in findings_in((("job.sh", text),)) if one.rule == rule]
-
-
-def mended(text: str, edits: tuple[Edit, ...]) -> str:
-    lines = text.splitlines(keepends=True)
-    starts = [sum(map(len, lines[:number])) for number in range(len(lines) + 1)]
-    for edit in sorted(edits, key=lambda one: one.start, reverse=True):
-        start, end = (starts[line - 1] + column for line, column in (edit.start, edit.end))
-        text = text[:start] + edit.text + text[end:]
-    return text
 
 
 @pytest.mark.parametrize(
@@ -83,15 +75,22 @@ def mended(text: str, edits: tuple[Edit, ...]) -> str:
         (
             "DL104",
             "export NCCL_SHM_DISABLE=1",
-            "NCCL_SHM_DISABLE=1 is for finding a fault: GPUs without a direct link talk over the network, even on one "
+            "NCCL_SHM_DISABLE=1 is not for real runs: GPUs without a direct link talk over the network, even on one "
             "host, instead of shared memory",
             "remove NCCL_SHM_DISABLE, or set it only while you look for the fault",
         ),
         (
             "DL104",
             "export NCCL_DEBUG=TRACE",
-            "NCCL_DEBUG=TRACE is for finding a fault: every call is written to the log of every rank",
+            "NCCL_DEBUG=TRACE is not for real runs: every call is written to the log of every rank",
             "set NCCL_DEBUG=WARN",
+        ),
+        (
+            "DL104",
+            "export NCCL_PROTO=LL,LL128",
+            "NCCL_PROTO=LL,LL128 is not for real runs: LL128 is forced, which corrupts data on machines that do not "
+            "support it",
+            "remove NCCL_PROTO, or set it only while you look for the fault",
         ),
         (
             "DL105",
@@ -223,6 +222,10 @@ def test_what_the_user_reads(rule: str, text: str, message: str, fix: str) -> No
             "srun torchrun \\\n    --nproc_per_node=2 \\\n    train.py\n",
         ),
         (
+            "NAME=é python -m torch.distributed.launch --use_env --name é train.py\r\n",
+            "NAME=é torchrun --name é train.py\r\n",
+        ),
+        (
             "/opt/bin/python -m torch.distributed.launch --use_env train.py\n",
             "/opt/bin/python -m torch.distributed.run train.py\n",
         ),
@@ -234,7 +237,7 @@ def test_what_the_user_reads(rule: str, text: str, message: str, fix: str) -> No
 )
 def test_the_old_launcher_is_replaced(text: str, expected: str) -> None:
     (finding,) = found(text, "DL106")
-    assert mended(text, finding.edits) == expected
+    assert apply_spans(text, spans_of(text, finding.edits)) == expected
     assert not found(expected, "DL106")
 
 

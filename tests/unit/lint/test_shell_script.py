@@ -76,6 +76,8 @@ def test_slurm_options_in_all_their_forms() -> None:
         ("--mem=0", True),
         ("--gres=gpu:8", True),
         ("--gres=gpu:4", False),
+        ("--gres=gpu:4 --nodes=2", True),
+        ("--gres=gpu:2 --nodes=2", False),
         ("--nodes=2", False),
     ],
 )
@@ -162,11 +164,11 @@ def test_what_srun_is_told() -> None:
 
 
 def test_places_count_as_editors_do() -> None:
-    read = script("é=1\r\nx torchrun\n  torchrun a")
-    word = read.commands[-1].words[0]
+    read = script("é=1\r\nx torchrun\nA=é torchrun a")
+    word = read.commands[-1].words[1]
     place = read.place(word)
-    assert (place.path, place.line, place.column, place.end_line, place.end_column) == ("job.sh", 3, 3, 3, 11)
-    assert read.position(word.start) == (3, 2)
+    assert (place.path, place.line, place.column, place.end_line, place.end_column) == ("job.sh", 3, 5, 3, 13)
+    assert read.position(word.start) == (3, 5), "an edit counts bytes"
 
 
 def test_noqa() -> None:
