@@ -14,6 +14,7 @@ VERBS = {
     "by hand on several machines, on Slurm, on Kubernetes",
     "watch": "follow a running job from another terminal, rank by rank",
     "doctor": "examine this machine, or hosts and every pair, before a run",
+    "lint": "find the mistakes of distributed training in any code",
     "verify": "check run folders: checkpoints, each sample once, events",
     "prove-resume": "kill a job with -9, resume it, and compare every bit with\na run that was not killed",
 }
@@ -28,10 +29,10 @@ rank on the beat.
   drumline VERB --help   what a verb does, with all its flags
   drumline --version     the version
 
-exit codes: 0 success, 1 training failed (verify, watch: something is wrong),
-            2 wrong usage or configuration, 3 stopped before the first step
-            (doctor: must be fixed), 75 told to leave, and saved,
-            130 interrupted
+exit codes: 0 success, 1 training failed (verify, watch, lint: something is
+            wrong), 2 wrong usage or configuration (lint: or a file that could
+            not be read), 3 stopped before the first step (doctor: must be
+            fixed), 75 told to leave, and saved, 130 interrupted
 """
 
 

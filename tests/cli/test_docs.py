@@ -3,7 +3,8 @@
 Blocks of a page are run in their order, in one folder. Fences say how: `console` lines that start with `$ ` are typed
 into bash, and the lines below them must be in its output, in that order (numbers apart, `...` for what is left out);
 `python` is run; a `python` or `toml` block that opens with `# name.ending` is also kept as that file. What no test can
-run is fenced `text` (or `python no-run`) and says why in the paragraph above.
+run is fenced `text` (or `python no-run`) and says why in the paragraph above. `py` and `sh` are snippets of the
+linter's rules, which are tests of their own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 from drumline.cli import doctor, launch_flags
 from drumline.cli.launch import split_command
@@ -166,6 +168,8 @@ def test_a_page_does_what_it_says(page: Path, folder: Path, environment: dict[st
             (folder / file[1]).write_text(block.text)
         if block.kind == "toml":
             tomllib.loads(block.text)
+        elif block.kind == "yaml":
+            assert yaml.safe_load(block.text)
         elif block.kind == "python":
             code = compile(block.text, f"{page.name}, python block", "exec")
             if block.note != "no-run":
@@ -245,8 +249,8 @@ def test_there_is_enough_to_run() -> None:
 
 
 def test_what_is_not_run_says_why() -> None:
-    known = {"console", "python", "toml", "text"}
     for page in PAGES:
+        known = {"console", "python", "toml", "text", *(("py", "sh", "yaml") if page.stem == "lint" else ())}
         assert page.read_text().count("\n```") == 2 * len(blocks(page)), f"{page.name}: a fence is not closed"
         for block in blocks(page):
             assert block.kind in known, f"{page.name}: {block.kind}"

@@ -22,7 +22,7 @@ FLOORS = (
     {"tasks"},
     {"manager"},
     {"engine"},
-    {"verify", "prove", "doctor"},
+    {"verify", "prove", "doctor", "lint"},
     {"cli"},
     {"__main__"},
 )
@@ -48,6 +48,15 @@ def imported_rooms(path: Path) -> set[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         rooms.update(name.split(".")[1] for name in names if name.startswith("drumline."))
     return rooms
+
+
+def reads_environment(path: Path) -> bool:
+    """In its code; the linter's rules have it in their snippets, too."""
+    text = path.read_text()
+    return "os.environ" in text and any(
+        isinstance(node, ast.Attribute) and ast.unparse(node) == "os.environ"
+        for node in ast.walk(ast.parse(text))
+    )
 
 
 def is_module(name: str) -> bool:
@@ -101,7 +110,7 @@ def test_there_are_no_cycles_between_modules() -> None:
 
 
 def test_environment_variables_are_read_by_launch_alone() -> None:
-    readers = {room_of(path) for path in modules() if "os.environ" in path.read_text()}
+    readers = {room_of(path) for path in modules() if reads_environment(path)}
     assert readers == {"launch", "cli", "manager"}, (
         "cli and manager hand the environment to launch and config"
     )
@@ -134,6 +143,7 @@ def test_the_public_names_are_these() -> None:
         "drumline.cli",
         "drumline.cli.train",
         "drumline.cli.launch",
+        "drumline.cli.lint",
         "drumline.cli.doctor",
         "drumline.cli.verify",
         "drumline.cli.watch",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from drumline.lint.program.asking import once
 from drumline.lint.program.names import COLLECTIVE_SAVES, COLLECTIVES, FSDP
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import FunctionNode, inside, last_name
@@ -40,7 +41,7 @@ def collective(program: Program, call: ast.Call) -> str:
 def _has_shards(program: Program) -> bool:
     """Whether a model is spread over ranks; of one that is whole everywhere, each can tell the state by itself."""
     names = (*FSDP, "torch.distributed.tensor.parallel.parallelize_module")
-    return program.once("has shards", lambda: next(program.all_calls(*names), None) is not None, False)
+    return program.remember("has shards", lambda: next(program.all_calls(*names), None) is not None)
 
 
 def has_group(program: Program, call: ast.Call) -> bool:
@@ -89,7 +90,7 @@ def collectives_of(
 ) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
     """Those that a function calls, the first of each name."""
     nothing: tuple[tuple[str, tuple[ast.Call, ...]], ...] = ()
-    return program.once(("collectives", function), lambda: _first_of_each(program, function, depth), nothing)
+    return once(program, "collectives", function, lambda: _first_of_each(program, function, depth), nothing)
 
 
 def _first_of_each(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-
+from drumline.lint.program.imports import imported_sources
 from drumline.lint.program.names import FRAMEWORKS, STARTS
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import inside
-from drumline.lint.program.value import Class, Function, Library
+from drumline.lint.program.tree import Binding, function_around
 from drumline.lint.reading.source import Source
 
 _WORDS = (
@@ -16,9 +13,10 @@ _WORDS = (
     "DistributedDataParallel",
     "DistributedSampler",
     "import distributed",
+    "torch.nn.parallel",
     "DDPManager",
 )
-DEEPEST = 6
+_TRAINERS = ("transformers.Trainer", "transformers.TrainingArguments")
 
 
 def distributed_sources(program: Program) -> set[Source]:
@@ -27,14 +25,7 @@ def distributed_sources(program: Program) -> set[Source]:
     A file does if it calls torch.distributed's functions, DDP or the like, or a function of another file that does. To
     import from such a file, or to ask for a rank, is not enough.
     """
-    starting = {source for source in program.sources if _starts(program, source)}
-    pending, found = list(starting), set(starting)
-    while pending:
-        for other in imported_sources(program, pending.pop()):
-            if other not in found:
-                found.add(other)
-                pending.append(other)
-    return found
+    return program.remember("distributed", lambda: _find_distributed(program))
 
 
 def framework(program: Program, source: Source) -> str:
@@ -42,53 +33,47 @@ def framework(program: Program, source: Source) -> str:
     for scope in program.index(source).scopes.values():
         for bindings in scope.names.values():
             for binding in bindings:
-                root = binding.imported.partition(".")[0]
-                if root in FRAMEWORKS or binding.imported in (
-                    "transformers.Trainer",
-                    "transformers.TrainingArguments",
-                ):
-                    return root
+                if _is_framework(program, binding, source):
+                    return binding.imported.partition(".")[0]
     return ""
 
 
-def imported_sources(program: Program, source: Source) -> Iterator[Source]:
-    """The given files that a file imports."""
-    for scope in list(program.index(source).scopes.values()):
-        for bindings in scope.names.values():
-            for binding in bindings:
-                if binding.kind == "star":
-                    other = program.module(binding.imported, source)
-                elif binding.kind == "import":
-                    package = binding.imported.rpartition(".")[0]
-                    other = program.module(binding.imported, source) or program.module(package or ".", source)
-                else:
-                    continue
-                if other is not None and other is not source:
-                    yield other
+def _is_framework(program: Program, binding: Binding, source: Source) -> bool:
+    root = binding.imported.partition(".")[0]
+    if root in FRAMEWORKS:
+        return program.module(root, source) is None  # a file of one's own may have that name
+    return binding.imported in _TRAINERS
 
 
-def _starts(program: Program, source: Source) -> bool:
-    if any(word in source.text for word in _WORDS):
-        calls = program.index(source).every(ast.Call)
-        if any(_is_start(program, call, 0) for call in calls):
-            return True
-    imported = set(imported_sources(program, source))
-    if not any(word in other.text for other in imported for word in _WORDS):
-        return False
-    return any(_is_start(program, call, 0) for call in program.index(source).every(ast.Call))
+def _find_distributed(program: Program) -> set[Source]:
+    return _closed(_starting(program), program)
 
 
-def _starts_in(program: Program, node: ast.AST, depth: int = 0) -> bool:
-    return any(_is_start(program, call, depth) for call in inside(node, ast.Call, into_functions=True))
+def _closed(sources: set[Source], program: Program) -> set[Source]:
+    """With all that they import, and what that imports."""
+    found, pending = set(sources), list(sources)
+    while pending:
+        others = [one for one in imported_sources(program, pending.pop()) if one not in found]
+        found.update(others)
+        pending += others
+    return found
 
 
-def _is_start(program: Program, call: ast.Call, depth: int) -> bool:
-    for value in program.values(call.func):
-        if isinstance(value, Library) and value.name in STARTS:
-            return True
-        if isinstance(value, Function | Class) and 0 < depth + 1 < DEEPEST:
-            if depth == 0 and program.source_of(value.node) is program.source_of(call):
-                continue  # looked through as a part of its file
-            if _starts_in(program, value.node, depth + 1):
-                return True
-    return False
+def _starting(program: Program) -> set[Source]:
+    """Files with such a call, and files that call a function in which one is made, however far down."""
+    pending = [
+        call for source in program.sources if _speaks(source) for call in program.calls(source, *STARTS)
+    ]
+    found, seen = set(), set()
+    while pending:
+        call = pending.pop()
+        found.add(program.source_of(call))
+        function = function_around(call)
+        if function is not None and function not in seen:
+            seen.add(function)
+            pending += program.callers(function)
+    return found
+
+
+def _speaks(source: Source) -> bool:
+    return any(word in source.text for word in _WORDS)

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from drumline.lint.program.asking import once
 from drumline.lint.program.conditions import (
     conditions,
     exit_of,
@@ -58,7 +59,7 @@ def _ways(program: Program, node: ast.AST) -> list[Way]:
         return [Way(found, "parent" if starts_ranks(program, program.source_of(node).tree) else "ranks")]
     found |= guards_of_decorators(program, function)
     nothing: list[Way] = []  # whoever calls itself is not reached by that
-    outer = program.once(("ways", function), lambda: _ways_to_function(program, function), nothing)
+    outer = once(program, "ways", function, lambda: _ways_to_function(program, function), nothing)
     return [Way(found | way.guards, way.begins) for way in outer]
 
 
@@ -102,7 +103,7 @@ def _beginning(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDe
 
 def starts_ranks(program: Program, node: ast.AST) -> bool:
     """Whether it starts the ranks' processes, itself or by what it calls."""
-    return program.once(("starts", node), lambda: _does_start(program, node), False)
+    return once(program, "starts", node, lambda: _does_start(program, node), False)
 
 
 def _does_start(program: Program, node: ast.AST) -> bool:

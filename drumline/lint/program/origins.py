@@ -60,7 +60,7 @@ def _inner(expression: ast.expr) -> Iterator[ast.expr]:
 
 
 def _assigned(program: Program, name: ast.Name) -> Iterator[ast.expr]:
-    bindings, _ = program.bindings(name)
+    bindings = program.bindings(name)
     for binding in bindings:
         if binding.kind == "parameter":
             assert isinstance(binding.node, ast.arg)

@@ -52,12 +52,12 @@ def outputs(program: Program, source: Source) -> Iterator[Output]:
 def is_seen_to(program: Program, source: Source, output: Output) -> bool:
     """Whether something elsewhere keeps the other ranks quiet, or it is not shown at all."""
     if output.kind == "print":
-        return program.once("prints are seen to", lambda: _is_print_replaced(program), False)
+        return program.remember("prints are seen to", lambda: _is_print_replaced(program))
     if output.kind == "log":
-        seen_to = program.once("logs are seen to", lambda: _is_logging_seen_to(program), False)
+        seen_to = program.remember("logs are seen to", lambda: _is_logging_seen_to(program))
         return seen_to or bool(framework(program, source))
     if output.kind == "wandb":
-        return program.once("wandb is seen to", lambda: _is_wandb_seen_to(program), False)
+        return program.remember("wandb is seen to", lambda: _is_wandb_seen_to(program))
     return False
 
 

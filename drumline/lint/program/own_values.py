@@ -30,7 +30,7 @@ def own_loss_in(program: Program, test: ast.expr, loop: Loop) -> str:
 
 
 def _has_replicas(program: Program) -> bool:
-    return program.once("has replicas", lambda: next(program.all_calls(DDP, *FSDP), None) is not None, False)
+    return program.remember("has replicas", lambda: next(program.all_calls(DDP, *FSDP), None) is not None)
 
 
 def _losses(loop: Loop) -> Iterator[ast.Name]:

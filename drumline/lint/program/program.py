@@ -7,6 +7,7 @@ nothing, it does not know, and rules keep silent.
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -74,7 +75,11 @@ PASSING_METHODS = {
     "to",
     "train",
 }
+# They start a function in other processes or threads.
+STARTING = ("spawn", "start_processes", "Process", "Thread")
+_CALLED = re.compile(r"(\w+)\s*\(")
 DEEPEST = 60
+FARTHEST = 5_000
 NOT_CUT = 1_000_000
 Found = TypeVar("Found")
 
@@ -87,7 +92,10 @@ class Program:
         self._indexes: dict[Source, Index] = {}
         self._known: dict[object, Any] = {}
         self._asked: dict[object, int] = {}
+        self._for_now: dict[object, Any] = {}
         self._cut = NOT_CUT
+        self._num_looked = 0
+        self._remembered: dict[object, Any] = {}
 
     # The files.
 
@@ -96,6 +104,11 @@ class Program:
         if source not in self._indexes:
             self._indexes[source] = make_index(source)
         return self._indexes[source]
+
+    def tree(self, source: Source) -> ast.Module:
+        """Of one file, indexed: its nodes can be asked about."""
+        self.index(source)
+        return source.tree
 
     def source_of(self, node: ast.AST) -> Source:
         """The file that it is in."""
@@ -141,23 +154,37 @@ class Program:
     def _once(self, key: object, find: Callable[[], Found], nothing: Found) -> Found:
         """What was found before; whoever asks for it while it is being looked for gets nothing.
 
-        What was found with such an answer in it is not kept, but for the question that was asked first: it is whole.
+        What was found with such an answer in it is good enough for the question that is being asked, and forgotten
+        after it; the answer to the question itself is whole. A question that leads too far is given up.
         """
         if key in self._known:
             return cast(Found, self._known[key])
-        if key in self._asked or len(self._asked) > DEEPEST:
+        if key in self._for_now:
+            self._cut = 0
+            return cast(Found, self._for_now[key])
+        if key in self._asked or len(self._asked) > DEEPEST or self._num_looked > FARTHEST:
             self._cut = min(self._cut, self._asked.get(key, 0))
             return nothing
         depth = self._asked[key] = len(self._asked)
+        self._num_looked += 1
         try:
             found = find()
         finally:
             del self._asked[key]
-        if self._cut >= depth:
-            self._known[key], self._cut = found, NOT_CUT
+        is_whole = self._cut >= depth
+        (self._known if is_whole else self._for_now)[key] = found
+        if is_whole:
+            self._cut = NOT_CUT
+        if depth == 0:
+            self._for_now.clear()
+            self._num_looked = 0
         return found
 
-    once = _once
+    def remember(self, key: object, find: Callable[[], Found]) -> Found:
+        """What was found before, for questions that others ask of all files together."""
+        if key not in self._remembered:
+            self._remembered[key] = find()
+        return cast(Found, self._remembered[key])
 
     def made(self, expression: ast.expr | None, *wanted: str) -> list[Made]:
         """What it may be that came of calling one of these."""
@@ -291,7 +318,7 @@ class Program:
         return frozenset(found)
 
     def _of_name(self, node: ast.Name) -> Values:
-        bindings, is_found = self.bindings(node)
+        bindings, is_found = self._bindings(node)
         if not is_found:
             return self._of_unbound(node)
         found: Values = frozenset().union(*(self._bound(binding, node) for binding in bindings))
@@ -307,7 +334,7 @@ class Program:
                 return frozenset({Library(names.canonical(f"{binding.imported}.{node.id}"))})
         return ranks.by_name(node.id) or frozenset({Library(node.id)})
 
-    def bindings(self, node: ast.Name) -> tuple[list[Binding], bool]:
+    def _bindings(self, node: ast.Name) -> tuple[list[Binding], bool]:
         """Those that may have been the last before this use; and whether the name is bound at all."""
         scopes = self.index(self.source_of(node)).scopes
         scope = scopes.get(scope_node(node))
@@ -320,9 +347,13 @@ class Program:
             scope, is_own = scope.outer, False
         return [], False
 
+    def bindings(self, name: ast.Name) -> list[Binding]:
+        """The places where a name may have got its value from."""
+        return self._bindings(name)[0]
+
     def assigned(self, name: ast.Name) -> list[ast.expr]:
         """The expressions that a name may have got its value from; a loop's and a function's are not among them."""
-        bindings, _ = self.bindings(name)
+        bindings, _ = self._bindings(name)
         return [one.value for one in bindings if one.value is not None and one.kind in ("assign", "entered")]
 
     def exported(self, source: Source, name: str) -> Values:
@@ -404,9 +435,8 @@ class Program:
         whole = self.module(name, source)
         if whole is not None:
             return frozenset({Module(whole)})
-        package, _, last = name.rpartition(".")
-        if package.strip(".") or name.startswith("."):
-            package = package or "." * (len(name) - len(name.lstrip(".")))
+        package, last = package_of(name), name.rpartition(".")[2]
+        if package:
             home = self.module(package, source)
             if home is not None and home is not source:
                 return self.exported(home, last) or ranks.by_name(last)
@@ -585,33 +615,35 @@ class Program:
         return self._once(("callers", function), lambda: self._find_callers(function), nobody)
 
     def _find_callers(self, function: FunctionNode) -> list[ast.Call]:
-        if isinstance(function, ast.Lambda):
-            return []
         owner = class_around(function)
-        by = function.name
-        if owner is not None and function.name in ("__init__", "forward", "__call__"):
-            by = owner.name
+        if isinstance(function, ast.Lambda) or (
+            owner is not None and function.name in ("forward", "__call__")
+        ):
+            return []  # who calls an instance is not found by a name
+        by = owner.name if owner is not None and function.name == "__init__" else function.name
         found = []
+        for source in self._calling.get(by, ()):
+            calls = self.index(source).calls.get(by, ())
+            found += [call for call in calls if self.function_of(call) is function]
+        for name in STARTING:
+            for source in self._calling.get(name, ()):
+                if by in source.text:
+                    calls = self.index(source).calls.get(name, ())
+                    found += [call for call in calls if function in self.started(call)]
+        return found
+
+    @cached_property
+    def _calling(self) -> dict[str, list[Source]]:
+        """The files that may call something of a name, without a look at their trees."""
+        found = defaultdict(list)
         for source in self.sources:
-            if by not in source.text:
-                continue
-            calls = self.index(source).calls
-            is_called_by_value = by != function.name and function.name != "__init__"
-            direct = (
-                [c for every in calls.values() for c in every] if is_called_by_value else calls.get(by, [])
-            )
-            started = [
-                call
-                for name in ("spawn", "start_processes", "Process", "Thread")
-                for call in calls.get(name, ())
-            ]
-            found += [call for call in direct if self.function_of(call) is function]
-            found += [call for call in started if function in self.started(call)]
+            for name in set(_CALLED.findall(source.text)):
+                found[name].append(source)
         return found
 
     def started(self, call: ast.Call) -> list[FunctionNode]:
         """What a call starts in another process or thread: `mp.spawn(main)`, `Process(target=main)`."""
-        if last_name(call.func) not in ("spawn", "start_processes", "Process", "Thread"):
+        if last_name(call.func) not in STARTING:
             return []
         target = argument(call, 0, "fn") or argument(call, None, "target")
         return [value.node for value in self.values(target) if isinstance(value, Function)]
@@ -623,11 +655,9 @@ class Program:
             return NOTHING
         every = [*function.args.posonlyargs, *function.args.args]
         owner = class_around(function)
-        is_method = owner is not None and not _is_static(function)
-        if is_method and every and every[0] is parameter:
-            assert owner is not None
+        if owner is not None and not _is_static(function) and every and every[0] is parameter:
             return frozenset({Instance(owner)})
-        number = every.index(parameter) - is_method if parameter in every else None
+        number = _number_of(function, parameter)
         return self._once(parameter, lambda: self._passed(function, parameter, number), NOTHING)
 
     def _passed(
@@ -651,12 +681,23 @@ class Program:
             return self._unpacked(self.values(passed), (number - offset,)) if number is not None else NOTHING
         return self.values(argument(call, number, name))
 
+    def given_for(self, parameter: ast.arg) -> list[ast.expr | None]:
+        """The expressions that callers give for a parameter; None for each that is not known."""
+        function = up(up(parameter) or parameter)
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            return [None]
+        number, default = _number_of(function, parameter), _default_of(function, parameter)
+        callers = self.callers(function)
+        is_plain = [
+            function not in self.started(call) and not has_unknown_arguments(call) for call in callers
+        ]
+        return [
+            (argument(call, number, parameter.arg) or default) if plain else None
+            for call, plain in zip(callers, is_plain, strict=True)
+        ] or [None]
+
     def _default(self, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> Values:
-        every = [*function.args.posonlyargs, *function.args.args]
-        defaults = dict(zip(reversed(every), reversed(function.args.defaults), strict=False))
-        named = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-        defaults |= {one: default for one, default in named if default is not None}
-        return self.values(defaults.get(parameter))
+        return self.values(_default_of(function, parameter))
 
     # Classes.
 
@@ -677,6 +718,14 @@ class Program:
         return any(isinstance(place, str) and place.endswith("nn.Module") for place in self.ancestry(node))
 
 
+def package_of(name: str) -> str:
+    """Where a module is: `a` of `a.b`, `..` of `..b`; nothing of what is outermost, or has dots alone."""
+    package = name.rpartition(".")[0]
+    inner = name.lstrip(".")
+    dots = "." * (len(name) - len(inner))
+    return "" if not inner else dots if "." not in inner else package
+
+
 def argument(call: ast.Call, number: int | None, name: str) -> ast.expr | None:
     """What is given for a parameter, by name or by position."""
     for keyword in call.keywords:
@@ -691,6 +740,21 @@ def argument(call: ast.Call, number: int | None, name: str) -> ast.expr | None:
 def has_unknown_arguments(call: ast.Call) -> bool:
     """Whether `*args` or `**kwargs` may give more than is written."""
     return any(isinstance(one, ast.Starred) for one in call.args) or any(k.arg is None for k in call.keywords)
+
+
+def _number_of(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> int | None:
+    """At which position callers give it; `self` is not counted."""
+    every = [*function.args.posonlyargs, *function.args.args]
+    is_method = class_around(function) is not None and not _is_static(function)
+    return every.index(parameter) - is_method if parameter in every else None
+
+
+def _default_of(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> ast.expr | None:
+    every = [*function.args.posonlyargs, *function.args.args]
+    defaults = dict(zip(reversed(every), reversed(function.args.defaults), strict=False))
+    named = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    defaults |= {one: default for one, default in named if default is not None}
+    return defaults.get(parameter)
 
 
 def _is_property(function: FunctionNode) -> bool:

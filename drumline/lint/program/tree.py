@@ -20,8 +20,12 @@ Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While
 SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
-# They say nothing that a rule could ask for, and are a third of all nodes.
-_LEFT_OUT = (ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop)
+# Fields of nodes with words and numbers in them, or with nodes that say nothing a rule could ask for.
+_WITHOUT_NODES = """
+    arg asname attr conversion ctx id is_async kind level module name n s op ops rest simple tag type_comment
+"""
+_FIELDS: dict[type, tuple[str, ...]] = {}
+_SCOPE_KINDS = frozenset(SCOPES)
 
 
 @dataclass(eq=False)
@@ -159,24 +163,53 @@ def make_index(source: Source) -> Index:
     outermost = index.scopes[source.tree] = Scope(source.tree, None)
     source.tree._source = source  # type: ignore[attr-defined]
     stack: list[tuple[ast.AST, Scope]] = [(source.tree, outermost)]
+    nodes, scopes, tree = index.nodes, index.scopes, source.tree
     while stack:
         node, scope = stack.pop()
-        index.nodes[type(node)].append(node)
-        bind = _BINDERS.get(type(node))
-        if bind is not None:
-            bind(node, scope, index)
-        within = scope
-        if isinstance(node, SCOPES) and node is not source.tree:
-            within = index.scopes[node] = Scope(node, scope)
-            if isinstance(node, FUNCTIONS):
-                _bind_parameters(node, within)
-        children = []
-        for child in ast.iter_child_nodes(node):
-            if not isinstance(child, _LEFT_OUT):
-                child._up = node  # type: ignore[attr-defined]
-                children.append((child, scope if _is_outside(node, child) else within))
-        stack.extend(reversed(children))
+        kind = type(node)
+        nodes[kind].append(node)
+        if kind in _BINDERS:
+            _BINDERS[kind](node, scope, index)
+        if kind in _SCOPE_KINDS and node is not tree:
+            children = [
+                (child, scope if _is_outside(node, child) else _open(node, scope, scopes))
+                for child in _children(node)
+            ]
+        else:
+            children = [(child, scope) for child in _children(node)]
+        for child, _ in children:
+            child._up = node  # type: ignore[attr-defined]
+        children.reverse()
+        stack += children
     return index
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    """As `ast.iter_child_nodes`, without those that say nothing, and twice as fast."""
+    found: list[ast.AST] = []
+    for name in _fields(type(node)):
+        value = getattr(node, name, None)
+        if value.__class__ is list:
+            found += [one for one in value if isinstance(one, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
+
+
+def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
+    if kind not in _FIELDS:
+        left_out = _WITHOUT_NODES.split()
+        _FIELDS[kind] = tuple(name for name in kind._fields if name not in left_out)
+    return _FIELDS[kind]
+
+
+def _open(node: Any, outer: Scope, scopes: dict[ast.AST, Scope]) -> Scope:
+    """The scope of a function or class."""
+    if node not in scopes:
+        scopes[node] = Scope(node, outer)
+        if isinstance(node, FUNCTIONS):
+            _bind_parameters(node, scopes[node])
+    return scopes[node]
 
 
 def _is_outside(owner: ast.AST, part: ast.AST) -> bool:

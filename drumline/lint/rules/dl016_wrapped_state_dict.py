@@ -67,8 +67,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _saved(program: Program) -> frozenset[ast.Call]:
     """All calls of `.state_dict()` whose result is saved, in all given files."""
-    nothing: frozenset[ast.Call] = frozenset()
-    return program.once("saved state_dicts", lambda: frozenset(_find_saved(program)), nothing)
+    return program.remember("saved state_dicts", lambda: frozenset(_find_saved(program)))
 
 
 def _find_saved(program: Program) -> Iterator[ast.Call]:
@@ -98,7 +97,7 @@ def _edits(program: Program, model: ast.expr) -> list[Edit]:
     values = program.values(model)
     is_always = all(isinstance(value, Made) and value.name == DDP for value in values)
     if isinstance(model, ast.Name):
-        bindings, _ = program.bindings(model)
+        bindings = program.bindings(model)
         is_always = is_always and all(
             one.kind == "assign" and _is_made(program, one.value) for one in bindings
         )

@@ -1,0 +1,58 @@
+"""DL009: the weights that training begins with are drawn without a seed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.distributed import framework
+from drumline.lint.program.models import built_at, wrappings
+from drumline.lint.program.order import scripts_through
+from drumline.lint.program.program import Program
+from drumline.lint.program.seeds import seeded_before
+from drumline.lint.reading.source import Source
+from drumline.lint.rule import Rule
+
+RULE = Rule(
+    id="DL009",
+    name="unseeded-model",
+    severity=Severity.NOTE,
+    summary="a model is built in a run that sets no seed",
+    why=(
+        "Each rank draws its own weights; DistributedDataParallel then copies those of rank 0 to all. They are others "
+        "in every run, so that a run cannot be repeated, and a change in the loss may be the change of the weights."
+    ),
+    fix="call torch.manual_seed(seed) with the same seed on every rank before the model is built",
+    bad="""\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(torch.nn.Linear(8, 2))
+""",
+    good="""\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.manual_seed(0)
+model = DDP(torch.nn.Linear(8, 2))
+""",
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Models that are wrapped in runs without any seed."""
+    if framework(program, source):
+        return
+    found: dict[ast.Call, None] = {}
+    for run in scripts_through(program, source):
+        here = [number for number in wrappings(program, run) if program.source_of(run[number].call) is source]
+        if not here or seeded_before(program, run, len(run)):
+            continue
+        for number in here:
+            if built_at(program, run, number) is not None:
+                found[run[number].call] = None
+    for call in found:
+        yield RULE.at(
+            source, call, f"{source.code(call)} wraps a model whose weights are drawn without a seed"
+        )
