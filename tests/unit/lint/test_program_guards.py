@@ -19,7 +19,7 @@ from drumline.lint.program.program import Program
 from drumline.lint.program.value import RankTest
 from drumline.lint.reading.source import Source
 
-BEFORE = "import torch.distributed as dist\nrank = dist.get_rank()\n"
+BEFORE = "import torch.distributed as dist\ndist.init_process_group()\nrank = dist.get_rank()\n"
 MAIN, OTHERS, SOME = RankTest("global", True), RankTest("global", False), RankTest("global", None)
 
 
