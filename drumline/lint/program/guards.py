@@ -215,12 +215,12 @@ def is_now_and_then(program: Program, node: ast.AST, until: ast.AST) -> bool:
     for outer in above(node):
         if isinstance(outer, ast.If | ast.IfExp) and inner is not outer.test and _is_sometimes(outer.test):
             return True
-        if outer is until:
-            return False
         if isinstance(inner, ast.stmt):
             before = left_before(program, outer, inner)
             if any(_is_sometimes(test) for test, _ in before):
                 return True
+        if outer is until:
+            return False
         inner = outer
     return False
 

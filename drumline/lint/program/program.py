@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from drumline.lint.program import names, ranks
 from drumline.lint.program.reaching import reaching
@@ -95,6 +95,7 @@ class Program:
         self._for_now: dict[object, Any] = {}
         self._cut = NOT_CUT
         self._num_looked = 0
+        self._evaluators: dict[type, Callable[[Any], Values]] = {}
         self._remembered: dict[object, Any] = {}
 
     # The files.
@@ -128,6 +129,10 @@ class Program:
 
     def module(self, name: str, seen_from: Source) -> Source | None:
         """The given file that this import means; of several, the one nearest to who imports it."""
+        key = ("module", name, seen_from.path.parent)
+        return self.remember(key, lambda: self._find_module(name, seen_from))
+
+    def _find_module(self, name: str, seen_from: Source) -> Source | None:
         dots = len(name) - len(name.lstrip("."))
         parts = [part for part in name.lstrip(".").split(".") if part]
         if dots:
@@ -157,11 +162,14 @@ class Program:
         What was found with such an answer in it is good enough for the question that is being asked, and forgotten
         after it; the answer to the question itself is whole. A question that leads too far is given up.
         """
+        found: Found
         if key in self._known:
-            return cast(Found, self._known[key])
+            found = self._known[key]
+            return found
         if key in self._for_now:
             self._cut = 0
-            return cast(Found, self._for_now[key])
+            found = self._for_now[key]
+            return found
         if key in self._asked or len(self._asked) > DEEPEST or self._num_looked > FARTHEST:
             self._cut = min(self._cut, self._asked.get(key, 0))
             return nothing
@@ -184,7 +192,8 @@ class Program:
         """What was found before, for questions that others ask of all files together."""
         if key not in self._remembered:
             self._remembered[key] = find()
-        return cast(Found, self._remembered[key])
+        found: Found = self._remembered[key]
+        return found
 
     def made(self, expression: ast.expr | None, *wanted: str) -> list[Made]:
         """What it may be that came of calling one of these."""
@@ -248,8 +257,10 @@ class Program:
                 yield from self.calls(source, *wanted)
 
     def _evaluate(self, expression: ast.expr) -> Values:
-        evaluate = getattr(self, f"_of_{type(expression).__name__.lower()}", None)
-        return NOTHING if evaluate is None else evaluate(expression)
+        kind = type(expression)
+        if kind not in self._evaluators:
+            self._evaluators[kind] = getattr(self, f"_of_{kind.__name__.lower()}", lambda _: NOTHING)
+        return self._evaluators[kind](expression)
 
     def _of_constant(self, node: ast.Constant) -> Values:
         return frozenset({Known(node.value)})
@@ -353,7 +364,7 @@ class Program:
 
     def assigned(self, name: ast.Name) -> list[ast.expr]:
         """The expressions that a name may have got its value from; a loop's and a function's are not among them."""
-        bindings, _ = self._bindings(name)
+        bindings = self.bindings(name)
         return [one.value for one in bindings if one.value is not None and one.kind in ("assign", "entered")]
 
     def exported(self, source: Source, name: str) -> Values:
@@ -663,14 +674,21 @@ class Program:
     def _passed(
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg, number: int | None
     ) -> Values:
-        given = [self._given(call, number, parameter.arg, function) for call in self.callers(function)]
-        found: Values = frozenset().union(*given)
+        calls = self.callers(function)
+        found: Values = frozenset().union(
+            *(self._given(call, number, parameter.arg, function) for call in calls)
+        )
         if found - {Known(None)}:
-            return found
+            is_left_out = any(
+                argument(call, number, parameter.arg) is None
+                and not has_unknown_arguments(call)
+                and function not in self.started(call)
+                for call in calls
+            )
+            return found | self._default(function, parameter) if is_left_out else found
         default = self._default(function, parameter)
-        return (
-            NOTHING if ranks.is_other_number(default) else ranks.by_name(parameter.arg)
-        ) or found | default
+        named = NOTHING if ranks.is_other_number(default) else ranks.by_name(parameter.arg)
+        return named or found | default
 
     def _given(self, call: ast.Call, number: int | None, name: str, function: FunctionNode) -> Values:
         if function in self.started(call):
@@ -695,6 +713,12 @@ class Program:
             (argument(call, number, parameter.arg) or default) if plain else None
             for call, plain in zip(callers, is_plain, strict=True)
         ] or [None]
+
+    def given_by(self, binding: Binding) -> list[ast.expr | None]:
+        """The expressions that a binding gives a name: of a parameter those of all callers; None if not known."""
+        if isinstance(binding.node, ast.arg):
+            return self.given_for(binding.node)
+        return [binding.value if binding.kind == "assign" and not binding.path else None]
 
     def _default(self, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> Values:
         return self.values(_default_of(function, parameter))
