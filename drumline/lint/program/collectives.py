@@ -101,15 +101,15 @@ def _find_likely(program: Program) -> set[str]:
         for scope in index.scopes.values():
             for name, bindings in scope.names.items():
                 for binding in bindings:
-                    callers[binding.imported.rpartition(".")[2]].add(name)
+                    callers[binding.imported.rpartition(".")[2] or name].add(name)
         for called, calls in index.calls.items():
             callers[called].update(map(_name_around, calls))
     pending = list(likely)
     while pending:
-        new = callers[pending.pop()] - likely
+        new = callers[pending.pop()] - likely - {""}
         likely |= new
         pending += new
-    return likely - {""}
+    return likely
 
 
 def _name_around(call: ast.Call) -> str:

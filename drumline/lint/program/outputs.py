@@ -110,7 +110,7 @@ def _is_logging_seen_to(program: Program) -> bool:
     is_shown = False
     for source in program.sources:
         index = program.index(source)
-        if index.attributes.get("disabled"):
+        if index.attributes.get("disabled") or any(_is_patch(program, one) for one in index.calls["setattr"]):
             return True
         for name, calls in index.calls.items():
             is_configuring = name in _CONFIGURING
@@ -119,6 +119,11 @@ def _is_logging_seen_to(program: Program) -> bool:
             if is_about_it and any(_is_by_rank(program, call) for call in calls):
                 return True
     return not is_shown
+
+
+def _is_patch(program: Program, call: ast.Call) -> bool:
+    """`setattr(logger, "info", ...)`: it is no longer what it was."""
+    return bool(call.args) and bool(program.made(call.args[0], "logging.getLogger"))
 
 
 def _is_by_rank(program: Program, call: ast.Call) -> bool:
