@@ -161,7 +161,9 @@ def _after_call(call: ast.Call) -> Iterator[ast.AST]:
 
 
 def _has_wrapped_backward(program: Program, node: ast.AST) -> bool:
-    return has_replicas(program) and next(reached(program, node, "backward"), None) is not None
+    """Of a tensor; torch.distributed.autograd has a function of that name."""
+    calls = reached(program, node, "backward") if has_replicas(program) else iter(())
+    return any(not program.name_of(call.func).endswith("autograd.backward") for call in calls)
 
 
 def _own_loss(program: Program, source: Source, exit_: Exit) -> str:
