@@ -12,6 +12,7 @@ from drumline.lint.program.names import COLLECTIVES, DDP, FSDP, LOADER
 from drumline.lint.program.program import Program, argument
 from drumline.lint.program.tree import Loop, last_name
 from drumline.lint.program.value import Element, Made
+from drumline.lint.reading.source import Source
 
 # The parameters of a DataLoader that can be given by position, in order.
 _PARAMETERS = (
@@ -73,11 +74,22 @@ def training_loops(program: Program) -> dict[ast.Call, list[Loop]]:
     """Of each DataLoader, the loops that train a distributed model on its batches."""
     found: dict[ast.Call, list[Loop]] = defaultdict(list)
     for source in program.sources:
-        for loop in batch_loops(program, source):
+        for loop in batch_loops(program, source) if _has_batches(program, source) else ():
             if trains_together(program, loop):
                 for loader in set(_fed_by(program, loop)):
                     found[loader].append(loop)
     return found
+
+
+def _has_batches(program: Program, source: Source) -> bool:
+    """Whether a loop of the file may get batches from a loader: much quicker to say than where it trains."""
+    if "next" in program.index(source).calls:
+        return True
+    return any(
+        loaders(program, loop.iter)
+        for kind in (ast.For, ast.AsyncFor)
+        for loop in program.index(source).every(kind)
+    )
 
 
 def _fed_by(program: Program, loop: Loop) -> Iterator[ast.Call]:

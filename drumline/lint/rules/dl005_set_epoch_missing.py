@@ -112,12 +112,15 @@ def _is_one_of(values: Values, calls: list[ast.Call]) -> Iterator[bool]:
 
 def _is_handed_on(program: Program, sampler: ast.Call, loaders: list[ast.Call]) -> bool:
     """Whether something that is not seen gets the sampler or its loader, and may call it."""
-    for source in program.sources:
+    trained = training_loops(program)
+    nodes = [sampler, *loaders, *(loop for loader in loaders for loop in trained[loader])]
+    for source in {program.source_of(node) for node in nodes}:
         for call in program.index(source).every(ast.Call):
-            if _is_unseen(program, call):
-                given_to = [*call.args, *(keyword.value for keyword in call.keywords)]
-                if any(any(_is_one_of(program.values(one), [sampler, *loaders])) for one in given_to):
-                    return True
+            arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+            named = [one for one in arguments if isinstance(one, ast.Name | ast.Attribute)]
+            is_given = any(any(_is_one_of(program.values(one), [sampler, *loaders])) for one in named)
+            if is_given and _is_unseen(program, call):
+                return True
     return False
 
 

@@ -60,8 +60,9 @@ with Join([model]):
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Loaders of data split by hand, that a training loop goes through to their end."""
-    trained = training_loops(program)
-    for call in program.calls(source, LOADER):
+    calls = list(program.calls(source, LOADER))
+    trained = training_loops(program) if calls else {}
+    for call in calls:
         if call not in trained or not _takes_all(program, call):
             continue
         if not any(_waits_at_the_end(program, loop, call) for loop in trained[call]):
