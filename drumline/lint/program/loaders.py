@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import lru_cache
 
+from drumline.lint.program.imports import connected
 from drumline.lint.program.loops import batch_loops, done_in
 from drumline.lint.program.names import COLLECTIVES, DDP, FSDP, LOADER
 from drumline.lint.program.program import Program, argument
 from drumline.lint.program.tree import Loop, last_name
 from drumline.lint.program.value import Element, Made
-from drumline.lint.reading.source import Source
 
 # The parameters of a DataLoader that can be given by position, in order.
 _PARAMETERS = (
@@ -69,27 +68,19 @@ def _viewed(expression: ast.expr) -> ast.expr:
     return expression
 
 
-@lru_cache(maxsize=1)
 def training_loops(program: Program) -> dict[ast.Call, list[Loop]]:
     """Of each DataLoader, the loops that train a distributed model on its batches."""
+    return program.remember("loops that loaders feed", lambda: _training_loops(program))
+
+
+def _training_loops(program: Program) -> dict[ast.Call, list[Loop]]:
     found: dict[ast.Call, list[Loop]] = defaultdict(list)
     for source in program.sources:
-        for loop in batch_loops(program, source) if _has_batches(program, source) else ():
+        for loop in batch_loops(program, source):
             if trains_together(program, loop):
                 for loader in set(_fed_by(program, loop)):
                     found[loader].append(loop)
     return found
-
-
-def _has_batches(program: Program, source: Source) -> bool:
-    """Whether a loop of the file may get batches from a loader: much quicker to say than where it trains."""
-    if "next" in program.index(source).calls:
-        return True
-    return any(
-        loaders(program, loop.iter)
-        for kind in (ast.For, ast.AsyncFor)
-        for loop in program.index(source).every(kind)
-    )
 
 
 def _fed_by(program: Program, loop: Loop) -> Iterator[ast.Call]:
@@ -108,4 +99,5 @@ def trains_together(program: Program, loop: ast.AST) -> bool:
                 return True
         if program.name_of(call.func) in COLLECTIVES:
             return True
-    return any(True for _ in program.all_calls(*FSDP[1:]))
+    home = connected(program, program.source_of(loop))
+    return any(next(program.calls(source, *FSDP[1:]), None) is not None for source in home)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.distributed import framework
+from drumline.lint.program.imports import connected
 from drumline.lint.program.loaders import given, training_loops
 from drumline.lint.program.loops import outer_loops
 from drumline.lint.program.making import bodies, written
@@ -88,13 +89,12 @@ def _loaders_of(program: Program, sampler: ast.Call) -> list[ast.Call]:
 
 def _is_told(program: Program, sampler: ast.Call, loaders: list[ast.Call]) -> bool:
     """Whether there is a `set_epoch` on it, on a loader that has it, or on something unknown that may be it."""
-    for source in program.sources:
-        for name in ("set_epoch", "_set_epoch"):
-            for call in program.index(source).calls.get(name, ()) if name in source.text else ():
-                if isinstance(call.func, ast.Attribute):
-                    owners = program.values(call.func.value)
-                    if not _are_known(owners) or any(_is_one_of(owners, [sampler, *loaders])):
-                        return True
+    for source in connected(program, program.source_of(sampler)):
+        for call in program.index(source).calls.get("set_epoch", ()):
+            if isinstance(call.func, ast.Attribute):
+                owners = program.values(call.func.value)
+                if not _are_known(owners) or any(_is_one_of(owners, [sampler, *loaders])):
+                    return True
     return False
 
 
