@@ -71,11 +71,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         is_synced = any(word in one.text for one in files for word in _SYNCED)
         if model is not None and layer is not None and not is_synced:
             where = program.source_of(layer).code(layer)
-            yield RULE.at(
-                source,
-                call,
-                f"{source.code(model)} has {where}, which sees only this rank's part of each batch",
-            )
+            said = f"{source.code(model)} has BatchNorm ({where})"
+            yield RULE.at(source, call, f"{said}, which sees only this rank's part of each batch")
 
 
 def _is_layer(program: Program, node: ast.AST) -> bool:
