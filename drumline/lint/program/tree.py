@@ -183,16 +183,16 @@ def make_index(source: Source) -> Index:
         if kind in _BINDERS:
             _BINDERS[kind](node, scope, index)
         if kind in _SCOPE_KINDS and node is not tree:
-            children = [
+            parts = [
                 (child, scope if _is_outside(node, child) else _open(node, scope, scopes))
                 for child in children(node)
             ]
         else:
-            children = [(child, scope) for child in children(node)]
-        for child, _ in children:
+            parts = [(child, scope) for child in children(node)]
+        for child, _ in parts:
             child._up = node  # type: ignore[attr-defined]
-        children.reverse()
-        stack += children
+        parts.reverse()
+        stack += parts
     return index
 
 
