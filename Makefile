@@ -49,6 +49,9 @@ bench-preflight: .venv/ready ## what it costs that ranks compare themselves befo
 bench-watch: .venv/ready ## what the watch costs: a beat, the beats of a step, a run with it against one without
 	$(BIN)/python -m benchmarks.beats
 
+bench-lint: .venv/ready ## how long the linter takes for 1,000 files, and to start, on one core
+	$(BIN)/python -m benchmarks.lint_speed --parts
+
 soak-exact: .venv/ready ## hundreds of random kills and resumes, compared bit for bit
 	$(BIN)/python -m tests.schedules --count 300
 
@@ -67,4 +70,4 @@ soak-demo: .venv/ready ## the demo to its end: does it still learn to read digit
 clean: ## remove what the targets above made
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check tools test bench bench-gpu bench-exact bench-doctor bench-preflight bench-watch soak-exact soak-demo soak-restarts soak-faults soak-calm clean
+.PHONY: help setup demo check tools test bench bench-gpu bench-exact bench-doctor bench-preflight bench-watch bench-lint soak-exact soak-demo soak-restarts soak-faults soak-calm clean

@@ -6,13 +6,12 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from drumline.errors import ExitCode, UsageError, did_you_mean
 from drumline.lint.finding import Severity
-from drumline.lint.fixing import Check, diff_of, fix, write
 from drumline.lint.reading.files import find_files
 from drumline.lint.reading.parse import Reading
 from drumline.lint.rule import Rule
@@ -20,6 +19,7 @@ from drumline.lint.rules import all_rules
 from drumline.lint.run import Report, all_docs, check, exit_is_clean, read_all
 from drumline.lint.selection import find_rule, split_words
 from drumline.lint.settings import Settings, Wishes, make_settings
+from drumline.lint.telling.closing import counted
 from drumline.lint.telling.rules import as_explanation, as_list
 
 HELP = """\
@@ -141,11 +141,11 @@ def _lint(given: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
     found = find_files(
         [Path(path) for path in given.paths if path != "-"], exclude=settings.exclude, root=settings.root
     )
-    readings = read_all(found.files, _progress(len(found.files)), stdin=_stdin(given))
-    _clear_progress(len(found.files))
+    progress = _show_progress if sys.stderr.isatty() and len(found.files) >= MANY_FILES else None
+    readings = read_all(found.files, progress, stdin=_stdin(given))
 
     def checked(readings: Sequence[Reading]) -> Report:
-        return check(readings, rules, settings, problems=found.problems)
+        return check(readings, rules, settings, problems=found.problems, progress=progress)
 
     report = _mend(given, readings, checked) if given.fix or given.diff else checked(readings)
     _tell(given, report, docs)
@@ -171,13 +171,18 @@ def _stdin(given: argparse.Namespace) -> tuple[Path, bytes] | None:
     return Path(given.stdin_filename or "<stdin>"), sys.stdin.buffer.read()
 
 
-def _mend(given: argparse.Namespace, readings: Sequence[Reading], checked: Check) -> Report:
+def _mend(
+    given: argparse.Namespace, readings: Sequence[Reading], checked: Callable[[Sequence[Reading]], Report]
+) -> Report:
     """What is left to tell: of the files as they are now, or as they stay where nothing is written."""
+    from drumline.lint.fixing import diff_of, fix, write
+
     fixed = fix(readings, checked)
     if given.diff:
         _print(diff_of(fixed))
     if fixed.in_notebooks:
-        _say(f"{fixed.in_notebooks} of the fixes are in notebooks, which are not written: mend them by hand")
+        fixes = counted(fixed.in_notebooks, "more place")
+        _say(f"{fixes} could be fixed, but notebooks are not written: mend them by hand")
     return write(fixed, checked) if given.fix else checked(readings)
 
 
@@ -231,16 +236,8 @@ def _say(text: str) -> None:
     print(f"drumline: {text}", file=sys.stderr)
 
 
-def _progress(count: int) -> Any:
-    if count < MANY_FILES or not sys.stderr.isatty():
-        return None
-    return lambda number, total: (
-        print(f"\r\x1b[Kreading file {number:,} of {total:,}", end="", file=sys.stderr, flush=True)
-        if number % 25 == 0 or number == total
-        else None
-    )
-
-
-def _clear_progress(count: int) -> None:
-    if count >= MANY_FILES and sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+def _show_progress(doing: str, number: int, count: int) -> None:
+    """On one line, which is cleared in the end."""
+    if number % 10 == 0 or number == count:
+        text = f"{doing} file {number:,} of {count:,}" if number < count else ""
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -149,6 +148,8 @@ def _diff(path: str, before: str, after: str) -> Iterator[str]:
 
 def _write_whole(path: Path, expected: bytes, data: bytes) -> None:
     """A reader sees the old file or the new one. A link stays a link, and the mode is kept."""
+    import tempfile
+
     target = path.resolve()
     if target.read_bytes() != expected:
         raise OSError("it was changed in the meantime")

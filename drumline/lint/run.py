@@ -23,7 +23,7 @@ from drumline.lint.settings import Settings
 
 RuleModules = Mapping[str, Any]
 """By number. Each has RULE, and `check(program, source)` or `check_shell(script)`."""
-Progress = Callable[[int, int], None]
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -83,7 +83,7 @@ def read_all(
     readings = [] if stdin is None else [read_bytes(*stdin)]
     for number, path in enumerate(files, start=1):
         if progress is not None:
-            progress(number, len(files))
+            progress("reading", number, len(files))
         readings.append(read_file(path))
     return readings
 
@@ -94,12 +94,13 @@ def check(
     settings: Settings,
     *,
     problems: Sequence[Finding] = (),
+    progress: Progress | None = None,
 ) -> Report:
     """Ask every rule that is wanted; `problems` are what was wrong before."""
     by_path = {str(reading.path): reading for reading in readings}
     asked = _Asked(problems=[*problems, *(said for reading in readings for said in reading.problems)])
     wanted = {number: module for number, module in rules.items() if number in settings.chosen}
-    _ask_python(asked, [one.content for one in readings if isinstance(one.content, Source)], wanted)
+    _ask_python(asked, [one.content for one in readings if isinstance(one.content, Source)], wanted, progress)
     _ask_scripts(asked, [one.content for one in readings if isinstance(one.content, Script)], wanted)
     findings = sorted(
         (
@@ -128,9 +129,11 @@ def is_notebook(readings: Mapping[str, Reading], finding: Finding) -> bool:
 # Asking
 
 
-def _ask_python(asked: _Asked, sources: list[Source], rules: RuleModules) -> None:
+def _ask_python(asked: _Asked, sources: list[Source], rules: RuleModules, progress: Progress | None) -> None:
     program, distributed = _understood(asked, sources)
-    for source in program.sources:
+    for seen, source in enumerate(program.sources, start=1):
+        if progress is not None:
+            progress("looking at", seen, len(program.sources))
         for number, module in rules.items():
             if hasattr(module, "check") and (source in distributed or not module.RULE.only_distributed):
                 _ask(asked, number, source.path, lambda: module.check(program, source))  # noqa: B023

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,10 +104,10 @@ def make_settings(flags: Wishes, rules: Rules, *, start: Path | None, use_file: 
 
 def find_table(start: Path) -> tuple[Path, dict[str, Any]] | None:
     """The nearest pyproject.toml from here upwards that has settings for the linter."""
-    here = start.resolve()
+    here = Path(os.path.realpath(start))
     for folder in (here, *here.parents):
         path = folder / "pyproject.toml"
-        if path.is_file():
+        if os.path.isfile(path):  # noqa: PTH113 - a folder that may not be entered has none
             table: Any = _toml(path)
             for name in TABLE.split("."):
                 table = table.get(name) if isinstance(table, dict) else None
@@ -117,6 +117,8 @@ def find_table(start: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def _toml(path: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

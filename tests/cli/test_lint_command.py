@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.lint_speed import generate, parts_of
 from drumline.cli import lint as verb
 from drumline.cli import main
 from tests.unit.lint.made_up_rules import RULES
@@ -163,7 +164,7 @@ def test_notebooks_are_read_and_not_written(lint: Lint, here: Path) -> None:
     assert result.code == 1
     assert result.lines[0] == "n.ipynb:cell 1:2:1: error DL101 bad-call: bad() is called"
     assert result.err == (
-        "drumline: 1 of the fixes are in notebooks, which are not written: mend them by hand\n"
+        "drumline: 1 more place could be fixed, but notebooks are not written: mend them by hand\n"
     )
     assert (here / "n.ipynb").read_text() == text
 
@@ -284,8 +285,20 @@ def test_a_terminal_gets_colours_and_progress(tmp_path: Path, no_color: str, col
     os.close(theirs)
     shown = os.read(ours, 65536).decode()
     os.close(ours)
-    assert f"reading file {verb.MANY_FILES + 1} of {verb.MANY_FILES + 1}\r\x1b[K" in shown
+    assert f"reading file {verb.MANY_FILES} of {verb.MANY_FILES + 1}\r\x1b[K" in shown
+    assert f"\r\x1b[Klooking at file 10 of {verb.MANY_FILES}" in shown
+    assert "\r\x1b[Kwrong.py" in shown.replace("\x1b[1m", ""), "the line is cleared"
     assert ("\x1b[31merror\x1b[0m DL000" in shown) == coloured
+
+
+def test_the_benchmark_reads_what_it_generates(tmp_path: Path) -> None:
+    lines = generate(tmp_path, 10)
+    assert 2000 < lines < 3000
+    assert {"finding and parsing", "names, and the rest"} <= set(parts_of(tmp_path))
+    result = python_m("project000", "--format", "json", "--no-config", cwd=tmp_path)
+    document = json.loads(result.stdout)
+    assert (document["files"], document["problems"]) == (10, [])
+    assert document["summary"]["shown"]["error"] > 0
 
 
 def test_the_hook_of_pre_commit(tmp_path: Path) -> None:

@@ -1,26 +1,27 @@
-"""What a program does first: its calls in the order in which they would be made, functions and imports looked into.
-
-Without recursion into the tree: a sum of a thousand terms is a thousand deep.
-"""
+"""What a program does first: its calls in the order in which they would be made, functions and imports looked into."""
 
 from __future__ import annotations
 
 import ast
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from drumline.lint.program.distributed import distributed_sources
-from drumline.lint.program.imports import imported_by
+from drumline.lint.program.doings import doings
+from drumline.lint.program.imports import imported_by, imported_sources
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import FUNCTIONS, FunctionNode, function_around, inside, position, up
+from drumline.lint.program.tree import FUNCTIONS, FunctionNode, function_around, inside, position
 from drumline.lint.program.value import Function, Instance
 from drumline.lint.reading.source import Source
 
 DEEPEST = 24
 # Of one function in one run: what it does is known after the first; the others are there for the order.
 MOST_TIMES = 3
+MOST_STEPS = 20_000
+# Of a function that nobody calls. A library is made of them, and each may lead through all of it.
+MOST_LOOSE_STEPS = 500
 MAIN_RUNNERS = ("fire.Fire", "typer.run", "absl.app.run")
 
 
@@ -53,8 +54,10 @@ def scripts_through(program: Program, source: Source) -> list[Run]:
 
 def script(program: Program, source: Source) -> Run:
     """What a file does when it is run; nothing for one that only defines."""
+    tree = program.tree(source)
     return program.remember(
-        ("script", source), lambda: list(_Walk(program, source).over(program.tree(source).body, _Frame()))
+        ("script", source),
+        lambda: _Walk(program, source).over(source, tree.body, _Frame(), MOST_STEPS),
     )
 
 
@@ -78,22 +81,33 @@ def parting(one: Step, other: Step) -> tuple[ast.AST, ast.AST]:
 
 
 def _find_loose(program: Program, source: Source) -> list[Run]:
-    done = {function_around(step.call) for step in script(program, source)}
-    functions = [
-        function
-        for kind in (ast.FunctionDef, ast.AsyncFunctionDef)
-        for function in program.index(source).every(kind)
-        if function not in done and not program.callers(function)
-    ]
-    every = sorted(functions, key=position)
-    found = [list(_Walk(program, source).over(one.body, _Frame(functions=frozenset({one})))) for one in every]
+    index = program.index(source)
+    every = sorted(index.every(ast.FunctionDef) + index.every(ast.AsyncFunctionDef), key=position)
+    run = script(program, source) if _is_script(program, source) else []
+    done = {function_around(step.call) for step in run}
+    uncalled = [one for one in every if one not in done and not _is_called(program, source, one)]
+    found = [_from(program, source, one) for one in uncalled]
     return [run for run in found if run]
+
+
+def _from(program: Program, source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Run:
+    frame = _Frame(functions=frozenset({function}))
+    return _Walk(program, source).over(function, function.body, frame, MOST_LOOSE_STEPS)
+
+
+def _is_called(program: Program, source: Source, function: FunctionNode) -> bool:
+    return bool(program.callers(function)) or any(
+        function in _begun(program, call)
+        for name in MAIN_RUNNERS
+        for call in program.index(source).calls.get(name.rpartition(".")[2], ())
+    )
 
 
 def _runs_by_source(program: Program) -> dict[Source, list[Run]]:
     found: dict[Source, list[Run]] = defaultdict(list)
     for source in _in_order(program):
-        _sort(program, [script(program, source)], found)
+        if _is_script(program, source):
+            _sort(program, [script(program, source)], found)
     for source in _in_order(program):
         _sort(program, loose(program, source), found)
     return found
@@ -102,21 +116,30 @@ def _runs_by_source(program: Program) -> dict[Source, list[Run]]:
 def _scripts_by_source(program: Program) -> dict[Source, list[Run]]:
     found: dict[Source, list[Run]] = defaultdict(list)
     for source in _in_order(program):
-        _sort(program, [script(program, source), *_mains(program, source)], found)
+        if _is_script(program, source):
+            _sort(program, [script(program, source)], found)
+    for source in _in_order(program):
+        _sort(program, _mains(program, source), found)
     return found
+
+
+def _is_script(program: Program, source: Source) -> bool:
+    """Whether it is run: not what others import, unless it says what to do when it is run."""
+    imported = program.remember("imported", lambda: _all_imported(program))
+    return source not in imported or any(map(_is_for_script, program.tree(source).body))
+
+
+def _all_imported(program: Program) -> set[Source]:
+    return {other for source in _in_order(program) for other in imported_sources(program, source)}
 
 
 def _mains(program: Program, source: Source) -> list[Run]:
     """`main` that nobody calls is called by a package's entry point."""
-    return [run for run in loose(program, source) if _is_main(function_around(run[0].call))]
-
-
-def _is_main(function: ast.AST | None) -> bool:
-    return (
-        getattr(function, "name", "") == "main"
-        and function is not None
-        and isinstance(up(function), ast.Module)
-    )
+    return [
+        _from(program, source, one)
+        for one in program.tree(source).body
+        if isinstance(one, ast.FunctionDef) and one.name == "main" and not _is_called(program, source, one)
+    ]
 
 
 def _sort(program: Program, every: list[Run], found: dict[Source, list[Run]]) -> None:
@@ -141,18 +164,17 @@ class _Frame:
 
 @dataclass(frozen=True, eq=False)
 class _Todo:
-    """Something to look at; a call to make, its arguments looked at; or a function to enter by a `with`."""
+    """Something to do; or a function to enter by a `with`."""
 
     node: ast.AST
     frame: _Frame
-    kind: str = "look"
     rest: list[_Todo] = field(default_factory=list)
     """The body of a `with` whose context manager this makes."""
-    way: ast.AST | None = None
+    entered_by: ast.AST | None = None
 
 
 class _Walk:
-    """One run: what is still to be looked at, the next at the end."""
+    """One run: what is still to be done, the next at the end."""
 
     def __init__(self, program: Program, source: Source) -> None:
         self.program = program
@@ -160,77 +182,70 @@ class _Walk:
         self.times: Counter[ast.AST] = Counter()
         self.stack: list[_Todo] = []
 
-    def over(self, nodes: Iterable[ast.AST], frame: _Frame) -> Iterator[Step]:
-        """A statement after the other, arguments before the call that they are for, both branches of an `if`."""
-        self.stack = _in_turn(nodes, frame)
-        while self.stack:
+    def over(self, owner: object, body: Sequence[ast.AST], frame: _Frame, most: int) -> Run:
+        """All steps, or as many as tell what it does."""
+        self.stack = self._in_turn(owner, body, frame)
+        found: Run = []
+        while self.stack and len(found) < most:
             todo = self.stack.pop()
-            if todo.kind == "make":
-                assert isinstance(todo.node, ast.Call)
-                yield Step(todo.node, todo.frame.through)
-                for function in _begun(self.program, todo.node):
-                    self._enter(function, replace(todo, way=todo.node))
-            elif todo.kind == "enter":
-                assert isinstance(todo.node, FUNCTIONS)
-                self._enter(todo.node, todo)
-            else:
-                self._look_at(todo.node, todo.frame)
+            node, frame = todo.node, todo.frame
+            if todo.entered_by is not None:
+                assert isinstance(node, FUNCTIONS)
+                self._enter(node, todo, todo.entered_by)
+            elif isinstance(node, ast.Call):
+                found.append(Step(node, frame.through))
+                self._call(node, todo)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                self._import(node, frame)
+            elif isinstance(node, ast.With | ast.AsyncWith):
+                self._with(node, frame)
+            elif frame.at_yield:
+                self.stack += frame.at_yield
+                frame.at_yield.clear()
+        return found
 
-    def _look_at(self, node: ast.AST, frame: _Frame) -> None:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            self._import(node, frame)
-        elif isinstance(node, ast.With | ast.AsyncWith):
-            self._with(node, frame)
-        elif isinstance(node, ast.Yield) and frame.at_yield:
-            self.stack += frame.at_yield
-            frame.at_yield.clear()
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            self.stack += _in_turn([*node.decorator_list, node.args], frame)
-        elif isinstance(node, ast.Call):
-            self.stack.append(_Todo(node, frame, "make"))
-            self.stack += _in_turn(ast.iter_child_nodes(node), frame)
-        elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
-            parts = ast.iter_child_nodes(node)
-            loops_first = sorted(parts, key=lambda part: not isinstance(part, ast.comprehension))
-            self.stack += _in_turn(loops_first, frame)
-        elif not isinstance(node, ast.Lambda):
-            self.stack += _in_turn(ast.iter_child_nodes(node), frame)
+    def _in_turn(self, owner: object, nodes: Sequence[ast.AST], frame: _Frame) -> list[_Todo]:
+        done = self.program.remember(("doings", owner), lambda: doings(nodes))
+        return [_Todo(node, frame) for node in reversed(done)]
 
-    def _enter(self, function: FunctionNode, todo: _Todo) -> None:
+    def _call(self, node: ast.Call, todo: _Todo) -> None:
+        begun = self.program.remember(("begun", node), lambda: _begun(self.program, node))
+        if not begun:
+            self.stack += todo.rest
+        for function in begun:
+            self._enter(function, todo, node)
+
+    def _enter(self, function: FunctionNode, todo: _Todo, way: ast.AST) -> None:
         frame = todo.frame
         is_too_often = function in frame.functions or self.times[function] >= MOST_TIMES
         if is_too_often or len(frame.through) >= DEEPEST:
             self.stack += todo.rest
             return
         self.times[function] += 1
-        assert todo.way is not None
-        inner = _Frame(frame.functions | {function}, (*frame.through, todo.way), list(todo.rest))
-        self.stack += _in_turn(function.body if isinstance(function.body, list) else [function.body], inner)
+        inner = _Frame(frame.functions | {function}, (*frame.through, way), list(todo.rest))
+        body = function.body if isinstance(function.body, list) else [function.body]
+        self.stack += self._in_turn(function, body, inner)
 
     def _import(self, node: ast.Import | ast.ImportFrom, frame: _Frame) -> None:
         others = [one for one in imported_by(self.program, node) if one not in self.imported]
         self.imported.update(others)
         inner = _Frame(frame.functions, (*frame.through, node))
         for other in reversed(list(dict.fromkeys(others))):
-            self.stack += _in_turn(_done_at_import(self.program, other), inner)
+            self.stack += self._in_turn(other.tree, _done_at_import(self.program, other), inner)
 
     def _with(self, node: ast.With | ast.AsyncWith, frame: _Frame) -> None:
         """Up to the `yield` of a context manager, or its `__enter__`; the body; and the rest of it."""
-        todo = _in_turn(node.body, frame)
+        todo = self._in_turn(node, node.body, frame)
         for item in reversed(node.items):
             expression = item.context_expr
             manager = _with_methods(self.program, expression)
+            before = self._in_turn(expression, [expression], frame)
             if isinstance(expression, ast.Call) and _is_generator(self.program, expression):
-                todo = [_Todo(expression, frame, "make", rest=todo)]
-                todo += _in_turn(ast.iter_child_nodes(expression), frame)
+                todo = [_Todo(expression, frame, rest=todo), *before[1:]]
             else:
-                enter, leave = ([_Todo(one, frame, "enter", way=node) for one in part] for part in manager)
-                todo = [*leave, *todo, *enter, _Todo(expression, frame)]
+                enter, leave = ([_Todo(one, frame, entered_by=node) for one in part] for part in manager)
+                todo = [*leave, *todo, *enter, *before]
         self.stack += todo
-
-
-def _in_turn(nodes: Iterable[ast.AST], frame: _Frame) -> list[_Todo]:
-    return [_Todo(node, frame) for node in reversed(list(nodes))]
 
 
 def _begun(program: Program, call: ast.Call) -> list[FunctionNode]:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from drumline.lint.program.order import Run, Step
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import Binding, function_around, last_name
+from drumline.lint.program.tree import Binding, last_name
 from drumline.lint.program.value import Rank
 
 TORCH_SEEDS = (
@@ -114,10 +114,18 @@ def where_given(program: Program, step: Step, expression: ast.expr) -> ast.AST:
     """The call that says which seed: of a helper that passes it on, the call of the helper."""
     place: ast.AST = step.call
     for way in reversed(step.through):
-        function = function_around(place)
-        parameters = {one.arg for one in function.args.args} if function is not None else set()
-        is_passed_on = isinstance(expression, ast.Name) and expression.id in parameters
-        if not is_passed_on or not isinstance(way, ast.Call):
+        passed = _passed_by(program, expression, way)
+        if passed is None:
             break
-        place, expression = way, (way.args or [ast.Constant(0)])[0]
+        place, expression = way, passed
     return place
+
+
+def _passed_by(program: Program, expression: ast.expr, way: ast.AST) -> ast.expr | None:
+    """What a call gives for the parameter that an expression is."""
+    if not isinstance(expression, ast.Name) or not isinstance(way, ast.Call):
+        return None
+    parameters = [one.node for one in program.bindings(expression) if isinstance(one.node, ast.arg)]
+    given = {one for parameter in parameters for one in program.given_for(parameter)}
+    every = [*way.args, *(keyword.value for keyword in way.keywords)]
+    return next((one for one in every if one in given), None)

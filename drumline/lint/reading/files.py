@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -43,7 +43,7 @@ def find_files(paths: Sequence[Path], *, exclude: Sequence[str] = (), root: Path
         )
     search = _Search(exclude, root or Path.cwd())
     for path in paths:
-        if path.is_dir():
+        if _is(path.is_dir):
             _walk(search, path)
         else:
             search.by_real_path.setdefault(os.path.realpath(path), path)
@@ -84,7 +84,7 @@ def _walk(search: _Search, top: Path) -> None:
 def _take(search: _Search, folder: Path, real: str, entry: os.DirEntry[str]) -> Path | None:
     """Keep a file; a folder to walk into is returned, unless a link leads there."""
     path = folder / entry.name
-    if entry.is_dir():
+    if _is(entry.is_dir):
         if _is_skipped(path) or is_matched(path, search.exclude, search.root):
             return None
         if not entry.is_symlink():
@@ -92,7 +92,7 @@ def _take(search: _Search, folder: Path, real: str, entry: os.DirEntry[str]) -> 
         search.linked_folders.append(path)
     elif (
         entry.name.endswith(SUFFIXES)
-        and entry.is_file()
+        and _is(entry.is_file)
         and not is_matched(path, search.exclude, search.root)
     ):
         whole = os.path.realpath(path) if entry.is_symlink() else os.path.join(real, entry.name)  # noqa: PTH118
@@ -101,4 +101,12 @@ def _take(search: _Search, folder: Path, real: str, entry: os.DirEntry[str]) -> 
 
 
 def _is_skipped(folder: Path) -> bool:
-    return folder.name.startswith(".") or folder.name in SKIPPED or (folder / "pyvenv.cfg").exists()
+    return folder.name.startswith(".") or folder.name in SKIPPED or _is((folder / "pyvenv.cfg").exists)
+
+
+def _is(question: Callable[[], bool]) -> bool:
+    """A link to itself, or a folder that may not be entered, has no answer."""
+    try:
+        return question()
+    except OSError:
+        return False

@@ -90,8 +90,8 @@ def _read_python(reading: Reading) -> None:
         message = f"the file is not {error.encoding}: byte 0x{byte:02x} cannot be decoded"
         said = problem(UNREADABLE, reading.path, message, line=line, fix="save it as UTF-8")
         reading.problems.append(said)
-    except SyntaxError as error:
-        message = f"the encoding of the file is not known: {error.msg}"
+    except (SyntaxError, LookupError, UnicodeError) as error:
+        message = f"the encoding of the file is not known: {error}"
         said = problem(UNREADABLE, reading.path, message, fix="save it as UTF-8")
         reading.problems.append(said)
     else:

@@ -97,6 +97,12 @@ def test_links_are_followed_and_loops_survived(tree: Path) -> None:
     ]
 
 
+def test_a_link_to_itself_is_passed_over(tree: Path) -> None:
+    (tree / "pkg" / "self.py").symlink_to(tree / "pkg" / "self.py")
+    assert found("pkg") == ["pkg/deep/er.py", "pkg/inner.py"]
+    assert found("pkg/self.py") == ["pkg/self.py"], "given by name, it is told when it is read"
+
+
 def test_a_pipe_in_a_folder_is_not_waited_for(tree: Path) -> None:
     os.mkfifo(tree / "pkg" / "pipe.py")
     assert found("pkg") == ["pkg/deep/er.py", "pkg/inner.py"]

@@ -19,6 +19,7 @@ from drumline.lint.edits import apply_spans, spans_of
 from drumline.lint.finding import Edit, Finding, Place, Severity
 from drumline.lint.fixing import Fixed, diff_of, fix, write
 from drumline.lint.reading.parse import Reading, read_bytes, read_file
+from drumline.lint.rules import all_rules
 from drumline.lint.run import Report, all_docs, check
 from drumline.lint.settings import Settings
 from tests.unit.lint.made_up_rules import BAD, RULES, calling, calls_of, rule
@@ -148,10 +149,19 @@ def test_scripts_are_mended_whatever_their_bytes() -> None:
     assert fixed_text(b"'\xff';echo '\xfe'\n", rules, "a.sh") == b"'\xff';true '\xfe'\n"
 
 
+def test_a_real_rule_counts_as_edits_are_counted() -> None:
+    code = "X='é' python -m torch.distributed.launch --use_env --nproc_per_node 2 train.py\n"
+    mended = fixed_text(code, dict(all_rules()), "a.sh").decode()
+    assert mended == "X='é' torchrun --nproc_per_node 2 train.py\n"
+
+
 def test_notebooks_are_not_written() -> None:
     data = json.dumps({"cells": [{"cell_type": "code", "source": "bad()"}]}).encode()
     fixed = fix([read_bytes(Path("n.ipynb"), data)], checker())
     assert (fixed.after, fixed.in_notebooks, fixed.report.fixable) == ({}, 1, 0)
+    # Here the edit would fit, by its numbers.
+    rules = {"DL101": calling(BAD.RULE, "bad", instead=" ")}
+    assert fixed_text(b"     " + data, rules, "n.ipynb") == b"     " + data
 
 
 # On the disk

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 from drumline.lint.rules import all_rules
+from drumline.lint.run import all_docs
+from drumline.lint.settings import KEYS, Wishes, make_settings
 from drumline.lint.telling.page import page
 from tests.unit.lint.made_up_rules import BAD
 
@@ -17,11 +21,20 @@ def test_the_page_is_in_step_with_the_rules() -> None:
     assert (DOCS / "lint.md").read_text() == made, "python -m drumline.lint.telling.page > docs/lint.md"
 
 
+def test_the_settings_on_the_page_are_settings(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", (DOCS / "lint.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert set(tomllib.loads(text)["tool"]["drumline"]["lint"]) == set(KEYS)
+    (tmp_path / "pyproject.toml").write_text(text)
+    settings = make_settings(Wishes(), all_docs(all_rules()), start=tmp_path)
+    assert (settings.root, settings.severity) == (tmp_path, "note")
+
+
 def test_a_rule_has_a_row_and_a_section() -> None:
     rule = replace(BAD.RULE, summary="a | b", language="shell")
     text = page([rule])
     assert "| [DL101](#dl101-bad-call) | bad-call | error | a \\| b 🔧 |\n" in text
     assert (
         "### DL101 bad-call\n\nError: a | b.\n\nbad-call bites.\n\nAlways.\n\n"
-        "Fix: call good() instead. `--fix` can do it.\n\nBad:\n\n```sh\nbad_call()\n```\n\nGood:\n\n```sh\ngood()\n```\n"
+        "Fix: call good() instead. `--fix` can do it.\n\n"
+        "Bad:\n\n```sh\nbad_call()\n```\n\nGood:\n\n```sh\ngood()\n```\n"
     ) in text

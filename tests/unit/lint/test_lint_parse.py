@@ -81,6 +81,14 @@ def test_line_ends_are_kept() -> None:
             b"# coding: martian\n",
             "train.py:1:1: the encoding of the file is not known: unknown encoding: martian",
         ),
+        (
+            b"# coding: hex\n",
+            "train.py:1:1: the encoding of the file is not known: 'hex' is not a text encoding",
+        ),
+        (
+            b"# coding: undefined\nx",
+            "train.py:1:1: the encoding of the file is not known: decoding with 'undefined' codec failed",
+        ),
         ("x = 1".encode("utf-16"), "train.py:1:1: the encoding of the file is not known: invalid or missing"),
         (b"# coding: ascii\nx = '\xe9'", "train.py:2:1: the file is not ascii: byte 0xe9 cannot be decoded"),
         (b"(" * 5000 + b")" * 5000, "train.py:1:201: the code cannot be parsed: too many nested parentheses"),
@@ -95,6 +103,8 @@ def test_what_is_not_python_is_told(data: bytes, message: str) -> None:
 def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
     gone = read_file(tmp_path / "gone.py")
     assert only_problem(gone).endswith("gone.py:1:1: the file cannot be opened: No such file or directory")
+    (tmp_path / "self.py").symlink_to("self.py")
+    assert only_problem(read_file(tmp_path / "self.py")).endswith("Too many levels of symbolic links")
     (tmp_path / "folder.py").mkdir()
     folder = read_file(tmp_path / "folder.py")
     assert only_problem(folder).endswith("the file cannot be opened: Is a directory")

@@ -1,0 +1,248 @@
+"""How long the linter takes for a thousand files of training code, and to start, on one core.
+
+    make bench-lint        (or: python -m benchmarks.lint_speed --files 200 --parts)
+
+The files are generated: about 250 lines each, in projects of ten that import from one another (models, data, losses,
+checkpoints, a training loop and a script that starts it), right and wrong in places. The goals are below 10 s for 1,000
+files, and below 0.2 s to start, in CPU seconds. `--parts` tells where the time goes, rule by rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+GOAL_S, GOAL_START_S = 10.0, 0.2
+PROJECT = 10
+LAYERS = '''
+class Block{number}(nn.Module):
+    """Two convolutions and a way around them."""
+
+    def __init__(self, width: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, width, 3, padding=1)
+        self.norm = nn.BatchNorm2d(width)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.norm(self.first(inputs)))
+        if self.training:
+            hidden = self.dropout(hidden)
+        return inputs + self.second(hidden)
+
+'''
+DATA = '''
+class Samples{number}(Dataset):
+    """Pairs from a folder of files."""
+
+    def __init__(self, folder: str, limit: int | None = None) -> None:
+        self.names = sorted(os.listdir(folder))[:limit]
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int):
+        pair = torch.load(os.path.join(self.folder, self.names[index]), map_location="cpu")
+        return pair["input"], pair["target"]
+
+
+def loader_{number}(folder: str, batch_size: int, rank: int, world_size: int) -> DataLoader:
+    data = Samples{number}(folder)
+    sampler = DistributedSampler(data, num_replicas=world_size, rank=rank, shuffle=True)
+    return DataLoader(data, batch_size=batch_size, sampler=sampler, num_workers=4, pin_memory=True, drop_last=True)
+
+'''
+TRAINING = """
+def train_epoch_{number}(model, loader, optimizer, scaler, scheduler, epoch: int, args) -> float:
+    model.train()
+    loader.sampler.set_epoch(epoch)
+    total = torch.zeros(1, device=args.device)
+    for step, (inputs, targets) in enumerate(loader):
+        inputs = inputs.to(args.device, non_blocking=True)
+        targets = targets.to(args.device, non_blocking=True)
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = nn.functional.cross_entropy(model(inputs), targets) / args.accumulate
+        scaler.scale(loss).backward()
+        if (step + 1) % args.accumulate == 0:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+            scheduler.step()
+        total += loss.detach()
+        if step % args.log_every == 0 and args.rank == 0:
+            print(f"epoch {{epoch}} step {{step}} loss {{loss.item():.4f}}")
+    dist.all_reduce(total)
+    return (total / len(loader) / dist.get_world_size()).item()
+
+
+def save_{number}(model, optimizer, scaler, epoch: int, args) -> None:
+    if args.rank == 0:
+        state = {{"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}}
+        state["scaler"] = scaler.state_dict()
+        torch.save(state, args.path)
+    dist.barrier()
+
+"""
+STARTING = """
+def main_{number}() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--data", default="data")
+    parser.add_argument("--path", default="model.pt")
+    parser.add_argument("--accumulate", type=int, default=2)
+    parser.add_argument("--clip", type=float, default=1.0)
+    parser.add_argument("--log-every", type=int, default=50)
+    args = parser.parse_args()
+    args.local_rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(args.local_rank)
+    args.device = torch.device("cuda", args.local_rank)
+    dist.init_process_group("nccl")
+    args.rank = dist.get_rank()
+    torch.manual_seed(1 + args.rank)
+    model = Block0(64).to(args.device)
+    model = DDP(model, device_ids=[args.local_rank], find_unused_parameters={unused})
+    loader = loader_0(args.data, args.batch_size, args.rank, dist.get_world_size())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
+    scaler = torch.amp.GradScaler("cuda")
+    for epoch in range(args.epochs):
+        loss = train_epoch_0(model, loader, optimizer, scaler, scheduler, epoch, args)
+        save_0(model, optimizer, scaler, epoch, args)
+    torch.save(model.state_dict(), "last.pt")
+    dist.destroy_process_group()
+
+"""
+IMPORTS = """\
+from __future__ import annotations
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+"""
+KINDS = (LAYERS, LAYERS, LAYERS, DATA, DATA, TRAINING, TRAINING, TRAINING, LAYERS)
+LINES = 250
+
+
+def generate(folder: Path, count: int) -> int:
+    """Projects of ten files; how many lines there are in all."""
+    lines = 0
+    for number in range(count):
+        project = folder / f"project{number // PROJECT:03}"
+        project.mkdir(exist_ok=True)
+        text = "".join(_script() if number % PROJECT == PROJECT - 1 else _module(KINDS[number % PROJECT]))
+        (project / f"part{number % PROJECT}.py").write_text(text)
+        lines += text.count("\n")
+    return lines
+
+
+def _module(kind: str) -> Iterator[str]:
+    yield IMPORTS
+    for number in range((LINES - IMPORTS.count("\n")) // kind.count("\n")):
+        yield kind.format(number=number) if "{{" in kind else kind.replace("{number}", str(number))
+
+
+def _script() -> Iterator[str]:
+    yield IMPORTS
+    yield "from part0 import Block0\nfrom part3 import loader_0\nfrom part5 import save_0, train_epoch_0\n\n"
+    for number in range((LINES - IMPORTS.count("\n")) // STARTING.count("\n")):
+        yield STARTING.format(number=number, unused=number % 2 == 0)
+    yield 'if __name__ == "__main__":\n    main_0()\n'
+
+
+def seconds_of(folder: Path) -> float:
+    """CPU seconds of the whole command, which uses one core."""
+    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, "-m", "drumline", "lint", str(folder), "--statistics", "--exit-zero", "--no-config"],
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime
+
+
+def parts_of(folder: Path) -> dict[str, float]:
+    """Seconds of reading, of understanding, and of each rule."""
+    from drumline.lint.reading.files import find_files
+    from drumline.lint.rules import all_rules
+    from drumline.lint.run import all_docs, check, read_all
+    from drumline.lint.settings import Settings
+
+    spent: defaultdict[str, float] = defaultdict(float)
+    begin = time.process_time()
+    readings = read_all(find_files([folder]).files)
+    spent["finding and parsing"] = time.process_time() - begin
+    rules = all_rules()
+    timed = {number: _timed(module, spent) for number, module in rules.items()}
+    begin = time.process_time()
+    check(readings, timed, Settings(chosen=frozenset(all_docs(rules))))
+    whole = time.process_time() - begin
+    spent["names, and the rest"] = whole - sum(spent[number] for number in rules)
+    return dict(sorted(spent.items(), key=lambda part: -part[1]))
+
+
+def _timed(module: Any, spent: defaultdict[str, float]) -> Any:
+    def around(look: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*given: Any) -> list[Any]:
+            begin = time.process_time()
+            found = list(look(*given))
+            spent[module.RULE.id] += time.process_time() - begin
+            return found
+
+        return timed
+
+    looks = {
+        name: around(getattr(module, name)) for name in ("check", "check_shell") if hasattr(module, name)
+    }
+    return SimpleNamespace(RULE=module.RULE, **looks)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--files", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", action="store_true")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        empty = folder / "empty"
+        empty.mkdir()
+        (empty / "nothing.py").touch()
+        lines = generate(folder, given.files)
+        start = min(seconds_of(empty) for _ in range(5 * given.rounds))
+        print(f"start: {start:.3f} CPU s  (goal {GOAL_START_S:g})")
+        whole = min(seconds_of(folder) for _ in range(given.rounds))
+        goal = f"  (goal {GOAL_S:g})" if given.files == 1000 else ""
+        print(f"{given.files:,} files, {lines:,} lines: {whole:.2f} CPU s{goal}")
+        if given.parts:
+            gc.disable()  # as the command does
+            for part, seconds in parts_of(folder).items():
+                print(f"  {seconds:6.2f} s  {part}")
+
+
+if __name__ == "__main__":
+    main()

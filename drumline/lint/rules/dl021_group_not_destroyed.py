@@ -1,0 +1,118 @@
+"""DL021: the process group is left to the end of the process."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.distributed import framework
+from drumline.lint.program.names import DESTROY, INIT
+from drumline.lint.program.order import Run, scripts_through
+from drumline.lint.program.program import Program
+from drumline.lint.program.tree import function_around, last_name, up
+from drumline.lint.reading.source import Source
+from drumline.lint.rule import Rule
+
+RULE = Rule(
+    id="DL021",
+    name="group-not-destroyed",
+    severity=Severity.WARNING,
+    summary="destroy_process_group is never called",
+    why=(
+        "NCCL's communicators and the threads that watch them are then taken down while Python exits, in no order: the "
+        "process may hang or crash after the last step, and the launcher takes a run that was done for a failed one. "
+        "PyTorch warns of it at exit."
+    ),
+    fix="call torch.distributed.destroy_process_group() in a `finally` around the training",
+    bad="""\
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+train()
+""",
+    good="""\
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+try:
+    train()
+finally:
+    dist.destroy_process_group()
+""",
+)
+# Python calls them by itself.
+_CALLED_BY_PYTHON = ("__exit__", "__aexit__", "__del__")
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Of the runs of scripts: who only offers `setup()` and `cleanup()` leaves it to others to call both."""
+    if framework(program, source):
+        return
+    for call in program.calls(source, INIT):
+        through = [run for run in scripts_through(program, source) if any(step.call is call for step in run)]
+        if through and not all(_is_destroyed(program, run) for run in through):
+            yield RULE.at(
+                source,
+                call,
+                f"{source.code(call.func)} is called, and nothing in this run calls destroy_process_group",
+            )
+
+
+def _is_destroyed(program: Program, run: Run) -> bool:
+    if any(program.name_of(step.call.func) == DESTROY for step in run):
+        return True
+    called = {last_name(step.call.func) for step in run if program.function_of(step.call) is None}
+    return any(
+        _may_be_reached(program, mention, called)
+        for source in _sources_of(program, run)
+        for mention in _mentions(program, source)
+    )
+
+
+def _sources_of(program: Program, run: Run) -> list[Source]:
+    every = dict.fromkeys(program.source_of(step.call) for step in run)
+    return [source for source in every if "destroy_process_group" in source.text]
+
+
+def _mentions(program: Program, source: Source) -> Iterator[ast.expr]:
+    yield from (call.func for call in program.calls(source, DESTROY))
+    index = program.index(source)
+    for node in (*index.every(ast.Attribute), *index.every(ast.Name)):
+        if last_name(node) == "destroy_process_group" and not _is_called(node):
+            yield node
+
+
+def _is_called(node: ast.expr) -> bool:
+    call = up(node)
+    return isinstance(call, ast.Call) and call.func is node
+
+
+def _may_be_reached(program: Program, mention: ast.expr, called: set[str]) -> bool:
+    """Whether it is handed on, as to `atexit.register`, or called by who is not seen to be called, but may be."""
+    function = function_around(mention)
+    if function is None or not _is_called(mention):
+        return True
+    is_handed_on = any(_is_handed_on(program, source, function) for source in program.sources)
+    return bool(
+        function.name in _CALLED_BY_PYTHON
+        or function.name in called
+        or function.decorator_list
+        or is_handed_on
+        or any(_may_be_reached_from(program, caller, called) for caller in program.callers(function))
+    )
+
+
+def _may_be_reached_from(program: Program, caller: ast.Call, called: set[str]) -> bool:
+    function = function_around(caller)
+    return function is not None and (function.name in called or function.name in _CALLED_BY_PYTHON)
+
+
+def _is_handed_on(program: Program, source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """`atexit.register(cleanup)`: named, not called."""
+    if function.name not in source.text:
+        return False
+    index = program.index(source)
+    named = [one for one in index.every(ast.Name) if one.id == function.name]
+    named += [one for one in index.every(ast.Attribute) if one.attr == function.name]
+    return not all(_is_called(one) for one in named)
