@@ -183,16 +183,16 @@ def make_index(source: Source) -> Index:
         if kind in _BINDERS:
             _BINDERS[kind](node, scope, index)
         if kind in _SCOPE_KINDS and node is not tree:
-            children = [
+            inner = [
                 (child, scope if _is_outside(node, child) else _open(node, scope, scopes))
                 for child in children(node)
             ]
         else:
-            children = [(child, scope) for child in children(node)]
-        for child, _ in children:
+            inner = [(child, scope) for child in children(node)]
+        for child, _ in inner:
             child._up = node  # type: ignore[attr-defined]
-        children.reverse()
-        stack += children
+        inner.reverse()
+        stack += inner
     return index
 
 
