@@ -1,114 +1,176 @@
-"""On which ranks a place of the code is reached: conditions around it, early exits before it, and how it is called."""
+"""On which ranks a place of the code is reached: what holds there, and all the ways on which it is called."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from drumline.lint.program import ranks
+from drumline.lint.program.conditions import (
+    conditions,
+    exit_of,
+    leaves,
+    left_before,
+    rank_tests,
+    rank_tests_at,
+)
+from drumline.lint.program.loops import done_in
+from drumline.lint.program.names import STARTS
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import FUNCTIONS, above, function_around, inside, last_name, up
-from drumline.lint.program.value import RankTest
+from drumline.lint.program.tree import (
+    FunctionNode,
+    above,
+    function_around,
+    inside,
+    last_name,
+)
+from drumline.lint.program.value import Function, RankTest
+
+__all__ = ["conditions", "exit_of", "leaves", "rank_tests"]
 
 Guards = frozenset[RankTest]
-EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-ENDING_CALLS = ("exit", "sys.exit", "os._exit", "quit")
-DEEPEST = 8
-_GUARDING_DECORATORS = (
-    "rank_zero",
-    "rank0",
-    "main_process",
-    "master_only",
-    "main_only",
-    "main_rank",
-    "is_main",
-)
+MOST_WAYS = 60
+_GUARDING_DECORATORS = ("rank_zero", "rank0", "main_process", "master", "main_only", "main_rank", "is_main")
+_SPAWNING = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+_STARTING_NAMES = {"main", "train", "worker", "fit"}
 
 
-def guards(program: Program, node: ast.AST, depth: int = 0) -> Guards:
-    """The conditions on ranks under which it is reached; none: every rank comes here, as far as is known."""
-    found = set(guards_within(program, node))
+@dataclass(frozen=True)
+class Way:
+    """One chain of calls to a place."""
+
+    guards: Guards
+    """All conditions on ranks on it."""
+    begins: str
+    """ranks: in what every rank runs; parent: in the process that starts them; unknown: in what nobody calls."""
+
+
+def ways(program: Program, node: ast.AST) -> list[Way]:
+    """All on which a place is reached, as far as is known."""
+    found = _ways(program, node)[:MOST_WAYS]
+    return found or [Way(frozenset(rank_tests_at(program, node)), "unknown")]
+
+
+def _ways(program: Program, node: ast.AST) -> list[Way]:
+    found = frozenset(rank_tests_at(program, node))
     function = function_around(node)
-    if function is None or found or depth > DEEPEST:
-        return frozenset(found)
-    if any(_is_guarding(one) for one in function.decorator_list):
-        return frozenset({RankTest("global", True)})
-    callers = [call for call in program.callers(function) if function_around(call) is not function]
-    by_caller = [guards(program, call, depth + 1) for call in callers]
-    if by_caller and all(by_caller):
-        return frozenset(by_caller[0])
-    return frozenset(found)
+    if function is None:
+        return [Way(found, "parent" if starts_ranks(program, program.source_of(node).tree) else "ranks")]
+    found |= guards_of_decorators(program, function)
+    nothing: list[Way] = []  # whoever calls itself is not reached by that
+    outer = program.once(("ways", function), lambda: _ways_to_function(program, function), nothing)
+    return [Way(found | way.guards, way.begins) for way in outer]
 
 
-def guards_within(program: Program, node: ast.AST) -> Iterator[RankTest]:
-    """Those in the function that it is in."""
-    for test, holds in conditions(program, node):
-        yield from rank_tests(program, test, holds)
+def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Way]:
+    calls = program.callers(function) or _perhaps_callers(program, function)
+    if not calls:
+        return [Way(frozenset(rank_tests_at(program, function)), _beginning(program, function))]
+    found: list[Way] = []
+    for call in calls:
+        if function in program.started(call):
+            found.append(
+                Way(frozenset(), "ranks")
+            )  # a new process: what holds for its parent does not matter
+        else:
+            found += _ways(program, call)
+        if len(found) > MOST_WAYS:
+            break
+    return list(dict.fromkeys(found))
 
 
-def rank_tests(program: Program, test: ast.expr, holds: bool = True) -> list[RankTest]:
-    """What a condition says of the rank, if it holds or if it does not; `if rank:` asks for the others."""
-    values = program.values(test)
-    as_test = values if holds else ranks.flipped(values)
-    if holds and not any(isinstance(value, RankTest) for value in values):
-        as_test = ranks.flipped(ranks.flipped(values))
-    return [value for value in as_test if isinstance(value, RankTest)]
+def _perhaps_callers(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.Call]:
+    """Calls by its name of something that is not known."""
+    return [
+        call
+        for source in program.sources
+        if function.name in source.text
+        for call in program.index(source).calls.get(function.name, ())
+        if isinstance(call.func, ast.Attribute) and not program.values(call.func)
+    ]
 
 
-def conditions(program: Program, node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
-    """All that is known to hold, or not to, when this place of its function is reached."""
-    inner: ast.AST = node
-    for outer in above(node):
-        if isinstance(outer, ast.If | ast.While) and inner is not outer.test:
-            if inner in outer.body:
-                yield outer.test, True
-            elif isinstance(outer, ast.If):
-                yield outer.test, False
-        elif isinstance(outer, ast.IfExp) and inner is not outer.test:
-            yield outer.test, inner is outer.body
-        elif isinstance(outer, ast.BoolOp) and isinstance(inner, ast.expr):
-            for earlier in outer.values[: outer.values.index(inner)]:
-                yield earlier, isinstance(outer.op, ast.And)
-        if isinstance(inner, ast.stmt):
-            yield from _left_before(program, outer, inner)
-        if isinstance(outer, FUNCTIONS):
-            return
-        inner = outer
+def _beginning(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """Of a function that nobody calls: that it trains, or is called `main`, tells that the ranks begin there."""
+    if starts_ranks(program, function):
+        return "parent"
+    calls = list(inside(function, ast.Call))
+    does = any(program.name_of(call.func) in STARTS or last_name(call.func) == "backward" for call in calls)
+    is_named = bool(_STARTING_NAMES & set(function.name.lower().split("_")))
+    return "ranks" if does or is_named else "unknown"
 
 
-def _left_before(program: Program, block: ast.AST, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
-    """After `if rank != 0: return` the rest of the block is for rank 0."""
-    for name in ("body", "orelse", "finalbody"):
-        statements = getattr(block, name, None)
-        if isinstance(statements, list) and statement in statements:
-            for earlier in statements[: statements.index(statement)]:
-                if isinstance(earlier, ast.If) and leaves(program, earlier.body) and not earlier.orelse:
-                    yield earlier.test, False
+def starts_ranks(program: Program, node: ast.AST) -> bool:
+    """Whether it starts the ranks' processes, itself or by what it calls."""
+    return program.once(("starts", node), lambda: _does_start(program, node), False)
 
 
-def leaves(program: Program, block: list[ast.stmt]) -> bool:
-    """Whether nothing after this block is reached from it."""
-    last = block[-1]
-    if isinstance(last, EXITS):
-        return True
-    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
-        return program.name_of(last.value.func) in ENDING_CALLS
-    return (
-        isinstance(last, ast.If)
-        and bool(last.orelse)
-        and leaves(program, last.body)
-        and leaves(program, last.orelse)
-    )
+def _does_start(program: Program, node: ast.AST) -> bool:
+    for call in inside(node, ast.Call):
+        if program.name_of(call.func) in _SPAWNING:
+            return True
+        if any(_is_distributed(program, one) for one in program.started(call)):
+            return True
+        function = program.function_of(call)
+        if function is not None and starts_ranks(program, function):
+            return True
+    return False
+
+
+def _is_distributed(program: Program, function: FunctionNode) -> bool:
+    """Not every process that is started is a rank."""
+    return any(program.name_of(call.func) in STARTS for call in done_in(program, function))
+
+
+def guards(program: Program, node: ast.AST) -> Guards:
+    """The conditions on ranks under which it is reached; none: every rank comes here, as far as is known."""
+    every = [way.guards for way in ways(program, node) if way.begins != "parent"]
+    if not every or not all(every):
+        return frozenset()
+    return frozenset.intersection(*every) or frozenset.union(*every)
+
+
+def is_main_only(tests: Guards) -> bool:
+    """Whether one process of the whole job is left by some conditions."""
+    kinds = {test.kind for test in tests if test.is_main and test.is_needed}
+    return bool(kinds & {"global", "spawned"}) or {"local", "node"} <= kinds
 
 
 def is_on_main_only(program: Program, node: ast.AST) -> bool:
     """Whether one process of the whole job comes here, and no other."""
-    return any(test.is_main and test.kind != "local" for test in guards(program, node))
+    return all(way.begins == "parent" or is_main_only(way.guards) for way in ways(program, node))
 
 
 def is_on_some_only(program: Program, node: ast.AST) -> bool:
     """Whether some ranks come here and others do not."""
-    return bool(guards(program, node))
+    return all(way.begins == "parent" or way.guards for way in ways(program, node))
+
+
+def is_on_every_rank(program: Program, node: ast.AST) -> bool:
+    """Whether it is known that all ranks come here; not of a function that nobody calls in the given files."""
+    return any(way.begins == "ranks" and not way.guards for way in ways(program, node))
+
+
+def guards_of_decorators(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Guards:
+    """What a function's decorators ask of the rank, by what they do or by their name."""
+    found: set[RankTest] = set()
+    for decorator in function.decorator_list:
+        named = decorator.func if isinstance(decorator, ast.Call) else decorator
+        own = [value.node for value in program.values(named) if isinstance(value, Function)]
+        for one in own:
+            found.update(_guards_in_wrapper(program, one))
+        name = last_name(named).lower()
+        if not own and any(part in name for part in _GUARDING_DECORATORS) and "first" not in name:
+            found.add(RankTest("local" if "local" in name else "global", True))
+    return frozenset(found)
+
+
+def _guards_in_wrapper(program: Program, decorator: FunctionNode) -> Iterator[RankTest]:
+    """What holds where a decorator calls the function that it was given."""
+    given = {one.arg for one in decorator.args.args}
+    for call in inside(decorator, ast.Call, into_functions=True):
+        if isinstance(call.func, ast.Name) and call.func.id in given:
+            yield from rank_tests_at(program, call)
 
 
 def is_now_and_then(program: Program, node: ast.AST, until: ast.AST) -> bool:
@@ -117,12 +179,12 @@ def is_now_and_then(program: Program, node: ast.AST, until: ast.AST) -> bool:
     for outer in above(node):
         if isinstance(outer, ast.If | ast.IfExp) and inner is not outer.test and _is_sometimes(outer.test):
             return True
-        if outer is until:
-            return False
         if isinstance(inner, ast.stmt):
-            before = _left_before(program, outer, inner)
+            before = left_before(program, outer, inner)
             if any(_is_sometimes(test) for test, _ in before):
                 return True
+        if outer is until:
+            return False
         inner = outer
     return False
 
@@ -149,17 +211,3 @@ _SOMETIMES = (
     "time",
     "boundary",
 )
-
-
-def _is_guarding(decorator: ast.expr) -> bool:
-    name = last_name(decorator.func if isinstance(decorator, ast.Call) else decorator).lower()
-    return any(part in name for part in _GUARDING_DECORATORS)
-
-
-def exit_of(node: ast.AST) -> ast.AST | None:
-    """The function, loop or module that a `return`, `break` or `continue` leaves or shortens."""
-    current = up(node)
-    kinds = FUNCTIONS if isinstance(node, ast.Return) else (ast.For, ast.AsyncFor, ast.While)
-    while current is not None and not isinstance(current, kinds):
-        current = up(current)
-    return current

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from drumline.lint.program import names, ranks
 from drumline.lint.program.reaching import reaching
@@ -95,6 +95,7 @@ class Program:
         self._for_now: dict[object, Any] = {}
         self._cut = NOT_CUT
         self._num_looked = 0
+        self._evaluators: dict[type, Callable[[Any], Values]] = {}
         self._remembered: dict[object, Any] = {}
 
     # The files.
@@ -161,11 +162,14 @@ class Program:
         What was found with such an answer in it is good enough for the question that is being asked, and forgotten
         after it; the answer to the question itself is whole. A question that leads too far is given up.
         """
+        found: Found
         if key in self._known:
-            return cast(Found, self._known[key])
+            found = self._known[key]
+            return found
         if key in self._for_now:
             self._cut = 0
-            return cast(Found, self._for_now[key])
+            found = self._for_now[key]
+            return found
         if key in self._asked or len(self._asked) > DEEPEST or self._num_looked > FARTHEST:
             self._cut = min(self._cut, self._asked.get(key, 0))
             return nothing
@@ -184,11 +188,14 @@ class Program:
             self._num_looked = 0
         return found
 
+    once = _once
+
     def remember(self, key: object, find: Callable[[], Found]) -> Found:
         """What was found before, for questions that others ask of all files together."""
         if key not in self._remembered:
             self._remembered[key] = find()
-        return cast(Found, self._remembered[key])
+        found: Found = self._remembered[key]
+        return found
 
     def made(self, expression: ast.expr | None, *wanted: str) -> list[Made]:
         """What it may be that came of calling one of these."""
@@ -252,8 +259,10 @@ class Program:
                 yield from self.calls(source, *wanted)
 
     def _evaluate(self, expression: ast.expr) -> Values:
-        evaluate = getattr(self, f"_of_{type(expression).__name__.lower()}", None)
-        return NOTHING if evaluate is None else evaluate(expression)
+        kind = type(expression)
+        if kind not in self._evaluators:
+            self._evaluators[kind] = getattr(self, f"_of_{kind.__name__.lower()}", lambda _: NOTHING)
+        return self._evaluators[kind](expression)
 
     def _of_constant(self, node: ast.Constant) -> Values:
         return frozenset({Known(node.value)})
@@ -276,7 +285,8 @@ class Program:
         return self.values(node.body) | self.values(node.orelse)
 
     def _of_boolop(self, node: ast.BoolOp) -> Values:
-        return self._any_of(node.values)
+        about = [ranks.is_about_being_distributed(one) for one in node.values]
+        return ranks.joined(node.op, [self.values(one) for one in node.values], about)
 
     def _of_unaryop(self, node: ast.UnaryOp) -> Values:
         inner = self.values(node.operand)
@@ -296,6 +306,8 @@ class Program:
         if len(node.ops) != 1:
             return NOTHING
         right = node.comparators[0]
+        if ranks.is_world_size(right) or ranks.is_world_size(node.left):
+            return NOTHING
         others = self.values(right)
         for value in list(others):
             if isinstance(value, Several):
@@ -354,7 +366,7 @@ class Program:
 
     def assigned(self, name: ast.Name) -> list[ast.expr]:
         """The expressions that a name may have got its value from; a loop's and a function's are not among them."""
-        bindings, _ = self._bindings(name)
+        bindings = self.bindings(name)
         return [one.value for one in bindings if one.value is not None and one.kind in ("assign", "entered")]
 
     def exported(self, source: Source, name: str) -> Values:
@@ -443,7 +455,7 @@ class Program:
                 return self.exported(home, last) or ranks.by_name(last)
         if name.startswith("."):
             return ranks.by_name(last)
-        return frozenset({Library(names.canonical(name))})
+        return ranks.of_library(name) or frozenset({Library(names.canonical(name))})
 
     # Attributes.
 
@@ -452,13 +464,13 @@ class Program:
         found: Values = frozenset().union(*(self._member(owner, node.attr) for owner in owners))
         if not any(isinstance(owner, Instance | Module | Class) for owner in owners):
             found |= self._assigned_nearby(node)
-        if all(isinstance(one, Method) and isinstance(one.of, Made) for one in found):
-            return ranks.by_name(node.attr) or found  # of `args.rank`, all is known that can be
-        return found
+        named = ranks.of_member({owner.name for owner in owners if isinstance(owner, Made)}, node.attr)
+        return named if all(isinstance(value, Method) for value in found) and named else found
 
     def _member(self, owner: Value, name: str) -> Values:
         if isinstance(owner, Library):
-            return frozenset({Library(names.canonical(f"{owner.name}.{name}"))})
+            full = names.canonical(f"{owner.name}.{name}")
+            return ranks.of_library(full) or frozenset({Library(full)})
         if isinstance(owner, Module):
             return self.exported(owner.source, name) or self._submodule(owner.source, name)
         if isinstance(owner, Made):
@@ -558,7 +570,7 @@ class Program:
 
     def _called_library(self, name: str, node: ast.Call) -> Values:
         if name in ranks.OF_FUNCTION:
-            return frozenset({Rank(ranks.OF_FUNCTION[name])})
+            return frozenset({Rank("group" if node.args or node.keywords else ranks.OF_FUNCTION[name])})
         if name in ("os.getenv", "os.environ.get"):
             keys = self.values(node.args[0]) if node.args else NOTHING
             return frozenset().union(
@@ -664,11 +676,21 @@ class Program:
     def _passed(
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg, number: int | None
     ) -> Values:
-        given = [self._given(call, number, parameter.arg, function) for call in self.callers(function)]
-        found: Values = frozenset().union(*given)
+        calls = self.callers(function)
+        found: Values = frozenset().union(
+            *(self._given(call, number, parameter.arg, function) for call in calls)
+        )
         if found - {Known(None)}:
-            return found
-        return ranks.by_name(parameter.arg) or found | self._default(function, parameter)
+            is_left_out = any(
+                argument(call, number, parameter.arg) is None
+                and not has_unknown_arguments(call)
+                and function not in self.started(call)
+                for call in calls
+            )
+            return found | self._default(function, parameter) if is_left_out else found
+        default = self._default(function, parameter)
+        named = NOTHING if ranks.is_other_number(default) else ranks.by_name(parameter.arg)
+        return named or found | default
 
     def _given(self, call: ast.Call, number: int | None, name: str, function: FunctionNode) -> Values:
         if function in self.started(call):

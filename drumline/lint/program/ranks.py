@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from drumline.lint.program.value import NOTHING, Known, Rank, RankTest, Value, Values
 
@@ -32,30 +35,35 @@ OF_NAME = {
     "world_rank": "global",
     "ddp_rank": "global",
     "dist_rank": "global",
+    "my_rank": "global",
+    "rank_id": "global",
+    "process_index": "global",
+    "process_rank": "global",
     "local_rank": "local",
     "localrank": "local",
     "ddp_local_rank": "local",
+    "local_process_index": "local",
+    "gpu": "local",
+    "gpu_id": "local",
     "node_rank": "node",
     "group_rank": "node",
+    "node_id": "node",
 }
-MAIN_NAMES = {
-    "is_main",
-    "is_main_process",
-    "is_main_rank",
-    "is_master",
-    "is_master_process",
-    "is_rank0",
-    "is_rank_0",
-    "is_rank_zero",
-    "is_global_zero",
-    "is_primary",
-    "is_chief",
-    "main_process",
-    "master_process",
-    "on_main_process",
-    "rank_zero",
-}
-LOCAL_MAIN_NAMES = {"is_local_main_process", "is_local_master", "is_local_zero", "is_local_main"}
+_MAIN = re.compile(
+    r"""(is_|on_|am_i_)?(the_)?(global_)?
+    (main|master|primary|chief|leader|coordinator|root|rank_?0|rank_?zero|global_zero|first_rank|world_process_zero)
+    (_process|_rank|_worker|_proc|_only)?""",
+    re.VERBOSE,
+)
+_LOCAL_MAIN = re.compile(
+    r"(is_|on_)?local_(main|master|primary|rank_?0|rank_?zero|zero|process_zero|chief|leader)(_process|_rank)?"
+)
+# Plain words that mean many other things too.
+_VAGUE = {"main", "master", "primary", "root", "leader", "chief", "coordinator", "the_main"}
+_BEING_DISTRIBUTED = re.compile(
+    r"dist(?!anc|ill|rib(?!uted))|ddp|initialized|world_size|rank|num_processes|n_?gpus?|nproc|parallel|single"
+)
+_WORLD_SIZES = {"world_size", "get_world_size", "num_processes", "num_replicas", "nprocs", "WORLD_SIZE"}
 
 
 def by_name(name: str) -> Values:
@@ -63,9 +71,26 @@ def by_name(name: str) -> Values:
     plain = name.lower().strip("_").removeprefix("get_")
     if plain in OF_NAME:
         return frozenset({Rank(OF_NAME[plain])})
-    if plain in MAIN_NAMES:
+    if plain in _VAGUE:
+        return NOTHING
+    if _MAIN.fullmatch(plain):
         return frozenset({RankTest("global", True)})
-    return frozenset({RankTest("local", True)}) if plain in LOCAL_MAIN_NAMES else NOTHING
+    return frozenset({RankTest("local", True)}) if _LOCAL_MAIN.fullmatch(plain) else NOTHING
+
+
+def of_library(name: str) -> Values:
+    """What a library's name says, torch's own apart: `timm.utils.is_primary`."""
+    last = name.rpartition(".")[2]
+    is_vague = last in ("rank", "gpu", "node_id") and name.count(".") > 1
+    is_torch = name in OF_FUNCTION or name.startswith("torch.")
+    return NOTHING if is_torch or is_vague else by_name(last)
+
+
+def of_member(makers: set[str], name: str) -> Values:
+    """What an attribute's name says, by what made the object: `parser.parse_args().rank`, `Accelerator().is_main`."""
+    if any(maker.startswith("torch.") for maker in makers):
+        return frozenset({Rank("group")}) if name == "get_local_rank" else NOTHING  # of a device mesh
+    return by_name(name)
 
 
 def by_variable(name: object) -> Values:
@@ -88,12 +113,53 @@ def computed(operator: ast.operator, left: Values, right: Values) -> Values:
     return NOTHING
 
 
+def is_about_being_distributed(expression: ast.expr) -> bool:
+    """Whether it asks if there are several processes at all: `not dist.is_initialized()`, `world_size == 1`."""
+    names = [one for one in ast.walk(expression) if isinstance(one, ast.Name | ast.Attribute)]
+    written = [one.attr if isinstance(one, ast.Attribute) else one.id for one in names]
+    return any(_BEING_DISTRIBUTED.search(one.lower()) for one in written)
+
+
+def is_world_size(expression: ast.expr) -> bool:
+    """`rank < world_size` holds on every rank."""
+    named = expression.func if isinstance(expression, ast.Call) else expression
+    name = named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", "")
+    return name in _WORLD_SIZES
+
+
+def is_other_number(default: Values) -> bool:
+    """Whether a parameter named `rank` is one of another kind: that of a matrix has 4 or 8 for a default."""
+    return any(isinstance(one, Known) and one.value not in (0, -1, None, "", "0") for one in default)
+
+
+def joined(operator: ast.boolop, operands: Sequence[Values], about: Sequence[bool]) -> Values:
+    """What `and` and `or` leave of tests; operands that ask whether the code is distributed at all do not count."""
+    having = [any(isinstance(value, RankTest | Rank) for value in one) for one in operands]
+    counting = [has or not is_about for has, is_about in zip(having, about, strict=True)]
+    every: Values = frozenset().union(*operands)
+    if sum(counting) <= 1 or not any(having):
+        return every
+    if isinstance(operator, ast.And):
+        return _changed(every, lambda one: replace(one, is_enough=False))
+    tests = {value for value in every if isinstance(value, RankTest)}
+    if having.count(True) < sum(counting):
+        return _changed(every, lambda one: replace(one, is_needed=False))
+    if len(tests) > 1:
+        return frozenset(RankTest(one.kind, None, one.is_needed) for one in tests) | (every - tests)
+    return every
+
+
+def _changed(values: Values, change: Callable[[RankTest], RankTest]) -> Values:
+    return frozenset(change(one) if isinstance(one, RankTest) else one for one in values)
+
+
 def flipped(values: Values) -> Values:
     """The opposite; `not rank` asks for rank 0."""
     turned: set[Value] = set()
     for value in values:
         if isinstance(value, RankTest):
-            turned.add(RankTest(value.kind, None if value.is_main is None else not value.is_main))
+            is_main = None if value.is_main is None else not value.is_main
+            turned.add(RankTest(value.kind, is_main, value.is_enough, value.is_needed))
         elif isinstance(value, Rank):
             turned.add(RankTest(value.kind, True))
         elif isinstance(value, Known):
@@ -103,7 +169,7 @@ def flipped(values: Values) -> Values:
 
 def compared(operator: ast.cmpop, left: Values, right: Values) -> Values:
     """What a comparison of a rank tells."""
-    tests: set[Value] = set()
+    tests: set[Value] = set(_compared_tests(operator, left, right))
     for one, other, is_turned in ((left, right, False), (right, left, True)):
         kinds = [value.kind for value in one if isinstance(value, Rank)]
         if kinds:
@@ -112,15 +178,25 @@ def compared(operator: ast.cmpop, left: Values, right: Values) -> Values:
     return frozenset(tests)
 
 
+def _compared_tests(operator: ast.cmpop, left: Values, right: Values) -> Values:
+    """`is_main is True`, `is_main == False`."""
+    tests = frozenset(value for value in left if isinstance(value, RankTest))
+    truths = {value.value for value in right if isinstance(value, Known)}
+    if len(truths) != 1 or not isinstance(next(iter(truths)), bool):
+        return NOTHING
+    is_equal = isinstance(operator, ast.Eq | ast.Is)
+    return tests if is_equal == (True in truths) else flipped(tests)
+
+
 IS_MAIN = {"the main one": True, "the others": False, "some": None}
 
 
 def _who(operator: ast.cmpop, other: Values, is_turned: bool) -> str:
     """Is meant by `rank OPERATOR other`; "all" where it is not about one rank."""
-    numbers = {value.value for value in other if isinstance(value, Known)}
+    numbers = {_number(value.value) for value in other if isinstance(value, Known)}
     if numbers & {-1, None} and 0 not in numbers:
         return "all"  # `rank != -1`: whether there are ranks at all
-    zero = numbers == {0} or numbers == {0, -1}
+    zero = 0 in numbers and numbers <= {0, -1, None}
     if isinstance(operator, ast.Eq | ast.Is | ast.In):
         return "the main one" if zero else "some"
     if isinstance(operator, ast.NotEq | ast.IsNot | ast.NotIn):
@@ -129,4 +205,11 @@ def _who(operator: ast.cmpop, other: Values, is_turned: bool) -> str:
     is_strict = isinstance(operator, ast.Gt | ast.Lt)
     if is_greater:
         return "all" if zero and not is_strict else "the others" if zero or numbers == {1} else "some"
-    return "the main one" if (zero and not is_strict) or (numbers == {1} and is_strict) else "some"
+    if zero and is_strict:
+        return "all"  # `rank < 0`: there are none
+    return "the main one" if zero or (numbers == {1} and is_strict) else "some"
+
+
+def _number(value: object) -> object:
+    """`os.environ["RANK"] == "0"` compares text."""
+    return int(value) if isinstance(value, str) and value.lstrip("-").isdecimal() else value

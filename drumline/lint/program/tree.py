@@ -298,6 +298,12 @@ def _declare(node: Any, scope: Scope, index: Index) -> None:
     scope.elsewhere.update(dict.fromkeys(node.names, kind))
 
 
+def _catch(node: Any, scope: Scope, index: Index) -> None:
+    """The name of an exception, or of what a `case` matched."""
+    if node.name:
+        _bind(node.name, scope, Binding(node, kind="other"))
+
+
 def _call(node: ast.Call, scope: Scope, index: Index) -> None:
     if name := last_name(node.func):
         index.calls[name].append(node)
@@ -318,6 +324,9 @@ _BINDERS: dict[type, Any] = {
     ast.FunctionDef: _define,
     ast.AsyncFunctionDef: _define,
     ast.ClassDef: _define,
+    ast.ExceptHandler: _catch,
+    ast.MatchAs: _catch,
+    ast.MatchStar: _catch,
     ast.Global: _declare,
     ast.Nonlocal: _declare,
     ast.Call: _call,

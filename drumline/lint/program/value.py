@@ -86,7 +86,10 @@ class Method:
 
 @dataclass(frozen=True)
 class Rank:
-    """A number of this process: global, local (to its host), node, or spawned (by mp.spawn: local, global if alone)."""
+    """A number of this process: global, local (to its host), node, group (within some processes), or spawned.
+
+    One that mp.spawn gives is local, and global if there is one host.
+    """
 
     kind: str
 
@@ -99,6 +102,10 @@ class RankTest:
     """Of the rank that is asked for."""
     is_main: bool | None
     """True on rank 0 alone, false on all others, None on yet others."""
+    is_needed: bool = True
+    """Whether other ranks never come through; not so of `rank == 0 or always`."""
+    is_enough: bool = True
+    """Whether all those ranks come through; not so of `rank == 0 and verbose`."""
 
 
 Value: TypeAlias = (

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.guards import is_on_some_only
-from drumline.lint.program.program import Program, argument
-from drumline.lint.program.tree import inside
-from drumline.lint.program.value import Rank
+from drumline.lint.program.guards import is_on_every_rank
+from drumline.lint.program.program import Program
+from drumline.lint.program.saves import is_own, saves
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 
@@ -40,30 +38,13 @@ if dist.get_rank() == 0:
     torch.save(model.module.state_dict(), "model.pt")
 """,
 )
-SAVES = ("torch.save", "safetensors.torch.save_file", "numpy.save", "numpy.savez", "pickle.dump")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Saves that all ranks come to, with a path that is the same on all."""
-    for call in program.calls(source, *SAVES):
-        path = argument(call, 0 if "numpy" in program.name_of(call.func) else 1, "f")
-        if not is_on_some_only(program, call) and not _is_own(program, path):
+    for save in saves(program, source):
+        if is_on_every_rank(program, save.call) and not is_own(program, save.path):
+            to = "the same file" if save.path is None else source.code(save.path)
             yield RULE.at(
-                source, call, f"every rank comes to {source.code(call.func)} and writes {_said(source, path)}"
+                source, save.call, f"every rank comes to {source.code(save.call.func)} and writes {to}"
             )
-
-
-def _is_own(program: Program, path: ast.expr | None, depth: int = 0) -> bool:
-    """Whether the rank is in the path, as written or as assigned before."""
-    for part in inside(path, ast.Name, ast.Attribute, ast.Call) if path is not None else ():
-        if any(isinstance(value, Rank) for value in program.values(part)):
-            return True
-        if isinstance(part, ast.Name) and depth < 4:
-            for value in program.assigned(part):
-                if _is_own(program, value, depth + 1):
-                    return True
-    return False
-
-
-def _said(source: Source, path: ast.expr | None) -> str:
-    return "the same file" if path is None else source.code(path)

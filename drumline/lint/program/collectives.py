@@ -1,0 +1,106 @@
+"""Calls that every rank must make: those who do wait for those who do not."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline.lint.program.names import COLLECTIVE_SAVES, COLLECTIVES, FSDP
+from drumline.lint.program.program import Program
+from drumline.lint.program.tree import FunctionNode, inside, last_name
+from drumline.lint.program.value import Known, Library, Made
+
+DEEPEST = 6
+# It tells which rank is missing; whoever uses it knows what a barrier is.
+_LEFT_OUT = {"torch.distributed.monitored_barrier"}
+_OF_FRAMEWORKS = {
+    f"accelerate.Accelerator.{name}"
+    for name in (
+        "wait_for_everyone",
+        "gather",
+        "gather_for_metrics",
+        "reduce",
+        "save_state",
+        "get_state_dict",
+    )
+}
+_OF_SHARDS = "torch.distributed.checkpoint.state_dict."
+ALL = (COLLECTIVES | COLLECTIVE_SAVES | _OF_FRAMEWORKS) - _LEFT_OUT
+_LASTS = frozenset(name.rpartition(".")[2] for name in ALL)
+
+
+def collective(program: Program, call: ast.Call) -> str:
+    """The name of the collective that a call is; empty if it is none, or one of some ranks' group only."""
+    name = program.name_of(call.func)
+    if name not in ALL or has_group(program, call):
+        return ""
+    return "" if name.startswith(_OF_SHARDS) and not _has_shards(program) else name
+
+
+def _has_shards(program: Program) -> bool:
+    """Whether a model is spread over ranks; of one that is whole everywhere, each can tell the state by itself."""
+    names = (*FSDP, "torch.distributed.tensor.parallel.parallelize_module")
+    return program.once("has shards", lambda: next(program.all_calls(*names), None) is not None, False)
+
+
+def has_group(program: Program, call: ast.Call) -> bool:
+    """Whether it is told who takes part: `group=`, or a group that was made."""
+    said = [
+        one.value for one in call.keywords if one.arg is None or "group" in one.arg or one.arg == "no_dist"
+    ]
+    given = any(not _is_world(program, value) for value in said)
+    return given or any(_is_group(program, one) for one in call.args)
+
+
+def _is_world(program: Program, value: ast.expr) -> bool:
+    values = program.values(value)
+    return values in (
+        frozenset({Known(None)}),
+        frozenset({Library("torch.distributed.GroupMember.WORLD")}),
+        frozenset({Library("torch.distributed.group.WORLD")}),
+    )
+
+
+def _is_group(program: Program, value: ast.expr) -> bool:
+    if _is_world(program, value):
+        return False
+    made = any(isinstance(one, Made) and "new_" in one.name for one in program.values(value))
+    name = last_name(value).lower()
+    return made or "group" in name.split("_") or name.endswith("group") or name in ("pg", "mesh")
+
+
+def collectives_in(
+    program: Program, node: ast.AST, depth: int = 0
+) -> Iterator[tuple[str, tuple[ast.Call, ...]]]:
+    """All that are called in it, with the calls that lead there: the last is the collective itself."""
+    for call in inside(node, ast.Call):
+        name = collective(program, call) if last_name(call.func) in _LASTS or depth == 0 else ""
+        if name:
+            yield name, (call,)
+        elif depth < DEEPEST and not has_group(program, call):
+            function = program.function_of(call)
+            if function is not None:
+                for inner, chain in collectives_of(program, function, depth + 1):
+                    yield inner, (call, *chain)
+
+
+def collectives_of(
+    program: Program, function: FunctionNode, depth: int = 0
+) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
+    """Those that a function calls, the first of each name."""
+    nothing: tuple[tuple[str, tuple[ast.Call, ...]], ...] = ()
+    return program.once(("collectives", function), lambda: _first_of_each(program, function, depth), nothing)
+
+
+def _first_of_each(
+    program: Program, function: FunctionNode, depth: int
+) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
+    found: dict[str, tuple[ast.Call, ...]] = {}
+    for name, chain in collectives_in(program, function, depth):
+        found.setdefault(name, chain)
+    return tuple(found.items())
+
+
+def short(name: str) -> str:
+    """`barrier` of `torch.distributed.barrier`."""
+    return name.rpartition(".")[2]

@@ -1,0 +1,95 @@
+"""Which expressions are tensors that a step of training computes: on the GPU, and not ready yet."""
+
+from __future__ import annotations
+
+import ast
+
+from drumline.lint.program.names import DDP, FSDP
+from drumline.lint.program.program import Program, argument
+from drumline.lint.program.tree import function_around, inside, last_name
+from drumline.lint.program.value import Element, Instance, Made
+
+DEEPEST = 8
+# What they give is a number, or known without the GPU.
+OF_HOST = {
+    "item", "tolist", "numpy", "size", "dim", "numel", "ndimension", "element_size", "stride", "data_ptr", "cpu",
+    "float", "int", "bool", "len", "str", "repr", "isinstance", "type", "id", "range", "hasattr", "getattr",
+    "state_dict", "is_contiguous", "get_device", "isfinite_all", "time", "perf_counter",
+}  # fmt: skip
+HOST_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "names"}
+MODELS = ("model", "net", "network", "ddp", "ddp_model", "criterion", "loss_fn", "loss_func", "classifier")
+
+
+def is_of_step(program: Program, expression: ast.expr | None, depth: int = 0) -> bool:
+    """Whether it comes of a forward: what a model gave, and all that is computed from it on the GPU."""
+    if expression is None or depth > DEEPEST:
+        return False
+    deeper = depth + 1
+    if isinstance(expression, ast.Name):
+        return _is_name_of_step(program, expression, deeper)
+    if isinstance(expression, ast.Call):
+        return _is_call_of_step(program, expression, deeper)
+    if isinstance(expression, ast.Attribute):
+        return expression.attr not in HOST_ATTRIBUTES and is_of_step(program, expression.value, deeper)
+    if isinstance(expression, ast.Subscript | ast.Starred):
+        return is_of_step(program, expression.value, deeper)
+    if isinstance(expression, ast.BinOp):
+        return any(is_of_step(program, one, deeper) for one in (expression.left, expression.right))
+    if isinstance(expression, ast.Compare):
+        is_identity = any(isinstance(one, ast.Is | ast.IsNot | ast.In | ast.NotIn) for one in expression.ops)
+        return not is_identity and is_of_step(program, expression.left, deeper)
+    if isinstance(expression, ast.UnaryOp):
+        return not isinstance(expression.op, ast.Not) and is_of_step(program, expression.operand, deeper)
+    if isinstance(expression, ast.IfExp):
+        return any(is_of_step(program, one, deeper) for one in (expression.body, expression.orelse))
+    if isinstance(expression, ast.GeneratorExp | ast.ListComp):
+        return is_of_step(program, expression.elt, deeper)
+    return False
+
+
+def passed(program: Program, name: ast.Name) -> list[ast.expr]:
+    """What callers in the given files give for a parameter; nothing for other names."""
+    function = function_around(name)
+    if function is None or program.assigned(name):
+        return []
+    every = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    if name.id not in every:
+        return []
+    number = every.index(name.id) - (every[0] in ("self", "cls"))
+    given = [argument(call, number, name.id) for call in program.callers(function)]
+    return [one for one in given if one is not None]
+
+
+def _is_name_of_step(program: Program, name: ast.Name, depth: int) -> bool:
+    sources = [*program.assigned(name), *passed(program, name)]
+    over = [value.of for value in program.values(name) if isinstance(value, Element)]
+    return any(is_of_step(program, one, depth) for one in (*sources, *over))
+
+
+def _is_call_of_step(program: Program, call: ast.Call, depth: int) -> bool:
+    name = last_name(call.func)
+    if name in OF_HOST or _says_cpu(call):
+        return False
+    if is_forward(program, call):
+        return True
+    function = program.function_of(call)
+    if function is not None:
+        returned = [one.value for one in inside(function, ast.Return)]
+        return any(is_of_step(program, one, depth) for one in returned)
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return any(is_of_step(program, one, depth) for one in (*call.args, owner))
+
+
+def _says_cpu(call: ast.Call) -> bool:
+    return any(isinstance(one, ast.Constant) and one.value == "cpu" for one in call.args)
+
+
+def is_forward(program: Program, call: ast.Call) -> bool:
+    """Whether it calls a model, or a loss that is one."""
+    values = program.values(call.func)
+    for value in values:
+        if isinstance(value, Made) and (value.name in (DDP, *FSDP) or value.name.startswith("torch.nn.")):
+            return True
+        if isinstance(value, Instance) and program.is_module(value.of):
+            return True
+    return not values and last_name(call.func).lower() in MODELS

@@ -1,0 +1,112 @@
+"""DL016: what is saved has the wrapper's name in every key."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import cast
+
+from drumline.lint.finding import Edit, Finding, Severity
+from drumline.lint.program.names import DDP
+from drumline.lint.program.origins import parts
+from drumline.lint.program.program import Program
+from drumline.lint.program.saves import saves
+from drumline.lint.program.tree import position
+from drumline.lint.program.value import Made
+from drumline.lint.reading.source import Source
+from drumline.lint.rule import Rule
+
+RULE = Rule(
+    id="DL016",
+    name="wrapped-state-dict",
+    severity=Severity.WARNING,
+    summary="the state_dict of the wrapped model is saved",
+    why=(
+        "DistributedDataParallel holds the model as its `module`, and its state_dict has that word at the beginning "
+        "of every key. A model that is not wrapped, for evaluation or on one GPU, cannot load it."
+    ),
+    fix="save `model.module.state_dict()`",
+    bad="""\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(torch.nn.Linear(8, 2))
+if dist.get_rank() == 0:
+    torch.save(model.state_dict(), "model.pt")
+""",
+    good="""\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(torch.nn.Linear(8, 2))
+if dist.get_rank() == 0:
+    torch.save(model.module.state_dict(), "model.pt")
+""",
+    fixable=True,
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Calls of it in this file that end in a save of any file."""
+    found = {call for call in _saved(program) if program.source_of(call) is source}
+    for call in sorted(found, key=position):
+        assert isinstance(call.func, ast.Attribute)
+        model = call.func.value
+        if _is_wrapped(program, model):
+            written = source.code(model)
+            yield RULE.at(
+                source,
+                call,
+                f"{written} is wrapped: the keys of {written}.state_dict() all begin with `module.`",
+                fix=f"save `{written}.module.state_dict()`",
+                edits=_edits(program, model),
+            )
+
+
+def _saved(program: Program) -> frozenset[ast.Call]:
+    """All calls of `.state_dict()` whose result is saved, in all given files."""
+    nothing: frozenset[ast.Call] = frozenset()
+    return program.once("saved state_dicts", lambda: frozenset(_find_saved(program)), nothing)
+
+
+def _find_saved(program: Program) -> Iterator[ast.Call]:
+    for source in program.sources:
+        for save in saves(program, source):
+            for part in parts(program, save.what):
+                called = part.func if isinstance(part, ast.Call) else None
+                if isinstance(called, ast.Attribute) and called.attr == "state_dict":
+                    yield cast(ast.Call, part)
+
+
+def _is_wrapped(program: Program, model: ast.expr) -> bool:
+    """Whether it is DDP's, and nothing on the way may have taken the model out of it."""
+    if not program.made(model, DDP):
+        return False
+    return not any(_unwraps(program, part) for part in parts(program, model))
+
+
+def _unwraps(program: Program, part: ast.expr) -> bool:
+    if isinstance(part, ast.Attribute) and part.attr in ("module", "_orig_mod"):
+        return True
+    return isinstance(part, ast.Call) and program.name_of(part.func) == "getattr"
+
+
+def _edits(program: Program, model: ast.expr) -> list[Edit]:
+    """Where it is wrapped whatever happens. A function's parameter may be given something else."""
+    values = program.values(model)
+    is_always = all(isinstance(value, Made) and value.name == DDP for value in values)
+    if isinstance(model, ast.Name):
+        bindings = program.bindings(model)
+        is_always = is_always and all(
+            one.kind == "assign" and _is_made(program, one.value) for one in bindings
+        )
+    if not is_always or not isinstance(model, ast.Name | ast.Attribute):
+        return []
+    end = (model.end_lineno or model.lineno, model.end_col_offset or 0)
+    return [Edit(start=end, end=end, text=".module")]
+
+
+def _is_made(program: Program, value: ast.expr | None) -> bool:
+    return bool(program.made(value, DDP))

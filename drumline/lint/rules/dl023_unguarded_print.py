@@ -1,0 +1,93 @@
+"""DL023: every rank says the same."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.conditions import after_in_block, leaves
+from drumline.lint.program.guards import is_on_every_rank
+from drumline.lint.program.outputs import Output, is_seen_to, names_the_rank, outputs
+from drumline.lint.program.program import Program, argument, has_unknown_arguments
+from drumline.lint.program.tree import above, last_name, statement_of
+from drumline.lint.reading.source import Source
+from drumline.lint.rule import Rule
+
+RULE = Rule(
+    id="DL023",
+    name="unguarded-print",
+    severity=Severity.WARNING,
+    summary="every rank prints or logs",
+    why=(
+        "Each line appears once for every process, out of order, and in a large job what matters is lost among "
+        "them. Progress bars draw over each other, and trackers get a run for every rank."
+    ),
+    fix="do it under `if dist.get_rank() == 0:`, or name the rank in the message if every rank has something to say",
+    bad="""\
+import torch.distributed as dist
+
+dist.barrier()
+print("epoch done")
+""",
+    good="""\
+import torch.distributed as dist
+
+dist.barrier()
+if dist.get_rank() == 0:
+    print("epoch done")
+""",
+)
+_SAID = {
+    "print": "every rank comes to {name} and says the same",
+    "log": "every rank comes to {name}, and no logger is set up by rank",
+    "bar": "every rank draws a bar by {name}, each over the others",
+    "wandb": "every rank comes to {name}, not one for the whole job",
+    "writer": "every rank opens a {name} on the same folder",
+}
+_FIXES = {
+    "log": "log under `if dist.get_rank() == 0:`, or set the level of the other ranks to WARNING",
+    "bar": "give it `disable=dist.get_rank() != 0`",
+}
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Calls that show something, to which all ranks come."""
+    for output in outputs(program, source):
+        if _is_as_meant(program, output) or is_seen_to(program, source, output):
+            continue
+        if is_on_every_rank(program, output.call):
+            said = _SAID[output.kind].format(name=source.code(output.call.func))
+            yield RULE.at(source, output.call, said, fix=_FIXES.get(output.kind, ""))
+
+
+def _is_as_meant(program: Program, output: Output) -> bool:
+    call = output.call
+    if has_unknown_arguments(call) and output.kind != "print":
+        return True
+    if names_the_rank(program, call) or _is_about_failure(program, call):
+        return True
+    if output.kind == "bar":
+        return any(keyword.arg in ("disable", "position") for keyword in call.keywords)
+    return output.kind == "print" and (_is_to_file(program, call) or _is_redirected(call))
+
+
+def _is_to_file(program: Program, call: ast.Call) -> bool:
+    file = argument(call, None, "file")
+    return file is not None and program.name_of(file) not in ("sys.stdout", "sys.stderr")
+
+
+def _is_about_failure(program: Program, call: ast.Call) -> bool:
+    """In an `except`, or the last words of a process: whichever rank that is, it should be heard."""
+    if any(isinstance(outer, ast.ExceptHandler) for outer in above(call)):
+        return True
+    following = after_in_block(statement_of(call))
+    ends = 0 < len(following) <= 2 and leaves(program, following)
+    return ends and not any(isinstance(one, ast.Return | ast.Continue | ast.Break) for one in following)
+
+
+def _is_redirected(call: ast.Call) -> bool:
+    managers = [
+        item.context_expr for outer in above(call) if isinstance(outer, ast.With) for item in outer.items
+    ]
+    return any(isinstance(one, ast.Call) and last_name(one.func) == "redirect_stdout" for one in managers)

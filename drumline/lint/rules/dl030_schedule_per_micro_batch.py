@@ -1,0 +1,70 @@
+"""DL030: the learning rate moves on where the weights do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.accumulating import accumulations
+from drumline.lint.program.distributed import framework
+from drumline.lint.program.guards import is_now_and_then
+from drumline.lint.program.program import Program
+from drumline.lint.program.steps import every_nth, scheduler_steps
+from drumline.lint.reading.source import Source
+from drumline.lint.rule import Rule
+
+RULE = Rule(
+    id="DL030",
+    name="schedule-per-micro-batch",
+    severity=Severity.WARNING,
+    summary="the scheduler makes a step at every micro-batch, the optimizer only at every nth",
+    why=(
+        "The schedule runs n times as fast as it was planned: warm-up is over, and the learning rate near its end, "
+        "after an nth of the steps. Nothing fails, the model only learns less."
+    ),
+    fix="call the scheduler's step() next to the optimizer's",
+    bad="""\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
+for i, x in enumerate(loader):
+    model(x).sum().backward()
+    if (i + 1) % 4 == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+    scheduler.step()
+""",
+    good="""\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
+for i, x in enumerate(loader):
+    is_last = (i + 1) % 4 == 0
+    model.require_backward_grad_sync = is_last
+    model(x).sum().backward()
+    if is_last:
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+""",
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """The scheduler's step of every micro-batch."""
+    for found in accumulations(program):
+        if framework(program, program.source_of(found.loop)):
+            continue
+        step = program.source_of(found.step).code(found.step)
+        for root, rare in found.roots.items():
+            for call in scheduler_steps(program, root) if program.source_of(root) is source else ():
+                is_rare = every_nth(program, call, root) or is_now_and_then(program, call, root)
+                if not rare and not is_rare:
+                    message = f"{source.code(call)} is called at every micro-batch, {step} only at the last of several"
+                    yield RULE.at(source, call, message)

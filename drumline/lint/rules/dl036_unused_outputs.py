@@ -1,0 +1,267 @@
+"""DL036: parameters that take no part in the loss, under a DDP that waits for them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.guards import rank_tests
+from drumline.lint.program.names import DDP
+from drumline.lint.program.program import Program, argument, has_unknown_arguments
+from drumline.lint.program.steps import rounds, training_loops
+from drumline.lint.program.tree import FunctionNode, above, inside, last_name, scope_node, up
+from drumline.lint.program.value import Instance, Known, Made
+from drumline.lint.reading.source import Source
+from drumline.lint.rule import Rule
+
+RULE = Rule(
+    id="DL036",
+    name="unused-outputs",
+    severity=Severity.WARNING,
+    summary="a part of a model in DDP takes no part in the loss",
+    why=(
+        "DDP waits in every backward until each parameter has its gradient. Those of a part whose output is not used, "
+        "or that some ranks leave out, never come: the next forward raises an error about unfinished reductions, or "
+        "ranks wait for each other until the timeout."
+    ),
+    fix="use the output in the loss, remove the part, or give find_unused_parameters=True if it is meant",
+    bad="""\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(8, 2)
+        self.aux = torch.nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(x), self.aux(x)
+
+
+model = DDP(Net())
+for x in loader:
+    out, aux = model(x)
+    out.sum().backward()
+""",
+    good="""\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(8, 2)
+        self.aux = torch.nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(x), self.aux(x)
+
+
+model = DDP(Net())
+for x in loader:
+    out, aux = model(x)
+    (out.sum() + 0.3 * aux.sum()).backward()
+""",
+)
+WITHOUT_PARAMETERS = (
+    "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Softmax", "LogSoftmax", "Dropout", "Flatten", "Identity", "Pool",
+    "Upsample", "Unflatten", "Loss", "Softplus", "Hardswish", "ELU", "LeakyReLU", "Pad", "Unfold", "Fold",
+)  # fmt: skip
+# They say of a tensor what is the same on every rank.
+OF_SHAPE = ("size", "dim", "numel", "len", "isinstance", "hasattr", "getattr", "is_floating_point", "get")
+RANDOM = ("random.", "numpy.random.", "torch.rand", "torch.bernoulli")
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Outputs that a training loop drops, and parts that a forward runs under a condition."""
+    wrapped = program.remember(RULE.id, lambda: _wrapped(program))
+    if not wrapped:
+        return
+    yield from _dropped(program, source, wrapped)
+    for owner in wrapped:
+        if program.source_of(owner) is source:
+            yield from _conditional(program, source, owner)
+
+
+def _wrapped(program: Program) -> list[ast.ClassDef]:
+    """The modules that DDP gets, where it always expects all gradients."""
+    strict: list[ast.ClassDef] = []
+    lenient: list[ast.ClassDef] = []
+    for call in program.all_calls(DDP):
+        for value in program.values(argument(call, 0, "module")):
+            if isinstance(value, Instance) and program.is_module(value.of):
+                (strict if _is_strict(program, call) else lenient).append(value.of)
+    return [one for one in dict.fromkeys(strict) if one not in lenient and not _freezes(one)]
+
+
+def _is_strict(program: Program, call: ast.Call) -> bool:
+    if has_unknown_arguments(call):
+        return False
+    given = [argument(call, None, name) for name in ("find_unused_parameters", "static_graph")]
+    return all(one is None or program.values(one) == {Known(False)} for one in given)
+
+
+def _freezes(owner: ast.ClassDef) -> bool:
+    every = inside(owner, ast.Attribute, ast.Name, ast.keyword, into_functions=True)
+    words = (one.arg if isinstance(one, ast.keyword) else last_name(one) for one in every)
+    return any(word and word.startswith("requires_grad") for word in words)
+
+
+def _dropped(program: Program, source: Source, wrapped: list[ast.ClassDef]) -> Iterator[Finding]:
+    for assign in program.remember(f"{RULE.id} assigned", lambda: list(dict.fromkeys(_unpackings(program)))):
+        if program.source_of(assign) is not source:
+            continue
+        owner = _module_called(program, assign.value)
+        names = assign.targets[0].elts  # type: ignore[attr-defined]
+        forward = program.method(owner, "forward") if owner in wrapped and owner is not None else None
+        outputs = _outputs(forward) if forward is not None else []
+        for number, name in enumerate(names if len(names) == len(outputs) else ()):
+            part = _own_part(program, owner, forward, outputs[number]) if _is_unused(name) else ""  # type: ignore[arg-type]
+            if part:
+                said = f"{source.code(name)} is not used, and self.{part} of {owner.name} is only for it"  # type: ignore[union-attr]
+                yield RULE.at(
+                    source, assign.value, f"{said}: its gradients never come, and DDP waits for them"
+                )
+                break
+
+
+def _unpackings(program: Program) -> Iterator[ast.Assign]:
+    """`a, b = model(x)` in what training loops run."""
+    for loop in training_loops(program):
+        for root in rounds(program, loop):
+            for assign in inside(root, ast.Assign):
+                target = assign.targets[0]
+                is_plain = isinstance(target, ast.Tuple | ast.List) and all(
+                    isinstance(one, ast.Name) for one in target.elts
+                )
+                if is_plain and len(assign.targets) == 1 and isinstance(assign.value, ast.Call):
+                    yield assign
+
+
+def _module_called(program: Program, call: ast.expr) -> ast.ClassDef | None:
+    """The class of the module in DDP that is called, if it is one."""
+    assert isinstance(call, ast.Call)
+    made = [value for value in program.values(call.func) if isinstance(value, Made)]
+    if not made or any(value.name != DDP for value in made):
+        return None
+    owners = {
+        inner.of
+        for value in made
+        for inner in program.values(argument(value.call, 0, "module"))
+        if isinstance(inner, Instance)
+    }
+    return owners.pop() if len(owners) == 1 else None
+
+
+def _outputs(forward: FunctionNode) -> list[ast.expr]:
+    """What a forward with one way out returns."""
+    returns = [one.value for one in inside(forward, ast.Return)]
+    return [*returns[0].elts] if len(returns) == 1 and isinstance(returns[0], ast.Tuple) else []
+
+
+def _is_unused(name: ast.Name) -> bool:
+    scope = scope_node(name)
+    return not any(
+        one.id == name.id and isinstance(one.ctx, ast.Load)
+        for one in inside(scope, ast.Name, into_functions=True)
+    )
+
+
+def _own_part(program: Program, owner: ast.ClassDef, forward: FunctionNode, output: ast.expr) -> str:
+    """A part with parameters that is used once, and for this output alone."""
+    for part, uses in _parts_used(owner).items():
+        if (
+            len(uses) == 1
+            and _flows_only_into(forward, uses[0], output)
+            and _has_parameters(program, owner, part)
+        ):
+            return part
+    return ""
+
+
+def _parts_used(owner: ast.ClassDef) -> dict[str, list[ast.Attribute]]:
+    """Where each `self.part` is read, but for `__init__`."""
+    found: dict[str, list[ast.Attribute]] = {}
+    for function in owner.body:
+        if isinstance(function, ast.FunctionDef) and function.name != "__init__":
+            for node in inside(function, ast.Attribute, into_functions=True):
+                if isinstance(node.value, ast.Name) and node.value.id == "self":
+                    found.setdefault(node.attr, []).append(node)
+    return found
+
+
+def _flows_only_into(forward: FunctionNode, use: ast.AST, output: ast.expr) -> bool:
+    """It is written in the output, or assigned to a name that only the output reads."""
+    around = list(above(use))
+    if output in around:
+        return True
+    statement = next((one for one in around if isinstance(one, ast.stmt)), None)
+    if not isinstance(statement, ast.Assign) or up(statement) is not forward or len(statement.targets) != 1:
+        return False
+    target = statement.targets[0]
+    if not isinstance(target, ast.Name):
+        return False
+    reads = [
+        one
+        for one in inside(forward, ast.Name, into_functions=True)
+        if one.id == target.id and isinstance(one.ctx, ast.Load)
+    ]
+    return bool(reads) and all(one is output or output in above(one) for one in reads)
+
+
+def _has_parameters(program: Program, owner: ast.ClassDef, part: str) -> bool:
+    """Whether `self.part = nn.Linear(...)`, or a module of the given files, was assigned."""
+    for target, binding in program.index(program.source_of(owner)).attributes.get(part, ()):
+        if owner not in above(target) or binding.value is None:
+            continue
+        for value in program.values(binding.value):
+            if isinstance(value, Instance) and program.is_module(value.of):
+                return True
+            if isinstance(value, Made) and value.name.startswith("torch.nn."):
+                return not any(value.name.endswith(one) or one in value.name for one in WITHOUT_PARAMETERS)
+    return False
+
+
+def _conditional(program: Program, source: Source, owner: ast.ClassDef) -> Iterator[Finding]:
+    """`if x.mean() > 0: x = self.extra(x)`: other ranks see other data."""
+    forward = program.method(owner, "forward")
+    if forward is None:
+        return
+    used = _parts_used(owner)
+    for branch in inside(forward, ast.If):
+        if not _differs(program, forward, branch.test):
+            continue
+        for part, uses in used.items():
+            is_only_here = all(any(one in branch.body for one in above(use)) for use in uses)
+            if is_only_here and _has_parameters(program, owner, part):
+                yield RULE.at(
+                    source,
+                    branch,
+                    f"self.{part} is run only if {source.code(branch.test)}: where it is not, its gradients never "
+                    "come, and DDP waits for them",
+                )
+                break
+
+
+def _differs(program: Program, forward: FunctionNode, test: ast.expr) -> bool:
+    """Whether a condition depends on the rank, on chance, or on what is in a batch."""
+    if rank_tests(program, test):
+        return True
+    given = {one.arg for one in forward.args.args[1:]}
+    for call in inside(test, ast.Call):
+        if program.name_of(call.func).startswith(RANDOM):
+            return True
+        is_about_shape = last_name(call.func) in OF_SHAPE
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        read = {one.id for one in inside(owner, ast.Name)} if owner is not None else set()
+        if (
+            not is_about_shape
+            and read & given
+            and last_name(call.func) in ("any", "all", "sum", "mean", "max", "min", "item")
+        ):
+            return True
+    return False
