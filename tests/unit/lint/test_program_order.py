@@ -176,3 +176,8 @@ def test_where_two_ways_part() -> None:
     assert (ast.unparse(first), ast.unparse(second)) == ("a()", "b()")
     first, second = parting(step(program, "a"), step(program, "c"))
     assert (ast.unparse(first), ast.unparse(second)) == ("f()", "g()")
+
+
+def test_the_body_of_a_with_is_done_once_where_its_manager_yields_in_two_places() -> None:
+    manager = "@contextmanager\ndef group():\n    if x:\n        yield\n    else:\n        yield\n    c()\n"
+    assert order("a()\n" + manager + "with group():\n    b()") == ["abc"]
