@@ -7,17 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from drumline.lint.program.guards import is_now_and_then
-from drumline.lint.program.loops import calls_in
+from drumline.lint.program.loops import calls_in, loop_around
 from drumline.lint.program.program import Program
 from drumline.lint.program.steps import (
     every_nth,
     is_method,
     optimizer_steps,
-    outer_loop,
     rounds,
     training_loops,
 )
-from drumline.lint.program.tree import Loop, inside
+from drumline.lint.program.tree import Loop, end_position, position
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,21 +43,27 @@ def _find(program: Program) -> Iterator[Accumulation]:
             for root, rare in roots.items()
             for call in optimizer_steps(program, root)
         ]
-        if steps and all(rare for _, rare in steps):
-            yield Accumulation(loop, roots, steps[0][0])
-        elif not steps and (step := _step_after(program, loop)) is not None:
-            yield Accumulation(loop, roots, step)
+        step = None
+        if not steps:
+            step = _step_after(program, loop)
+        elif all(rare for _, rare in steps):
+            step = steps[0][0]
+        found = None if step is None else Accumulation(loop, roots, step)
+        if found is not None and next(every_round(program, found, "zero_grad"), None) is None:
+            yield found
 
 
 def _step_after(program: Program, loop: Loop) -> ast.Call | None:
     """The step that the loop around makes when this one is through; a loop over epochs has none."""
-    outer = outer_loop(loop)
+    outer = loop_around(loop)
     if outer is None:
         return None
-    within = set(inside(loop, ast.Call))
     for root, rare in rounds(program, outer).items():
         for call in optimizer_steps(program, root):
-            if call not in within and not rare and not is_now_and_then(program, call, root):
+            is_other = root is outer and (
+                loop_around(call) is not outer or position(call) < end_position(loop)
+            )
+            if not rare and not is_other and not is_now_and_then(program, call, root):
                 return call
     return None
 

@@ -30,6 +30,10 @@ def distributed_sources(program: Program) -> set[Source]:
 
 def framework(program: Program, source: Source) -> str:
     """The framework that a file leaves samplers and wrapping to; empty if it does all itself."""
+    return program.remember(("framework", source), lambda: _find_framework(program, source))
+
+
+def _find_framework(program: Program, source: Source) -> str:
     for scope in program.index(source).scopes.values():
         for bindings in scope.names.values():
             for binding in bindings:

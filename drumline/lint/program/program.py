@@ -79,7 +79,8 @@ PASSING_METHODS = {
 STARTING = ("spawn", "start_processes", "Process", "Thread")
 _CALLED = re.compile(r"(\w+)\s*\(")
 DEEPEST = 60
-FARTHEST = 5_000
+FAR = 200
+FARTHEST = 2_000
 NOT_CUT = 1_000_000
 Found = TypeVar("Found")
 
@@ -160,7 +161,8 @@ class Program:
         """What was found before; whoever asks for it while it is being looked for gets nothing.
 
         What was found with such an answer in it is good enough for the question that is being asked, and forgotten
-        after it; the answer to the question itself is whole. A question that leads too far is given up.
+        after it, unless it was hard to find; the answer to the question itself is whole. A question that leads too
+        far is given up.
         """
         found: Found
         if key in self._known:
@@ -184,6 +186,8 @@ class Program:
         if is_whole:
             self._cut = NOT_CUT
         if depth == 0:
+            if self._num_looked > FAR:
+                self._known.update(self._for_now)
             self._for_now.clear()
             self._num_looked = 0
         return found

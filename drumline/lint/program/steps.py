@@ -10,7 +10,7 @@ from drumline.lint.program.guards import conditions, is_now_and_then
 from drumline.lint.program.loops import batch_loops, calls_in, done_in
 from drumline.lint.program.names import DDP, FSDP, GRAD_SCALERS
 from drumline.lint.program.program import Program, argument
-from drumline.lint.program.tree import LOOPS, Loop, above, inside, last_name, up
+from drumline.lint.program.tree import FunctionNode, Loop, above, inside, last_name, up
 from drumline.lint.program.value import Known, Made
 
 IsRare = Callable[[Program, ast.AST, ast.AST], bool]
@@ -33,14 +33,25 @@ def rounds(program: Program, loop: ast.AST, is_rare: IsRare = is_now_and_then) -
     pending = [loop]
     while pending:
         root = pending.pop(0)
-        for call in calls_in(root):
-            function = program.function_of(call)
-            if function is not None:
+        for call, function in callees(program, root):
+            if found.get(function, True):
                 rare = found[root] or is_rare(program, call, root)
-                if function not in found or (found[function] and not rare):
+                if function not in found or not rare:
                     found[function] = rare
                     pending.append(function)
     return found
+
+
+def callees(program: Program, root: ast.AST) -> list[tuple[ast.Call, FunctionNode]]:
+    """The calls written in it that run a function of the given files, with that."""
+    return program.remember(("callees", root), lambda: list(_find_callees(program, root)))
+
+
+def _find_callees(program: Program, root: ast.AST) -> Iterator[tuple[ast.Call, FunctionNode]]:
+    for call in calls_in(root):
+        function = program.function_of(call)
+        if function is not None:
+            yield call, function
 
 
 def every_nth(program: Program, node: ast.AST, until: ast.AST) -> bool:
@@ -77,22 +88,28 @@ def _counts(program: Program, test: ast.expr, depth: int = 0) -> bool:
 
 def optimizer_steps(program: Program, root: ast.AST) -> Iterator[ast.Call]:
     """`optimizer.step()` and `scaler.step(optimizer)` that are written in it."""
-    for call in calls_in(root):
-        owner = _owner_of_step(call)
-        if owner is not None and (is_optimizer(program, owner) or is_scaler(program, owner)):
+    for call, owner in _steps(program, root):
+        if is_optimizer(program, owner) or is_scaler(program, owner):
             yield call
 
 
 def scheduler_steps(program: Program, root: ast.AST) -> Iterator[ast.Call]:
     """`scheduler.step()` that is written in it."""
-    for call in calls_in(root):
-        owner = _owner_of_step(call)
-        if owner is not None and is_scheduler(program, owner):
+    for call, owner in _steps(program, root):
+        if is_scheduler(program, owner):
             yield call
 
 
-def _owner_of_step(call: ast.Call) -> ast.expr | None:
-    return call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "step" else None
+def _steps(program: Program, root: ast.AST) -> list[tuple[ast.Call, ast.expr]]:
+    """All `something.step()` that are written in it, with what they are of."""
+    return program.remember(
+        ("steps", root),
+        lambda: [
+            (call, call.func.value)
+            for call in calls_in(root)
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "step"
+        ],
+    )
 
 
 def is_method(call: ast.Call, *names: str) -> bool:
@@ -140,8 +157,3 @@ def is_wrapped(program: Program, expression: ast.expr) -> bool:
     """Whether it is a model in DDP, and not one in FSDP."""
     made = {value.name for value in program.values(expression) if isinstance(value, Made)}
     return DDP in made and not made & set(FSDP)
-
-
-def outer_loop(loop: ast.AST) -> Loop | None:
-    """The next loop around it in the same text."""
-    return next((one for one in above(loop) if isinstance(one, LOOPS)), None)

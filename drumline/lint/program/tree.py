@@ -145,6 +145,18 @@ def dotted(expression: ast.expr) -> str:
     return ".".join([expression.id, *reversed(parts)]) if isinstance(expression, ast.Name) else ""
 
 
+def children(node: ast.AST) -> list[ast.AST]:
+    """As `ast.iter_child_nodes`, without those that say nothing, and twice as fast."""
+    found: list[ast.AST] = []
+    for name in _fields(type(node)):
+        value = getattr(node, name, None)
+        if value.__class__ is list:
+            found += [one for one in value if isinstance(one, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
+
+
 def inside(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> Iterator[Any]:
     """All nodes of some kinds that are in it, itself included, in the order of the text."""
     stack = [node]
@@ -154,7 +166,7 @@ def inside(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> It
             yield current
         if current is not node and isinstance(current, SCOPES) and not into_functions:
             continue
-        stack.extend(reversed(list(ast.iter_child_nodes(current))))
+        stack += reversed(children(current))
 
 
 def make_index(source: Source) -> Index:
@@ -171,29 +183,17 @@ def make_index(source: Source) -> Index:
         if kind in _BINDERS:
             _BINDERS[kind](node, scope, index)
         if kind in _SCOPE_KINDS and node is not tree:
-            children = [
+            parts = [
                 (child, scope if _is_outside(node, child) else _open(node, scope, scopes))
-                for child in _children(node)
+                for child in children(node)
             ]
         else:
-            children = [(child, scope) for child in _children(node)]
-        for child, _ in children:
+            parts = [(child, scope) for child in children(node)]
+        for child, _ in parts:
             child._up = node  # type: ignore[attr-defined]
-        children.reverse()
-        stack += children
+        parts.reverse()
+        stack += parts
     return index
-
-
-def _children(node: ast.AST) -> list[ast.AST]:
-    """As `ast.iter_child_nodes`, without those that say nothing, and twice as fast."""
-    found: list[ast.AST] = []
-    for name in _fields(type(node)):
-        value = getattr(node, name, None)
-        if value.__class__ is list:
-            found += [one for one in value if isinstance(one, ast.AST)]
-        elif isinstance(value, ast.AST):
-            found.append(value)
-    return found
 
 
 def _fields(kind: type[ast.AST]) -> tuple[str, ...]:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.guards import rank_tests
 from drumline.lint.program.names import DDP
+from drumline.lint.program.parts import flows_only_into, has_parameters, outputs, parts_used
 from drumline.lint.program.program import Program, argument, has_unknown_arguments
 from drumline.lint.program.steps import rounds, training_loops
-from drumline.lint.program.tree import FunctionNode, above, inside, last_name, scope_node, up
+from drumline.lint.program.tree import FunctionNode, above, inside, last_name, scope_node
 from drumline.lint.program.value import Instance, Known, Made
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
@@ -67,10 +68,6 @@ for x in loader:
     (out.sum() + 0.3 * aux.sum()).backward()
 """,
 )
-WITHOUT_PARAMETERS = (
-    "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "Softmax", "LogSoftmax", "Dropout", "Flatten", "Identity", "Pool",
-    "Upsample", "Unflatten", "Loss", "Softplus", "Hardswish", "ELU", "LeakyReLU", "Pad", "Unfold", "Fold",
-)  # fmt: skip
 # They say of a tensor what is the same on every rank.
 OF_SHAPE = ("size", "dim", "numel", "len", "isinstance", "hasattr", "getattr", "is_floating_point", "get")
 RANDOM = ("random.", "numpy.random.", "torch.rand", "torch.bernoulli")
@@ -112,39 +109,36 @@ def _freezes(owner: ast.ClassDef) -> bool:
 
 
 def _dropped(program: Program, source: Source, wrapped: list[ast.ClassDef]) -> Iterator[Finding]:
-    for assign in program.remember(f"{RULE.id} assigned", lambda: list(dict.fromkeys(_unpackings(program)))):
-        if program.source_of(assign) is not source:
+    every = program.remember(f"{RULE.id} assigned", lambda: list(dict.fromkeys(_unpackings(program))))
+    for names, call in every:
+        owner = _module_called(program, call) if program.source_of(call) is source else None
+        forward = program.method(owner, "forward") if owner is not None and owner in wrapped else None
+        if owner is None or forward is None:
             continue
-        owner = _module_called(program, assign.value)
-        names = assign.targets[0].elts  # type: ignore[attr-defined]
-        forward = program.method(owner, "forward") if owner in wrapped and owner is not None else None
-        outputs = _outputs(forward) if forward is not None else []
-        for number, name in enumerate(names if len(names) == len(outputs) else ()):
-            part = _own_part(program, owner, forward, outputs[number]) if _is_unused(name) else ""  # type: ignore[arg-type]
+        given = outputs(forward)
+        for name, output in zip(names, given, strict=True) if len(names) == len(given) else ():
+            part = _own_part(program, owner, forward, output) if _is_unused(name) else ""
             if part:
-                said = f"{source.code(name)} is not used, and self.{part} of {owner.name} is only for it"  # type: ignore[union-attr]
-                yield RULE.at(
-                    source, assign.value, f"{said}: its gradients never come, and DDP waits for them"
-                )
+                said = f"{name.id} is not used, and self.{part} of {owner.name} is only for it"
+                yield RULE.at(source, call, f"{said}: its gradients never come, and DDP waits for them")
                 break
 
 
-def _unpackings(program: Program) -> Iterator[ast.Assign]:
+def _unpackings(program: Program) -> Iterator[tuple[tuple[ast.Name, ...], ast.Call]]:
     """`a, b = model(x)` in what training loops run."""
     for loop in training_loops(program):
         for root in rounds(program, loop):
             for assign in inside(root, ast.Assign):
                 target = assign.targets[0]
-                is_plain = isinstance(target, ast.Tuple | ast.List) and all(
-                    isinstance(one, ast.Name) for one in target.elts
-                )
-                if is_plain and len(assign.targets) == 1 and isinstance(assign.value, ast.Call):
-                    yield assign
+                parts = target.elts if isinstance(target, ast.Tuple | ast.List) else []
+                names = tuple(one for one in parts if isinstance(one, ast.Name))
+                is_plain = len(assign.targets) == 1 and 0 < len(names) == len(parts)
+                if is_plain and isinstance(assign.value, ast.Call):
+                    yield names, assign.value
 
 
-def _module_called(program: Program, call: ast.expr) -> ast.ClassDef | None:
+def _module_called(program: Program, call: ast.Call) -> ast.ClassDef | None:
     """The class of the module in DDP that is called, if it is one."""
-    assert isinstance(call, ast.Call)
     made = [value for value in program.values(call.func) if isinstance(value, Made)]
     if not made or any(value.name != DDP for value in made):
         return None
@@ -157,12 +151,6 @@ def _module_called(program: Program, call: ast.expr) -> ast.ClassDef | None:
     return owners.pop() if len(owners) == 1 else None
 
 
-def _outputs(forward: FunctionNode) -> list[ast.expr]:
-    """What a forward with one way out returns."""
-    returns = [one.value for one in inside(forward, ast.Return)]
-    return [*returns[0].elts] if len(returns) == 1 and isinstance(returns[0], ast.Tuple) else []
-
-
 def _is_unused(name: ast.Name) -> bool:
     scope = scope_node(name)
     return not any(
@@ -173,57 +161,14 @@ def _is_unused(name: ast.Name) -> bool:
 
 def _own_part(program: Program, owner: ast.ClassDef, forward: FunctionNode, output: ast.expr) -> str:
     """A part with parameters that is used once, and for this output alone."""
-    for part, uses in _parts_used(owner).items():
+    for part, uses in parts_used(owner).items():
         if (
             len(uses) == 1
-            and _flows_only_into(forward, uses[0], output)
-            and _has_parameters(program, owner, part)
+            and flows_only_into(forward, uses[0], output)
+            and has_parameters(program, owner, part)
         ):
             return part
     return ""
-
-
-def _parts_used(owner: ast.ClassDef) -> dict[str, list[ast.Attribute]]:
-    """Where each `self.part` is read, but for `__init__`."""
-    found: dict[str, list[ast.Attribute]] = {}
-    for function in owner.body:
-        if isinstance(function, ast.FunctionDef) and function.name != "__init__":
-            for node in inside(function, ast.Attribute, into_functions=True):
-                if isinstance(node.value, ast.Name) and node.value.id == "self":
-                    found.setdefault(node.attr, []).append(node)
-    return found
-
-
-def _flows_only_into(forward: FunctionNode, use: ast.AST, output: ast.expr) -> bool:
-    """It is written in the output, or assigned to a name that only the output reads."""
-    around = list(above(use))
-    if output in around:
-        return True
-    statement = next((one for one in around if isinstance(one, ast.stmt)), None)
-    if not isinstance(statement, ast.Assign) or up(statement) is not forward or len(statement.targets) != 1:
-        return False
-    target = statement.targets[0]
-    if not isinstance(target, ast.Name):
-        return False
-    reads = [
-        one
-        for one in inside(forward, ast.Name, into_functions=True)
-        if one.id == target.id and isinstance(one.ctx, ast.Load)
-    ]
-    return bool(reads) and all(one is output or output in above(one) for one in reads)
-
-
-def _has_parameters(program: Program, owner: ast.ClassDef, part: str) -> bool:
-    """Whether `self.part = nn.Linear(...)`, or a module of the given files, was assigned."""
-    for target, binding in program.index(program.source_of(owner)).attributes.get(part, ()):
-        if owner not in above(target) or binding.value is None:
-            continue
-        for value in program.values(binding.value):
-            if isinstance(value, Instance) and program.is_module(value.of):
-                return True
-            if isinstance(value, Made) and value.name.startswith("torch.nn."):
-                return not any(value.name.endswith(one) or one in value.name for one in WITHOUT_PARAMETERS)
-    return False
 
 
 def _conditional(program: Program, source: Source, owner: ast.ClassDef) -> Iterator[Finding]:
@@ -231,13 +176,13 @@ def _conditional(program: Program, source: Source, owner: ast.ClassDef) -> Itera
     forward = program.method(owner, "forward")
     if forward is None:
         return
-    used = _parts_used(owner)
+    used = parts_used(owner)
     for branch in inside(forward, ast.If):
         if not _differs(program, forward, branch.test):
             continue
         for part, uses in used.items():
             is_only_here = all(any(one in branch.body for one in above(use)) for use in uses)
-            if is_only_here and _has_parameters(program, owner, part):
+            if is_only_here and has_parameters(program, owner, part):
                 yield RULE.at(
                     source,
                     branch,
