@@ -8,11 +8,10 @@ from typing import cast
 
 from drumline.lint.finding import Edit, Finding, Severity
 from drumline.lint.program.names import DDP
-from drumline.lint.program.origins import parts
+from drumline.lint.program.origins import origins, parts
 from drumline.lint.program.program import Program
 from drumline.lint.program.saves import saves
 from drumline.lint.program.tree import position
-from drumline.lint.program.value import Made
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 
@@ -94,18 +93,17 @@ def _unwraps(program: Program, part: ast.expr) -> bool:
 
 def _edits(program: Program, model: ast.expr) -> list[Edit]:
     """Where it is wrapped whatever happens. A function's parameter may be given something else."""
-    values = program.values(model)
-    is_always = all(isinstance(value, Made) and value.name == DDP for value in values)
     if isinstance(model, ast.Name):
-        bindings = program.bindings(model)
-        is_always = is_always and all(
-            one.kind == "assign" and _is_made(program, one.value) for one in bindings
-        )
-    if not is_always or not isinstance(model, ast.Name | ast.Attribute):
+        given = [one.value if one.kind == "assign" else None for one in program.bindings(model)]
+    elif isinstance(model, ast.Attribute):
+        given = [*origins(program, model)]
+    else:
+        return []
+    if not given or not all(_is_wrapping(program, value) for value in given):
         return []
     end = (model.end_lineno or model.lineno, model.end_col_offset or 0)
     return [Edit(start=end, end=end, text=".module")]
 
 
-def _is_made(program: Program, value: ast.expr | None) -> bool:
-    return bool(program.made(value, DDP))
+def _is_wrapping(program: Program, value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Call) and program.name_of(value.func) == DDP

@@ -10,7 +10,7 @@ from drumline.lint.program.conditions import after_in_block, leaves
 from drumline.lint.program.guards import is_on_every_rank
 from drumline.lint.program.outputs import Output, is_seen_to, names_the_rank, outputs
 from drumline.lint.program.program import Program, argument, has_unknown_arguments
-from drumline.lint.program.tree import above, last_name, statement_of
+from drumline.lint.program.tree import above, inside, last_name, statement_of
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 
@@ -69,13 +69,19 @@ def _is_as_meant(program: Program, output: Output) -> bool:
         return True
     if output.kind == "bar":
         return any(keyword.arg in ("disable", "position") for keyword in call.keywords)
-    return output.kind == "print" and (_is_to_file(call) or _is_redirected(call))
+    return output.kind == "print" and (_is_to_file(call) or _is_redirected(call) or _is_help(call))
 
 
 def _is_to_file(call: ast.Call) -> bool:
     """To a file, or to stderr, where warnings go."""
     file = argument(call, None, "file")
     return file is not None and last_name(file) != "stdout"
+
+
+def _is_help(call: ast.Call) -> bool:
+    """`print(parser.format_help())`: whoever asks for it starts no ranks."""
+    written = [last_name(part).lower() for one in call.args for part in inside(one, ast.Name, ast.Attribute)]
+    return any(word in name for name in written for word in ("help", "usage"))
 
 
 def _is_about_failure(program: Program, call: ast.Call) -> bool:

@@ -128,7 +128,17 @@ def test_what_to_write_instead() -> None:
             "        torch.save({'é': 1, 'm': self.net.state_dict()}, 'a.pt')\n",
             "        torch.save({'é': 1, 'm': self.net.module.state_dict()}, 'a.pt')",
         ),
-        ("model = x\nif many:\n    model = DDP(x)\ntorch.save(model.state_dict(), 'a.pt')\n", None),
+        (
+            "def f(x, many):\n    model = x\n    if many:\n        model = DDP(x)\n"
+            "    torch.save(model.state_dict(), 'a.pt')\n",
+            None,
+        ),
+        ("def f(x, many):\n    m = DDP(x) if many else x\n    torch.save(m.state_dict(), 'a.pt')\n", None),
+        (
+            "class T:\n    def __init__(self, x, many):\n        self.net = x\n        if many:\n"
+            "            self.net = DDP(x)\n    def save(self):\n        torch.save(self.net.state_dict(), 'a.pt')\n",
+            None,
+        ),
         ("def f(model):\n    torch.save(model.state_dict(), 'a.pt')\nf(DDP(x))\nf(y)\n", None),
     ],
 )
