@@ -77,10 +77,10 @@ class _Parser(argparse.ArgumentParser):
 def run(argv: Sequence[str]) -> int:
     """The verb."""
     given = _flags(argv)
-    rules = all_rules()
-    docs = all_docs(rules)
     if given.help:
         return _print(HELP)
+    rules = all_rules()
+    docs = all_docs(rules)
     if given.list:
         return _print(as_list(docs.values()))
     if given.explain is not None:
@@ -181,8 +181,8 @@ def _mend(
     if given.diff:
         _print(diff_of(fixed))
     if fixed.in_notebooks:
-        fixes = counted(fixed.in_notebooks, "more place")
-        _say(f"{fixes} could be fixed, but notebooks are not written: mend them by hand")
+        places = counted(fixed.in_notebooks, "place")
+        _say(f"{places} in notebooks could be fixed, but notebooks are not written: mend them by hand")
     return write(fixed, checked) if given.fix else checked(readings)
 
 

@@ -164,7 +164,7 @@ def test_notebooks_are_read_and_not_written(lint: Lint, here: Path) -> None:
     assert result.code == 1
     assert result.lines[0] == "n.ipynb:cell 1:2:1: error DL101 bad-call: bad() is called"
     assert result.err == (
-        "drumline: 1 more place could be fixed, but notebooks are not written: mend them by hand\n"
+        "drumline: 1 place in notebooks could be fixed, but notebooks are not written: mend them by hand\n"
     )
     assert (here / "n.ipynb").read_text() == text
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
 
+from drumline.lint.program.asking import once
 from drumline.lint.program.names import COLLECTIVE_SAVES, COLLECTIVES, FSDP
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import FunctionNode, inside, last_name
+from drumline.lint.program.tree import FunctionNode, class_around, function_around, inside, last_name
 from drumline.lint.program.value import Known, Library, Made
 
 DEEPEST = 6
@@ -40,7 +42,7 @@ def collective(program: Program, call: ast.Call) -> str:
 def _has_shards(program: Program) -> bool:
     """Whether a model is spread over ranks; of one that is whole everywhere, each can tell the state by itself."""
     names = (*FSDP, "torch.distributed.tensor.parallel.parallelize_module")
-    return program.once("has shards", lambda: next(program.all_calls(*names), None) is not None, False)
+    return program.remember("has shards", lambda: next(program.all_calls(*names), None) is not None)
 
 
 def has_group(program: Program, call: ast.Call) -> bool:
@@ -73,9 +75,11 @@ def collectives_in(
     program: Program, node: ast.AST, depth: int = 0
 ) -> Iterator[tuple[str, tuple[ast.Call, ...]]]:
     """All that are called in it, with the calls that lead there: the last is the collective itself."""
+    likely = likely_names(program)
     for call in inside(node, ast.Call):
-        name = collective(program, call) if last_name(call.func) in _LASTS or depth == 0 else ""
-        if name:
+        if last_name(call.func) not in likely:
+            continue
+        if name := collective(program, call):
             yield name, (call,)
         elif depth < DEEPEST and not has_group(program, call):
             function = program.function_of(call)
@@ -84,12 +88,45 @@ def collectives_in(
                     yield inner, (call, *chain)
 
 
+def likely_names(program: Program) -> set[str]:
+    """What a call that comes to a collective may be named: by names alone, so that few calls need a closer look."""
+    return program.remember("likely collectives", lambda: _find_likely(program))
+
+
+def _find_likely(program: Program) -> set[str]:
+    likely = set(_LASTS)
+    callers: dict[str, set[str]] = defaultdict(set)
+    for source in program.sources:
+        index = program.index(source)
+        for scope in index.scopes.values():
+            for name, bindings in scope.names.items():
+                for binding in bindings:
+                    callers[binding.imported.rpartition(".")[2] or name].add(name)
+        for called, calls in index.calls.items():
+            callers[called].update(map(_name_around, calls))
+    pending = list(likely)
+    while pending:
+        new = callers[pending.pop()] - likely - {""}
+        likely |= new
+        pending += new
+    return likely
+
+
+def _name_around(call: ast.Call) -> str:
+    """Of the function that it is in, or of the class that is made by it."""
+    function = function_around(call)
+    if function is None:
+        return ""
+    owner = class_around(function) if function.name == "__init__" else None
+    return function.name if owner is None else owner.name
+
+
 def collectives_of(
     program: Program, function: FunctionNode, depth: int = 0
 ) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
     """Those that a function calls, the first of each name."""
     nothing: tuple[tuple[str, tuple[ast.Call, ...]], ...] = ()
-    return program.once(("collectives", function), lambda: _first_of_each(program, function, depth), nothing)
+    return once(program, "collectives", function, lambda: _first_of_each(program, function, depth), nothing)
 
 
 def _first_of_each(

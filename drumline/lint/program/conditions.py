@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from drumline.lint.program import ranks
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import FUNCTIONS, above, up
+from drumline.lint.program.tree import FUNCTIONS, above, last_name, up
 from drumline.lint.program.value import Known, Rank, RankTest
 
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -25,6 +25,8 @@ def rank_tests_at(program: Program, node: ast.AST, *, with_exits: bool = True) -
             return
         if isinstance(outer, ast.Match) and isinstance(inner, ast.match_case):
             yield from _matched(program, outer, inner)
+        if isinstance(outer, ast.With):
+            yield from (_FIRST for item in outer.items if _is_for_first(item.context_expr))
         inner = outer
 
 
@@ -122,6 +124,14 @@ def exit_of(node: ast.AST) -> ast.AST | None:
     while current is not None and not isinstance(current, kinds):
         current = up(current)
     return current
+
+
+# In `with main_process_first():` all come through, the others when the first has done it.
+_FIRST = RankTest("global", True, is_needed=False)
+
+
+def _is_for_first(manager: ast.expr) -> bool:
+    return isinstance(manager, ast.Call) and last_name(manager.func).endswith("_first")
 
 
 def _matched(program: Program, match: ast.Match, case: ast.match_case) -> Iterator[RankTest]:

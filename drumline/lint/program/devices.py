@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 
+from drumline.lint.program.imports import connected
 from drumline.lint.program.making import written
 from drumline.lint.program.names import INIT
 from drumline.lint.program.program import Program, argument
 from drumline.lint.program.tree import last_name
 from drumline.lint.program.value import Known, Made, Rank, Value
+from drumline.lint.reading.source import Source
 
 _WORDS = ("cuda", "device", "gpu", "rank")
 _DEVICES = ("torch.device", "torch.cuda.current_device")
@@ -48,12 +50,10 @@ def _says_gpu(program: Program, value: Value) -> bool | None:
     return True if isinstance(value, Rank) else None
 
 
-def is_on_cpu_only(program: Program) -> bool:
-    """Whether all process groups of the given files are gloo's, and nobody asks for a GPU."""
-    backends = [
-        one for call in program.all_calls(INIT) for one in written(program, argument(call, 0, "backend"))
-    ]
-    is_gloo = bool(backends) and all(
-        isinstance(one, ast.Constant) and one.value == "gloo" for one in backends
-    )
-    return is_gloo and not any("cuda" in source.text for source in program.sources)
+def is_on_cpu_only(program: Program, source: Source) -> bool:
+    """Whether all process groups of a file and those it runs with are gloo's, and nobody asks for a GPU."""
+    files = connected(program, source)
+    calls = [call for one in files for call in program.calls(one, INIT)]
+    backends = [origin for call in calls for origin in written(program, argument(call, 0, "backend"))]
+    is_gloo = all(isinstance(one, ast.Constant) and one.value == "gloo" for one in backends)
+    return bool(backends) and is_gloo and not any("cuda" in one.text for one in files)

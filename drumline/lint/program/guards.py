@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from drumline.lint.program.asking import once
 from drumline.lint.program.conditions import (
     conditions,
     exit_of,
@@ -14,9 +15,9 @@ from drumline.lint.program.conditions import (
     rank_tests,
     rank_tests_at,
 )
-from drumline.lint.program.loops import done_in
 from drumline.lint.program.names import STARTS
 from drumline.lint.program.program import Program
+from drumline.lint.program.ranks import OF_VARIABLE
 from drumline.lint.program.tree import (
     FunctionNode,
     above,
@@ -25,6 +26,7 @@ from drumline.lint.program.tree import (
     last_name,
 )
 from drumline.lint.program.value import Function, RankTest
+from drumline.lint.reading.source import Source
 
 __all__ = ["conditions", "exit_of", "leaves", "rank_tests"]
 
@@ -54,11 +56,13 @@ def ways(program: Program, node: ast.AST) -> list[Way]:
 def _ways(program: Program, node: ast.AST) -> list[Way]:
     found = frozenset(rank_tests_at(program, node))
     function = function_around(node)
+    if _is_without_ranks(program, node):
+        return [Way(found, "parent")]
     if function is None:
-        return [Way(found, "parent" if starts_ranks(program, program.source_of(node).tree) else "ranks")]
+        return [Way(found, _beginning_of_file(program, program.source_of(node)))]
     found |= guards_of_decorators(program, function)
     nothing: list[Way] = []  # whoever calls itself is not reached by that
-    outer = program.once(("ways", function), lambda: _ways_to_function(program, function), nothing)
+    outer = once(program, "ways", function, lambda: _ways_to_function(program, function), nothing)
     return [Way(found | way.guards, way.begins) for way in outer]
 
 
@@ -94,15 +98,37 @@ def _beginning(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDe
     """Of a function that nobody calls: that it trains, or is called `main`, tells that the ranks begin there."""
     if starts_ranks(program, function):
         return "parent"
-    calls = list(inside(function, ast.Call))
-    does = any(program.name_of(call.func) in STARTS or last_name(call.func) == "backward" for call in calls)
+    does = any(_is_training(program, call) for call in inside(function, ast.Call))
     is_named = bool(_STARTING_NAMES & set(function.name.lower().split("_")))
     return "ranks" if does or is_named else "unknown"
 
 
+def _beginning_of_file(program: Program, source: Source) -> str:
+    if starts_ranks(program, source.tree):
+        return "parent"
+    calls = program.index(source).every(ast.Call)
+    is_own = program.remember(("trains", source), lambda: any(_is_training(program, call) for call in calls))
+    return "ranks" if is_own or _is_distributed(program, source.tree) else "unknown"
+
+
+def _is_training(program: Program, call: ast.Call) -> bool:
+    return last_name(call.func) == "backward" or program.name_of(call.func) in STARTS
+
+
+def _is_without_ranks(program: Program, node: ast.AST) -> bool:
+    """After `if "RANK" in os.environ: ...; return` come those that no launcher has started."""
+    for test, holds in conditions(program, node):
+        if isinstance(test, ast.Compare) and program.name_of(test.comparators[0]) == "os.environ":
+            is_in = isinstance(test.ops[0], ast.In)
+            asked = isinstance(test.left, ast.Constant) and test.left.value in (*OF_VARIABLE, "WORLD_SIZE")
+            if asked and is_in != holds:
+                return True
+    return False
+
+
 def starts_ranks(program: Program, node: ast.AST) -> bool:
     """Whether it starts the ranks' processes, itself or by what it calls."""
-    return program.once(("starts", node), lambda: _does_start(program, node), False)
+    return once(program, "starts", node, lambda: _does_start(program, node), False)
 
 
 def _does_start(program: Program, node: ast.AST) -> bool:
@@ -117,9 +143,19 @@ def _does_start(program: Program, node: ast.AST) -> bool:
     return False
 
 
-def _is_distributed(program: Program, function: FunctionNode) -> bool:
-    """Not every process that is started is a rank."""
-    return any(program.name_of(call.func) in STARTS for call in done_in(program, function))
+def _is_distributed(program: Program, node: ast.AST) -> bool:
+    """Whether it comes to something that only ranks do; not every process that is started is one."""
+    return once(program, "is distributed", node, lambda: _does_distribute(program, node), False)
+
+
+def _does_distribute(program: Program, node: ast.AST) -> bool:
+    for call in inside(node, ast.Call):
+        if program.name_of(call.func) in STARTS:
+            return True
+        function = program.function_of(call)
+        if function is not None and _is_distributed(program, function):
+            return True
+    return False
 
 
 def guards(program: Program, node: ast.AST) -> Guards:

@@ -14,6 +14,29 @@ def imported_sources(program: Program, source: Source) -> list[Source]:
     return program.remember(("imports", source), lambda: _imported_anywhere(program, source))
 
 
+def connected(program: Program, source: Source) -> frozenset[Source]:
+    """A file with those that it imports or that import it, and on from there: what may run in one process with it."""
+    return program.remember("connected files", lambda: _components(program))[source]
+
+
+def _components(program: Program) -> dict[Source, frozenset[Source]]:
+    neighbours: dict[Source, set[Source]] = {source: set() for source in program.sources}
+    for source in program.sources:
+        for other in imported_sources(program, source):
+            neighbours[source].add(other)
+            neighbours[other].add(source)
+    found: dict[Source, frozenset[Source]] = {}
+    for source in program.sources:
+        pending, seen = [source] if source not in found else [], {source}
+        while pending:
+            more = neighbours[pending.pop()] - seen
+            seen |= more
+            pending += more
+        if source not in found:
+            found |= dict.fromkeys(seen, frozenset(seen))
+    return found
+
+
 def imported_by(program: Program, statement: ast.Import | ast.ImportFrom) -> Iterator[Source]:
     """The given files that one statement imports: packages before what is in them."""
     source = program.source_of(statement)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import lru_cache
 
+from drumline.lint.program.imports import connected
 from drumline.lint.program.loops import batch_loops, done_in
 from drumline.lint.program.names import COLLECTIVES, DDP, FSDP, LOADER
 from drumline.lint.program.program import Program, argument
@@ -68,9 +68,12 @@ def _viewed(expression: ast.expr) -> ast.expr:
     return expression
 
 
-@lru_cache(maxsize=1)
 def training_loops(program: Program) -> dict[ast.Call, list[Loop]]:
     """Of each DataLoader, the loops that train a distributed model on its batches."""
+    return program.remember("loops that loaders feed", lambda: _training_loops(program))
+
+
+def _training_loops(program: Program) -> dict[ast.Call, list[Loop]]:
     found: dict[ast.Call, list[Loop]] = defaultdict(list)
     for source in program.sources:
         for loop in batch_loops(program, source):
@@ -96,4 +99,5 @@ def trains_together(program: Program, loop: ast.AST) -> bool:
                 return True
         if program.name_of(call.func) in COLLECTIVES:
             return True
-    return any(True for _ in program.all_calls(*FSDP[1:]))
+    home = connected(program, program.source_of(loop))
+    return any(next(program.calls(source, *FSDP[1:]), None) is not None for source in home)

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.program.devices import moves_to_gpu
+from drumline.lint.program.imports import connected
 from drumline.lint.program.making import made_of, written
 from drumline.lint.program.program import Program, argument
 from drumline.lint.program.tree import Binding, above, function_around, inside, last_name, position
@@ -29,20 +30,21 @@ def built_of(program: Program, model: ast.expr | None) -> Iterator[ast.AST]:
     return made_of(program, model, only_making=True)
 
 
-def is_made_on_cpu(program: Program, model: ast.expr | None) -> bool:
+def is_made_on_cpu(program: Program, model: ast.expr) -> bool:
     """Whether all that makes it is seen, and nothing of that has to do with a device."""
     values = program.values(model)
     is_known = all(
         isinstance(value, Instance) or (isinstance(value, Made) and value.name.startswith(_ON_CPU))
         for value in values
     )
-    if not values or not is_known or _has_default(program):
+    if not values or not is_known or _has_default(program, model):
         return False
     return not any(_concerns_device(node) for node in built_of(program, model))
 
 
-def _has_default(program: Program) -> bool:
-    return any(word in source.text for source in program.sources for word in _DEFAULTS)
+def _has_default(program: Program, model: ast.expr) -> bool:
+    files = connected(program, program.source_of(model))
+    return any(word in source.text for source in files for word in _DEFAULTS)
 
 
 def _concerns_device(node: ast.AST) -> bool:
@@ -57,7 +59,7 @@ def _concerns_device(node: ast.AST) -> bool:
 
 def is_moved_before(program: Program, model: ast.expr, use: ast.AST, depth: int = 0) -> bool:
     """Whether it may be on a GPU when it is used: moved in its making, or between that and the use."""
-    if depth > DEEPEST or _has_default(program) or _is_in_device_block(model):
+    if depth > DEEPEST or _has_default(program, model) or _is_in_device_block(model):
         return True
     if any(_is_before(call, use) for call in moves_of(program, model)):
         return True

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from drumline.lint.program.distributed import distributed_sources
 from drumline.lint.program.doings import doings
@@ -35,6 +35,8 @@ class Step:
 
 
 Run: TypeAlias = list[Step]
+Found = TypeVar("Found")
+Finds: TypeAlias = Callable[[Program, Run], Iterable[tuple[ast.AST, Found]]]
 
 
 def runs(program: Program, source: Source) -> list[list[ast.Call]]:
@@ -50,6 +52,11 @@ def runs_through(program: Program, source: Source) -> list[Run]:
 def scripts_through(program: Program, source: Source) -> list[Run]:
     """Those of them that are whole: what a script does, or a `main` that nobody calls."""
     return program.remember("scripts through", lambda: _scripts_by_source(program)).get(source, [])
+
+
+def found_in_scripts(program: Program, source: Source, find: Finds[Found]) -> dict[ast.AST, Found]:
+    """What is found in a file by looking through all runs of scripts, each once, whoever asks."""
+    return program.remember(("found", find), lambda: _find_in_scripts(program, find)).get(source, {})
 
 
 def script(program: Program, source: Source) -> Run:
@@ -86,13 +93,15 @@ def _find_loose(program: Program, source: Source) -> list[Run]:
     run = script(program, source) if _is_script(program, source) else []
     done = {function_around(step.call) for step in run}
     uncalled = [one for one in every if one not in done and not _is_called(program, source, one)]
-    found = [_from(program, source, one) for one in uncalled]
+    found = [_from(program, source, one, MOST_LOOSE_STEPS) for one in uncalled]
     return [run for run in found if run]
 
 
-def _from(program: Program, source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Run:
+def _from(
+    program: Program, source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef, most: int
+) -> Run:
     frame = _Frame(functions=frozenset({function}))
-    return _Walk(program, source).over(function, function.body, frame, MOST_LOOSE_STEPS)
+    return _Walk(program, source).over(function, function.body, frame, most)
 
 
 def _is_called(program: Program, source: Source, function: FunctionNode) -> bool:
@@ -113,14 +122,24 @@ def _runs_by_source(program: Program) -> dict[Source, list[Run]]:
     return found
 
 
+def _find_in_scripts(program: Program, find: Finds[Found]) -> dict[Source, dict[ast.AST, Found]]:
+    found: dict[Source, dict[ast.AST, Found]] = defaultdict(dict)
+    for run in program.remember("scripts", lambda: _scripts(program)):
+        for node, what in find(program, run):
+            found[program.source_of(node)].setdefault(node, what)
+    return found
+
+
 def _scripts_by_source(program: Program) -> dict[Source, list[Run]]:
     found: dict[Source, list[Run]] = defaultdict(list)
-    for source in _in_order(program):
-        if _is_script(program, source):
-            _sort(program, [script(program, source)], found)
-    for source in _in_order(program):
-        _sort(program, _mains(program, source), found)
+    _sort(program, program.remember("scripts", lambda: _scripts(program)), found)
     return found
+
+
+def _scripts(program: Program) -> list[Run]:
+    every = _in_order(program)
+    found = [script(program, source) for source in every if _is_script(program, source)]
+    return found + [main for source in every for main in _mains(program, source)]
 
 
 def _is_script(program: Program, source: Source) -> bool:
@@ -136,7 +155,7 @@ def _all_imported(program: Program) -> set[Source]:
 def _mains(program: Program, source: Source) -> list[Run]:
     """`main` that nobody calls is called by a package's entry point."""
     return [
-        _from(program, source, one)
+        _from(program, source, one, MOST_STEPS)
         for one in program.tree(source).body
         if isinstance(one, ast.FunctionDef) and one.name == "main" and not _is_called(program, source, one)
     ]

@@ -52,12 +52,12 @@ def outputs(program: Program, source: Source) -> Iterator[Output]:
 def is_seen_to(program: Program, source: Source, output: Output) -> bool:
     """Whether something elsewhere keeps the other ranks quiet, or it is not shown at all."""
     if output.kind == "print":
-        return program.once("prints are seen to", lambda: _is_print_replaced(program), False)
+        return program.remember("prints are seen to", lambda: _is_print_replaced(program))
     if output.kind == "log":
-        seen_to = program.once("logs are seen to", lambda: _is_logging_seen_to(program), False)
+        seen_to = program.remember("logs are seen to", lambda: _is_logging_seen_to(program))
         return seen_to or bool(framework(program, source))
     if output.kind == "wandb":
-        return program.once("wandb is seen to", lambda: _is_wandb_seen_to(program), False)
+        return program.remember("wandb is seen to", lambda: _is_wandb_seen_to(program))
     return False
 
 
@@ -110,7 +110,7 @@ def _is_logging_seen_to(program: Program) -> bool:
     is_shown = False
     for source in program.sources:
         index = program.index(source)
-        if index.attributes.get("disabled"):
+        if index.attributes.get("disabled") or any(_is_patch(program, one) for one in index.calls["setattr"]):
             return True
         for name, calls in index.calls.items():
             is_configuring = name in _CONFIGURING
@@ -119,6 +119,11 @@ def _is_logging_seen_to(program: Program) -> bool:
             if is_about_it and any(_is_by_rank(program, call) for call in calls):
                 return True
     return not is_shown
+
+
+def _is_patch(program: Program, call: ast.Call) -> bool:
+    """`setattr(logger, "info", ...)`: it is no longer what it was."""
+    return bool(call.args) and bool(program.made(call.args[0], "logging.getLogger"))
 
 
 def _is_by_rank(program: Program, call: ast.Call) -> bool:

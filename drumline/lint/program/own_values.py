@@ -19,7 +19,7 @@ DEEPEST = 3
 
 def own_loss_in(program: Program, test: ast.expr, loop: Loop) -> str:
     """The name of the loss of this rank that a condition in a training loop asks for; empty if it asks for none."""
-    if not _is_asking(test) or _is_shared_before(program, test, loop) or not _has_replicas(program):
+    if not _is_asking(test) or _is_shared_before(program, test, loop) or not has_replicas(program):
         return ""
     losses = {name.id for name in _losses(loop)}
     for name in inside(test, ast.Name):
@@ -29,8 +29,9 @@ def own_loss_in(program: Program, test: ast.expr, loop: Loop) -> str:
     return ""
 
 
-def _has_replicas(program: Program) -> bool:
-    return program.once("has replicas", lambda: next(program.all_calls(DDP, *FSDP), None) is not None, False)
+def has_replicas(program: Program) -> bool:
+    """Whether a model is wrapped somewhere, so that its backward pass is a collective."""
+    return program.remember("has replicas", lambda: next(program.all_calls(DDP, *FSDP), None) is not None)
 
 
 def _losses(loop: Loop) -> Iterator[ast.Name]:

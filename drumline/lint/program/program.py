@@ -192,8 +192,6 @@ class Program:
             self._num_looked = 0
         return found
 
-    once = _once
-
     def remember(self, key: object, find: Callable[[], Found]) -> Found:
         """What was found before, for questions that others ask of all files together."""
         if key not in self._remembered:

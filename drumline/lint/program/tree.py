@@ -183,16 +183,16 @@ def make_index(source: Source) -> Index:
         if kind in _BINDERS:
             _BINDERS[kind](node, scope, index)
         if kind in _SCOPE_KINDS and node is not tree:
-            inner = [
+            parts = [
                 (child, scope if _is_outside(node, child) else _open(node, scope, scopes))
                 for child in children(node)
             ]
         else:
-            inner = [(child, scope) for child in children(node)]
-        for child, _ in inner:
+            parts = [(child, scope) for child in children(node)]
+        for child, _ in parts:
             child._up = node  # type: ignore[attr-defined]
-        inner.reverse()
-        stack += inner
+        parts.reverse()
+        stack += parts
     return index
 
 

@@ -51,7 +51,7 @@ model = DDP(model, device_ids=[local_rank])
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Wrapped, then moved; or given device_ids, and never moved."""
     calls = list(program.calls(source, DDP))
-    if not calls or framework(program, source) or is_on_cpu_only(program):
+    if not calls or framework(program, source) or is_on_cpu_only(program, source):
         return
     for call in calls:
         model = wrapped(call)

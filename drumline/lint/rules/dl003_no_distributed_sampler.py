@@ -51,8 +51,9 @@ for inputs in loader:
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Loaders that feed a loop with `.backward()`, on all ranks."""
-    trained = training_loops(program)
-    for call in program.calls(source, LOADER):
+    calls = list(program.calls(source, LOADER))
+    trained = training_loops(program) if calls else {}
+    for call in calls:
         if call in trained and _gives_all(program, call) and _is_for_all(program, call, trained[call]):
             dataset = given(call, "dataset")
             said = "the dataset" if dataset is None else source.code(dataset)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.distributed import framework
+from drumline.lint.program.imports import connected
 from drumline.lint.program.loaders import given, training_loops
 from drumline.lint.program.loops import outer_loops
 from drumline.lint.program.making import bodies, written
@@ -88,13 +89,12 @@ def _loaders_of(program: Program, sampler: ast.Call) -> list[ast.Call]:
 
 def _is_told(program: Program, sampler: ast.Call, loaders: list[ast.Call]) -> bool:
     """Whether there is a `set_epoch` on it, on a loader that has it, or on something unknown that may be it."""
-    for source in program.sources:
-        for name in ("set_epoch", "_set_epoch"):
-            for call in program.index(source).calls.get(name, ()) if name in source.text else ():
-                if isinstance(call.func, ast.Attribute):
-                    owners = program.values(call.func.value)
-                    if not _are_known(owners) or any(_is_one_of(owners, [sampler, *loaders])):
-                        return True
+    for source in connected(program, program.source_of(sampler)):
+        for call in program.index(source).calls.get("set_epoch", ()):
+            if isinstance(call.func, ast.Attribute):
+                owners = program.values(call.func.value)
+                if not _are_known(owners) or any(_is_one_of(owners, [sampler, *loaders])):
+                    return True
     return False
 
 
@@ -112,12 +112,15 @@ def _is_one_of(values: Values, calls: list[ast.Call]) -> Iterator[bool]:
 
 def _is_handed_on(program: Program, sampler: ast.Call, loaders: list[ast.Call]) -> bool:
     """Whether something that is not seen gets the sampler or its loader, and may call it."""
-    for source in program.sources:
+    trained = training_loops(program)
+    nodes = [sampler, *loaders, *(loop for loader in loaders for loop in trained[loader])]
+    for source in {program.source_of(node) for node in nodes}:
         for call in program.index(source).every(ast.Call):
-            if _is_unseen(program, call):
-                given_to = [*call.args, *(keyword.value for keyword in call.keywords)]
-                if any(any(_is_one_of(program.values(one), [sampler, *loaders])) for one in given_to):
-                    return True
+            arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+            named = [one for one in arguments if isinstance(one, ast.Name | ast.Attribute)]
+            is_given = any(any(_is_one_of(program.values(one), [sampler, *loaders])) for one in named)
+            if is_given and _is_unseen(program, call):
+                return True
     return False
 
 

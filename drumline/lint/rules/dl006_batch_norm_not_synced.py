@@ -61,7 +61,7 @@ _SYNCED = ("SyncBatchNorm", "syncbn", "sync_bn", "SyncBN", "sync_batchnorm")
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Models in whose making a BatchNorm is seen, in files that never speak of a synchronised one."""
     calls = list(program.calls(source, DDP))
-    if not calls or framework(program, source) or is_on_cpu_only(program):
+    if not calls or framework(program, source) or is_on_cpu_only(program, source):
         return
     for call in calls:
         model = wrapped(call)
@@ -71,11 +71,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         is_synced = any(word in one.text for one in files for word in _SYNCED)
         if model is not None and layer is not None and not is_synced:
             where = program.source_of(layer).code(layer)
-            yield RULE.at(
-                source,
-                call,
-                f"{source.code(model)} has {where}, which sees only this rank's part of each batch",
-            )
+            said = f"{source.code(model)} has BatchNorm ({where})"
+            yield RULE.at(source, call, f"{said}, which sees only this rank's part of each batch")
 
 
 def _is_layer(program: Program, node: ast.AST) -> bool:

@@ -10,6 +10,7 @@ from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.alone import is_alone, is_in_run
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.guards import is_on_some_only
+from drumline.lint.program.imports import connected
 from drumline.lint.program.making import written
 from drumline.lint.program.names import DDP
 from drumline.lint.program.program import Program, argument
@@ -50,7 +51,7 @@ _MASK = "CUDA_VISIBLE_DEVICES"
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Numbers of GPUs that are written out, wherever a device is asked for, if every rank comes there."""
-    if framework(program, source) or any(_MASK in one.text for one in program.sources):
+    if framework(program, source) or any(_MASK in one.text for one in connected(program, source)):
         return  # where each process sees one GPU only, its number is 0
     found = {
         fixed

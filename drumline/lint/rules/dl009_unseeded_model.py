@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.models import built_at, wrappings
-from drumline.lint.program.order import scripts_through
+from drumline.lint.program.order import Run, found_in_scripts
 from drumline.lint.program.program import Program
 from drumline.lint.program.seeds import seeded_before
 from drumline.lint.reading.source import Source
@@ -44,15 +44,15 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Models that are wrapped in runs without any seed."""
     if framework(program, source):
         return
-    found: dict[ast.Call, None] = {}
-    for run in scripts_through(program, source):
-        here = [number for number in wrappings(program, run) if program.source_of(run[number].call) is source]
-        if not here or seeded_before(program, run, len(run)):
-            continue
-        for number in here:
-            if built_at(program, run, number) is not None:
-                found[run[number].call] = None
-    for call in found:
+    for call in found_in_scripts(program, source, _unseeded):
         yield RULE.at(
             source, call, f"{source.code(call)} wraps a model whose weights are drawn without a seed"
         )
+
+
+def _unseeded(program: Program, run: Run) -> Iterator[tuple[ast.AST, None]]:
+    every = wrappings(program, run)
+    if every and not seeded_before(program, run, len(run)):
+        for number in every:
+            if built_at(program, run, number) is not None:
+                yield run[number].call, None

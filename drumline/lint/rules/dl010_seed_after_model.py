@@ -9,7 +9,7 @@ from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.alternatives import are_alternatives
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.models import built_at, wrappings
-from drumline.lint.program.order import Run, Step, parting, scripts_through
+from drumline.lint.program.order import Run, Step, found_in_scripts, parting
 from drumline.lint.program.program import Program
 from drumline.lint.program.seeds import seeded_before, seeds_torch
 from drumline.lint.program.tree import LOOPS, above
@@ -49,27 +49,22 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """The first seed of a run, if a model that is wrapped was built before."""
     if framework(program, source):
         return
-    found: dict[ast.AST, ast.Call] = {}
-    for run in scripts_through(program, source):
-        for built, seed in _late(program, run):
-            place = parting(seed, built)[0]
-            if program.source_of(place) is source:
-                found.setdefault(place, built.call)
-    for place, call in found.items():
-        model = program.source_of(call).code(call)
+    for place, call in found_in_scripts(program, source, _late).items():
+        model = program.source_of(call).code(call.func)
         yield RULE.at(
-            source, place, f"{source.code(place)} comes after {model}: its weights are already drawn"
+            source, place, f"{source.code(place)} comes after {model}(...): its weights are already drawn"
         )
 
 
-def _late(program: Program, run: Run) -> Iterator[tuple[Step, Step]]:
+def _late(program: Program, run: Run) -> Iterator[tuple[ast.AST, ast.Call]]:
+    """Where the first seed is set, or where main calls who sets it; and what built the model."""
     for number in wrappings(program, run):
         built = built_at(program, run, number)
         if built is None or seeded_before(program, run, built):
             continue
         seed = next((step for step in run[built + 1 :] if seeds_torch(program, step.call)), None)
         if seed is not None and _is_meant_for_all(program, run[built], seed):
-            yield run[built], seed
+            yield parting(seed, run[built])[0], run[built].call
 
 
 def _is_meant_for_all(program: Program, built: Step, seed: Step) -> bool:

@@ -9,7 +9,7 @@ from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.augmentation import augmentations
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.names import LOADER
-from drumline.lint.program.order import Run, Step, scripts_through
+from drumline.lint.program.order import Run, Step, found_in_scripts
 from drumline.lint.program.program import Program, argument
 from drumline.lint.program.seeds import kind_of_seed, may_differ_by_rank, seeds_torch, where_given
 from drumline.lint.program.tree import inside
@@ -61,12 +61,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """The last seed of a run for the generator that the augmentation draws from."""
     if framework(program, source):
         return
-    found: dict[ast.AST, str] = {}
-    for run in scripts_through(program, source):
-        for place, drawn in _same_in(program, run):
-            if program.source_of(place) is source:
-                found.setdefault(place, drawn)
-    for place, drawn in found.items():
+    for place, drawn in found_in_scripts(program, source, _same_in).items():
         yield RULE.at(
             source, place, f"{source.code(place)} is the same on every rank, and so is all that {drawn} draws"
         )

@@ -67,8 +67,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _saved(program: Program) -> frozenset[ast.Call]:
     """All calls of `.state_dict()` whose result is saved, in all given files."""
-    nothing: frozenset[ast.Call] = frozenset()
-    return program.once("saved state_dicts", lambda: frozenset(_find_saved(program)), nothing)
+    return program.remember("saved state_dicts", lambda: frozenset(_find_saved(program)))
 
 
 def _find_saved(program: Program) -> Iterator[ast.Call]:

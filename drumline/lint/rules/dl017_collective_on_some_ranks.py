@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.collectives import collective, collectives_in, short
+from drumline.lint.program.collectives import collective, collectives_in, likely_names, short
 from drumline.lint.program.conditions import after_in_block, conditions, leaves, rank_tests, rank_tests_at
 from drumline.lint.program.guards import guards_of_decorators
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import above, function_around
+from drumline.lint.program.tree import above, function_around, last_name
 from drumline.lint.program.value import RankTest
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
@@ -48,14 +48,22 @@ dist.barrier()
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Collectives under a condition on ranks, and calls there of functions that come to one."""
     for call in program.index(source).every(ast.Call):
-        tests = _certain(program, call)
-        if not tests:
+        if last_name(call.func) not in likely_names(program) or not _has_conditions(program, call):
             continue
         found = _collectives_of_call(program, call)
-        for name, chain in found:
+        tests = _certain(program, call) if found else []
+        for name, chain in found if tests else ():
             if not _has_counterpart(program, call, name, tests):
                 yield RULE.at(source, call, _said(source, tests, name, chain))
                 break
+
+
+def _has_conditions(program: Program, call: ast.Call) -> bool:
+    """At the first look, which costs little."""
+    function = function_around(call)
+    is_decorated = function is not None and bool(function.decorator_list)
+    is_in_case = any(isinstance(outer, ast.match_case) for outer in above(call))
+    return is_decorated or is_in_case or any(True for _ in conditions(program, call, with_exits=False))
 
 
 def _certain(program: Program, call: ast.Call) -> list[RankTest]:

@@ -16,8 +16,7 @@ from drumline.lint.program.conditions import (
 )
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.loops import reached
-from drumline.lint.program.names import DDP
-from drumline.lint.program.own_values import is_joined, loop_around, own_loss_in
+from drumline.lint.program.own_values import has_replicas, is_joined, loop_around, own_loss_in
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import (
     LOOPS,
@@ -162,8 +161,9 @@ def _after_call(call: ast.Call) -> Iterator[ast.AST]:
 
 
 def _has_wrapped_backward(program: Program, node: ast.AST) -> bool:
-    wrapped = next(program.all_calls(DDP), None)
-    return wrapped is not None and next(reached(program, node, "backward"), None) is not None
+    """Of a tensor; torch.distributed.autograd has a function of that name."""
+    calls = reached(program, node, "backward") if has_replicas(program) else iter(())
+    return any(not program.name_of(call.func).endswith("autograd.backward") for call in calls)
 
 
 def _own_loss(program: Program, source: Source, exit_: Exit) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.guards import is_on_main_only
 from drumline.lint.program.program import Program, argument, has_unknown_arguments
-from drumline.lint.program.saves import is_in_memory
+from drumline.lint.program.saves import is_in_memory, is_own
 from drumline.lint.program.tree import class_around, function_around
 from drumline.lint.program.value import Known
 from drumline.lint.reading.source import Source
@@ -47,7 +47,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if _is_told_where(program, call) or _is_of_sample(program, call) or is_on_main_only(program, call):
             continue
         path = argument(call, 0, "f")
-        if not is_in_memory(program, path):
+        if not is_in_memory(program, path) and not is_own(program, path):
             what = "a file" if path is None else source.code(path)
             said = f"every rank loads {what} onto the GPU that it was saved from"
             yield RULE.at(source, call, said)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.names import DESTROY, INIT
-from drumline.lint.program.order import Run, scripts_through
+from drumline.lint.program.order import MOST_STEPS, Run, scripts_through
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import function_around, last_name, up
 from drumline.lint.reading.source import Source
@@ -60,7 +60,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_destroyed(program: Program, run: Run) -> bool:
-    if any(program.name_of(step.call.func) == DESTROY for step in run):
+    if len(run) >= MOST_STEPS or any(program.name_of(step.call.func) == DESTROY for step in run):
         return True
     called = {last_name(step.call.func) for step in run if program.function_of(step.call) is None}
     return any(

@@ -69,12 +69,13 @@ def _is_as_meant(program: Program, output: Output) -> bool:
         return True
     if output.kind == "bar":
         return any(keyword.arg in ("disable", "position") for keyword in call.keywords)
-    return output.kind == "print" and (_is_to_file(program, call) or _is_redirected(call))
+    return output.kind == "print" and (_is_to_file(call) or _is_redirected(call))
 
 
-def _is_to_file(program: Program, call: ast.Call) -> bool:
+def _is_to_file(call: ast.Call) -> bool:
+    """To a file, or to stderr, where warnings go."""
     file = argument(call, None, "file")
-    return file is not None and program.name_of(file) not in ("sys.stdout", "sys.stderr")
+    return file is not None and last_name(file) != "stdout"
 
 
 def _is_about_failure(program: Program, call: ast.Call) -> bool:

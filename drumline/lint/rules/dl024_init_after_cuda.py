@@ -11,7 +11,7 @@ from drumline.lint.program.cuda import CHOOSES, CHOOSING_VARIABLES, works_on_fir
 from drumline.lint.program.environment import settings
 from drumline.lint.program.guards import is_on_some_only
 from drumline.lint.program.names import INIT
-from drumline.lint.program.order import Run, process_of, scripts_through
+from drumline.lint.program.order import Run, found_in_scripts, process_of
 from drumline.lint.program.program import Program, argument
 from drumline.lint.program.value import Known
 from drumline.lint.reading.source import Source
@@ -49,21 +49,22 @@ model = torch.nn.Linear(8, 2).cuda()
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """In the order of a script's run, at init_process_group."""
-    found: dict[ast.Call, ast.Call] = {}
-    for run in scripts_through(program, source):
-        for number, step in enumerate(run):
-            if program.name_of(step.call.func) != INIT or program.source_of(step.call) is not source:
-                continue
-            work = _work_before(program, run, number) if _takes_current_gpu(program, step.call) else None
-            if work is not None and not _is_chosen_by_variable(program, run):
-                found.setdefault(step.call, work)
-    for call, work in found.items():
+    for call, work in found_in_scripts(program, source, _too_late).items():
+        assert isinstance(call, ast.Call)
         done = program.source_of(work).code(work)
         yield RULE.at(
             source,
             call,
             f"{done} comes before {source.code(call.func)}: every rank of a host has used GPU 0 by then",
         )
+
+
+def _too_late(program: Program, run: Run) -> Iterator[tuple[ast.AST, ast.Call]]:
+    for number, step in enumerate(run):
+        if program.name_of(step.call.func) == INIT and _takes_current_gpu(program, step.call):
+            work = _work_before(program, run, number)
+            if work is not None and not _is_chosen_by_variable(program, run):
+                yield step.call, work
 
 
 def _takes_current_gpu(program: Program, init: ast.Call) -> bool:

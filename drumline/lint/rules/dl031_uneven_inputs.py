@@ -9,6 +9,7 @@ from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.alone import is_alone
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.guards import is_on_some_only
+from drumline.lint.program.imports import connected
 from drumline.lint.program.loaders import given, loaders, training_loops
 from drumline.lint.program.making import written
 from drumline.lint.program.names import LOADER
@@ -60,8 +61,9 @@ with Join([model]):
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Loaders of data split by hand, that a training loop goes through to their end."""
-    trained = training_loops(program)
-    for call in program.calls(source, LOADER):
+    calls = list(program.calls(source, LOADER))
+    trained = training_loops(program) if calls else {}
+    for call in calls:
         if call not in trained or not _takes_all(program, call):
             continue
         if not any(_waits_at_the_end(program, loop, call) for loop in trained[call]):
@@ -96,12 +98,12 @@ def _waits_at_the_end(program: Program, loop: Loop, loader: ast.Call) -> bool:
     home = program.source_of(loop)
     if framework(program, home) or any(True for _ in inside(loop, ast.Break)) or is_alone(program, loop):
         return False
-    return "islice" not in home.code(loop.iter) and not _is_joined(program)
+    return "islice" not in home.code(loop.iter) and not _is_joined(program, home)
 
 
-def _is_joined(program: Program) -> bool:
-    """Whether there is a `with model.join():` or `with Join([model]):` in the given files."""
-    for source in program.sources:
+def _is_joined(program: Program, home: Source) -> bool:
+    """Whether there is a `with model.join():` or `with Join([model]):` in the files that run with this one."""
+    for source in connected(program, home):
         for statement in program.index(source).every(ast.With):
             for item in statement.items:
                 called = getattr(item.context_expr, "func", None)

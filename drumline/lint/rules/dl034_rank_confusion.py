@@ -9,7 +9,7 @@ from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.names import DISTRIBUTED_SAMPLER, INIT
 from drumline.lint.program.program import Program, argument
 from drumline.lint.program.ranks import OF_FUNCTION, OF_NAME, OF_VARIABLE
-from drumline.lint.program.tree import last_name
+from drumline.lint.program.tree import Binding, inside, last_name
 from drumline.lint.program.value import Known, Library, Rank
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
@@ -106,31 +106,51 @@ def _kind_of_target(program: Program, target: ast.expr) -> str:
     return OF_NAME.get(last_name(target).lower().strip("_"), "")
 
 
-def _kind_of(program: Program, value: ast.expr, depth: int = 0) -> str:
+def _kind_of(program: Program, value: ast.expr | None) -> str:
     """Which rank it is, if it comes from the environment or from torch; a name alone proves nothing."""
-    if depth > DEEPEST:
-        return ""
-    if isinstance(value, ast.Call):
-        return _kind_of_call(program, value, depth)
-    if isinstance(value, ast.Subscript) and Library("os.environ") in program.values(value.value):
-        return _kind_of_variable(program, value.slice)
-    if isinstance(value, ast.Name):
-        given = [one for binding in program.bindings(value) for one in program.given_by(binding)]
-    elif isinstance(value, ast.Attribute):
-        given = _given_to_attribute(program, value)
-    else:
-        return ""
-    kinds = {_kind_of(program, one, depth + 1) if one is not None else "" for one in given}
+    kinds = _kinds(program, value, 0)
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def _kind_of_call(program: Program, call: ast.Call, depth: int) -> str:
+def _kinds(program: Program, value: ast.expr | None, depth: int) -> set[str]:
+    """All that it may be; empty text for what is not known, nothing for a constant: that stands for one process."""
+    if value is None or depth > DEEPEST:
+        return {""}
+    if isinstance(value, ast.Constant):
+        return set()
+    if isinstance(value, ast.Call):
+        return _kinds_of_call(program, value, depth)
+    if isinstance(value, ast.Subscript) and Library("os.environ") in program.values(value.value):
+        return {_kind_of_variable(program, value.slice)}
+    given: list[ast.expr | None] = [None]
+    if isinstance(value, ast.IfExp):
+        given = [value.body, value.orelse]
+    elif isinstance(value, ast.Name):
+        given = [one for binding in program.bindings(value) for one in _given_by(program, binding)]
+    elif isinstance(value, ast.Attribute):
+        given = _given_to_attribute(program, value)
+    return set().union(*(_kinds(program, one, depth + 1) for one in given))
+
+
+def _kinds_of_call(program: Program, call: ast.Call, depth: int) -> set[str]:
     name = program.name_of(call.func)
     if name in OF_FUNCTION:
-        return OF_FUNCTION[name]
+        return {OF_FUNCTION[name]}
     if name in ("os.environ.get", "os.getenv") and call.args:
-        return _kind_of_variable(program, call.args[0])
-    return _kind_of(program, call.args[0], depth + 1) if name in ("int", "str") and call.args else ""
+        return {_kind_of_variable(program, call.args[0])}
+    return _kinds(program, call.args[0] if name in ("int", "str") and call.args else None, depth + 1)
+
+
+def _given_by(program: Program, binding: Binding) -> list[ast.expr | None]:
+    """Of `rank, local_rank = ranks()`, that part of all that the function returns."""
+    function = program.function_of(binding.value) if isinstance(binding.value, ast.Call) else None
+    if function is None or len(binding.path) != 1 or binding.kind != "assign":
+        return program.given_by(binding)
+    returned = [one.value for one in inside(function, ast.Return)]
+    is_fitting = [isinstance(one, ast.Tuple) and binding.path[0] < len(one.elts) for one in returned]
+    return [
+        one.elts[binding.path[0]] if fits else None for one, fits in zip(returned, is_fitting, strict=True)
+    ]
 
 
 def _kind_of_variable(program: Program, key: ast.expr) -> str:

@@ -46,7 +46,7 @@ MESSAGES = {
     "DL006": [
         (
             "import torch.nn as nn\n" + WRAP + "net = nn.BatchNorm1d(4).cuda()\nmodel = DDP(net)\n",
-            "net has nn.BatchNorm1d, which sees only this rank's part of each batch",
+            "net has BatchNorm (nn.BatchNorm1d), which sees only this rank's part of each batch",
         )
     ],
     "DL007": [

@@ -19,7 +19,7 @@ from drumline.lint.program.program import Program
 from drumline.lint.program.value import RankTest
 from drumline.lint.reading.source import Source
 
-BEFORE = "import torch.distributed as dist\nrank = dist.get_rank()\n"
+BEFORE = "import torch.distributed as dist\ndist.init_process_group()\nrank = dist.get_rank()\n"
 MAIN, OTHERS, SOME = RankTest("global", True), RankTest("global", False), RankTest("global", None)
 
 
@@ -108,6 +108,15 @@ MAIN_ONLY = {
         def main(trainer):
             if rank == 0:
                 trainer.save()
+    """,
+    "not started by a launcher": """
+        import os
+        def main():
+            if "RANK" in os.environ:
+                dist.barrier()
+                return
+            here()
+        main()
     """,
     "the parent": """
         import torch.multiprocessing as mp
@@ -219,6 +228,7 @@ def test_every_rank(name: str) -> None:
         ("match rank:\n    case 1:\n        here()", {SOME}),
         ("if rank == 0 or always:\n    here()", {RankTest("global", True, is_needed=False)}),
         ("if rank == 0 and log:\n    pass\nelse:\n    here()", {RankTest("global", False, is_needed=False)}),
+        ("with main_process_first():\n    here()", {RankTest("global", True, is_needed=False)}),
         ("@local_main_process_only\ndef f():\n    here()\nf()", {RankTest("local", True)}),
         (
             "def f():\n    here()\nif rank == 0:\n    f()\nif local_rank == 0:\n    f()",
@@ -238,6 +248,31 @@ def test_nobody_knows_who_calls_it() -> None:
     assert [way.begins for way in ways(program, call)] == ["unknown"]
     assert not is_on_every_rank(program, call)
     assert not is_on_some_only(program, call)
+
+
+def test_a_script_that_never_comes_to_anything_distributed() -> None:
+    text = "def main():\n    print_help()\n    here()\nmain()\n"
+    source = Source(Path("a.py"), text, ast.parse(text))
+    program = Program([source])
+    (call,) = program.index(source).calls["here"]
+    assert [way.begins for way in ways(program, call)] == ["unknown"]
+
+
+def test_functions_that_call_each_other() -> None:
+    text = """
+        def even(n):
+            odd(n - 1)
+        def odd(n):
+            here()
+            even(n - 1)
+        if rank == 0:
+            even(4)
+    """
+    program, call = place(text)
+    even, odd = program.index(program.sources[0]).every(ast.FunctionDef)
+    assert is_on_main_only(program, even.body[0].value)
+    assert is_on_main_only(program, odd.body[0].value)
+    assert is_on_main_only(program, call)
 
 
 def test_helpers_in_another_file() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from drumline.lint.program.alone import is_alone
+from drumline.lint.program.imports import connected
 from drumline.lint.program.loaders import loaders, loaders_behind
 from drumline.lint.program.making import depends_on_rank, written
 from drumline.lint.program.program import Program
@@ -131,3 +132,16 @@ def test_what_a_batch_is_a_part_of() -> None:
         "for number, batch in enumerate(loader):\n    move(batch)\n"
     )
     assert loaders_behind(program, _argument(program, source)) == program.index(source).calls["DataLoader"]
+
+
+def test_files_that_run_together_are_those_that_imports_connect() -> None:
+    texts = {
+        "main.py": "import data\n",
+        "data.py": "import helpers\n",
+        "helpers.py": "",
+        "other.py": "import os\n",
+    }
+    program = Program([Source(Path(name), text, ast.parse(text)) for name, text in texts.items()])
+    found = {str(one.path): {str(other.path) for other in connected(program, one)} for one in program.sources}
+    together = {"main.py", "data.py", "helpers.py"}
+    assert found == {"other.py": {"other.py"}} | dict.fromkeys(together, together)
