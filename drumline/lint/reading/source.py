@@ -69,8 +69,12 @@ class Source:
 
     def code(self, node: ast.AST) -> str:
         """What is written there, on one line."""
-        written = ast.get_source_segment(self.text, node) or ast.unparse(node)
-        return " ".join(written.split())
+        first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", None) or 1
+        start, end = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", None)
+        written = [line.encode() for line in self.lines[first - 1 : last]]
+        written[-1] = written[-1][:end]
+        written[0] = written[0][start:]
+        return " ".join(b" ".join(written).decode(errors="replace").split())
 
     def _column(self, line: int, offset: int) -> int:
         """`ast` counts bytes of UTF-8 from 0."""

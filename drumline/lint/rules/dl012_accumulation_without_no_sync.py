@@ -62,20 +62,25 @@ SWITCHES = {
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """The backward of every micro-batch."""
+    for call, step in program.remember(RULE.id, lambda: list(_unswitched(program))):
+        if program.source_of(call) is source:
+            yield RULE.at(
+                source,
+                call,
+                f"{source.code(call)} sums gradients over all ranks at every micro-batch, "
+                f"{program.source_of(step).code(step)} comes only after several",
+            )
+
+
+def _unswitched(program: Program) -> Iterator[tuple[ast.Call, ast.Call]]:
+    """Each such backward, with the step that comes after several."""
     for found in accumulations(program):
         if framework(program, program.source_of(found.loop)) or _is_switched(program, found):
             continue
-        if not wrapped_calls(program, found.loop):
-            continue
-        step = program.source_of(found.step).code(found.step)
-        for call in every_round(program, found, "backward"):
-            if program.source_of(call) is source and program.function_of(call) is None:
-                yield RULE.at(
-                    source,
-                    call,
-                    f"{source.code(call)} sums gradients over all ranks at every micro-batch, "
-                    f"{step} comes only after several",
-                )
+        if wrapped_calls(program, found.loop):
+            for call in every_round(program, found, "backward"):
+                if program.function_of(call) is None:
+                    yield call, found.step
 
 
 def _is_switched(program: Program, found: Accumulation) -> bool:

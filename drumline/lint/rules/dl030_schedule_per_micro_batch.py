@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
@@ -58,13 +59,21 @@ for i, x in enumerate(loader):
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """The scheduler's step of every micro-batch."""
+    for call, step in program.remember(RULE.id, lambda: list(_too_often(program))):
+        if program.source_of(call) is source:
+            said = program.source_of(step).code(step)
+            message = (
+                f"{source.code(call)} is called at every micro-batch, {said} only at the last of several"
+            )
+            yield RULE.at(source, call, message)
+
+
+def _too_often(program: Program) -> Iterator[tuple[ast.Call, ast.Call]]:
+    """Each such step of a scheduler, with the optimizer's."""
     for found in accumulations(program):
         if framework(program, program.source_of(found.loop)):
             continue
-        step = program.source_of(found.step).code(found.step)
-        for root, rare in found.roots.items():
-            for call in scheduler_steps(program, root) if program.source_of(root) is source else ():
-                is_rare = every_nth(program, call, root) or is_now_and_then(program, call, root)
-                if not rare and not is_rare:
-                    message = f"{source.code(call)} is called at every micro-batch, {step} only at the last of several"
-                    yield RULE.at(source, call, message)
+        for root in [root for root, is_rare in found.roots.items() if not is_rare]:
+            for call in scheduler_steps(program, root):
+                if not every_nth(program, call, root) and not is_now_and_then(program, call, root):
+                    yield call, found.step
