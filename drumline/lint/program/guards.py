@@ -87,8 +87,7 @@ def _perhaps_callers(program: Program, function: ast.FunctionDef | ast.AsyncFunc
     """Calls by its name of something that is not known."""
     return [
         call
-        for source in program.sources
-        if function.name in source.text
+        for source in program.calling.get(function.name, ())
         for call in program.index(source).calls.get(function.name, ())
         if isinstance(call.func, ast.Attribute) and not program.values(call.func)
     ]

@@ -12,6 +12,7 @@ from drumline.lint.program.tree import (
     FunctionNode,
     Loop,
     above,
+    calls_written,
     function_around,
     inside,
     last_name,
@@ -143,7 +144,7 @@ def reached(program: Program, node: ast.AST, method: str) -> Iterator[ast.Call]:
 def calls_in(node: ast.AST) -> Iterator[ast.Call]:
     """All calls that are written in it, those of inner functions left out; of a loop, those of every round."""
     for part in repeated(node):
-        yield from _written(part)
+        yield from calls_written(part)
 
 
 def repeated(node: ast.AST) -> list[ast.AST]:
@@ -168,23 +169,12 @@ def _done_in(program: Program, node: ast.AST, seen: set[FunctionNode]) -> Iterat
     if isinstance(node, ast.For):
         parts = [*_generating(program, node), *parts]
     for part in parts:
-        for call in _written(part):
+        for call in calls_written(part):
             yield call
             function = program.function_of(call)
             if function is not None and function not in seen and not _is_generator(function):
                 seen.add(function)
                 yield from _done_in(program, function, seen)
-
-
-def _written(part: ast.AST) -> Iterator[ast.Call]:
-    stack = [part]
-    while stack:
-        current = stack.pop()
-        if isinstance(current, ast.Call):
-            yield current
-        if isinstance(current, SCOPES):
-            continue
-        stack.extend(reversed(list(ast.iter_child_nodes(current))))
 
 
 def _generating(program: Program, loop: ast.For) -> Iterator[ast.AST]:

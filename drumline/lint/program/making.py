@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import Binding, above, up
+from drumline.lint.program.tree import Binding, above, dotted, up
 from drumline.lint.program.value import Class, Function, Instance, Rank
 
 DEEPEST = 12
@@ -64,12 +64,12 @@ def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr | None
     classes = {value.of for value in program.values(node.value) if isinstance(value, Instance)}
     homes = {place for one in classes for place in program.ancestry(one) if not isinstance(place, str)}
     files = {program.source_of(home) for home in homes} | {program.source_of(node)}
-    as_written = ast.dump(node.value)
+    as_written = dotted(node.value)
     found: list[ast.expr | None] = []
     for source in files:
         for target, binding in program.index(source).attributes.get(node.attr, ()):
             is_own = any(home in above(target) for home in homes)
-            if is_own or (not homes and ast.dump(target.value) == as_written):
+            if is_own or (not homes and as_written and dotted(target.value) == as_written):
                 found += _of_binding(program, binding)
     return found
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from drumline.lint.program.program import Program, argument
 from drumline.lint.program.tree import (
     class_around,
+    dotted,
     function_around,
     inside,
     scope_node,
@@ -109,13 +110,13 @@ def passed(program: Program, parameter: ast.arg) -> Iterator[ast.expr]:
 
 def _set(program: Program, attribute: ast.Attribute) -> list[ast.expr]:
     """`self.path = ...` in the same class, `args.path = ...` in the same file."""
-    written = ast.dump(attribute.value)
+    written = dotted(attribute.value)
     return [
         _picked(binding.value, binding.path)
         for target, binding in program.index(program.source_of(attribute)).attributes.get(attribute.attr, ())
         if binding.value is not None
         and binding.kind == "assign"
-        and ast.dump(target.value) == written
+        and dotted(target.value) == written
         and _class_of(target) is _class_of(attribute)
     ]
 

@@ -26,6 +26,7 @@ from drumline.lint.program.tree import (
     last_name,
     make_index,
     scope_node,
+    source_of,
     up,
 )
 from drumline.lint.program.value import (
@@ -114,11 +115,7 @@ class Program:
 
     def source_of(self, node: ast.AST) -> Source:
         """The file that it is in."""
-        current: ast.AST | None = node
-        while current is not None and not isinstance(current, ast.Module):
-            current = up(current)
-        found: Source = current._source  # type: ignore[union-attr]
-        return found
+        return source_of(node)
 
     @cached_property
     def _by_file_name(self) -> dict[str, list[Source]]:
@@ -226,35 +223,32 @@ class Program:
             for call in calls.get(last, ())
             if self.name_of(call.func) in by_last[last]
         ]
-        if aliases := self._aliases(source, set(wanted)):
-            found += [
-                call
-                for alias in aliases - by_last.keys()
-                for call in calls.get(alias, ())
-                if self.name_of(call.func) in wanted
-            ]
+        for alias in self._aliases(source, by_last, wanted) - by_last.keys():
+            found += [call for call in calls.get(alias, ()) if self.name_of(call.func) in wanted]
         return iter(sorted(found, key=lambda call: (call.lineno, call.col_offset)))
 
-    def _aliases(self, source: Source, wanted: set[str]) -> set[str]:
+    def _aliases(self, source: Source, lasts: Iterable[str], wanted: Iterable[str]) -> set[str]:
         """Other names that a file has for them: `from torch.nn.parallel import DistributedDataParallel as DDP`."""
-        return {
-            name
-            for scope in self.index(source).scopes.values()
-            for name, bindings in scope.names.items()
-            for binding in bindings
-            if binding.imported and names.canonical(binding.imported) in wanted
-        } | {
-            name
-            for scope in self.index(source).scopes.values()
-            for name, bindings in scope.names.items()
-            for binding in bindings
-            if binding.kind == "assign"
-            and isinstance(binding.value, ast.Attribute | ast.Name)
-            and last_name(binding.value) in {one.rpartition(".")[2] for one in wanted}
-        }
+        every = self.remember(("aliases", source), lambda: self._find_aliases(source))
+        return set().union(*(every[name] for name in (*lasts, *wanted) if name in every))
+
+    def _find_aliases(self, source: Source) -> dict[str, set[str]]:
+        """By the full name of what is imported, and by the last name of what is assigned."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for scope in self.index(source).scopes.values():
+            for name, bindings in scope.names.items():
+                for binding in bindings:
+                    if binding.imported:
+                        found[names.canonical(binding.imported)].add(name)
+                    elif isinstance(binding.value, ast.Attribute | ast.Name) and binding.kind == "assign":
+                        found[last_name(binding.value)].add(name)
+        return found
 
     def all_calls(self, *wanted: str) -> Iterator[ast.Call]:
         """All calls of these in all given files that mention them."""
+        return iter(self.remember(("all calls", wanted), lambda: list(self._find_calls(wanted))))
+
+    def _find_calls(self, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
         lasts = {name.rpartition(".")[2] for name in wanted}
         for source in self.sources:
             if any(last in source.text for last in lasts):
@@ -637,18 +631,18 @@ class Program:
             return []  # who calls an instance is not found by a name
         by = owner.name if owner is not None and function.name == "__init__" else function.name
         found = []
-        for source in self._calling.get(by, ()):
+        for source in self.calling.get(by, ()):
             calls = self.index(source).calls.get(by, ())
             found += [call for call in calls if self.function_of(call) is function]
         for name in STARTING:
-            for source in self._calling.get(name, ()):
+            for source in self.calling.get(name, ()):
                 if by in source.text:
                     calls = self.index(source).calls.get(name, ())
                     found += [call for call in calls if function in self.started(call)]
         return found
 
     @cached_property
-    def _calling(self) -> dict[str, list[Source]]:
+    def calling(self) -> dict[str, list[Source]]:
         """The files that may call something of a name, without a look at their trees."""
         found = defaultdict(list)
         for source in self.sources:

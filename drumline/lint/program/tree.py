@@ -86,13 +86,15 @@ def above(node: ast.AST) -> Iterator[ast.AST]:
 
 def scope_node(node: ast.AST) -> ScopeNode:
     """The function, class or module whose names it sees first."""
-    inner: ast.AST = node
-    for outer in above(node):
-        if isinstance(outer, SCOPES) and not _is_outside(outer, inner):
-            return outer
-        inner = outer
-    assert isinstance(inner, ast.Module), "the file of this node has not been indexed"
-    return inner
+    found = getattr(node, "_scope", node)
+    assert isinstance(found, SCOPES), "the file of this node has not been indexed"
+    return found
+
+
+def source_of(node: ast.AST) -> Source:
+    """The file that it is in."""
+    found: Source = node._source  # type: ignore[attr-defined]
+    return found
 
 
 def function_around(node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
@@ -169,6 +171,15 @@ def inside(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> It
         stack += reversed(children(current))
 
 
+def calls_written(node: ast.AST) -> list[ast.Call]:
+    """All calls in it, in the order of the text, those of inner functions left out. Kept with the node."""
+    found: list[ast.Call] | None = getattr(node, "_calls", None)
+    if found is None:
+        found = [] if isinstance(node, SCOPES) else list(inside(node, ast.Call))
+        node._calls = found  # type: ignore[attr-defined]
+    return found
+
+
 def make_index(source: Source) -> Index:
     """Read the whole tree once."""
     index = Index({}, defaultdict(list), defaultdict(list), defaultdict(list))
@@ -189,8 +200,8 @@ def make_index(source: Source) -> Index:
             ]
         else:
             parts = [(child, scope) for child in children(node)]
-        for child, _ in parts:
-            child._up = node  # type: ignore[attr-defined]
+        for child, around in parts:
+            child._up, child._scope, child._source = node, around.node, source  # type: ignore[attr-defined]
         parts.reverse()
         stack += parts
     return index
