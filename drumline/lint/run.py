@@ -14,6 +14,7 @@ from drumline.lint.finding import Finding, Place, Severity
 from drumline.lint.problems import OWN_RULES, RULE_FAILED, UNREADABLE, problem
 from drumline.lint.program.distributed import distributed_sources
 from drumline.lint.program.program import Program
+from drumline.lint.program.projects import may_be_distributed, projects
 from drumline.lint.reading.noqa import is_silenced
 from drumline.lint.reading.parse import Reading, read_bytes, read_file
 from drumline.lint.reading.shell import Script
@@ -130,13 +131,20 @@ def is_notebook(readings: Mapping[str, Reading], finding: Finding) -> bool:
 
 
 def _ask_python(asked: _Asked, sources: list[Source], rules: RuleModules, progress: Progress | None) -> None:
-    program, distributed = _understood(asked, sources)
-    for seen, source in enumerate(program.sources, start=1):
-        if progress is not None:
-            progress("looking at", seen, len(program.sources))
-        for number, module in rules.items():
-            if hasattr(module, "check") and (source in distributed or not module.RULE.only_distributed):
-                _ask(asked, number, source.path, lambda: module.check(program, source))  # noqa: B023
+    python = {number: module for number, module in rules.items() if hasattr(module, "check")}
+    seen = 0
+    for project in projects(sources):
+        wanted = python
+        if not may_be_distributed(project):
+            wanted = {number: one for number, one in python.items() if not one.RULE.only_distributed}
+        program, distributed = _understood(asked, project)
+        for source in program.sources:
+            seen += 1
+            if progress is not None:
+                progress("looking at", seen, len(sources))
+            for number, module in wanted.items():
+                if source in distributed or not module.RULE.only_distributed:
+                    _ask(asked, number, source.path, lambda: module.check(program, source))  # noqa: B023
 
 
 def _ask_scripts(asked: _Asked, scripts: list[Script], rules: RuleModules) -> None:

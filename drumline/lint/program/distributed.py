@@ -66,7 +66,10 @@ def _closed(sources: set[Source], program: Program) -> set[Source]:
 def _starting(program: Program) -> set[Source]:
     """Files with such a call, and files that call a function in which one is made, however far down."""
     pending = [
-        call for source in program.sources if _speaks(source) for call in program.calls(source, *STARTS)
+        call
+        for source in program.sources
+        if speaks_of_ranks(source)
+        for call in program.calls(source, *STARTS)
     ]
     found, seen = set(), set()
     while pending:
@@ -79,5 +82,6 @@ def _starting(program: Program) -> set[Source]:
     return found
 
 
-def _speaks(source: Source) -> bool:
+def speaks_of_ranks(source: Source) -> bool:
+    """Whether it has a word in it without which nothing is distributed."""
     return any(word in source.text for word in _WORDS)

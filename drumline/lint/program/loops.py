@@ -188,7 +188,7 @@ def _generating(program: Program, loop: ast.For) -> Iterator[ast.AST]:
 
 
 def _is_generator(node: ast.AST) -> bool:
-    return next(inside(node, ast.Yield, ast.YieldFrom), None) is not None
+    return bool(inside(node, ast.Yield, ast.YieldFrom))
 
 
 def _may_be_batches(program: Program, loop: ast.For | ast.AsyncFor) -> bool:

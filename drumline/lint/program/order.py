@@ -277,7 +277,7 @@ def _begun(program: Program, call: ast.Call) -> list[FunctionNode]:
 
 def _is_generator(program: Program, call: ast.Call) -> bool:
     function = program.function_of(call)
-    return function is not None and next(inside(function, ast.Yield), None) is not None
+    return function is not None and bool(inside(function, ast.Yield))
 
 
 def _with_methods(program: Program, expression: ast.expr) -> tuple[list[FunctionNode], list[FunctionNode]]:

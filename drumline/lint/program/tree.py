@@ -6,6 +6,7 @@ One pass over the tree, without recursion: a sum of a thousand terms is a thousa
 from __future__ import annotations
 
 import ast
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -159,23 +160,36 @@ def children(node: ast.AST) -> list[ast.AST]:
     return found
 
 
-def inside(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> Iterator[Any]:
-    """All nodes of some kinds that are in it, itself included, in the order of the text."""
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        if isinstance(current, kinds):
-            yield current
-        if current is not node and isinstance(current, SCOPES) and not into_functions:
-            continue
-        stack += reversed(children(current))
+def inside(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> list[Any]:
+    """All nodes of some kinds that are in it, itself included, in the order of the text.
+
+    What inner functions and classes do is left out, unless it is asked for.
+    """
+    index: Index = source_of(node).tree._index  # type: ignore[attr-defined]
+    first, last = _number(node), node._last  # type: ignore[attr-defined]
+    found: list[Any] = []
+    for kind in kinds:
+        every = index.nodes.get(kind, [])
+        start = bisect_left(every, first, key=_number)
+        found += every[start : bisect_right(every, last, lo=start, key=_number)]
+    if len(kinds) > 1:
+        found.sort(key=_number)
+    if into_functions:
+        return found
+    own = (node, scope_node(node)) if isinstance(node, SCOPES) else (scope_node(node),)
+    return [one for one in found if one is node or scope_node(one) in own]
+
+
+def _number(node: ast.AST) -> int:
+    number: int = node._number  # type: ignore[attr-defined]
+    return number
 
 
 def calls_written(node: ast.AST) -> list[ast.Call]:
     """All calls in it, in the order of the text, those of inner functions left out. Kept with the node."""
     found: list[ast.Call] | None = getattr(node, "_calls", None)
     if found is None:
-        found = [] if isinstance(node, SCOPES) else list(inside(node, ast.Call))
+        found = [] if isinstance(node, SCOPES) else inside(node, ast.Call)
         node._calls = found  # type: ignore[attr-defined]
     return found
 
@@ -187,10 +201,13 @@ def make_index(source: Source) -> Index:
     source.tree._source = source  # type: ignore[attr-defined]
     stack: list[tuple[ast.AST, Scope]] = [(source.tree, outermost)]
     nodes, scopes, tree = index.nodes, index.scopes, source.tree
+    order: list[Any] = []
     while stack:
         node, scope = stack.pop()
         kind = type(node)
         nodes[kind].append(node)
+        node._number = node._last = len(order)  # type: ignore[attr-defined]
+        order.append(node)
         if kind in _BINDERS:
             _BINDERS[kind](node, scope, index)
         if kind in _SCOPE_KINDS and node is not tree:
@@ -204,6 +221,10 @@ def make_index(source: Source) -> Index:
             child._up, child._scope, child._source = node, around.node, source  # type: ignore[attr-defined]
         parts.reverse()
         stack += parts
+    for node in reversed(order[1:]):
+        if node._up._last < node._last:
+            node._up._last = node._last
+    tree._index = index  # type: ignore[attr-defined]
     return index
 
 

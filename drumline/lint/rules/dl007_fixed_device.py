@@ -14,7 +14,7 @@ from drumline.lint.program.imports import connected
 from drumline.lint.program.making import written
 from drumline.lint.program.names import DDP
 from drumline.lint.program.program import Program, argument
-from drumline.lint.program.tree import Binding, position, scope_node, statement_of
+from drumline.lint.program.tree import Binding, last_name, position, scope_node, statement_of
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 
@@ -48,6 +48,9 @@ dist.destroy_process_group()
 _FIXED = re.compile(r"cuda:\d+")
 _MASK = "CUDA_VISIBLE_DEVICES"
 
+_TAKING = {"set_device", "device", "to", "cuda", "load"}
+_DEVICE_ARGUMENTS = {"device", "map_location"}
+
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Numbers of GPUs that are written out, wherever a device is asked for, if every rank comes there."""
@@ -55,7 +58,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         return  # where each process sees one GPU only, its number is 0
     found = {
         fixed
-        for call in program.index(source).every(ast.Call)
+        for call in _candidates(program, source)
         for device in _devices(program, call)
         for fixed in _fixed(program, device)
         if program.source_of(fixed) is source
@@ -63,6 +66,17 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for node in sorted(found, key=position):
         if _is_for_all(program, node) and not _is_chosen_elsewhere(program, source, node):
             yield RULE.at(source, node, f"{source.code(node)} is the same GPU for all ranks of a host")
+
+
+def _candidates(program: Program, source: Source) -> Iterator[ast.Call]:
+    """Calls that may be given a device, by what they are called and given."""
+    wrapping = set(program.calls(source, DDP))
+    for call in program.index(source).every(ast.Call):
+        is_named = last_name(call.func) in _TAKING or any(
+            one.arg in _DEVICE_ARGUMENTS for one in call.keywords
+        )
+        if is_named or call in wrapping:
+            yield call
 
 
 def _devices(program: Program, call: ast.Call) -> Iterator[ast.expr]:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.names import DDP
 from drumline.lint.program.program import Program, argument
 from drumline.lint.program.value import Rank
 from drumline.lint.reading.source import Source
@@ -41,29 +42,23 @@ dist.init_process_group("nccl")
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """In `set_device`, `torch.device`, `.to`, `.cuda` and DDP's `device_ids`."""
-    for call in program.index(source).every(ast.Call):
-        for device in _devices(program, call):
-            ranks = {value.kind for value in program.values(device) if isinstance(value, Rank)}
-            if ranks == {"global"}:
-                yield RULE.at(
-                    source,
-                    device,
-                    f"{source.code(device)} is the rank among all hosts, not a GPU of this one",
-                )
+    for device in _devices(program, source):
+        ranks = {value.kind for value in program.values(device) if isinstance(value, Rank)}
+        if ranks == {"global"}:
+            said = f"{source.code(device)} is the rank among all hosts, not a GPU of this one"
+            yield RULE.at(source, device, said)
 
 
-def _devices(program: Program, call: ast.Call) -> Iterator[ast.expr]:
-    """The expressions in a call that stand for the number of a GPU."""
-    name = program.name_of(call.func)
-    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    given: list[ast.expr | None] = []
-    if name == "torch.cuda.set_device" or method in ("to", "cuda"):
-        given = [argument(call, 0, "device")]
-    elif name == "torch.device":
-        given = [argument(call, 0, "type"), argument(call, 1, "index")]
-    elif name.endswith("DistributedDataParallel"):
+def _devices(program: Program, source: Source) -> Iterator[ast.expr]:
+    """The expressions that stand for the number of a GPU; of `f"cuda:{rank}"`, what is put in."""
+    calls = program.index(source).calls
+    given = [argument(call, 0, "device") for name in ("to", "cuda") for call in calls.get(name, ())]
+    given += [argument(call, 0, "device") for call in program.calls(source, "torch.cuda.set_device")]
+    for call in program.calls(source, "torch.device"):
+        given += [argument(call, 0, "type"), argument(call, 1, "index")]
+    for call in program.calls(source, DDP):
         listed = argument(call, 1, "device_ids")
-        given = [*listed.elts] if isinstance(listed, ast.List | ast.Tuple) else []
+        given += listed.elts if isinstance(listed, ast.List | ast.Tuple) else []
     for one in given:
         if isinstance(one, ast.JoinedStr):
             yield from (part.value for part in one.values if isinstance(part, ast.FormattedValue))

@@ -11,7 +11,6 @@ from drumline.lint.program.names import DDP
 from drumline.lint.program.origins import origins, parts
 from drumline.lint.program.program import Program
 from drumline.lint.program.saves import saves
-from drumline.lint.program.tree import position
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 
@@ -49,11 +48,9 @@ if dist.get_rank() == 0:
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Calls of it in this file that end in a save of any file."""
-    found = {call for call in _saved(program) if program.source_of(call) is source}
-    for call in sorted(found, key=position):
-        assert isinstance(call.func, ast.Attribute)
-        model = call.func.value
-        if _is_wrapped(program, model):
+    for call in program.index(source).calls.get("state_dict", ()):
+        model = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if model is not None and _is_wrapped(program, model) and call in _saved(program):
             written = source.code(model)
             yield RULE.at(
                 source,

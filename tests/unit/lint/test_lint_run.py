@@ -112,7 +112,7 @@ def test_files_that_are_not_understood_together_are_told(monkeypatch: pytest.Mon
         return real(sources)
 
     monkeypatch.setattr(run, "Program", understand)
-    report = report_of({"a.py": "bad()\n", "b.py": "bad()\n"})
+    report = report_of({"a.py": "import b\nbad()\n", "b.py": "bad()\n"})
     assert told(report.problems) == ["a.py:1:1 DL999"]
 
 
