@@ -143,7 +143,11 @@ class Program:
             return next((one for one in self._by_file_name.get(last, []) if one.path in wanted), None)
         if not parts:
             return None
-        fitting = [one for one in self._by_file_name.get(parts[-1], []) if _ends_with(one.path, parts)]
+        fitting = [
+            one
+            for one in self._by_file_name.get(parts[-1], [])
+            if _ends_with(one.path, parts) and _is_in_reach(one.path, len(parts), seen_from.path)
+        ]
         return max(fitting, key=lambda one: _shared(one.path, seen_from.path), default=None)
 
     # What expressions may be.
@@ -791,6 +795,13 @@ def _is_static(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def _ends_with(path: Path, parts: list[str]) -> bool:
     own = [*path.parts[:-1]] if path.name == "__init__.py" else [*path.parts[:-1], path.stem]
     return own[-len(parts) :] == parts
+
+
+def _is_in_reach(path: Path, num_parts: int, seen_from: Path) -> bool:
+    """Whether the folder that a module is found in is above who imports it, or beside a folder that is (`src`)."""
+    module = path.parent if path.name == "__init__.py" else path
+    above_it = module.parents[num_parts - 1]
+    return above_it in seen_from.parents or above_it.parent in seen_from.parents
 
 
 def _shared(one: Path, other: Path) -> int:
