@@ -37,8 +37,12 @@ def _components(program: Program) -> dict[Source, frozenset[Source]]:
     return found
 
 
-def imported_by(program: Program, statement: ast.Import | ast.ImportFrom) -> Iterator[Source]:
+def imported_by(program: Program, statement: ast.Import | ast.ImportFrom) -> list[Source]:
     """The given files that one statement imports: packages before what is in them."""
+    return program.remember(("imported by", statement), lambda: list(_find_imported(program, statement)))
+
+
+def _find_imported(program: Program, statement: ast.Import | ast.ImportFrom) -> Iterator[Source]:
     source = program.source_of(statement)
     for name in _modules(statement):
         other = program.module(name, source)

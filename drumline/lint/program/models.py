@@ -22,16 +22,24 @@ def wrappings(program: Program, run: Run) -> list[int]:
 def built_at(program: Program, run: Run, wrapping: int) -> int | None:
     """The step in which the model that is wrapped there was built with weights of its own, if that is known."""
     values = program.values(argument(run[wrapping].call, 0, "module"))
-    calls = {value.call for value in values if isinstance(value, Made) and not _is_loaded(value.name)}
-    classes = {value.of for value in values if isinstance(value, Instance) and program.is_module(value.of)}
-    for number, step in enumerate(run[:wrapping]):
-        if step.call in calls or _makes(program, step.call) & classes:
-            return number
-    return None
+    made: set[ast.AST] = {
+        value.call for value in values if isinstance(value, Made) and not _is_loaded(value.name)
+    }
+    made |= {value.of for value in values if isinstance(value, Instance) and program.is_module(value.of)}
+    first = program.remember(("first made", id(run)), lambda: _first_made(program, run))
+    numbers = [first[one] for one in made if first.get(one, wrapping) < wrapping]
+    return min(numbers, default=None)
 
 
-def _makes(program: Program, call: ast.Call) -> set[ast.ClassDef]:
-    return {value.node for value in program.values(call.func) if isinstance(value, Class)}
+def _first_made(program: Program, run: Run) -> dict[ast.AST, int]:
+    """Of each call and class, the first step of a run that makes it."""
+    found: dict[ast.AST, int] = {}
+    for number, step in enumerate(run):
+        found.setdefault(step.call, number)
+        for value in program.values(step.call.func):
+            if isinstance(value, Class):
+                found.setdefault(value.node, number)
+    return found
 
 
 def _is_loaded(name: str) -> bool:

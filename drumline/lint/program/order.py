@@ -303,4 +303,7 @@ def _is_for_script(statement: ast.stmt) -> bool:
 
 
 def _may_call(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Import | ast.ImportFrom) or any(inside(statement, ast.Call))
+    """Not a function or class: what their decorators do is no part of a training's start."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return False
+    return bool(inside(statement, ast.Call, ast.Import, ast.ImportFrom))

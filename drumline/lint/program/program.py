@@ -95,6 +95,7 @@ class Program:
         self._known: dict[object, Any] = {}
         self._asked: dict[object, int] = {}
         self._for_now: dict[object, Any] = {}
+        self._names: dict[ast.expr, str] = {}
         self._cut = NOT_CUT
         self._num_looked = 0
         self._evaluators: dict[type, Callable[[Any], Values]] = {}
@@ -127,7 +128,7 @@ class Program:
 
     def module(self, name: str, seen_from: Source) -> Source | None:
         """The given file that this import means; of several, the one nearest to who imports it."""
-        key = ("module", name, seen_from.path.parent)
+        key = ("module", name, seen_from)
         return self.remember(key, lambda: self._find_module(name, seen_from))
 
     def _find_module(self, name: str, seen_from: Source) -> Source | None:
@@ -156,6 +157,9 @@ class Program:
         """All that it may be."""
         if expression is None:
             return NOTHING
+        if expression in self._known:
+            known: Values = self._known[expression]
+            return known
         return self._once(expression, lambda: self._evaluate(expression), NOTHING)
 
     def _once(self, key: object, find: Callable[[], Found], nothing: Found) -> Found:
@@ -208,12 +212,19 @@ class Program:
 
     def name_of(self, expression: ast.expr) -> str:
         """The library's name for it, with methods as in `torch.optim.SGD.step`; empty where it is not known."""
+        if expression in self._names:
+            return self._names[expression]
+        name = ""
         for value in self.values(expression):
             if isinstance(value, Library):
-                return value.name
+                name = value.name
+                break
             if isinstance(value, Method):
-                return f"{self._name_of_owner(value.of)}.{value.name}"
-        return ""
+                name = f"{self._name_of_owner(value.of)}.{value.name}"
+                break
+        if expression in self._known:
+            self._names[expression] = name
+        return name
 
     def calls(self, source: Source, *wanted: str) -> Iterator[ast.Call]:
         """All calls of these in a file, by the library's full name, in the order of the text."""

@@ -75,10 +75,11 @@ def _takes_current_gpu(program: Program, init: ast.Call) -> bool:
 
 def _work_before(program: Program, run: Run, number: int) -> ast.Call | None:
     init, process = run[number], process_of(program, run[number])
-    before = [step for step in run[:number] if process_of(program, step) == process]
-    if any(program.name_of(step.call.func) in CHOOSES for step in before):
+    choices = [step for step in run[:number] if program.name_of(step.call.func) in CHOOSES]
+    if any(process_of(program, step) == process for step in choices):
         return None
-    works = [step for step in before if works_on_first_gpu(program, step.call)]
+    works = [step for step in run[:number] if works_on_first_gpu(program, step.call)]
+    works = [step for step in works if process_of(program, step) == process]
     done = [step.call for step in works if not are_alternatives(program, step, init)]
     return next((call for call in done if not is_on_some_only(program, call)), None)
 
