@@ -18,7 +18,7 @@ from drumline.lint.reading.source import Source
 
 DEEPEST = 24
 # Of one function in one run: what it does is known after the first; the others are there for the order.
-MOST_TIMES = 3
+MOST_TIMES = 2
 MOST_STEPS = 20_000
 # Of a function that nobody calls. A library is made of them, and each may lead through all of it.
 MOST_LOOSE_STEPS = 500

@@ -105,7 +105,7 @@ def test_a_function_called_often_is_looked_into_a_few_times_and_what_follows_is_
     lines = ["def f0():\n    a()"]
     lines += [f"def f{n}():\n" + f"    f{n - 1}()\n" * 10 for n in range(1, 9)]
     (run,) = order("\n".join([*lines, "f8()", "z()"]))
-    assert run == "aaaz"
+    assert run == "aaz"
 
 
 def test_a_deep_expression_does_not_exhaust_the_stack() -> None:
