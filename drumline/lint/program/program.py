@@ -134,22 +134,29 @@ class Program:
     def _find_module(self, name: str, seen_from: Source) -> Source | None:
         dots = len(name) - len(name.lstrip("."))
         parts = [part for part in name.lstrip(".").split(".") if part]
+        folders = list(seen_from.path.parents)
         if dots:
-            folder = seen_from.path.parent
-            for _ in range(dots - 1):
-                folder = folder.parent
-            wanted = [folder.joinpath(*parts).with_suffix(".py")] if parts else []
-            wanted.append(folder.joinpath(*parts, "__init__.py"))
-            last = parts[-1] if parts else folder.name
-            return next((one for one in self._by_file_name.get(last, []) if one.path in wanted), None)
-        if not parts:
+            return self._module_in(folders[dots - 1], parts) if dots <= len(folders) else None
+        candidates = self._by_file_name.get(parts[-1]) if parts else None
+        if not candidates:
             return None
+        for folder in folders:
+            if found := self._module_in(folder, parts):
+                return found
         fitting = [
-            one
-            for one in self._by_file_name.get(parts[-1], [])
-            if _ends_with(one.path, parts) and _is_in_reach(one.path, len(parts), seen_from.path)
+            one for one in candidates if _ends_with(one.path, parts) and _is_beside(one.path, parts, folders)
         ]
         return max(fitting, key=lambda one: _shared(one.path, seen_from.path), default=None)
+
+    def _module_in(self, folder: Path, parts: list[str]) -> Source | None:
+        inner = folder.joinpath(*parts)
+        by_path = self._by_path
+        as_file = by_path.get(f"{inner}.py") if parts else None
+        return as_file or by_path.get(str(inner / "__init__.py"))
+
+    @cached_property
+    def _by_path(self) -> dict[str, Source]:
+        return {str(source.path): source for source in self.sources}
 
     # What expressions may be.
 
@@ -231,6 +238,8 @@ class Program:
         by_last: dict[str, set[str]] = defaultdict(set)
         for name in wanted:
             by_last[name.rpartition(".")[2]].add(name)
+        if not any(last in source.text for last in by_last):
+            return iter(())
         calls = self.index(source).calls
         found = [
             call
@@ -808,11 +817,10 @@ def _ends_with(path: Path, parts: list[str]) -> bool:
     return own[-len(parts) :] == parts
 
 
-def _is_in_reach(path: Path, num_parts: int, seen_from: Path) -> bool:
-    """Whether the folder that a module is found in is above who imports it, or beside a folder that is (`src`)."""
+def _is_beside(path: Path, parts: list[str], folders: list[Path]) -> bool:
+    """Whether the folder that a module is found in is beside one of these, as `src` is."""
     module = path.parent if path.name == "__init__.py" else path
-    above_it = module.parents[num_parts - 1]
-    return above_it in seen_from.parents or above_it.parent in seen_from.parents
+    return module.parents[len(parts) - 1].parent in folders
 
 
 def _shared(one: Path, other: Path) -> int:
