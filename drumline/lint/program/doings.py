@@ -9,6 +9,8 @@ import ast
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from drumline.lint.program.tree import children
+
 Doing: TypeAlias = ast.Call | ast.Import | ast.ImportFrom | ast.With | ast.AsyncWith | ast.Yield
 _AS_THEY_ARE = (ast.Import, ast.ImportFrom, ast.With, ast.AsyncWith)
 _AFTER_THEIR_PARTS = (ast.Call, ast.Yield)
@@ -38,9 +40,9 @@ def _parts(node: ast.AST) -> list[ast.AST]:
     """In the order in which they are evaluated; of a function that is defined here, what is evaluated here."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return [*node.decorator_list, node.args]
-    if isinstance(node, ast.Lambda | ast.Constant | ast.Name):
+    if isinstance(node, ast.Lambda):
         return []
-    parts = list(ast.iter_child_nodes(node))
+    parts = children(node)
     if isinstance(node, _COMPREHENSIONS):
         parts.sort(key=lambda part: not isinstance(part, ast.comprehension))
     return parts

@@ -670,7 +670,8 @@ class Program:
         """The files that may call something of a name, without a look at their trees."""
         found = defaultdict(list)
         for source in self.sources:
-            for name in set(_CALLED.findall(source.text)):
+            index = self._indexes.get(source)
+            for name in set(_CALLED.findall(source.text)) if index is None else index.calls:
                 found[name].append(source)
         return found
 
