@@ -21,6 +21,7 @@ from drumline.lint.program.ranks import OF_VARIABLE
 from drumline.lint.program.tree import (
     FunctionNode,
     above,
+    class_around,
     function_around,
     inside,
     last_name,
@@ -84,7 +85,9 @@ def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFun
 
 
 def _perhaps_callers(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.Call]:
-    """Calls by its name of something that is not known."""
+    """Of a method: calls by its name of something that is not known."""
+    if class_around(function) is None:
+        return []
     return [
         call
         for source in program.calling.get(function.name, ())

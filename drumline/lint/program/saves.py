@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.origins import parts
 from drumline.lint.program.program import Program, argument, has_unknown_arguments
+from drumline.lint.program.ranks import by_name
 from drumline.lint.program.tree import last_name
-from drumline.lint.program.value import Known, Made, Rank
+from drumline.lint.program.value import NOTHING, Known, Made, Rank
 from drumline.lint.reading.source import Source
 
 # Which argument is written, and which is the path, by position and name.
@@ -93,7 +94,9 @@ def is_own_of_node(program: Program, path: ast.expr | None) -> bool:
 
 
 def _kinds(program: Program, part: ast.expr) -> set[str]:
-    return {value.kind for value in program.values(part) if isinstance(value, Rank)}
+    """Of the ranks that it may be; what is called a rank is one, wherever it comes from."""
+    named = by_name(last_name(part)) if isinstance(part, ast.Name | ast.Attribute) else NOTHING
+    return {value.kind for value in program.values(part) | named if isinstance(value, Rank)}
 
 
 def _is_unique(program: Program, part: ast.expr) -> bool:
