@@ -152,3 +152,11 @@ def test_the_mend_of_a_wrapped_state_dict(text: str, mended: str | None) -> None
     (edit,) = finding.edits
     line = whole.splitlines()[edit.start[0] - 1].encode()
     assert (line[: edit.start[1]] + edit.text.encode() + line[edit.end[1] :]).decode() == mended
+
+
+def test_a_rank_in_a_path_is_seen_however_many_give_the_folder() -> None:
+    keep = "def keep(folder, name):\n    path = folder + f'/{name}-{dist.get_rank()}.pt'\n    torch.save({}, path)\n"
+    callers = "".join(f"keep('out' + str({number}) + 'a' + 'b', 'x')\n" for number in range(150))
+    assert said("DL014", "dist.barrier()\n" + keep + callers) == []
+    keep = keep.replace("-{dist.get_rank()}", "")
+    assert len(said("DL014", "dist.barrier()\n" + keep + callers)) == 1
