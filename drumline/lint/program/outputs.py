@@ -95,7 +95,7 @@ def _is_text_of_rank(program: Program, value: ast.expr) -> bool:
 
 
 def _is_format(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and last_name(value.func) in ("format", "str")
+    return isinstance(value, ast.Call) and last_name(value.func) in ("format", "str", "replace", "join")
 
 
 def _is_print_replaced(program: Program) -> bool:
