@@ -7,6 +7,7 @@ import ast
 from drumline.lint.program import ranks
 from drumline.lint.program.classes import called_as, name_of_owner
 from drumline.lint.program.functions import returned
+from drumline.lint.program.names import SYNC_BATCH_NORM
 from drumline.lint.program.tree import last_name
 from drumline.lint.program.value import (
     NOTHING,
@@ -35,7 +36,7 @@ PASSED_THROUGH = {
     "copy.deepcopy",
     "torch.compile",
     "torch.jit.script",
-    "torch.nn.SyncBatchNorm.convert_sync_batchnorm",
+    SYNC_BATCH_NORM,
     "typing.cast",
 }
 PASSING_METHODS = {

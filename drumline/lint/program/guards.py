@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from drumline.lint.program.conditions import (
     conditions,
-    exit_of,
     leaves,
     left_before,
     rank_tests,
@@ -27,7 +26,7 @@ from drumline.lint.program.tree import (
 from drumline.lint.program.value import Function, RankTest
 from drumline.lint.reading.source import Source
 
-__all__ = ["conditions", "exit_of", "leaves", "rank_tests"]
+__all__ = ["conditions", "leaves", "rank_tests"]
 
 Guards = frozenset[RankTest]
 MOST_WAYS = 60
