@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from drumline.lint.program.tree import Index, make_index
+from drumline.lint.program.indexing import make_index
+from drumline.lint.program.tree import Index
 from drumline.lint.reading.source import Source
 
 _CALLED = re.compile(r"(\w+)\s*\(")

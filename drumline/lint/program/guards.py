@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from drumline.lint.program.conditions import (
     conditions,
-    leaves,
     left_before,
-    rank_tests,
     rank_tests_at,
 )
 from drumline.lint.program.names import STARTS
@@ -25,8 +23,6 @@ from drumline.lint.program.tree import (
 )
 from drumline.lint.program.value import Function, RankTest
 from drumline.lint.reading.source import Source
-
-__all__ = ["conditions", "leaves", "rank_tests"]
 
 Guards = frozenset[RankTest]
 MOST_WAYS = 60

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Callable, Iterator
 
 from drumline.lint.program.arguments import argument
+from drumline.lint.program.conditions import conditions
 from drumline.lint.program.distributed import distributed_sources
-from drumline.lint.program.guards import conditions, is_now_and_then
+from drumline.lint.program.guards import is_now_and_then
 from drumline.lint.program.loops import batch_loops, calls_in, done_in
 from drumline.lint.program.names import DDP, FSDP, GRAD_SCALERS
 from drumline.lint.program.program import Program

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument, has_unknown_arguments
-from drumline.lint.program.guards import rank_tests
+from drumline.lint.program.conditions import rank_tests
 from drumline.lint.program.names import DDP
 from drumline.lint.program.parts import flows_only_into, has_parameters, outputs, parts_used
 from drumline.lint.program.program import Program
