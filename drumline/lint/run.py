@@ -207,7 +207,7 @@ def _asks_for_silence(finding: Finding, readings: Mapping[str, Reading]) -> bool
         return False
     place = finding.place
     first, last = (_line_of_text(content, place, line) for line in (place.line, place.end_line))
-    return is_silenced(content.silenced, finding.rule, first, last)
+    return is_silenced(content.silenced, finding.rule, finding.name, (first, last))
 
 
 def _line_of_text(content: Source | Script, place: Place, line: int) -> int:
