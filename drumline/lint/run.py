@@ -39,6 +39,8 @@ class Report:
     """What could not be read, and rules that failed."""
     readings: Mapping[str, Reading]
     fixed: int = 0
+    unwritten: frozenset[str] = frozenset()
+    """Of the files with problems: those that could be read, and not be fixed."""
     fixable: int = 0
     """Of those that are shown: how many `--fix` could mend."""
 

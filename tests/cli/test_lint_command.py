@@ -197,6 +197,8 @@ def test_the_standard_input(lint: Lint, monkeypatch: pytest.MonkeyPatch, here: P
         (["--explain", "DL1"], ["--explain: there is no rule 'DL1'"]),
         (["a.py", "--stdin-filename", "x.py"], ["--stdin-filename belongs to the path -"]),
         (["-", "--fix"], ["what comes from the standard input cannot be fixed", "use --diff"]),
+        (["a.py", "--statistics", "--format", "json"], ["--statistics are text", "summary.by_rule"]),
+        (["a.py", "--statistics", "--format", "github"], ["--statistics are text"]),
         (["a.py", "--diff", "--format", "json"], ["--diff and --format json would both be on the standard"]),
         (
             ["a.py", "--output", "no/where"],

@@ -26,7 +26,7 @@ def silenced_lines(text: str, together: Callable[[], Iterable[Lines]]) -> Silenc
     return silenced | _spread(silenced, together()) if silenced else {}
 
 
-def _spread(silenced: Silenced, together: Iterable[Lines]) -> Silenced:
+def _spread(silenced: Silenced, together: Iterable[Lines]) -> dict[int, frozenset[str]]:
     spread: dict[int, frozenset[str]] = {}
     for first, last in together:
         lines = range(first, last + 1)
