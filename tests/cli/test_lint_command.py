@@ -248,6 +248,21 @@ def test_it_runs_without_torch_and_imports_nothing_that_it_reads(tmp_path: Path)
     assert not (tmp_path / "was-run").exists()
 
 
+def test_it_needs_no_other_package(tmp_path: Path) -> None:
+    """So that CI may install it without torch."""
+    (tmp_path / "run.sh").write_text("python -m torch.distributed.launch train.py\n")
+    for arguments in (("--format", "github"), ("--format", "json"), ("--diff",), ("--statistics",)):
+        result = subprocess.run(
+            [sys.executable, "-S", "-m", "drumline", "lint", "run.sh", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (result.returncode, result.stderr) == (1, ""), arguments
+
+
 def test_a_reader_that_leaves_is_no_failure(tmp_path: Path) -> None:
     command = f"{shlex.quote(sys.executable)} -m drumline lint --list | true; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(

@@ -39,22 +39,22 @@ def said(rule: str, text: str) -> list[str]:
         (
             "DL017",
             "if dist.get_rank() == 0:\n    dist.barrier()\n",
-            "rank 0 alone comes to dist.barrier, and those that come wait for the others",
+            "rank 0 alone comes to dist.barrier, which waits until every rank has come",
         ),
         (
             "DL017",
             "if local_rank == 0:\n    dist.barrier()\n",
-            "one process of each node comes to dist.barrier, and those that come wait for the others",
+            "one process of each node comes to dist.barrier, which waits until every rank has come",
         ),
         (
             "DL017",
             "if dist.get_rank() != 0:\n    dist.barrier()\n",
-            "all ranks but one come to dist.barrier, and those that come wait for the others",
+            "all ranks but one come to dist.barrier, which waits until every rank has come",
         ),
         (
             "DL017",
             "def a():\n    b()\ndef b():\n    dist.barrier()\nif dist.get_rank() in (0, 1):\n    a()\n",
-            "only some ranks come to a, which calls barrier through b, and those that come wait for the others",
+            "only some ranks come to a, which calls barrier through b, and that waits until every rank has come",
         ),
         (
             "DL018",
