@@ -129,8 +129,8 @@ repos:
 ```
 
 That makes an environment of its own, with torch in it, and gives the linter the files of the commit by name, so that
-`exclude` is to be said there rather than in `pyproject.toml`. Where drumline is installed, it is quicker, and sees more,
-to read the whole folder:
+`exclude` is to be said there rather than in `pyproject.toml`. Where drumline is installed, it is quicker, and sees
+more, to read the whole folder:
 
 ```yaml
 repos:
@@ -143,8 +143,8 @@ repos:
         pass_filenames: false
 ```
 
-In a workflow of GitHub, with annotations in the pull request. The linter needs none of the packages that training needs,
-so `--no-deps` leaves torch out:
+In a workflow of GitHub, with annotations in the pull request. The linter needs none of the packages that training
+needs, so `--no-deps` leaves torch out:
 
 ```yaml
 steps:
@@ -167,8 +167,8 @@ steps:
 
 ## Rules
 
-`drumline lint --list` prints this table, `drumline lint --explain DL014` one of the rules. DL0xx are about Python, DL1xx
-about scripts. The last two are no rules but what kept a rule from being asked.
+`drumline lint --list` prints this table, `drumline lint --explain DL014` one of the rules. DL0xx are about Python,
+DL1xx about scripts. The last two are no rules but what kept a rule from being asked.
 """
 BOTTOM = """\
 ---
