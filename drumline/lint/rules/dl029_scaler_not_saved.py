@@ -49,7 +49,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cuda")
 scaler.scale(model(x).sum()).backward()
 scaler.step(optimizer)
-state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
+state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+state["scaler"] = scaler.state_dict()
 if dist.get_rank() == 0:
     torch.save(state, "last.pt")
 """,
