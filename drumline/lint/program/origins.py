@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.arguments import argument
+from drumline.lint.program.program import Program
 from drumline.lint.program.tree import (
     class_around,
     dotted,

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.arguments import argument
 from drumline.lint.program.imports import imported_sources
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.program import Program
 from drumline.lint.program.steps import SCALERS, is_method, is_optimizer, is_scaler
 from drumline.lint.program.tensors import passed
 from drumline.lint.program.tree import function_around, inside, last_name

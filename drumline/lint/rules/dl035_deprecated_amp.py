@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Edit, Finding, Severity
-from drumline.lint.program.program import Program, has_unknown_arguments
+from drumline.lint.program.arguments import has_unknown_arguments
+from drumline.lint.program.program import Program
 from drumline.lint.program.tree import end_position, position, up
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
