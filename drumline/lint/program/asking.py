@@ -43,6 +43,8 @@ class Asked:
             found = self._for_now[key]
             return found
         depths = self._depths
+        if not depths:
+            self._begin()
         if key in depths or len(depths) > self.deepest or self._num_looked > self.farthest:
             self._cut = min(self._cut, depths.get(key, 0))
             return meanwhile
@@ -65,4 +67,9 @@ class Asked:
             if self._num_looked > self.far:
                 self.known.update(self._for_now)
             self._for_now.clear()
-            self._num_looked = 0
+
+    def _begin(self) -> None:
+        """A new question; the last one may have ended in an error."""
+        self._for_now.clear()
+        self._cut = NOT_CUT
+        self._num_looked = 0

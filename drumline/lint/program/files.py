@@ -58,12 +58,12 @@ class Files:
     def _find_module(self, name: str, seen_from: Source) -> Source | None:
         dots = len(name) - len(name.lstrip("."))
         parts = [part for part in name.lstrip(".").split(".") if part]
-        folders = list(seen_from.path.parents)
-        if dots:
-            return self._module_in(folders[dots - 1], parts) if dots <= len(folders) else None
         candidates = self._by_file_name.get(parts[-1]) if parts else None
-        if not candidates:
+        if not dots and not candidates:
             return None
+        folders = list(seen_from.path.parents)
+        if dots or not candidates:
+            return self._module_in(folders[dots - 1], parts) if dots <= len(folders) else None
         for folder in folders:
             if found := self._module_in(folder, parts):
                 return found
