@@ -77,6 +77,9 @@ def main() -> None:
         ledger = Ledger()
         times = [(time_steps(steps, STEPS_PER_BLOCK), time_adds(ledger)) for _ in range(rounds)]
         save = time_hand_in(ddp, rounds)
+        is_main = ddp.is_main_process()
+    if not is_main:
+        return
     step, add = (statistics.median(column) for column in zip(*times, strict=True))
     print(
         f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, {rounds} rounds"

@@ -60,8 +60,7 @@ def fix(readings: Sequence[Reading], check: Check) -> Fixed:
 def diff_of(fixed: Fixed) -> str:
     """A unified diff of all files, as `git apply` and `patch -p1` take it."""
     return "".join(
-        "".join(_diff(path.as_posix(), _text(fixed.before[path]), _text(fixed.after[path])))
-        for path in sorted(fixed.after)
+        "".join(_diff(_called(path), fixed.before[path], fixed.after[path])) for path in sorted(fixed.after)
     )
 
 
@@ -78,7 +77,12 @@ def write(fixed: Fixed, check: Check) -> Report:
     if not problems:
         return fixed.report
     report = check(list({**fixed.before, **fixed.after}.values()))
-    return replace(report, problems=[*report.problems, *problems], fixed=fixed.counts.total())
+    return replace(
+        report,
+        problems=[*report.problems, *problems],
+        fixed=fixed.counts.total(),
+        unwritten=frozenset(said.place.path for said in problems),
+    )
 
 
 # One file
@@ -138,12 +142,29 @@ def _errors(reading: Reading) -> str:
     return "surrogateescape" if reading.encoding.startswith("utf-8") else "strict"
 
 
-def _diff(path: str, before: str, after: str) -> Iterator[str]:
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{path}", f"b/{path}"
-    )
-    for line in lines:
-        yield line if line.endswith(("\n", "\r")) else f"{line}\n\\ No newline at end of file\n"
+# The diff
+
+
+def _called(path: Path) -> str:
+    """From here on where it lies below, for `git apply` takes no other; else from the root on."""
+    here = Path.cwd()
+    relative = path.relative_to(here) if path.is_relative_to(here) else path
+    return relative.as_posix().lstrip("/")
+
+
+def _diff(path: str, before: Reading, after: Reading) -> Iterator[str]:
+    for line in difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}"):
+        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+def _lines(reading: Reading) -> list[str]:
+    """As patch counts them: a form feed ends none, and a byte order mark belongs to the first."""
+    mark = "\ufeff" if reading.encoding == "utf-8-sig" else ""
+    *lines, last = f"{mark}{_text(reading)}".split("\n")
+    return [*(f"{line}\n" for line in lines), *([last] if last else [])]
+
+
+# Writing
 
 
 def _write_whole(path: Path, expected: bytes, data: bytes) -> None:

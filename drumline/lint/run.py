@@ -39,6 +39,8 @@ class Report:
     """What could not be read, and rules that failed."""
     readings: Mapping[str, Reading]
     fixed: int = 0
+    unwritten: frozenset[str] = frozenset()
+    """Of the files with problems: those that could be read, and not be fixed."""
     fixable: int = 0
     """Of those that are shown: how many `--fix` could mend."""
 
@@ -207,7 +209,7 @@ def _asks_for_silence(finding: Finding, readings: Mapping[str, Reading]) -> bool
         return False
     place = finding.place
     first, last = (_line_of_text(content, place, line) for line in (place.line, place.end_line))
-    return is_silenced(content.silenced, finding.rule, first, last)
+    return is_silenced(content.silenced, finding.rule, finding.name, (first, last))
 
 
 def _line_of_text(content: Source | Script, place: Place, line: int) -> int:

@@ -15,6 +15,7 @@ from drumline.lint.reading.files import is_matched
 from drumline.lint.selection import Rules, Selection, select, split_words
 
 TABLE = "tool.drumline.lint"
+NEXT_STEP = "docs/lint.md has all settings; --no-config goes without them"
 KEYS = ("select", "ignore", "exclude", "severity", "per-file-ignores")
 
 
@@ -112,8 +113,14 @@ def find_table(start: Path) -> tuple[Path, dict[str, Any]] | None:
             for name in TABLE.split("."):
                 table = table.get(name) if isinstance(table, dict) else None
             if table is not None:
-                return path, table if isinstance(table, dict) else {"": table}
+                return path, _table(path, table)
     return None
+
+
+def _table(path: Path, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError([f"{path}: [{TABLE}] is a table, not {value!r}"], next_step=NEXT_STEP)
+    return value
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -133,7 +140,7 @@ def _checked(table: Mapping[str, Any], where: str) -> Wishes:
         f"{where}: {wrong}" for key, value in table.items() if (wrong := _wrong(key, value)) is not None
     ]
     if problems:
-        raise ConfigError(problems, next_step="docs/lint.md has all settings; --no-config goes without them")
+        raise ConfigError(problems, next_step=NEXT_STEP)
     return Wishes(
         select=_words(table.get("select", [])),
         ignore=_words(table.get("ignore", [])),

@@ -197,6 +197,8 @@ def test_the_standard_input(lint: Lint, monkeypatch: pytest.MonkeyPatch, here: P
         (["--explain", "DL1"], ["--explain: there is no rule 'DL1'"]),
         (["a.py", "--stdin-filename", "x.py"], ["--stdin-filename belongs to the path -"]),
         (["-", "--fix"], ["what comes from the standard input cannot be fixed", "use --diff"]),
+        (["a.py", "--statistics", "--format", "json"], ["--statistics are text", "summary.by_rule"]),
+        (["a.py", "--statistics", "--format", "github"], ["--statistics are text"]),
         (["a.py", "--diff", "--format", "json"], ["--diff and --format json would both be on the standard"]),
         (
             ["a.py", "--output", "no/where"],
@@ -244,6 +246,21 @@ def test_it_runs_without_torch_and_imports_nothing_that_it_reads(tmp_path: Path)
     assert (result.returncode, result.stderr) == (1, "")
     assert result.stdout.startswith("train.py:5:1: error DL014 unguarded-save: ")
     assert not (tmp_path / "was-run").exists()
+
+
+def test_it_needs_no_other_package(tmp_path: Path) -> None:
+    """So that CI may install it without torch."""
+    (tmp_path / "run.sh").write_text("python -m torch.distributed.launch train.py\n")
+    for arguments in (("--format", "github"), ("--format", "json"), ("--diff",), ("--statistics",)):
+        result = subprocess.run(
+            [sys.executable, "-S", "-m", "drumline", "lint", "run.sh", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (result.returncode, result.stderr) == (1, ""), arguments
 
 
 def test_a_reader_that_leaves_is_no_failure(tmp_path: Path) -> None:

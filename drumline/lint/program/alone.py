@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from drumline.lint.program.guards import conditions
+from drumline.lint.program.conditions import conditions
 from drumline.lint.program.loops import done_in
 from drumline.lint.program.making import is_world_size, written
 from drumline.lint.program.names import DDP, DISTRIBUTED_SAMPLER, FSDP, INIT, STARTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline.lint.program.guards import conditions
+from drumline.lint.program.conditions import conditions
 from drumline.lint.program.order import Step
 from drumline.lint.program.program import Program
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 
+from drumline.lint.program.arguments import argument
 from drumline.lint.program.loops import done_in
 from drumline.lint.program.order import Run
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.program import Program
 from drumline.lint.program.value import Class
 
 TRANSFORMS = ("torchvision.transforms.", "torchvision.transforms.v2.")

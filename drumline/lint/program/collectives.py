@@ -6,7 +6,6 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-from drumline.lint.program.asking import once
 from drumline.lint.program.names import COLLECTIVE_SAVES, COLLECTIVES, FSDP
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import FunctionNode, class_around, function_around, inside, last_name
@@ -126,7 +125,7 @@ def collectives_of(
 ) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
     """Those that a function calls, the first of each name."""
     nothing: tuple[tuple[str, tuple[ast.Call, ...]], ...] = ()
-    return once(program, "collectives", function, lambda: _first_of_each(program, function, depth), nothing)
+    return program.once("collectives", function, lambda: _first_of_each(program, function, depth), nothing)
 
 
 def _first_of_each(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from drumline.lint.program import ranks
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import FUNCTIONS, above, inside, last_name, up
+from drumline.lint.program.tree import above, inside, last_name, up
 from drumline.lint.program.value import Known, Rank, RankTest, Values
 
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -135,15 +135,6 @@ def after_in_block(statement: ast.stmt) -> list[ast.stmt]:
         if isinstance(statements, list) and statement in statements:
             return statements[statements.index(statement) + 1 :]
     return []
-
-
-def exit_of(node: ast.AST) -> ast.AST | None:
-    """The function, loop or module that a `return`, `break` or `continue` leaves or shortens."""
-    current = up(node)
-    kinds = FUNCTIONS if isinstance(node, ast.Return) else (ast.For, ast.AsyncFor, ast.While)
-    while current is not None and not isinstance(current, kinds):
-        current = up(current)
-    return current
 
 
 # In `with main_process_first():` all come through, the others when the first has done it.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from drumline.lint.program.program import Program, argument, has_unknown_arguments
+from drumline.lint.program.arguments import argument, has_unknown_arguments
+from drumline.lint.program.program import Program
 from drumline.lint.program.value import Known, Made
 
 # They choose the GPU of a process, or hide the others from it.

@@ -8,7 +8,6 @@ from drumline.lint.program.making import written
 from drumline.lint.program.program import Program
 from drumline.lint.program.value import Instance, Made, Several
 
-ITERABLE = "torch.utils.data.IterableDataset"
 # Of these it is known that they are indexed, and know nothing of ranks.
 _INDEXED = (
     "datasets.load_from_disk",
@@ -30,12 +29,6 @@ def is_indexed(program: Program, dataset: ast.expr | None) -> bool:
     names = [value.name for value in values if isinstance(value, Made)]
     names += [program.name_of(one.func) for one in written(program, dataset) if isinstance(one, ast.Call)]
     return bool(names) and all(name.startswith(_INDEXED) for name in names)
-
-
-def is_streamed(program: Program, dataset: ast.expr | None) -> bool:
-    """Whether it may be one that is iterated over, and chooses its samples itself."""
-    instances = [value.of for value in program.values(dataset) if isinstance(value, Instance)]
-    return any(ITERABLE in program.ancestry(one) for one in instances)
 
 
 def _has_indexes(program: Program, node: ast.ClassDef) -> bool:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from drumline.lint.program.asking import once
 from drumline.lint.program.conditions import (
     conditions,
-    exit_of,
-    leaves,
     left_before,
-    rank_tests,
     rank_tests_at,
 )
 from drumline.lint.program.names import STARTS
@@ -28,8 +24,6 @@ from drumline.lint.program.tree import (
 )
 from drumline.lint.program.value import Function, RankTest
 from drumline.lint.reading.source import Source
-
-__all__ = ["conditions", "exit_of", "leaves", "rank_tests"]
 
 Guards = frozenset[RankTest]
 MOST_WAYS = 60
@@ -63,7 +57,7 @@ def _ways(program: Program, node: ast.AST) -> list[Way]:
         return [Way(found, _beginning_of_file(program, program.source_of(node)))]
     found |= guards_of_decorators(program, function)
     nothing: list[Way] = []  # whoever calls itself is not reached by that
-    outer = once(program, "ways", function, lambda: _ways_to_function(program, function), nothing)
+    outer = program.once("ways", function, lambda: _ways_to_function(program, function), nothing)
     return [Way(found | way.guards, way.begins) for way in outer]
 
 
@@ -90,7 +84,7 @@ def _perhaps_callers(program: Program, function: ast.FunctionDef | ast.AsyncFunc
         return []
     return [
         call
-        for source in program.calling.get(function.name, ())
+        for source in program.files.calling.get(function.name, ())
         for call in program.index(source).calls.get(function.name, ())
         if isinstance(call.func, ast.Attribute) and not program.values(call.func)
     ]
@@ -130,7 +124,7 @@ def _is_without_ranks(program: Program, node: ast.AST) -> bool:
 
 def starts_ranks(program: Program, node: ast.AST) -> bool:
     """Whether it starts the ranks' processes, itself or by what it calls."""
-    return once(program, "starts", node, lambda: _does_start(program, node), False)
+    return program.once("starts", node, lambda: _does_start(program, node), False)
 
 
 def _does_start(program: Program, node: ast.AST) -> bool:
@@ -147,7 +141,7 @@ def _does_start(program: Program, node: ast.AST) -> bool:
 
 def _is_distributed(program: Program, node: ast.AST) -> bool:
     """Whether it comes to something that only ranks do; not every process that is started is one."""
-    return once(program, "is distributed", node, lambda: _does_distribute(program, node), False)
+    return program.once("is distributed", node, lambda: _does_distribute(program, node), False)
 
 
 def _does_distribute(program: Program, node: ast.AST) -> bool:

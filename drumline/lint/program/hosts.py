@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 
-from drumline.lint.program.guards import conditions
+from drumline.lint.program.arguments import argument
+from drumline.lint.program.conditions import conditions
 from drumline.lint.program.names import INIT
 from drumline.lint.program.order import Run, scripts_through
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.program import Program
 from drumline.lint.program.tree import above, function_around, inside
 from drumline.lint.program.value import Known, Rank
 from drumline.lint.reading.source import Source

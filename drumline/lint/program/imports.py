@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline.lint.program.program import Program, package_of
+from drumline.lint.program.files import package_of
+from drumline.lint.program.program import Program
 from drumline.lint.reading.source import Source
 
 

@@ -6,10 +6,11 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
+from drumline.lint.program.arguments import argument
 from drumline.lint.program.imports import connected
 from drumline.lint.program.loops import batch_loops, done_in
 from drumline.lint.program.names import COLLECTIVES, DDP, FSDP, LOADER
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.program import Program
 from drumline.lint.program.tree import Loop, last_name
 from drumline.lint.program.value import Element, Made
 

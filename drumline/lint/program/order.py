@@ -12,7 +12,7 @@ from drumline.lint.program.distributed import distributed_sources
 from drumline.lint.program.doings import doings
 from drumline.lint.program.imports import imported_by, imported_sources
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import FUNCTIONS, FunctionNode, function_around, inside, position
+from drumline.lint.program.tree import FUNCTIONS, FunctionNode, inside
 from drumline.lint.program.value import Function, Instance
 from drumline.lint.reading.source import Source
 
@@ -20,8 +20,6 @@ DEEPEST = 24
 # Of one function in one run: what it does is known after the first; the others are there for the order.
 MOST_TIMES = 2
 MOST_STEPS = 20_000
-# Of a function that nobody calls. A library is made of them, and each may lead through all of it.
-MOST_LOOSE_STEPS = 500
 MAIN_RUNNERS = ("fire.Fire", "typer.run", "absl.app.run")
 
 
@@ -39,18 +37,8 @@ Found = TypeVar("Found")
 Finds: TypeAlias = Callable[[Program, Run], Iterable[tuple[ast.AST, Found]]]
 
 
-def runs(program: Program, source: Source) -> list[list[ast.Call]]:
-    """Of a file: what it does when it is run, and what each function does that nobody calls."""
-    return [[step.call for step in run] for run in (script(program, source), *loose(program, source)) if run]
-
-
-def runs_through(program: Program, source: Source) -> list[Run]:
-    """All runs, of whichever distributed file, that come through a file; those of scripts first."""
-    return program.remember("runs through", lambda: _runs_by_source(program)).get(source, [])
-
-
 def scripts_through(program: Program, source: Source) -> list[Run]:
-    """Those of them that are whole: what a script does, or a `main` that nobody calls."""
+    """The runs that come through a file: what scripts do, or a `main` that nobody calls."""
     return program.remember("scripts through", lambda: _scripts_by_source(program)).get(source, [])
 
 
@@ -64,13 +52,8 @@ def script(program: Program, source: Source) -> Run:
     tree = program.tree(source)
     return program.remember(
         ("script", source),
-        lambda: _Walk(program, source).over(source, tree.body, _Frame(), MOST_STEPS),
+        lambda: _Walk(program, source).over(source, tree.body, _Frame()),
     )
-
-
-def loose(program: Program, source: Source) -> list[Run]:
-    """What each function does that nobody calls."""
-    return program.remember(("loose", source), lambda: _find_loose(program, source))
 
 
 def process_of(program: Program, step: Step) -> tuple[ast.AST, ...]:
@@ -87,39 +70,12 @@ def parting(one: Step, other: Step) -> tuple[ast.AST, ast.AST]:
     return one.call, other.call
 
 
-def _find_loose(program: Program, source: Source) -> list[Run]:
-    index = program.index(source)
-    every = sorted(index.every(ast.FunctionDef) + index.every(ast.AsyncFunctionDef), key=position)
-    run = script(program, source) if _is_script(program, source) else []
-    done = {function_around(step.call) for step in run}
-    uncalled = [one for one in every if one not in done and not _is_called(program, source, one)]
-    found = [_from(program, source, one, MOST_LOOSE_STEPS) for one in uncalled]
-    return [run for run in found if run]
-
-
-def _from(
-    program: Program, source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef, most: int
-) -> Run:
-    frame = _Frame(functions=frozenset({function}))
-    return _Walk(program, source).over(function, function.body, frame, most)
-
-
 def _is_called(program: Program, source: Source, function: FunctionNode) -> bool:
     return bool(program.callers(function)) or any(
         function in _begun(program, call)
         for name in MAIN_RUNNERS
         for call in program.index(source).calls.get(name.rpartition(".")[2], ())
     )
-
-
-def _runs_by_source(program: Program) -> dict[Source, list[Run]]:
-    found: dict[Source, list[Run]] = defaultdict(list)
-    for source in _in_order(program):
-        if _is_script(program, source):
-            _sort(program, [script(program, source)], found)
-    for source in _in_order(program):
-        _sort(program, loose(program, source), found)
-    return found
 
 
 def _find_in_scripts(program: Program, find: Finds[Found]) -> dict[Source, dict[ast.AST, Found]]:
@@ -155,7 +111,7 @@ def _all_imported(program: Program) -> set[Source]:
 def _mains(program: Program, source: Source) -> list[Run]:
     """`main` that nobody calls is called by a package's entry point."""
     return [
-        _from(program, source, one, MOST_STEPS)
+        _Walk(program, source).over(one, one.body, _Frame(functions=frozenset({one})))
         for one in program.tree(source).body
         if isinstance(one, ast.FunctionDef) and one.name == "main" and not _is_called(program, source, one)
     ]
@@ -201,11 +157,11 @@ class _Walk:
         self.times: Counter[ast.AST] = Counter()
         self.stack: list[_Todo] = []
 
-    def over(self, owner: object, body: Sequence[ast.AST], frame: _Frame, most: int) -> Run:
+    def over(self, owner: object, body: Sequence[ast.AST], frame: _Frame) -> Run:
         """All steps, or as many as tell what it does."""
         self.stack = self._in_turn(owner, body, frame)
         found: Run = []
-        while self.stack and len(found) < most:
+        while self.stack and len(found) < MOST_STEPS:
             todo = self.stack.pop()
             node, frame = todo.node, todo.frame
             if todo.entered_by is not None:

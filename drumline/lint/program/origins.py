@@ -6,7 +6,8 @@ import ast
 from collections import deque
 from collections.abc import Iterator
 
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.arguments import argument
+from drumline.lint.program.program import Program
 from drumline.lint.program.tree import (
     class_around,
     dotted,

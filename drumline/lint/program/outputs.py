@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from drumline.lint.program.arguments import argument
 from drumline.lint.program.conditions import rank_tests_at
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.origins import parts
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.program import Program
 from drumline.lint.program.tree import inside, last_name
 from drumline.lint.program.value import Rank, RankTest
 from drumline.lint.reading.source import Source

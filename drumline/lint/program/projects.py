@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from drumline.lint.program.distributed import speaks_of_ranks
-from drumline.lint.program.program import Program, package_of
+from drumline.lint.program.files import Files, package_of
 from drumline.lint.reading.source import Source
 
 _IMPORT = re.compile(
@@ -23,7 +23,7 @@ _NAME = re.compile(r"(?<!\bas )[.\w]+")
 
 def projects(sources: Sequence[Source]) -> list[list[Source]]:
     """Groups of files, those of each in the order in which they were given."""
-    everything = Program(sources)
+    everything = Files(sources)
     group = {source: {source} for source in sources}
     for source in sources:
         for other in _imported(everything, source):
@@ -41,7 +41,7 @@ def may_be_distributed(project: Sequence[Source]) -> bool:
     return any(speaks_of_ranks(source) for source in project)
 
 
-def _imported(everything: Program, source: Source) -> Iterator[Source]:
+def _imported(everything: Files, source: Source) -> Iterator[Source]:
     for name in set(_names(source.text)):
         while name:
             other = everything.module(name, source)

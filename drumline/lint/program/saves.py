@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from drumline.lint.program.arguments import argument, has_unknown_arguments
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.origins import parts
-from drumline.lint.program.program import Program, argument, has_unknown_arguments
+from drumline.lint.program.program import Program
 from drumline.lint.program.ranks import by_name
 from drumline.lint.program.tree import last_name
 from drumline.lint.program.value import NOTHING, Known, Made, Rank

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 
+from drumline.lint.program.arguments import argument
+from drumline.lint.program.conditions import conditions
 from drumline.lint.program.distributed import distributed_sources
-from drumline.lint.program.guards import conditions, is_now_and_then
+from drumline.lint.program.guards import is_now_and_then
 from drumline.lint.program.loops import batch_loops, calls_in, done_in
 from drumline.lint.program.names import DDP, FSDP, GRAD_SCALERS
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.program import Program
 from drumline.lint.program.tree import FunctionNode, Loop, above, inside, last_name, up
 from drumline.lint.program.value import Known, Made
 

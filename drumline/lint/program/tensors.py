@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 
+from drumline.lint.program.arguments import argument
 from drumline.lint.program.names import DDP, FSDP
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.program import Program
 from drumline.lint.program.tree import function_around, inside, last_name
 from drumline.lint.program.value import Element, Instance, Made
 

@@ -1,7 +1,4 @@
-"""The index of one file: what is inside what, what is bound where, and what is called.
-
-One pass over the tree, without recursion: a sum of a thousand terms is a thousand deep.
-"""
+"""The nodes of an indexed file: what each is inside of, what is in it, and where it is."""
 
 from __future__ import annotations
 
@@ -22,11 +19,16 @@ SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Cla
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 # Fields of nodes with words and numbers in them, or with nodes that say nothing a rule could ask for.
-_WITHOUT_NODES = """
-    arg asname attr conversion ctx id is_async kind level module name n s op ops rest simple tag type_comment
-"""
-_FIELDS: dict[type, tuple[str, ...]] = {}
-_SCOPE_KINDS = frozenset(SCOPES)
+_WITHOUT_NODES = {
+    "arg", "asname", "attr", "conversion", "ctx", "id", "is_async", "kind", "level", "module", "name", "n", "s", "op",
+    "ops", "rest", "simple", "tag", "type_comment",
+}  # fmt: skip
+# The others, of each kind of node.
+FIELDS: dict[type, tuple[str, ...]] = {
+    kind: tuple(name for name in kind._fields if name not in _WITHOUT_NODES)
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
+}
 
 
 @dataclass(eq=False)
@@ -151,7 +153,7 @@ def dotted(expression: ast.expr) -> str:
 def children(node: ast.AST, fields: tuple[str, ...] = ()) -> list[Any]:
     """As `ast.iter_child_nodes`, without those that say nothing, and twice as fast."""
     found: list[Any] = []
-    for name in fields or _fields(type(node)):
+    for name in fields or FIELDS[node.__class__]:
         value = getattr(node, name, None)
         if value.__class__ is list:
             found += [one for one in value if isinstance(one, ast.AST)]
@@ -192,175 +194,3 @@ def calls_written(node: ast.AST) -> list[ast.Call]:
         found = [] if isinstance(node, SCOPES) else inside(node, ast.Call)
         node._calls = found  # type: ignore[attr-defined]
     return found
-
-
-def make_index(source: Source) -> Index:
-    """Read the whole tree once."""
-    index = Index({}, defaultdict(list), defaultdict(list), defaultdict(list))
-    tree: Any = source.tree
-    index.scopes[tree] = Scope(tree, None)
-    tree._up, tree._scope, tree._source, tree._index = None, tree, source, index
-    nodes = index.nodes
-    order: list[Any] = []
-    stack: list[Any] = [tree]
-    while stack:
-        node = stack.pop()
-        kind = node.__class__
-        nodes[kind].append(node)
-        node._number = node._last = len(order)
-        order.append(node)
-        if kind in _BINDERS:
-            _BINDERS[kind](node, index.scopes[node._scope], index)
-        if fields := _FIELDS.get(kind) or _fields(kind):
-            parts = children(node, fields)
-            _place(parts, node, kind, source, index)
-            parts.reverse()
-            stack += parts
-    for node in reversed(order[1:]):
-        if node._up._last < node._last:
-            node._up._last = node._last
-    return index
-
-
-def _place(parts: list[Any], node: Any, kind: type, source: Source, index: Index) -> None:
-    """Tell nodes where they are."""
-    if kind not in _SCOPE_KINDS:
-        around = node._scope
-        for part in parts:
-            part._up, part._scope, part._source = node, around, source
-        return
-    if node not in index.scopes:
-        index.scopes[node] = Scope(node, index.scopes[node._scope])
-        if isinstance(node, FUNCTIONS):
-            _bind_parameters(node, index.scopes[node])
-    for part in parts:
-        part._up, part._source = node, source
-        part._scope = node._scope if _is_outside(node, part) else node
-
-
-def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
-    if kind not in _FIELDS:
-        left_out = _WITHOUT_NODES.split()
-        _FIELDS[kind] = tuple(name for name in kind._fields if name not in left_out)
-    return _FIELDS[kind]
-
-
-def _is_outside(owner: ast.AST, part: ast.AST) -> bool:
-    """Decorators, defaults, annotations and bases are evaluated where a function or class is defined."""
-    if isinstance(owner, ast.ClassDef):
-        return not any(part is statement for statement in owner.body)
-    if isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef):
-        return part is owner.args or part is owner.returns or any(part is one for one in owner.decorator_list)
-    return isinstance(owner, ast.Lambda) and part is owner.args
-
-
-def _bind(name: str, scope: Scope, binding: Binding) -> None:
-    home: Scope | None = scope
-    if name in scope.elsewhere:
-        home = scope.outer
-        while home is not None and home.outer is not None and scope.elsewhere[name] == "global":
-            home = home.outer
-    (home or scope).names[name].append(binding)
-
-
-def _bind_target(target: ast.expr, scope: Scope, index: Index, binding: Binding) -> None:
-    if isinstance(target, ast.Name):
-        _bind(target.id, scope, binding)
-    elif isinstance(target, ast.Attribute):
-        index.attributes[target.attr].append((target, binding))
-    elif isinstance(target, ast.Starred):
-        _bind_target(target.value, scope, index, Binding(binding.node, kind="other"))
-    elif isinstance(target, ast.Tuple | ast.List):
-        for number, part in enumerate(target.elts):
-            inner = Binding(binding.node, binding.value, binding.kind, (*binding.path, number))
-            _bind_target(part, scope, index, inner)
-
-
-def _bind_parameters(function: FunctionNode, scope: Scope) -> None:
-    every = function.args
-    extra = [one for one in (every.vararg, every.kwarg) if one is not None]
-    for parameter in (*every.posonlyargs, *every.args, *every.kwonlyargs):
-        scope.names[parameter.arg].append(Binding(parameter, kind="parameter"))
-    for parameter in extra:
-        scope.names[parameter.arg].append(Binding(parameter, kind="other"))
-
-
-def _assign(node: ast.Assign, scope: Scope, index: Index) -> None:
-    for target in node.targets:
-        _bind_target(target, scope, index, Binding(node, node.value))
-
-
-def _assign_one(node: Any, scope: Scope, index: Index) -> None:
-    value = None if isinstance(node, ast.AugAssign) else node.value
-    _bind_target(node.target, scope, index, Binding(node, value, "assign" if value else "other"))
-
-
-def _each(node: Any, scope: Scope, index: Index) -> None:
-    _bind_target(node.target, scope, index, Binding(node, node.iter, "each"))
-
-
-def _enter(node: Any, scope: Scope, index: Index) -> None:
-    for item in node.items:
-        if item.optional_vars is not None:
-            _bind_target(item.optional_vars, scope, index, Binding(node, item.context_expr, "entered"))
-
-
-def _import(node: ast.Import, scope: Scope, index: Index) -> None:
-    for alias in node.names:
-        name, full = (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
-        _bind(name, scope, Binding(node, kind="import", imported=full))
-
-
-def _import_from(node: ast.ImportFrom, scope: Scope, index: Index) -> None:
-    package = "." * node.level + (node.module or "")
-    for alias in node.names:
-        if alias.name == "*":
-            _bind("*", scope, Binding(node, kind="star", imported=package))
-        else:
-            full = f"{package}{'' if package.endswith('.') else '.'}{alias.name}"
-            _bind(alias.asname or alias.name, scope, Binding(node, kind="import", imported=full))
-
-
-def _define(node: Any, scope: Scope, index: Index) -> None:
-    kind = "class" if isinstance(node, ast.ClassDef) else "function"
-    _bind(node.name, scope, Binding(node, kind=kind))
-
-
-def _declare(node: Any, scope: Scope, index: Index) -> None:
-    kind = "global" if isinstance(node, ast.Global) else "nonlocal"
-    scope.elsewhere.update(dict.fromkeys(node.names, kind))
-
-
-def _catch(node: Any, scope: Scope, index: Index) -> None:
-    """The name of an exception, or of what a `case` matched."""
-    if node.name:
-        _bind(node.name, scope, Binding(node, kind="other"))
-
-
-def _call(node: ast.Call, scope: Scope, index: Index) -> None:
-    if name := last_name(node.func):
-        index.calls[name].append(node)
-
-
-_BINDERS: dict[type, Any] = {
-    ast.Assign: _assign,
-    ast.AnnAssign: _assign_one,
-    ast.AugAssign: _assign_one,
-    ast.NamedExpr: _assign_one,
-    ast.For: _each,
-    ast.AsyncFor: _each,
-    ast.comprehension: _each,
-    ast.With: _enter,
-    ast.AsyncWith: _enter,
-    ast.Import: _import,
-    ast.ImportFrom: _import_from,
-    ast.FunctionDef: _define,
-    ast.AsyncFunctionDef: _define,
-    ast.ClassDef: _define,
-    ast.ExceptHandler: _catch,
-    ast.MatchAs: _catch,
-    ast.MatchStar: _catch,
-    ast.Global: _declare,
-    ast.Nonlocal: _declare,
-    ast.Call: _call,
-}

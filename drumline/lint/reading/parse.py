@@ -82,7 +82,7 @@ def _read_script(reading: Reading) -> None:
 def _read_python(reading: Reading) -> None:
     try:
         # As Python itself does: a byte order mark, or a comment in the first two lines.
-        reading.encoding, _ = tokenize.detect_encoding(io.BytesIO(reading.data).readline)
+        reading.encoding = _encoding(reading.data)
         text = reading.data.decode(reading.encoding)
     except UnicodeDecodeError as error:
         line = reading.data[: error.start].count(b"\n") + 1
@@ -96,6 +96,17 @@ def _read_python(reading: Reading) -> None:
         reading.problems.append(said)
     else:
         _parse(reading, text)
+
+
+def _encoding(data: bytes) -> str:
+    try:
+        return tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+    except SyntaxError as error:
+        if "missing" in str(
+            error
+        ):  # It names none, so it has to be UTF-8, and which byte is not shall be told.
+            data.decode()
+        raise
 
 
 def _parse(reading: Reading, text: str) -> None:

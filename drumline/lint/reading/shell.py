@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from drumline.lint.finding import Place
-from drumline.lint.reading.noqa import Silenced, silenced_lines
+from drumline.lint.reading.noqa import Lines, Silenced, silenced_lines
 from drumline.lint.reading.shell_parts import Command, Kind, Piece, Word
 from drumline.lint.reading.shell_words import ASSIGNMENT, inside_quotes, read_commands
 from drumline.lint.reading.slurm_options import Options, header_options
@@ -64,8 +64,8 @@ class Script:
 
     @cached_property
     def silenced(self) -> Silenced:
-        """The lines that say `# noqa`."""
-        return silenced_lines(self.text)
+        """The lines that say `# noqa`; behind a command over several lines, it is said of all of them."""
+        return silenced_lines(self.text, lambda: map(self._lines, self.commands))
 
     @cached_property
     def commands(self) -> list[Command]:
@@ -156,6 +156,9 @@ class Script:
     def _position(self, offset: int) -> tuple[int, int]:
         line = bisect_right(self._line_starts, offset)
         return line, offset - self._line_starts[line - 1] + 1
+
+    def _lines(self, command: Command) -> Lines:
+        return self._position(command.start)[0], self._position(command.end)[0]
 
     @cached_property
     def _line_starts(self) -> list[int]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from drumline.lint.finding import Place
-from drumline.lint.reading.noqa import Silenced, silenced_lines
+from drumline.lint.reading.noqa import Lines, Silenced, silenced_lines
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class Source:
 
     @cached_property
     def silenced(self) -> Silenced:
-        """The lines that say `# noqa`."""
-        return silenced_lines(self.text)
+        """The lines that say `# noqa`, on any line of a statement."""
+        return silenced_lines(self.text, lambda: _statements(self.tree))
 
     @property
     def is_notebook(self) -> bool:
@@ -79,3 +80,22 @@ class Source:
     def _column(self, line: int, offset: int) -> int:
         """`ast` counts bytes of UTF-8 from 0."""
         return len(self.lines[line - 1].encode()[:offset].decode(errors="ignore")) + 1
+
+
+def _statements(tree: ast.Module) -> Iterator[Lines]:
+    """Of what has a body, the lines above it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt):
+            last = node.end_lineno or node.lineno
+            if inner := [
+                line for name in ("body", "cases") for line in _first_lines(getattr(node, name, []))
+            ]:
+                last = min(inner) - 1
+            if last > node.lineno:
+                yield node.lineno, last
+
+
+def _first_lines(body: list[ast.stmt] | list[ast.match_case]) -> Iterator[int]:
+    for inner in body[:1]:
+        first = inner.pattern if isinstance(inner, ast.match_case) else inner
+        yield from (node.lineno for node in (first, *getattr(first, "decorator_list", [])))

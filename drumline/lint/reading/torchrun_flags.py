@@ -79,7 +79,8 @@ def read_flags(words: Sequence[Word]) -> tuple[dict[str, Flag], bool]:
 
 def _is_last_of_flags(word: Word, rest: Sequence[Word]) -> bool:
     """Whether a word that is not known can only be the script: it is one word, and none of our flags follows."""
-    if not word.pieces[0].is_quoted or word.pieces[0].kind is not Kind.VARIABLE:
+    first = word.pieces[0] if word.pieces else None  # a quote that was never closed may hold nothing
+    if first is None or not first.is_quoted or first.kind is not Kind.VARIABLE:
         return False
     return not any(_known(later.head.partition("=")[0]) for later in rest if later.head.startswith("--"))
 

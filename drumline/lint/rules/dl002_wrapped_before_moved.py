@@ -6,11 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.arguments import has_unknown_arguments
 from drumline.lint.program.devices import is_on_cpu_only, moves_to_gpu
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.moving import has_devices, is_made_on_cpu, is_moved_before, moves_of, wrapped
 from drumline.lint.program.names import DDP
-from drumline.lint.program.program import Program, has_unknown_arguments
+from drumline.lint.program.program import Program
 from drumline.lint.program.tree import function_around, position
 from drumline.lint.program.value import Made
 from drumline.lint.reading.source import Source

@@ -6,13 +6,14 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.arguments import argument, has_unknown_arguments
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.imports import connected
 from drumline.lint.program.loaders import given, training_loops
 from drumline.lint.program.loops import outer_loops
 from drumline.lint.program.making import bodies, written
 from drumline.lint.program.names import DISTRIBUTED_SAMPLER, LOADER
-from drumline.lint.program.program import Program, argument, has_unknown_arguments
+from drumline.lint.program.program import Program
 from drumline.lint.program.value import Instance, Known, Made, Method, Values
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule

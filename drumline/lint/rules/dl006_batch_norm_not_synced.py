@@ -6,11 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.arguments import argument
 from drumline.lint.program.devices import is_on_cpu_only
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.moving import built_of, wrapped
 from drumline.lint.program.names import DDP
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.program import Program
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 

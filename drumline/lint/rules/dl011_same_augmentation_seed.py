@@ -6,11 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.arguments import argument
 from drumline.lint.program.augmentation import augmentations
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.names import LOADER
 from drumline.lint.program.order import Run, Step, found_in_scripts
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.program import Program
 from drumline.lint.program.seeds import kind_of_seed, may_differ_by_rank, seeds_torch, where_given
 from drumline.lint.program.tree import inside
 from drumline.lint.program.value import Function, Known

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.arguments import argument
 from drumline.lint.program.names import DDP
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.program import Program
 from drumline.lint.program.value import Known
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule

@@ -52,12 +52,13 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         model = call.func.value if isinstance(call.func, ast.Attribute) else None
         if model is not None and _is_wrapped(program, model) and call in _saved(program):
             written = source.code(model)
+            as_well = ", and load it without the wrapper as well" if _is_loaded_wrapped(program) else ""
             yield RULE.at(
                 source,
                 call,
                 f"{written} is wrapped: the keys of {written}.state_dict() all begin with `module.`",
-                fix=f"save `{written}.module.state_dict()`",
-                edits=_edits(program, model),
+                fix=f"save `{written}.module.state_dict()`{as_well}",
+                edits=[] if as_well else _edits(program, model),
             )
 
 
@@ -80,6 +81,19 @@ def _is_wrapped(program: Program, model: ast.expr) -> bool:
     if not program.made(model, DDP):
         return False
     return not any(_unwraps(program, part) for part in parts(program, model))
+
+
+def _is_loaded_wrapped(program: Program) -> bool:
+    """Whether the wrapper's name is expected where something is loaded: other keys would not fit there."""
+    return program.remember("loads of wrapped models", lambda: any(_wrapped_loads(program)))
+
+
+def _wrapped_loads(program: Program) -> Iterator[bool]:
+    for source in program.sources:
+        yield "[7:]" in source.text  # as long as `module.`, which is often cut off by hand
+        for call in program.index(source).calls.get("load_state_dict", ()):
+            if isinstance(call.func, ast.Attribute):
+                yield _is_wrapped(program, call.func.value)
 
 
 def _unwraps(program: Program, part: ast.expr) -> bool:

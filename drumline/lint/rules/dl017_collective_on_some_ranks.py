@@ -136,10 +136,10 @@ def _said(source: Source, tests: list[RankTest], name: str, chain: tuple[ast.Cal
     who = _who(tests[0])
     first = source.code(chain[0].func)
     if len(chain) == 1:
-        return f"{who} to {first}, and those that come wait for the others"
+        return f"{who} to {first}, which waits until every rank has come"
     through = " and ".join(_called(call) for call in chain[1:-1])
     by = f" through {through}" if through else ""
-    return f"{who} to {first}, which calls {short(name)}{by}, and those that come wait for the others"
+    return f"{who} to {first}, which calls {short(name)}{by}, and that waits until every rank has come"
 
 
 def _called(call: ast.Call) -> str:

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.arguments import argument, has_unknown_arguments
 from drumline.lint.program.guards import is_on_main_only
-from drumline.lint.program.program import Program, argument, has_unknown_arguments
+from drumline.lint.program.program import Program
 from drumline.lint.program.saves import is_in_memory, is_own
 from drumline.lint.program.tree import class_around, function_around
 from drumline.lint.program.value import Known

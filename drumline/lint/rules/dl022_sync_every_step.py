@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.guards import is_now_and_then, leaves, rank_tests
+from drumline.lint.program.conditions import leaves, rank_tests
+from drumline.lint.program.guards import is_now_and_then
 from drumline.lint.program.loops import repeated
 from drumline.lint.program.program import Program
 from drumline.lint.program.steps import is_method, rounds, training_loops

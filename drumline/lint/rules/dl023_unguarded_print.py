@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.arguments import argument, has_unknown_arguments
 from drumline.lint.program.conditions import after_in_block, leaves
 from drumline.lint.program.guards import is_on_every_rank
 from drumline.lint.program.outputs import Output, is_seen_to, names_the_rank, outputs
-from drumline.lint.program.program import Program, argument, has_unknown_arguments
+from drumline.lint.program.program import Program
 from drumline.lint.program.tree import above, function_around, inside, last_name, statement_of
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule

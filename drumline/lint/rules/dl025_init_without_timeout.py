@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.arguments import argument, has_unknown_arguments
 from drumline.lint.program.names import INIT
-from drumline.lint.program.program import Program, argument, has_unknown_arguments
+from drumline.lint.program.program import Program
 from drumline.lint.program.value import Known
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.guards import conditions
+from drumline.lint.program.conditions import conditions
 from drumline.lint.program.loops import done_in
 from drumline.lint.program.program import Program
 from drumline.lint.program.steps import SCALERS, is_method, is_scaler, training_loops

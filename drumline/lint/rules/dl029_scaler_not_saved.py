@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.arguments import argument
 from drumline.lint.program.imports import imported_sources
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.program import Program
 from drumline.lint.program.steps import SCALERS, is_method, is_optimizer, is_scaler
 from drumline.lint.program.tensors import passed
 from drumline.lint.program.tree import function_around, inside, last_name
@@ -48,7 +49,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cuda")
 scaler.scale(model(x).sum()).backward()
 scaler.step(optimizer)
-state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
+state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+state["scaler"] = scaler.state_dict()
 if dist.get_rank() == 0:
     torch.save(state, "last.pt")
 """,

@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.arguments import argument
 from drumline.lint.program.loops import evaluation_loops
 from drumline.lint.program.names import LOADER
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.program import Program
 from drumline.lint.program.tree import Loop, end_position, inside, last_name, position, scope_node
 from drumline.lint.program.value import Known, Made
 from drumline.lint.reading.source import Source

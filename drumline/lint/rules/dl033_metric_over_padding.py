@@ -6,11 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.arguments import argument, has_unknown_arguments
 from drumline.lint.program.distributed import distributed_sources, framework
 from drumline.lint.program.guards import is_on_main_only
 from drumline.lint.program.loops import done_in, evaluation_loops
 from drumline.lint.program.names import DISTRIBUTED_SAMPLER, LOADER
-from drumline.lint.program.program import Program, argument, has_unknown_arguments
+from drumline.lint.program.program import Program
 from drumline.lint.program.steps import is_method, rounds, training_loops
 from drumline.lint.program.tree import Loop, function_around, inside, last_name
 from drumline.lint.program.value import Known

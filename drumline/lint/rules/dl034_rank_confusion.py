@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.arguments import argument
 from drumline.lint.program.device_uses import is_for_this_host_only
 from drumline.lint.program.hosts import is_size_of_one_host
 from drumline.lint.program.names import DISTRIBUTED_SAMPLER, INIT
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.program import Program
 from drumline.lint.program.ranks import OF_FUNCTION, OF_NAME, OF_VARIABLE
 from drumline.lint.program.tree import Binding, inside, last_name, scope_node
 from drumline.lint.program.value import Known, Library, Rank

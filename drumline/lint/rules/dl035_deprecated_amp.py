@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 
 from drumline.lint.finding import Edit, Finding, Severity
+from drumline.lint.program.arguments import has_unknown_arguments
 from drumline.lint.program.conditions import conditions
-from drumline.lint.program.program import Program, has_unknown_arguments
+from drumline.lint.program.program import Program
 from drumline.lint.program.tree import above, end_position, position, up
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule

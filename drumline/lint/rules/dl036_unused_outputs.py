@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.guards import rank_tests
+from drumline.lint.program.arguments import argument, has_unknown_arguments
+from drumline.lint.program.conditions import rank_tests
 from drumline.lint.program.names import DDP
 from drumline.lint.program.parts import flows_only_into, has_parameters, outputs, parts_used
-from drumline.lint.program.program import Program, argument, has_unknown_arguments
+from drumline.lint.program.program import Program
 from drumline.lint.program.steps import rounds, training_loops
 from drumline.lint.program.tree import FunctionNode, above, inside, last_name, scope_node
 from drumline.lint.program.value import Instance, Known, Made

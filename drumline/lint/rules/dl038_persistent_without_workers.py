@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.arguments import has_unknown_arguments
 from drumline.lint.program.loaders import given
 from drumline.lint.program.making import written
 from drumline.lint.program.names import LOADER
-from drumline.lint.program.program import Program, has_unknown_arguments
+from drumline.lint.program.program import Program
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator
 
 from drumline.lint.finding import Edit, Finding, Severity
-from drumline.lint.program.program import Program, argument
+from drumline.lint.program.arguments import argument
+from drumline.lint.program.program import Program
 from drumline.lint.program.tree import inside
 from drumline.lint.program.value import Known
 from drumline.lint.reading.launches import OLD_LAUNCH, Launch, launches

@@ -52,9 +52,12 @@ def _found(report: Report) -> str:
 
 
 def _problems(report: Report) -> str:
-    unread = len({said.place.path for said in report.problems if said.rule == UNREADABLE.id})
+    paths = {said.place.path for said in report.problems if said.rule == UNREADABLE.id}
+    unwritten = sum(path in report.unwritten for path in paths)
+    unread = len(paths) - unwritten
     failed = sum(said.rule == RULE_FAILED.id for said in report.problems)
     said = [f"{counted(unread, 'file')} could not be read"] if unread else []
+    said += [f"{counted(unwritten, 'file')} could not be written"] if unwritten else []
     said += [f"a rule failed {counted(failed, 'time')}"] if failed else []
     return ", ".join(said)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from drumline.lint.problems import OWN_RULES
 from drumline.lint.rule import Rule
 from drumline.lint.rules import all_rules
 
@@ -56,7 +57,7 @@ given by name is always read: by its ending, else by its `#!` line, else as Pyth
 through imports between them, so give the whole folder rather than one file.
 
 Of a notebook the code cells are read, without magics and shell lines; a place is `cell 3:2:1`, the third of all cells,
-its second line. What cannot be read is told as DL000, and the rest goes on.
+its second line. What cannot be read is told as [DL000](#dl000-unreadable), and the rest goes on.
 
 | level | means | shown |
 | --- | --- | --- |
@@ -68,11 +69,12 @@ its second line. What cannot be read is told as DL000, and the rest goes on.
 | --- | --- |
 | 0 | no error and no warning is shown; notes never fail; with `--exit-zero`, whatever was found |
 | 1 | there are some |
-| 2 | the command or the settings are wrong, or a file could not be read |
+| 2 | the command or the settings are wrong, or a file could not be read; `--exit-zero` does not change that |
 
 ## Formats
 
-`--format` is `text`, `json`, `sarif` or `github`; `--output FILE` writes it there. `--statistics` counts by rule.
+`--format` is `text`, `json`, `sarif` or `github`; `--output FILE` writes it there. `--statistics` counts by rule, as
+text; JSON has the same numbers in `summary`.
 
 ```console
 $ drumline lint train.py --select DL008 --format github | cut -c 1-109
@@ -94,8 +96,9 @@ mode are kept. Notebooks are not written.
 
 ## Silence
 
-`# noqa: DL014` on any line of the place silences a rule there, `# noqa` all rules. For a project, in the nearest
-`pyproject.toml` above the first path that has this table:
+`# noqa: DL014` silences a rule, by number or by name, on any line of the statement; in a script, behind the last line
+of the command. `# noqa` silences all rules there. For a project, in the nearest `pyproject.toml` above the first path
+that has this table:
 
 ```toml
 [tool.drumline.lint]
@@ -114,7 +117,8 @@ the file. A setting, a type or a rule that is not known is an error.
 
 ## Before a commit, and in CI
 
-With [pre-commit](https://pre-commit.com), in `.pre-commit-config.yaml`:
+With [pre-commit](https://pre-commit.com), in `.pre-commit-config.yaml`; OWNER stands for the account on GitHub that
+drumline is taken from, `rev` for a tag there:
 
 ```yaml
 repos:
@@ -124,12 +128,28 @@ repos:
       - id: drumline-lint
 ```
 
-In a workflow of GitHub, with annotations in the pull request:
+That makes an environment of its own, with torch in it, and gives the linter the files of the commit by name, so that
+`exclude` is to be said there rather than in `pyproject.toml`. Where drumline is installed, it is quicker, and sees
+more, to read the whole folder:
+
+```yaml
+repos:
+  - repo: local
+    hooks:
+      - id: drumline-lint
+        name: drumline lint
+        entry: drumline lint .
+        language: system
+        pass_filenames: false
+```
+
+In a workflow of GitHub, with annotations in the pull request. The linter needs none of the packages that training
+needs, so `--no-deps` leaves torch out:
 
 ```yaml
 steps:
   - uses: actions/checkout@v4
-  - run: pip install drumline
+  - run: pip install --no-deps drumline
   - run: drumline lint . --format github
 ```
 
@@ -138,7 +158,7 @@ or with code scanning:
 ```yaml
 steps:
   - uses: actions/checkout@v4
-  - run: pip install drumline
+  - run: pip install --no-deps drumline
   - run: drumline lint . --format sarif --output lint.sarif --exit-zero
   - uses: github/codeql-action/upload-sarif@v3
     with:
@@ -147,8 +167,8 @@ steps:
 
 ## Rules
 
-`drumline lint --list` prints this table, `drumline lint --explain DL014` one of the rules. Those with a wrench can be
-mended with `--fix`.
+`drumline lint --list` prints this table, `drumline lint --explain DL014` one of the rules. DL0xx are about Python,
+DL1xx about scripts. The last two are no rules but what kept a rule from being asked.
 """
 BOTTOM = """\
 ---
@@ -160,26 +180,29 @@ FENCES = {"python": "py", "shell": "sh"}
 
 def page(rules: Sequence[Rule]) -> str:
     """The whole page."""
-    table = ["| rule | name | level | |", "| --- | --- | --- | --- |", *map(_row, rules)]
-    return "\n".join([TOP, *table, "", *map(_section, rules), BOTTOM])
+    listed = [*rules, *OWN_RULES.values()]
+    table = ["| rule | name | level | found | mended by `--fix` |", "| --- | --- | --- | --- | --- |"]
+    return "\n".join([TOP, *table, *map(_row, listed), "", *map(_section, listed), BOTTOM])
 
 
 def _row(rule: Rule) -> str:
-    wrench = " 🔧" if rule.fixable else ""
-    return (
-        f"| [{rule.id}](#{_anchor(rule)}) | {rule.name} | {rule.severity} | {_cell(rule.summary)}{wrench} |"
-    )
+    name = f"[{rule.id}](#{_anchor(rule)}) | {rule.name}"
+    return f"| {name} | {rule.severity} | {_cell(rule.summary)} | {'yes' if rule.fixable else 'no'} |"
 
 
 def _section(rule: Rule) -> str:
-    fence = FENCES[rule.language]
     mended = " `--fix` can do it." if rule.fixable else ""
     return (
         f"### {rule.id} {rule.name}\n\n"
-        f"{rule.severity.capitalize()}: {rule.summary}.\n\n{rule.why}\n\nFix: {rule.fix}.{mended}\n\n"
-        f"Bad:\n\n```{fence}\n{rule.bad.strip()}\n```\n\n"
-        f"Good:\n\n```{fence}\n{rule.good.strip()}\n```\n"
+        f"{rule.severity.capitalize()}: {rule.summary}.\n\n{rule.why}\n\nFix: {rule.fix}.{mended}\n{_snippets(rule)}"
     )
+
+
+def _snippets(rule: Rule) -> str:
+    if rule.id in OWN_RULES:
+        return ""
+    fence = FENCES[rule.language]
+    return f"\nBad:\n\n```{fence}\n{rule.bad.strip()}\n```\n\nGood:\n\n```{fence}\n{rule.good.strip()}\n```\n"
 
 
 def _anchor(rule: Rule) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
+from drumline.lint.problems import OWN_RULES
 from drumline.lint.rule import Rule
 
 
@@ -25,11 +26,21 @@ def as_explanation(rule: Rule) -> str:
     parts.append(_wrapped(f"Fix: {rule.fix}"))
     if rule.bad:
         parts += [f"Bad:\n\n{_indented(rule.bad)}", f"Good:\n\n{_indented(rule.good)}"]
-    parts.append(
+    parts.append(_silence(rule))
+    return "\n\n".join(parts) + "\n"
+
+
+def _silence(rule: Rule) -> str:
+    """What could not be read has no line that could ask for it."""
+    if rule.id in OWN_RULES:
+        return (
+            f'To silence it: `ignore = ["{rule.id}"]` under [tool.drumline.lint] in pyproject.toml, '
+            f"or --ignore {rule.id}."
+        )
+    return (
         f'To silence it: `# noqa: {rule.id}` on the line, `ignore = ["{rule.id}"]` under [tool.drumline.lint] in\n'
         f"pyproject.toml, or --ignore {rule.id}."
     )
-    return "\n\n".join(parts) + "\n"
 
 
 def _wrapped(text: str) -> str:

@@ -22,6 +22,7 @@ from drumline.lint.reading.parse import Reading, read_bytes, read_file
 from drumline.lint.rules import all_rules
 from drumline.lint.run import Report, all_docs, check
 from drumline.lint.settings import Settings
+from drumline.lint.telling.closing import closing_line
 from tests.unit.lint.made_up_rules import BAD, RULES, calling, calls_of, rule
 
 
@@ -202,6 +203,9 @@ def test_what_cannot_be_written_is_told_and_still_found(
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     (said,) = write(mend(second), checker()).problems
     assert said.message == "the file was not fixed: it is read-only"
+    assert closing_line(write(mend(second), checker())).endswith(
+        "; 1 file could not be written; 1 can be fixed (--fix)"
+    )
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,3 +239,34 @@ def test_the_diff_is_what_patch_takes(tmp_path: Path, monkeypatch: pytest.Monkey
         subprocess.run(["git", "apply", "-p1", "-"], input=diff.encode(), check=True)
         assert Path("a.py").read_bytes() == b"x = 1\r\ngood()\r\n"
         assert Path("b.py").read_bytes() == b"poor()\ngood()"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        b"x = 1\n\x0c\ny = '\xe2\x80\xa8 \x1c'\nbad()\n\x0cz = 2\n",
+        b"\xef\xbb\xbfx = 1\nbad()\n",
+        b"x = 1\rbad()\ry = 2\r",
+        b"x = 1\r\nbad()\ry = 2\n",
+    ],
+)
+def test_lines_of_the_diff_are_those_of_patch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: bytes
+) -> None:
+    """Which a form feed does not end, and a byte order mark is a part of the first."""
+    monkeypatch.chdir(tmp_path)
+    path = Path("a.py")
+    path.write_bytes(code)
+    if shutil.which("git"):
+        subprocess.run(["git", "apply", "-p1", "-"], input=diff_of(mend(path)).encode(), check=True)
+        assert path.read_bytes() == code.replace(b"bad", b"good")
+
+
+def test_paths_in_the_diff_are_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").mkdir()
+    monkeypatch.chdir(tmp_path / "in")
+    for path in (tmp_path / "in" / "a.py", tmp_path / "b.py"):
+        path.write_text("bad()\n")
+    inside = diff_of(mend(tmp_path / "in" / "a.py"))
+    assert inside.startswith("--- a/a.py\n+++ b/a.py\n")
+    assert diff_of(mend(tmp_path / "b.py")).startswith(f"--- a{tmp_path}/b.py\n+++ b{tmp_path}/b.py\n")

@@ -32,9 +32,21 @@ def test_the_settings_on_the_page_are_settings(tmp_path: Path) -> None:
 def test_a_rule_has_a_row_and_a_section() -> None:
     rule = replace(BAD.RULE, summary="a | b", language="shell")
     text = page([rule])
-    assert "| [DL101](#dl101-bad-call) | bad-call | error | a \\| b 🔧 |\n" in text
+    assert "| [DL101](#dl101-bad-call) | bad-call | error | a \\| b | yes |\n" in text
     assert (
         "### DL101 bad-call\n\nError: a | b.\n\nbad-call bites.\n\nAlways.\n\n"
         "Fix: call good() instead. `--fix` can do it.\n\n"
         "Bad:\n\n```sh\nbad_call()\n```\n\nGood:\n\n```sh\ngood()\n```\n"
     ) in text
+
+
+def test_what_is_no_rule_has_a_section_too() -> None:
+    text = page([])
+    assert "| [DL000](#dl000-unreadable) | unreadable | error | a file that could not be read" in text
+    assert "### DL000 unreadable\n\nError: a file that could not be read" in text
+    assert "### DL999 rule-failed\n\nError: a rule that failed" in text
+    assert "```py\n" not in text
+
+
+def test_the_page_is_in_plain_characters() -> None:
+    assert (DOCS / "lint.md").read_text().isascii()

@@ -39,22 +39,22 @@ def said(rule: str, text: str) -> list[str]:
         (
             "DL017",
             "if dist.get_rank() == 0:\n    dist.barrier()\n",
-            "rank 0 alone comes to dist.barrier, and those that come wait for the others",
+            "rank 0 alone comes to dist.barrier, which waits until every rank has come",
         ),
         (
             "DL017",
             "if local_rank == 0:\n    dist.barrier()\n",
-            "one process of each node comes to dist.barrier, and those that come wait for the others",
+            "one process of each node comes to dist.barrier, which waits until every rank has come",
         ),
         (
             "DL017",
             "if dist.get_rank() != 0:\n    dist.barrier()\n",
-            "all ranks but one come to dist.barrier, and those that come wait for the others",
+            "all ranks but one come to dist.barrier, which waits until every rank has come",
         ),
         (
             "DL017",
             "def a():\n    b()\ndef b():\n    dist.barrier()\nif dist.get_rank() in (0, 1):\n    a()\n",
-            "only some ranks come to a, which calls barrier through b, and those that come wait for the others",
+            "only some ranks come to a, which calls barrier through b, and that waits until every rank has come",
         ),
         (
             "DL018",
@@ -140,6 +140,21 @@ def test_what_to_write_instead() -> None:
             None,
         ),
         ("def f(model):\n    torch.save(model.state_dict(), 'a.pt')\nf(DDP(x))\nf(y)\n", None),
+        (
+            "model = DDP(x)\nmodel.load_state_dict(torch.load('a.pt'))\n"
+            "if rank == 0:\n    torch.save(model.state_dict(), 'a.pt')\n",
+            None,
+        ),
+        (
+            "x.load_state_dict({key[7:]: value for key, value in torch.load('a.pt').items()})\n"
+            "model = DDP(x)\nif rank == 0:\n    torch.save(model.state_dict(), 'a.pt')\n",
+            None,
+        ),
+        (
+            "model = DDP(x)\nmodel.module.load_state_dict(torch.load('b.pt'))\n"
+            "if rank == 0:\n    torch.save(model.state_dict(), 'a.pt')\n",
+            "    torch.save(model.module.state_dict(), 'a.pt')",
+        ),
     ],
 )
 def test_the_mend_of_a_wrapped_state_dict(text: str, mended: str | None) -> None:
@@ -152,6 +167,13 @@ def test_the_mend_of_a_wrapped_state_dict(text: str, mended: str | None) -> None
     (edit,) = finding.edits
     line = whole.splitlines()[edit.start[0] - 1].encode()
     assert (line[: edit.start[1]] + edit.text.encode() + line[edit.end[1] :]).decode() == mended
+
+
+def test_what_is_loaded_wrapped_is_to_be_changed_too() -> None:
+    text = "net = DDP(x)\nnet.load_state_dict(torch.load('a.pt'))\n"
+    text += "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), 'a.pt')\n"
+    fixes = {one.rule: one.fix for one in findings_in((("case.py", DDP + text),))}
+    assert fixes["DL016"] == "save `net.module.state_dict()`, and load it without the wrapper as well"
 
 
 def test_a_rank_in_a_path_is_seen_however_many_give_the_folder() -> None:

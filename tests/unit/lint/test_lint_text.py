@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drumline.lint.problems import RULE_FAILED, problem
+from drumline.lint.problems import RULE_FAILED, UNREADABLE, problem
 from drumline.lint.telling.closing import closing_line
 from drumline.lint.telling.rules import as_explanation, as_list
 from drumline.lint.telling.text import WIDEST_LINE, as_statistics, as_text
@@ -98,6 +98,14 @@ def test_the_list_has_a_line_for_each_rule() -> None:
         "DL101  error    bad-call  a call of bad-call (--fix)",
         "DL201  note     odd-call  a call of odd-call",
     ]
+
+
+def test_what_noqa_cannot_silence_is_not_said_to_be() -> None:
+    explained = as_explanation(UNREADABLE)
+    assert "noqa" not in explained
+    assert explained.endswith(
+        'To silence it: `ignore = ["DL000"]` under [tool.drumline.lint] in pyproject.toml, or --ignore DL000.\n'
+    )
 
 
 def test_a_rule_is_explained() -> None:

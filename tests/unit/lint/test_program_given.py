@@ -6,7 +6,8 @@ import ast
 
 import pytest
 
-from drumline.lint.program.program import Program, package_of
+from drumline.lint.program.files import package_of
+from drumline.lint.program.program import Program
 from drumline.lint.program.value import Rank, RankTest
 from tests.unit.lint.test_program_values import program_of, values_in
 

@@ -7,11 +7,9 @@ import ast
 import pytest
 
 from drumline.lint.program.order import (
-    loose,
+    Run,
     parting,
     process_of,
-    runs,
-    runs_through,
     script,
     scripts_through,
 )
@@ -20,14 +18,14 @@ from drumline.lint.program.tree import last_name
 from tests.unit.lint.test_program_values import program_of
 
 
-def said(calls: list[ast.Call]) -> str:
+def said(run: Run) -> str:
     """The names of calls to what nobody defines: one letter each."""
-    return "".join(name for call in calls if (name := last_name(call.func)) in set("abcdexz"))
+    return "".join(name for step in run if (name := last_name(step.call.func)) in set("abcdexz"))
 
 
-def order(text: str, **others: str) -> list[str]:
+def order(text: str, **others: str) -> str:
     program = program_of({"main": text, **others})
-    return [word for run in runs(program, program.sources[0]) if (word := said(run))]
+    return said(script(program, program.sources[0]))
 
 
 def step(program: Program, name: str):  # type: ignore[no-untyped-def]
@@ -37,19 +35,19 @@ def step(program: Program, name: str):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a()\nb(c())", ["acb"]),
-        ("def f():\n    b()\na()\nf()\nc()", ["abc"]),
-        ("def f():\n    g()\n    c()\ndef g():\n    b()\na()\nf()", ["abc"]),
-        ("if x:\n    a()\nelse:\n    b()\nc()", ["abc"]),
-        ("def main():\n    a()\nif __name__ == '__main__':\n    main()", ["a"]),
-        ("for x in a():\n    b()\nelse:\n    c()", ["abc"]),
-        ("try:\n    a()\nexcept E:\n    b()\nfinally:\n    c()", ["abc"]),
-        ("x = [b(y) for y in a()]\nc()", ["abc"]),
-        ("f = lambda: a()\nb()\nf()", ["ba"]),
-        ("class A:\n    a()\n    def f(self):\n        c()\nb()\nA().f()", ["abc"]),
+        ("a()\nb(c())", "acb"),
+        ("def f():\n    b()\na()\nf()\nc()", "abc"),
+        ("def f():\n    g()\n    c()\ndef g():\n    b()\na()\nf()", "abc"),
+        ("if x:\n    a()\nelse:\n    b()\nc()", "abc"),
+        ("def main():\n    a()\nif __name__ == '__main__':\n    main()", "a"),
+        ("for x in a():\n    b()\nelse:\n    c()", "abc"),
+        ("try:\n    a()\nexcept E:\n    b()\nfinally:\n    c()", "abc"),
+        ("x = [b(y) for y in a()]\nc()", "abc"),
+        ("f = lambda: a()\nb()\nf()", "ba"),
+        ("class A:\n    a()\n    def f(self):\n        c()\nb()\nA().f()", "abc"),
     ],
 )
-def test_order_within_a_file(text: str, expected: list[str]) -> None:
+def test_order_within_a_file(text: str, expected: str) -> None:
     assert order(text) == expected
 
 
@@ -69,20 +67,20 @@ def test_classes_and_their_methods() -> None:
     c()
     trainer.fit()
     """
-    assert order(text) == ["abcde"]
+    assert order(text) == "abcde"
 
 
 def test_decorators_and_defaults_are_evaluated_where_the_function_is_defined() -> None:
-    assert order("@a()\ndef f(x=b()):\n    d()\nc()\nf()") == ["abcd"]
+    assert order("@a()\ndef f(x=b()):\n    d()\nc()\nf()") == "abcd"
 
 
-def test_functions_that_nobody_calls_have_a_run_each() -> None:
-    assert order("a()\ndef f():\n    b()\n    g()\ndef g():\n    c()\ndef h():\n    d()") == ["a", "bc", "d"]
+def test_what_nobody_calls_is_in_no_run() -> None:
+    assert order("a()\ndef f():\n    b()\n    g()\ndef g():\n    c()") == "a"
 
 
 def test_a_function_that_another_file_calls_is_in_that_files_run() -> None:
     program = program_of({"main": "from other import f\na()\nf()\nc()", "other": "def f():\n    b()"})
-    assert [[said(run) for run in runs(program, source)] for source in program.sources] == [["abc"], []]
+    assert [said(script(program, source)) for source in program.sources] == ["abc", ""]
 
 
 @pytest.mark.parametrize(
@@ -91,25 +89,24 @@ def test_a_function_that_another_file_calls_is_in_that_files_run() -> None:
 )
 def test_what_is_started_in_another_process(start: str) -> None:
     text = f"import torch.multiprocessing as mp\ndef worker(rank):\n    b()\na()\n{start}\nc()"
-    assert order(text) == ["abc"]
+    assert order(text) == "abc"
     program = program_of({"main": text})
     assert process_of(program, step(program, "a")) == ()
     assert len(process_of(program, step(program, "b"))) == 1
 
 
 def test_recursion_ends() -> None:
-    assert order("def f():\n    a()\n    g()\ndef g():\n    b()\n    f()\nf()\nc()") == ["abc"]
+    assert order("def f():\n    a()\n    g()\ndef g():\n    b()\n    f()\nf()\nc()") == "abc"
 
 
 def test_a_function_called_often_is_looked_into_a_few_times_and_what_follows_is_not_lost() -> None:
     lines = ["def f0():\n    a()"]
     lines += [f"def f{n}():\n" + f"    f{n - 1}()\n" * 10 for n in range(1, 9)]
-    (run,) = order("\n".join([*lines, "f8()", "z()"]))
-    assert run == "aaz"
+    assert order("\n".join([*lines, "f8()", "z()"])) == "aaz"
 
 
 def test_a_deep_expression_does_not_exhaust_the_stack() -> None:
-    assert order("x = " + " + ".join(["1"] * 900) + "\na()") == ["a"]
+    assert order("x = " + " + ".join(["1"] * 900) + "\na()") == "a"
 
 
 def test_a_generator_used_by_with_surrounds_the_body() -> None:
@@ -126,7 +123,7 @@ def test_a_generator_used_by_with_surrounds_the_body() -> None:
         c()
     e()
     """
-    assert order(text) == ["abcde"]
+    assert order(text) == "abcde"
 
 
 def test_a_class_used_by_with_surrounds_the_body() -> None:
@@ -140,34 +137,36 @@ def test_a_class_used_by_with_surrounds_the_body() -> None:
         b()
     d()
     """
-    assert order(text) == ["abcd"]
+    assert order(text) == "abcd"
 
 
 def test_an_import_runs_a_file_once_and_without_what_is_for_the_script() -> None:
-    assert order(
-        "a()\nimport other\nimport other\nc()", other="b()\nimport main\nif __name__ == '__main__':\n    x()"
-    ) == ["abc"]
+    assert (
+        order(
+            "a()\nimport other\nimport other\nc()",
+            other="b()\nimport main\nif __name__ == '__main__':\n    x()",
+        )
+        == "abc"
+    )
 
 
 def test_an_import_of_a_module_runs_its_package_first() -> None:
     program = program_of({"main": "from pkg.inner import x\nc()", "pkg/__init__": "a()", "pkg/inner": "b()"})
-    assert said(runs(program, program.sources[0])[0]) == "abc"
+    assert said(script(program, program.sources[0])) == "abc"
 
 
-def test_runs_through_a_file_are_those_of_all_who_use_it() -> None:
+def test_scripts_through_a_file_are_those_of_all_who_use_it() -> None:
     used = (
         "import torch.distributed as dist\ndef f():\n    dist.barrier()\ndef loose():\n    dist.barrier()\n"
     )
     program = program_of({"one": "import used\nused.f()", "two": "import used\nused.f()", "used": used})
     assert len(scripts_through(program, program.sources[2])) == 2
-    assert len(runs_through(program, program.sources[2])) == 3
-    assert len(runs_through(program, program.sources[0])) == 1
+    assert len(scripts_through(program, program.sources[0])) == 1
 
 
 def test_the_run_of_a_file_that_only_defines_is_empty() -> None:
     program = program_of({"main": "import os\ndef f():\n    a()"})
     assert script(program, program.sources[0]) == []
-    assert len(loose(program, program.sources[0])) == 1
 
 
 def test_where_two_ways_part() -> None:
@@ -180,4 +179,4 @@ def test_where_two_ways_part() -> None:
 
 def test_the_body_of_a_with_is_done_once_where_its_manager_yields_in_two_places() -> None:
     manager = "@contextmanager\ndef group():\n    if x:\n        yield\n    else:\n        yield\n    c()\n"
-    assert order("a()\n" + manager + "with group():\n    b()") == ["abc"]
+    assert order("a()\n" + manager + "with group():\n    b()") == "abc"

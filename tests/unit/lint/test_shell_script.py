@@ -173,3 +173,9 @@ def test_places_count_as_editors_do() -> None:
 
 def test_noqa() -> None:
     assert script("a  # noqa: DL102\nb # noqa\n").silenced == {1: frozenset({"DL102"}), 2: frozenset()}
+
+
+def test_a_command_over_several_lines_is_silenced_at_its_end() -> None:
+    """Behind a backslash there can be no comment."""
+    text = "a \\\n  --b \\\n  c  # noqa: DL102\nd\n# e \\\nf  # noqa\n"
+    assert script(text).silenced == {**dict.fromkeys((1, 2, 3), frozenset({"DL102"})), 6: frozenset()}

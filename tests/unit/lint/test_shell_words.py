@@ -88,6 +88,10 @@ def test_any_text_is_read_and_every_word_is_in_it(text: str) -> None:
             assert 0 <= word.start < word.end <= len(text)
 
 
+def test_an_empty_word_after_a_launcher_is_no_flag() -> None:
+    assert not findings_in((("broken.sh", 'torchrun --nnodes=2 "'),))
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(SCRIPTS), st.data())
 def test_no_rule_stumbles_over_broken_scripts(text: str, data: st.DataObject) -> None:

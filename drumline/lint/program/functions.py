@@ -1,0 +1,67 @@
+"""Functions of the given files: who calls them, and what they return."""
+
+from __future__ import annotations
+
+import ast
+
+from drumline.lint.program.arguments import argument
+from drumline.lint.program.classes import called_as, method
+from drumline.lint.program.tree import FunctionNode, class_around, inside, last_name
+from drumline.lint.program.unpacking import any_of
+from drumline.lint.program.value import NOTHING, Class, Function, Instance, Values
+from drumline.lint.program.whole import Whole
+
+# They start a function in other processes or threads.
+STARTING = ("spawn", "start_processes", "Process", "Thread")
+
+
+def function_of(program: Whole, call: ast.Call) -> FunctionNode | None:
+    """The function of the given files that a call runs; of a class, its `__init__`."""
+    for value in program.values(call.func):
+        if isinstance(value, Function):
+            return value.node
+        if isinstance(value, Class):
+            return method(program, value.node, "__init__")
+        if isinstance(value, Instance):
+            return method(program, value.of, called_as(program, value.of))
+    return None
+
+
+def returned(program: Whole, function: FunctionNode) -> Values:
+    """All that a function may return."""
+    if isinstance(function, ast.Lambda):
+        return program.values(function.body)
+    given = [one.value for one in inside(function, ast.Return)]
+    return program.meanings.once(("returned", function), lambda: any_of(program, given), NOTHING)
+
+
+def callers(program: Whole, function: FunctionNode) -> list[ast.Call]:
+    """All calls of it in the given files that could be resolved; `mp.spawn(function)` is one."""
+    nobody: list[ast.Call] = []
+    return program.meanings.once(("callers", function), lambda: _find_callers(program, function), nobody)
+
+
+def _find_callers(program: Whole, function: FunctionNode) -> list[ast.Call]:
+    owner = class_around(function)
+    if isinstance(function, ast.Lambda) or (owner is not None and function.name in ("forward", "__call__")):
+        return []  # who calls an instance is not found by a name
+    by = owner.name if owner is not None and function.name == "__init__" else function.name
+    calling = program.files.calling
+    found = []
+    for source in calling.get(by, ()):
+        calls = program.files.index(source).calls.get(by, ())
+        found += [call for call in calls if function_of(program, call) is function]
+    for name in STARTING:
+        for source in calling.get(name, ()):
+            if by in source.text:
+                calls = program.files.index(source).calls.get(name, ())
+                found += [call for call in calls if function in started(program, call)]
+    return found
+
+
+def started(program: Whole, call: ast.Call) -> list[FunctionNode]:
+    """What a call starts in another process or thread: `mp.spawn(main)`, `Process(target=main)`."""
+    if last_name(call.func) not in STARTING:
+        return []
+    target = argument(call, 0, "fn") or argument(call, None, "target")
+    return [value.node for value in program.values(target) if isinstance(value, Function)]

@@ -1,0 +1,58 @@
+"""Where the given files call something of a library, under whatever name they have it."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from drumline.lint.program import names
+from drumline.lint.program.tree import last_name, position
+from drumline.lint.program.whole import Whole
+from drumline.lint.reading.source import Source
+
+
+def calls_in_all(program: Whole, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
+    """All calls of these in all given files that mention them."""
+    lasts = {name.rpartition(".")[2] for name in wanted}
+    for source in program.files.sources:
+        if any(last in source.text for last in lasts):
+            yield from calls_in(program, source, wanted)
+
+
+def calls_in(program: Whole, source: Source, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
+    """All calls of these in a file, by the library's full name, in the order of the text."""
+    by_last: dict[str, set[str]] = defaultdict(set)
+    for name in wanted:
+        by_last[name.rpartition(".")[2]].add(name)
+    if not any(last in source.text for last in by_last):
+        return iter(())
+    calls = program.files.index(source).calls
+    found = [
+        call
+        for last in by_last
+        for call in calls.get(last, ())
+        if program.name_of(call.func) in by_last[last]
+    ]
+    for alias in _aliases(program, source, (*by_last, *wanted)) - by_last.keys():
+        found += [call for call in calls.get(alias, ()) if program.name_of(call.func) in wanted]
+    return iter(sorted(found, key=position))
+
+
+def _aliases(program: Whole, source: Source, wanted: Iterable[str]) -> set[str]:
+    """Other names that a file has for them: `from torch.nn.parallel import DistributedDataParallel as DDP`."""
+    every = program.remember(("aliases", source), lambda: _find_aliases(program, source))
+    return set().union(*(every[name] for name in wanted if name in every))
+
+
+def _find_aliases(program: Whole, source: Source) -> dict[str, set[str]]:
+    """By the full name of what is imported, and by the last name of what is assigned."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for scope in program.files.index(source).scopes.values():
+        for name, bindings in scope.names.items():
+            for binding in bindings:
+                if binding.imported:
+                    found[names.canonical(binding.imported)].add(name)
+                elif isinstance(binding.value, ast.Attribute | ast.Name) and binding.kind == "assign":
+                    found[last_name(binding.value)].add(name)
+    return found

@@ -1,0 +1,111 @@
+"""What an attribute may be: of a module, a class or an instance, or of what a library made."""
+
+from __future__ import annotations
+
+import ast
+
+from drumline.lint.program import names, ranks
+from drumline.lint.program.bindings import bound, exported
+from drumline.lint.program.classes import ancestry
+from drumline.lint.program.functions import returned
+from drumline.lint.program.tree import FunctionNode, class_around, dotted, last_name, scope_node, source_of
+from drumline.lint.program.unpacking import unpacked
+from drumline.lint.program.value import (
+    NOTHING,
+    Class,
+    Element,
+    Function,
+    Instance,
+    Library,
+    Made,
+    Method,
+    Module,
+    Value,
+    Values,
+)
+from drumline.lint.program.whole import Whole
+from drumline.lint.reading.source import Source
+
+
+def of_attribute(program: Whole, node: ast.Attribute) -> Values:
+    """All that it may be."""
+    owners = program.values(node.value)
+    found: Values = frozenset().union(*(_member(program, owner, node.attr) for owner in owners))
+    if not any(isinstance(owner, Instance | Module | Class) for owner in owners):
+        found |= _assigned_nearby(program, node)
+    named = ranks.of_member({owner.name for owner in owners if isinstance(owner, Made)}, node.attr)
+    return named if all(isinstance(value, Method) for value in found) and named else found
+
+
+def _member(program: Whole, owner: Value, name: str) -> Values:
+    if isinstance(owner, Library):
+        full = names.canonical(f"{owner.name}.{name}")
+        return ranks.of_library(full) or frozenset({Library(full)})
+    if isinstance(owner, Module):
+        return exported(program, owner.source, name) or _submodule(program, owner.source, name)
+    if isinstance(owner, Made):
+        if name == "module" and owner.call.args:  # of DDP and DataParallel: what they wrap
+            return program.values(owner.call.args[0])
+        return frozenset({Method(owner, name)})
+    if isinstance(owner, Instance | Class):
+        return _member_of_class(program, owner, name)
+    return frozenset({owner}) if isinstance(owner, Element) else NOTHING
+
+
+def _submodule(program: Whole, package: Source, name: str) -> Values:
+    found = program.files.submodule(package, name)
+    return NOTHING if found is None else frozenset({Module(found)})
+
+
+def _member_of_class(program: Whole, owner: Instance | Class, name: str) -> Values:
+    places = ancestry(program, owner.of if isinstance(owner, Instance) else owner.node)
+    for place in places:
+        if not isinstance(place, str) and (found := _own_member(program, place, name, owner)):
+            return frozenset(found)
+    is_of_library = any(isinstance(place, str) for place in places)
+    return frozenset({Method(owner, name)}) if is_of_library and not ranks.by_name(name) else NOTHING
+
+
+def _own_member(program: Whole, node: ast.ClassDef, name: str, owner: Instance | Class) -> set[Value]:
+    """What one class itself has under a name, in its body or by what its methods assign."""
+    index = program.files.index(source_of(node))
+    found: set[Value] = set()
+    for binding in index.scopes[node].names.get(name, ()):
+        for value in bound(program, binding):
+            if not isinstance(value, Function) or not isinstance(owner, Instance):
+                found.add(value)
+            elif _is_property(value.node):
+                found |= returned(program, value.node)
+            else:
+                found.add(Function(value.node, owner))
+    for target, binding in index.attributes.get(name, ()):
+        is_own = _is_self_of(target.value, node)
+        if is_own and binding.value is not None and binding.kind == "assign":
+            found |= unpacked(program, program.values(binding.value), binding.path)
+    return found
+
+
+def _is_self_of(expression: ast.expr, node: ast.ClassDef) -> bool:
+    """Whether it is the first parameter of one of the class's methods."""
+    function = scope_node(expression)
+    if not isinstance(expression, ast.Name) or not isinstance(function, ast.FunctionDef):
+        return False
+    every = [*function.args.posonlyargs, *function.args.args]
+    return class_around(function) is node and bool(every) and every[0].arg == expression.id
+
+
+def _is_property(function: FunctionNode) -> bool:
+    decorators = getattr(function, "decorator_list", [])
+    return any(last_name(one) in ("property", "cached_property") for one in decorators)
+
+
+def _assigned_nearby(program: Whole, node: ast.Attribute) -> Values:
+    """`args.gpu = ...` in the same file tells what `args.gpu` is."""
+    written = dotted(node.value)
+    found: Values = NOTHING
+    if not written:
+        return found
+    for target, binding in program.files.index(source_of(node)).attributes.get(node.attr, ()):
+        if binding.value is not None and binding.kind == "assign" and dotted(target.value) == written:
+            found |= unpacked(program, program.values(binding.value), binding.path)
+    return found

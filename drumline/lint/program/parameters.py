@@ -1,0 +1,108 @@
+"""What the parameters of functions may be: what callers give for them, their defaults, and what their names say."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from drumline.lint.program import ranks
+from drumline.lint.program.arguments import (
+    argument,
+    default_of,
+    has_unknown_arguments,
+    is_instance,
+    number_of,
+)
+from drumline.lint.program.functions import callers, started
+from drumline.lint.program.tree import Binding, class_around, last_name, up
+from drumline.lint.program.unpacking import unpacked
+from drumline.lint.program.value import NOTHING, Instance, Known, Rank, Values
+from drumline.lint.program.whole import Whole
+
+# They give the function the number of its process first.
+_NUMBERING = ("spawn", "start_processes")
+
+
+def of_parameter(program: Whole, parameter: ast.arg) -> Values:
+    """All that it may be."""
+    function = _function_of(parameter)
+    if function is None:
+        return NOTHING
+    owner = class_around(function)
+    if owner is not None and is_instance(function, parameter):
+        return frozenset({Instance(owner)})
+    return program.meanings.once(parameter, lambda: _passed(program, function, parameter), NOTHING)
+
+
+def _function_of(parameter: ast.arg) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    function = up(up(parameter) or parameter)
+    return function if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) else None
+
+
+def _passed(program: Whole, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> Values:
+    calls = callers(program, function)
+    number = number_of(function, parameter)
+    found: Values = frozenset().union(
+        *(_given(program, call, number, parameter.arg, function) for call in calls)
+    )
+    if found - {Known(None)}:
+        if _is_left_out(program, calls, number, parameter.arg, function):
+            return found | program.values(default_of(function, parameter))
+        return found
+    default = program.values(default_of(function, parameter))
+    named = NOTHING if ranks.is_other_number(default) else ranks.by_name(parameter.arg)
+    return named or found | default
+
+
+def _is_left_out(
+    program: Whole,
+    calls: Sequence[ast.Call],
+    number: int | None,
+    name: str,
+    function: ast.FunctionDef | ast.AsyncFunctionDef,
+) -> bool:
+    """Whether one of the callers leaves it at its default."""
+    return any(
+        argument(call, number, name) is None
+        and not has_unknown_arguments(call)
+        and function not in started(program, call)
+        for call in calls
+    )
+
+
+def _given(
+    program: Whole,
+    call: ast.Call,
+    number: int | None,
+    name: str,
+    function: ast.FunctionDef | ast.AsyncFunctionDef,
+) -> Values:
+    """What one caller gives for it."""
+    if function not in started(program, call):
+        return program.values(argument(call, number, name))
+    offset = 1 if last_name(call.func) in _NUMBERING else 0
+    if number == 0 and offset:
+        return frozenset({Rank("spawned")})
+    if number is None:
+        return NOTHING
+    return unpacked(program, program.values(argument(call, 1, "args")), (number - offset,))
+
+
+def given_for(program: Whole, parameter: ast.arg) -> list[ast.expr | None]:
+    """The expressions that callers give for a parameter; None for each that is not known."""
+    function = _function_of(parameter)
+    if function is None:
+        return [None]
+    number, default = number_of(function, parameter), default_of(function, parameter)
+    found: list[ast.expr | None] = []
+    for call in callers(program, function):
+        is_plain = function not in started(program, call) and not has_unknown_arguments(call)
+        found.append((argument(call, number, parameter.arg) or default) if is_plain else None)
+    return found or [None]
+
+
+def given_by(program: Whole, binding: Binding) -> list[ast.expr | None]:
+    """The expressions that a binding gives a name: of a parameter those of all callers; None if not known."""
+    if isinstance(binding.node, ast.arg):
+        return given_for(program, binding.node)
+    return [binding.value if binding.kind == "assign" and not binding.path else None]
