@@ -10,9 +10,8 @@ from drumline.lint.program.arguments import argument, has_unknown_arguments
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.origins import parts
 from drumline.lint.program.program import Program
-from drumline.lint.program.ranks import by_name
 from drumline.lint.program.tree import last_name
-from drumline.lint.program.value import NOTHING, Known, Made, Rank
+from drumline.lint.program.value import Known, Made, Rank
 from drumline.lint.reading.source import Source
 
 # Which argument is written, and which is the path, by position and name.
@@ -95,9 +94,7 @@ def is_own_of_node(program: Program, path: ast.expr | None) -> bool:
 
 
 def _kinds(program: Program, part: ast.expr) -> set[str]:
-    """Of the ranks that it may be; what is called a rank is one, wherever it comes from."""
-    named = by_name(last_name(part)) if isinstance(part, ast.Name | ast.Attribute) else NOTHING
-    return {value.kind for value in program.values(part) | named if isinstance(value, Rank)}
+    return {value.kind for value in program.values(part) if isinstance(value, Rank)}
 
 
 def _is_unique(program: Program, part: ast.expr) -> bool:
