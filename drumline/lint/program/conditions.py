@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from drumline.lint.program import ranks
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import above, last_name, up
-from drumline.lint.program.value import Known, Rank, RankTest
+from drumline.lint.program.tree import above, inside, last_name, up
+from drumline.lint.program.value import Known, Rank, RankTest, Values
 
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
@@ -32,11 +32,31 @@ def rank_tests_at(program: Program, node: ast.AST, *, with_exits: bool = True) -
 
 def rank_tests(program: Program, test: ast.expr, holds: bool = True) -> list[RankTest]:
     """What a condition says of the rank, if it holds or if it does not; `if rank:` asks for the others."""
-    values = program.values(test)
+    values = _asked(program, test)
     as_test = values if holds else ranks.flipped(values)
     if holds and not any(isinstance(value, RankTest) for value in values):
         as_test = ranks.flipped(ranks.flipped(values))
     return [value for value in as_test if isinstance(value, RankTest)]
+
+
+def _asked(program: Program, test: ast.expr) -> Values:
+    values = program.values(test)
+    is_known = any(isinstance(value, Rank | RankTest) for value in values)
+    return values if is_known else values | _yielded(program, test)
+
+
+def _yielded(program: Program, test: ast.expr) -> Values:
+    """Of `with first() as lead:`, what the generator `first` yields; of `lead and ...`, the same."""
+    if isinstance(test, ast.BoolOp):
+        operands = [_asked(program, one) for one in test.values]
+        return ranks.joined(test.op, operands, [ranks.is_about_being_distributed(one) for one in test.values])
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return ranks.flipped(_yielded(program, test.operand))
+    bindings = program.bindings(test) if isinstance(test, ast.Name) else []
+    calls = [one.value for one in bindings if one.kind == "entered" and isinstance(one.value, ast.Call)]
+    functions = [program.function_of(call) for call in calls]
+    given = [one.value for function in functions if function for one in inside(function, ast.Yield)]
+    return frozenset().union(*(program.values(one) for one in given))
 
 
 def conditions(

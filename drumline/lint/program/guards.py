@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from drumline.lint.program.conditions import (
@@ -15,8 +14,10 @@ from drumline.lint.program.names import STARTS
 from drumline.lint.program.program import Program
 from drumline.lint.program.ranks import OF_VARIABLE
 from drumline.lint.program.tree import (
+    FUNCTIONS,
     FunctionNode,
     above,
+    class_around,
     function_around,
     inside,
     last_name,
@@ -66,7 +67,7 @@ def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFun
         return [Way(frozenset(rank_tests_at(program, function)), _beginning(program, function))]
     found: list[Way] = []
     for call in calls:
-        if function in program.started(call):
+        if function in program.started(call) and last_name(call.func) != "Thread":
             found.append(
                 Way(frozenset(), "ranks")
             )  # a new process: what holds for its parent does not matter
@@ -78,7 +79,9 @@ def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFun
 
 
 def _perhaps_callers(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.Call]:
-    """Calls by its name of something that is not known."""
+    """Of a method: calls by its name of something that is not known."""
+    if class_around(function) is None:
+        return []
     return [
         call
         for source in program.files.calling.get(function.name, ())
@@ -194,12 +197,17 @@ def guards_of_decorators(program: Program, function: ast.FunctionDef | ast.Async
     return frozenset(found)
 
 
-def _guards_in_wrapper(program: Program, decorator: FunctionNode) -> Iterator[RankTest]:
-    """What holds where a decorator calls the function that it was given."""
-    given = {one.arg for one in decorator.args.args}
-    for call in inside(decorator, ast.Call, into_functions=True):
-        if isinstance(call.func, ast.Name) and call.func.id in given:
-            yield from rank_tests_at(program, call)
+def _guards_in_wrapper(program: Program, decorator: FunctionNode) -> Guards:
+    """What holds wherever a decorator, or the one that `only_on(rank)` makes, calls what it was given."""
+    functions = [decorator, *inside(decorator, *FUNCTIONS, into_functions=True)]
+    given = {one.arg for function in functions for one in function.args.args}
+    calls = [
+        call
+        for call in inside(decorator, ast.Call, into_functions=True)
+        if isinstance(call.func, ast.Name) and call.func.id in given
+    ]
+    every = [frozenset(rank_tests_at(program, call)) for call in calls]
+    return frozenset.intersection(*every) if every else frozenset()
 
 
 def is_now_and_then(program: Program, node: ast.AST, until: ast.AST) -> bool:

@@ -11,6 +11,7 @@ from drumline.lint.program.order import Run, scripts_through
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import above, function_around, inside
 from drumline.lint.program.value import Known, Rank
+from drumline.lint.reading.source import Source
 
 LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 DEEPEST = 5
@@ -48,6 +49,25 @@ def is_right_on_one_host(program: Program, node: ast.AST) -> bool:
     if any(_is_choice(test) for test, _ in conditions(program, node)):
         return True
     return all(_is_on_one_host(program, run) for run in whole)
+
+
+def is_size_of_one_host(size: ast.expr | None) -> bool:
+    """A group, or shares of the data, among the processes of one host, as meant: by how many there are."""
+    written = ast.unparse(size) if size is not None else ""
+    return isinstance(size, ast.Constant) or "LOCAL_WORLD_SIZE" in written or "device_count" in written
+
+
+def meets_on_one_host(program: Program, source: Source) -> bool:
+    """Whether every group that a file makes is one of this host: by its address, or by how many take part."""
+    inits = list(program.calls(source, INIT))
+    return bool(inits) and all(_is_met_on_one_host(program, init) for init in inits)
+
+
+def _is_met_on_one_host(program: Program, init: ast.Call) -> bool:
+    address = written_text(program, argument(init, 1, "init_method")) or ""
+    if address.startswith("tcp://") and is_loopback(address.removeprefix("tcp://")):
+        return True
+    return "device_count" in ast.unparse(argument(init, 3, "world_size") or ast.Constant(None))
 
 
 def is_left_to_launcher(program: Program, node: ast.AST) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from drumline.lint.program import names, ranks
+from drumline.lint.program.arguments import argument
 from drumline.lint.program.bindings import bound, exported
 from drumline.lint.program.classes import ancestry
 from drumline.lint.program.functions import returned
@@ -16,6 +17,7 @@ from drumline.lint.program.value import (
     Element,
     Function,
     Instance,
+    Known,
     Library,
     Made,
     Method,
@@ -26,6 +28,8 @@ from drumline.lint.program.value import (
 from drumline.lint.program.whole import Whole
 from drumline.lint.reading.source import Source
 
+_FIELD = "dataclasses.field"
+
 
 def of_attribute(program: Whole, node: ast.Attribute) -> Values:
     """All that it may be."""
@@ -34,7 +38,14 @@ def of_attribute(program: Whole, node: ast.Attribute) -> Values:
     if not any(isinstance(owner, Instance | Module | Class) for owner in owners):
         found |= _assigned_nearby(program, node)
     named = ranks.of_member({owner.name for owner in owners if isinstance(owner, Made)}, node.attr)
-    return named if all(isinstance(value, Method) for value in found) and named else found
+    if named and all(_tells_less_than_its_name(value) for value in found):
+        return found if ranks.is_other_number(found) else named
+    return found
+
+
+def _tells_less_than_its_name(value: Value) -> bool:
+    """Of what is called `rank`: a method of something not known, or what a dataclass has for a default."""
+    return isinstance(value, Method | Known) or (isinstance(value, Made) and value.name == _FIELD)
 
 
 def _member(program: Whole, owner: Value, name: str) -> Values:
@@ -46,10 +57,19 @@ def _member(program: Whole, owner: Value, name: str) -> Values:
     if isinstance(owner, Made):
         if name == "module" and owner.call.args:  # of DDP and DataParallel: what they wrap
             return program.values(owner.call.args[0])
-        return frozenset({Method(owner, name)})
+        return _of_field(program, owner, name) or frozenset({Method(owner, name)})
     if isinstance(owner, Instance | Class):
         return _member_of_class(program, owner, name)
     return frozenset({owner}) if isinstance(owner, Element) else NOTHING
+
+
+def _of_field(program: Whole, owner: Made, name: str) -> Values:
+    """Of `part: Part = field(default_factory=Part)`, what a `Part` has under that name."""
+    if owner.name != _FIELD:
+        return NOTHING
+    makers = program.values(argument(owner.call, None, "default_factory"))
+    parts = [Instance(one.node) for one in makers if isinstance(one, Class)]
+    return frozenset().union(*(_member_of_class(program, part, name) for part in parts))
 
 
 def _submodule(program: Whole, package: Source, name: str) -> Values:

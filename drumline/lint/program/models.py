@@ -24,7 +24,9 @@ def built_at(program: Program, run: Run, wrapping: int) -> int | None:
     """The step in which the model that is wrapped there was built with weights of its own, if that is known."""
     values = program.values(argument(run[wrapping].call, 0, "module"))
     made: set[ast.AST] = {
-        value.call for value in values if isinstance(value, Made) and not _is_loaded(value.name)
+        value.call
+        for value in values
+        if isinstance(value, Made) and not _is_loaded(value.name) and value.name not in WRAPPERS
     }
     made |= {value.of for value in values if isinstance(value, Instance) and program.is_module(value.of)}
     first = program.remember(("first made", id(run)), lambda: _first_made(program, run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import deque
 from collections.abc import Iterator
 
 from drumline.lint.program.arguments import argument
@@ -22,16 +23,17 @@ _PARTS_OF_PATHS = ("parent", "name", "stem", "parents", "suffix")
 
 
 def parts(program: Program, expression: ast.expr | None) -> Iterator[ast.expr]:
-    """An expression, all that is in it, and all that those came from."""
-    pending = [] if expression is None else [expression]
+    """An expression, all that is in it, and all that those came from. What is near comes first: there is a limit."""
+    pending = deque([] if expression is None else [expression])
     seen: set[ast.expr] = set()
     while pending and len(seen) < MOST:
-        current = pending.pop()
+        current = pending.popleft()
         if current in seen:
             continue
         seen.add(current)
         yield current
-        pending += reversed([*_inner(current), *origins(program, current)])
+        pending.extendleft(reversed([*_inner(current)]))
+        pending += origins(program, current)
 
 
 def origins(program: Program, expression: ast.expr) -> list[ast.expr]:

@@ -15,6 +15,7 @@ from drumline.lint.program.tree import inside, last_name
 from drumline.lint.program.value import Rank, RankTest
 from drumline.lint.reading.source import Source
 
+_OF_PROCESS = ("os.getpid", "multiprocessing.current_process")
 _TQDM = [
     f"tqdm.{module}{name}"
     for module in ("", "auto.", "std.", "notebook.", "rich.")
@@ -77,6 +78,9 @@ def names_the_rank(program: Program, call: ast.Call) -> bool:
 
 
 def _is_rank(program: Program, part: ast.expr) -> bool:
+    """The rank, what was found by it, or what tells one process from the others as well."""
+    if isinstance(part, ast.Call) and program.name_of(part.func) in _OF_PROCESS:
+        return True
     return any(isinstance(value, Rank | RankTest) for value in program.values(part))
 
 
@@ -92,7 +96,7 @@ def _is_text_of_rank(program: Program, value: ast.expr) -> bool:
 
 
 def _is_format(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and last_name(value.func) in ("format", "str")
+    return isinstance(value, ast.Call) and last_name(value.func) in ("format", "str", "replace", "join")
 
 
 def _is_print_replaced(program: Program) -> bool:

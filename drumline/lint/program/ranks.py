@@ -58,6 +58,10 @@ _MAIN = re.compile(
 _LOCAL_MAIN = re.compile(
     r"(is_|on_)?local_(main|master|primary|rank_?0|rank_?zero|zero|process_zero|chief|leader)(_process|_rank)?"
 )
+# Within those that share a model, a batch or a stage.
+_OF_GROUP = re.compile(
+    r"(tp|dp|pp|cp|ep|sp|mp|((tensor|data|pipeline|context|expert|sequence|model)_)+parallel)_(rank|local_rank)"
+)
 # Plain words that mean many other things too.
 _VAGUE = {"main", "master", "primary", "root", "leader", "chief", "coordinator", "the_main"}
 _BEING_DISTRIBUTED = re.compile(
@@ -71,6 +75,8 @@ def by_name(name: str) -> Values:
     plain = name.lower().strip("_").removeprefix("get_")
     if plain in OF_NAME:
         return frozenset({Rank(OF_NAME[plain])})
+    if _OF_GROUP.fullmatch(plain):
+        return frozenset({Rank("group")})
     if plain in _VAGUE:
         return NOTHING
     if _MAIN.fullmatch(plain):

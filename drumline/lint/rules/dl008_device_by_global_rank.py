@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument
+from drumline.lint.program.hosts import meets_on_one_host
 from drumline.lint.program.names import DDP
 from drumline.lint.program.program import Program
 from drumline.lint.program.value import Rank
@@ -43,6 +44,8 @@ dist.init_process_group("nccl")
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """In `set_device`, `torch.device`, `.to`, `.cuda` and DDP's `device_ids`."""
+    if meets_on_one_host(program, source):
+        return
     for device in _devices(program, source):
         ranks = {value.kind for value in program.values(device) if isinstance(value, Rank)}
         if ranks == {"global"}:

@@ -11,7 +11,7 @@ from drumline.lint.program.conditions import after_in_block, leaves
 from drumline.lint.program.guards import is_on_every_rank
 from drumline.lint.program.outputs import Output, is_seen_to, names_the_rank, outputs
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import above, inside, last_name, statement_of
+from drumline.lint.program.tree import above, function_around, inside, last_name, statement_of
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 
@@ -66,11 +66,26 @@ def _is_as_meant(program: Program, output: Output) -> bool:
     call = output.call
     if has_unknown_arguments(call) and output.kind != "print":
         return True
-    if names_the_rank(program, call) or _is_about_failure(program, call):
+    if (
+        names_the_rank(program, call)
+        or _is_about_failure(program, call)
+        or _says_what_is_given(program, call)
+    ):
         return True
     if output.kind == "bar":
         return any(keyword.arg in ("disable", "position") for keyword in call.keywords)
     return output.kind == "print" and (_is_to_file(call) or _is_redirected(call) or _is_help(call))
+
+
+def _says_what_is_given(program: Program, call: ast.Call) -> bool:
+    """`print(*args)` in a function of one's own, and one who calls it names the rank, or it is not known who does."""
+    function = function_around(call)
+    vararg = function.args.vararg.arg if function is not None and function.args.vararg is not None else ""
+    given = [one.value for one in call.args if isinstance(one, ast.Starred)]
+    if function is None or not any(isinstance(one, ast.Name) and one.id == vararg for one in given):
+        return False
+    callers = program.callers(function)
+    return not callers or any(names_the_rank(program, caller) for caller in callers)
 
 
 def _is_to_file(call: ast.Call) -> bool:

@@ -63,16 +63,21 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Saves whose contents are written out, in a program that steps by a scaler."""
     saves = list(program.calls(source, "torch.save"))
     scaler = _scaler_in_use(program, source) if saves else ""
+    found: dict[ast.expr, ast.expr] = {}
     for save in saves if scaler else ():
         for content in _contents(program, argument(save, 0, "obj")):
             if _has_optimizer(program, content) and not _has_scaler(program, content):
-                where = save if function_around(content) is function_around(save) else content
-                if program.source_of(where) is not source:
-                    where = save
-                yield RULE.at(
-                    source, where, f"what is saved has the optimizer's state, and not that of {scaler}"
-                )
+                if content not in found or function_around(content) is function_around(save):
+                    found[content] = _where(program, save, content)
                 break
+    for where in dict.fromkeys(found.values()):
+        yield RULE.at(source, where, f"what is saved has the optimizer's state, and not that of {scaler}")
+
+
+def _where(program: Program, save: ast.Call, content: ast.expr) -> ast.expr:
+    """At the save, or at what is handed to the function that saves, if both are in one file."""
+    is_near = function_around(content) is function_around(save)
+    return save if is_near or program.source_of(content) is not program.source_of(save) else content
 
 
 def _scaler_in_use(program: Program, saving: Source) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument
+from drumline.lint.program.device_uses import is_for_this_host_only
+from drumline.lint.program.hosts import is_size_of_one_host
 from drumline.lint.program.names import DISTRIBUTED_SAMPLER, INIT
 from drumline.lint.program.program import Program
 from drumline.lint.program.ranks import OF_FUNCTION, OF_NAME, OF_VARIABLE
-from drumline.lint.program.tree import Binding, inside, last_name
+from drumline.lint.program.tree import Binding, inside, last_name, scope_node
 from drumline.lint.program.value import Known, Library, Rank
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
@@ -54,7 +56,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for statement in (*index.every(ast.Assign), *index.every(ast.AnnAssign)):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         for target, value in (pair for one in targets for pair in _pairs(one, statement.value)):
-            yield from _compared(program, source, target, value, _kind_of_target(program, target))
+            if not _may_be_called_so(program, target):
+                yield from _compared(program, source, target, value, _kind_of_target(program, target))
     for call in index.every(ast.Call):
         for keyword in call.keywords:
             if keyword.arg != "rank":  # a function may call a local rank so
@@ -82,7 +85,7 @@ def _taken(program: Program, source: Source, call: ast.Call) -> Iterator[Finding
     """A local rank where the one among all is wanted; `args.local_rank` is one by its name."""
     position, keyword, size_position, size_keyword = TAKES[program.name_of(call.func)]
     value, size = argument(call, position, keyword), argument(call, size_position, size_keyword)
-    if value is None or OF_NAME.get(last_name(value)) == "global" or _is_of_one_host(size):
+    if value is None or OF_NAME.get(last_name(value)) == "global" or is_size_of_one_host(size):
         return
     by_name = isinstance(value, ast.Attribute) and program.values(value) == {Rank("local")}
     if by_name or _kind_of(program, value) == "local":
@@ -98,6 +101,14 @@ def _pairs(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.expr,
         yield from zip(target.elts, value.elts, strict=False)
     elif value is not None:
         yield target, value
+
+
+def _may_be_called_so(program: Program, target: ast.expr) -> bool:
+    """`rank`, short for the one on this host: there is no `local_rank`, and what it is used for concerns no others."""
+    if last_name(target) != "rank" or not is_for_this_host_only(program, target):
+        return False
+    around = scope_node(target)
+    return not any(last_name(one) == "local_rank" for one in inside(around, ast.Name, ast.Attribute))
 
 
 def _kind_of_target(program: Program, target: ast.expr) -> str:
@@ -164,9 +175,3 @@ def _given_to_attribute(program: Program, attribute: ast.Attribute) -> list[ast.
     index = program.index(program.source_of(attribute))
     found = index.attributes.get(attribute.attr, ())
     return [one for _, binding in found for one in program.given_by(binding)] or [None]
-
-
-def _is_of_one_host(size: ast.expr | None) -> bool:
-    """A group, or shares of the data, among the processes of one host, as meant: by how many there are."""
-    written = ast.unparse(size) if size is not None else ""
-    return isinstance(size, ast.Constant) or "LOCAL_WORLD_SIZE" in written or "device_count" in written

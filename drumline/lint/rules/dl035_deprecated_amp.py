@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from drumline.lint.finding import Edit, Finding, Severity
 from drumline.lint.program.arguments import has_unknown_arguments
+from drumline.lint.program.conditions import conditions
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import end_position, position, up
+from drumline.lint.program.tree import above, end_position, position, up
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 
@@ -53,6 +55,10 @@ _LONGER = {".amp.autocast_mode.": ".amp.", ".amp.grad_scaler.": ".amp."}
 AUTOCAST = ("enabled", "dtype", "cache_enabled")
 
 
+# A version that has torch.amp.
+_NEW = re.compile(r"(?<![\d.])(2[.]\d|2, *\d|[3-9][.]\d)")
+
+
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Calls and decorators; an annotation warns nobody. Imports are mended with all that uses them."""
     if ".amp" not in source.text and "import amp" not in source.text:
@@ -60,7 +66,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     mended: set[ast.AST] = set()
     for node in _used(program, source):
         name = _old(program, node)
-        if name:
+        if name and not _is_for_old_torch(program, node):
             edits = _edits(program, source, node, mended)
             yield RULE.at(
                 source,
@@ -86,6 +92,14 @@ def _old(program: Program, node: ast.expr) -> str:
     for longer, short in _LONGER.items():
         name = name.replace(longer, short)
     return name if name in OLD else ""
+
+
+def _is_for_old_torch(program: Program, node: ast.expr) -> bool:
+    """Under a condition on the version, or on whether the new one is there; or where that could not be imported."""
+    if any(isinstance(outer, ast.ExceptHandler) for outer in above(node)):
+        return True
+    tests = [ast.unparse(test).lower() for test, _ in conditions(program, node)]
+    return any(("version" in test and _NEW.search(test)) or "hasattr(torch" in test for test in tests)
 
 
 def _instead(name: str) -> str:

@@ -174,3 +174,11 @@ def test_what_is_loaded_wrapped_is_to_be_changed_too() -> None:
     text += "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), 'a.pt')\n"
     fixes = {one.rule: one.fix for one in findings_in((("case.py", DDP + text),))}
     assert fixes["DL016"] == "save `net.module.state_dict()`, and load it without the wrapper as well"
+
+
+def test_a_rank_in_a_path_is_seen_however_many_give_the_folder() -> None:
+    keep = "def keep(folder, name):\n    path = folder + f'/{name}-{dist.get_rank()}.pt'\n    torch.save({}, path)\n"
+    callers = "".join(f"keep('out' + str({number}) + 'a' + 'b', 'x')\n" for number in range(150))
+    assert said("DL014", "dist.barrier()\n" + keep + callers) == []
+    keep = keep.replace("-{dist.get_rank()}", "")
+    assert len(said("DL014", "dist.barrier()\n" + keep + callers)) == 1
