@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from drumline.lint.finding import Edit
 
@@ -24,8 +25,9 @@ class Span:
         return self.start == other.start or (self.start < other.end and other.start < self.end)
 
 
+@lru_cache(maxsize=4)
 def split_lines(text: str) -> list[str]:
-    """As `ast` counts them, without their ends."""
+    """As `ast` counts them, without their ends; findings come file by file, so the last ones are kept."""
     return _LINE_END.split(text)
 
 

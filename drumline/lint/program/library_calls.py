@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 from drumline.lint.program import names
 from drumline.lint.program.tree import last_name, position
@@ -22,9 +23,7 @@ def calls_in_all(program: Whole, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
 
 def calls_in(program: Whole, source: Source, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
     """All calls of these in a file, by the library's full name, in the order of the text."""
-    by_last: dict[str, set[str]] = defaultdict(set)
-    for name in wanted:
-        by_last[name.rpartition(".")[2]].add(name)
+    by_last = _by_last_name(wanted)
     if not any(last in source.text for last in by_last):
         return iter(())
     calls = program.files.index(source).calls
@@ -37,6 +36,14 @@ def calls_in(program: Whole, source: Source, wanted: tuple[str, ...]) -> Iterato
     for alias in _aliases(program, source, (*by_last, *wanted)) - by_last.keys():
         found += [call for call in calls.get(alias, ()) if program.name_of(call.func) in wanted]
     return iter(sorted(found, key=position))
+
+
+@cache
+def _by_last_name(wanted: tuple[str, ...]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for name in wanted:
+        found[name.rpartition(".")[2]].add(name)
+    return found
 
 
 def _aliases(program: Whole, source: Source, wanted: Iterable[str]) -> set[str]:

@@ -15,6 +15,11 @@ WRAPPERS = (DDP, *FSDP)
 _LOADED = ("from_pretrained", "load")
 
 
+def wraps_any(program: Program) -> bool:
+    """Whether a model is wrapped at all; asked before anyone goes through whole runs."""
+    return next(program.all_calls(*WRAPPERS), None) is not None
+
+
 def wrappings(program: Program, run: Run) -> list[int]:
     """The steps of a run that wrap a model."""
     return [number for number, step in enumerate(run) if program.name_of(step.call.func) in WRAPPERS]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.distributed import framework
-from drumline.lint.program.models import built_at, wrappings
+from drumline.lint.program.models import built_at, wrappings, wraps_any
 from drumline.lint.program.order import Run, found_in_scripts
 from drumline.lint.program.program import Program
 from drumline.lint.program.seeds import seeded_before
@@ -42,7 +42,7 @@ model = DDP(torch.nn.Linear(8, 2))
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Models that are wrapped in runs without any seed."""
-    if framework(program, source):
+    if framework(program, source) or not wraps_any(program):
         return
     for call in found_in_scripts(program, source, _unseeded):
         yield RULE.at(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.alternatives import are_alternatives
 from drumline.lint.program.distributed import framework
-from drumline.lint.program.models import built_at, wrappings
+from drumline.lint.program.models import built_at, wrappings, wraps_any
 from drumline.lint.program.order import Run, Step, found_in_scripts, parting
 from drumline.lint.program.program import Program
 from drumline.lint.program.seeds import seeded_before, seeds_torch
@@ -47,7 +47,7 @@ model = DDP(model)
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """The first seed of a run, if a model that is wrapped was built before."""
-    if framework(program, source):
+    if framework(program, source) or not wraps_any(program):
         return
     for place, call in found_in_scripts(program, source, _late).items():
         model = program.source_of(call).code(call.func)

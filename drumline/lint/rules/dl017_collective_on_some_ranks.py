@@ -47,8 +47,9 @@ dist.barrier()
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Collectives under a condition on ranks, and calls there of functions that come to one."""
+    likely = likely_names(program)
     for call in program.index(source).every(ast.Call):
-        if last_name(call.func) not in likely_names(program) or not _has_conditions(program, call):
+        if last_name(call.func) not in likely or not _has_conditions(program, call):
             continue
         found = _collectives_of_call(program, call)
         tests = _certain(program, call) if found else []
