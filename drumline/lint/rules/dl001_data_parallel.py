@@ -16,9 +16,9 @@ RULE = Rule(
     severity=Severity.WARNING,
     summary="nn.DataParallel is used",
     why=(
-        "One process drives all GPUs from one Python thread: at every step it copies the model to each of them and "
-        "gathers all outputs on the first. It is slower than DistributedDataParallel on one machine, and cannot "
-        "leave it."
+        "One process drives all GPUs, by threads that share one Python interpreter: at every step it copies the model "
+        "to each GPU and gathers all outputs on the first. It is slower than DistributedDataParallel even on one "
+        "machine, and cannot use a second one."
     ),
     fix="start one process for each GPU (torchrun) and wrap the model in DistributedDataParallel",
     bad="""\

@@ -24,8 +24,8 @@ RULE = Rule(
     summary="a model is wrapped in DDP before it is on its device",
     why=(
         "DDP looks at the parameters once, when it wraps: it sends rank 0's to all and builds its buckets where they "
-        "are. With NCCL that fails for a model on the CPU, and device_ids are refused for one. A model that is moved "
-        "later no longer fits the buckets."
+        "are. With NCCL that fails for a model on the CPU; device_ids are refused for such a model whatever the "
+        "backend. A model that is moved later no longer fits the buckets."
     ),
     fix="move first, then wrap: DDP(model.to(device), device_ids=[local_rank])",
     bad="""\

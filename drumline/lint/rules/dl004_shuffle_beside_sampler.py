@@ -23,7 +23,7 @@ RULE = Rule(
         "The sampler gives the order, so that DataLoader refuses to shuffle as well: it raises a ValueError. Where the "
         "sampler is made only for several processes, it does so only there."
     ),
-    fix="leave shuffle out: DistributedSampler shuffles by itself, if set_epoch is called",
+    fix="leave shuffle out: DistributedSampler shuffles by default, anew in each epoch if set_epoch is called",
     bad="""\
 from torch.utils.data import DataLoader, DistributedSampler
 

@@ -25,7 +25,7 @@ RULE = Rule(
     summary="a DistributedSampler shuffles, and set_epoch is never called",
     why=(
         "The order is drawn from the seed and the epoch, and the sampler cannot know the epoch: without set_epoch it "
-        "stays 0. Every epoch has the same order and the same batches, which costs accuracy and raises no error."
+        "stays 0. Every epoch has the same order and the same batches, which may cost accuracy and raises no error."
     ),
     fix="call sampler.set_epoch(epoch) at the beginning of every epoch",
     bad="""\

@@ -20,8 +20,9 @@ RULE = Rule(
     severity=Severity.WARNING,
     summary="gradients are accumulated, and yet exchanged at every micro-batch",
     why=(
-        "DDP sums the gradients over all ranks in every backward. When the optimizer makes a step only at every nth, "
-        "the other n - 1 exchanges are for nothing: the result is the same, the time on the network n times as long."
+        "DDP averages the gradients over all ranks in every backward. When the optimizer makes a step only at every "
+        "nth, the other n - 1 exchanges are for nothing: the result is the same, the time on the network n times as "
+        "long."
     ),
     fix="run all micro-batches but the last of a step under `with model.no_sync():`",
     bad="""\
@@ -67,7 +68,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(
                 source,
                 call,
-                f"{source.code(call)} sums gradients over all ranks at every micro-batch, "
+                f"{source.code(call)} averages gradients over all ranks at every micro-batch, "
                 f"{program.source_of(step).code(step)} comes only after several",
             )
 

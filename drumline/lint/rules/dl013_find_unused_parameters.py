@@ -18,9 +18,9 @@ RULE = Rule(
     severity=Severity.NOTE,
     summary="DDP is asked to look for unused parameters at every step",
     why=(
-        "DDP walks the whole graph after every forward to find parameters that got no gradient, also where there are "
-        "none. It is right for a model of which some steps leave a part out: experts, dropped layers, losses that are "
-        "switched on later. For all others it costs time at every step, and hides a layer that was forgotten."
+        "DDP walks the whole graph after every forward to find parameters that will get no gradient, also where there "
+        "are none. It is right for a model of which some steps leave a part out: experts, dropped layers, losses that "
+        "are switched on later. For all others it costs time at every step, and hides a layer that was forgotten."
     ),
     fix="leave it out if every parameter is used at every step; if always the same ones are unused, freeze them",
     bad="""\

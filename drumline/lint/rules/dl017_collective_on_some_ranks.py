@@ -21,8 +21,8 @@ RULE = Rule(
     severity=Severity.ERROR,
     summary="a collective is called by some ranks only",
     why=(
-        "A collective ends when every rank of the group has called it. Those that come to it wait for those that "
-        "never do, until the timeout ends the job; or it meets the next collective of the others, and what comes of "
+        "A collective needs a call from every rank of the group. Those that come to it wait for those that never "
+        "do, until the timeout ends the job; or it meets the next collective of the others, and what comes of "
         "that is wrong."
     ),
     fix="call it on every rank, outside of the condition, and keep only what is for one rank inside",

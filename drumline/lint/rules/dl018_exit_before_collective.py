@@ -36,7 +36,7 @@ RULE = Rule(
     severity=Severity.ERROR,
     summary="some ranks leave before a collective that the others come to",
     why=(
-        "A collective ends when every rank has called it, and the backward pass of a wrapped model is one too. "
+        "A collective needs a call from every rank, and the backward pass of a wrapped model has collectives too. "
         "Ranks that return, break or go on to the next batch before it leave the others waiting until the timeout "
         "ends the job. A condition on the loss of the rank's own batch is such a condition as well: it is another "
         "on every rank."

@@ -21,8 +21,8 @@ RULE = Rule(
     severity=Severity.WARNING,
     summary="torch.load without map_location on every rank",
     why=(
-        "Tensors go back to the device that they were saved from, which is cuda:0 where rank 0 saved them. Every "
-        "process of a node then opens a context on that GPU and holds a copy there, until it is out of memory."
+        "By default tensors go back to the device that they were saved from, which is mostly cuda:0, that of rank 0. "
+        "Every process of a node then opens a context on that GPU and holds a copy there, and it may run out of memory."
     ),
     fix='load with `map_location="cpu"`, or onto the device of this rank',
     bad="""\

@@ -17,8 +17,9 @@ RULE = Rule(
     severity=Severity.WARNING,
     summary="torch.load with weights_only=False",
     why=(
-        "With weights_only=False the file is a pickle, and whoever wrote it can have any code run by all ranks. "
-        "Tensors, numbers, strings, lists and dicts can be loaded without."
+        "With weights_only=False torch.load unpickles anything, and whoever wrote the file can have any code run by "
+        "all ranks. Tensors, numbers, strings, lists and dicts load with weights_only=True, the default since "
+        "torch 2.6."
     ),
     fix="load with `weights_only=True`, and allow other classes by torch.serialization.add_safe_globals",
     bad="""\

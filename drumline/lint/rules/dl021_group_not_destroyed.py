@@ -22,9 +22,10 @@ RULE = Rule(
     why=(
         "NCCL's communicators and the threads that watch them are then taken down while Python exits, in no order: the "
         "process may hang or crash after the last step, and the launcher takes a run that was done for a failed one. "
-        "PyTorch warns of it at exit."
+        "With NCCL, PyTorch warns of it at exit. After an exception it is better left out: it may wait for work that "
+        "the other ranks never finish."
     ),
-    fix="call torch.distributed.destroy_process_group() in a `finally` around the training",
+    fix="call torch.distributed.destroy_process_group() on every rank, at the end of the run",
     bad="""\
 import torch.distributed as dist
 
@@ -35,10 +36,8 @@ train()
 import torch.distributed as dist
 
 dist.init_process_group("nccl")
-try:
-    train()
-finally:
-    dist.destroy_process_group()
+train()
+dist.destroy_process_group()
 """,
 )
 # Python calls them by itself.

@@ -44,6 +44,7 @@ import torch.distributed as dist
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 model = torch.nn.Linear(8, 2).cuda()
+dist.destroy_process_group()
 """,
 )
 

@@ -1,4 +1,4 @@
-"""DL025: how long ranks wait for a lost one is left open."""
+"""DL025: how long ranks wait for a stuck one is left open."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ RULE = Rule(
     severity=Severity.NOTE,
     summary="init_process_group without a timeout",
     why=(
-        "When a rank is lost, the others wait in their next collective until the timeout: by default 10 minutes with "
-        "NCCL and 30 with Gloo. All GPUs of the job are held for that time. And where rank 0 alone prepares data or "
-        "saves for longer than that, a run that is in order is ended."
+        "When a rank is stuck, or lost and nobody says so, the others wait in their next collective until the timeout: "
+        "by default 10 minutes with NCCL and 30 with Gloo. All GPUs of the job are held for that time. And where rank "
+        "0 alone prepares data or saves for longer than that, a run that is in order is ended."
     ),
     fix="give timeout=datetime.timedelta(...), longer than the longest time one rank may keep the others waiting",
     bad="""\
@@ -54,5 +54,5 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         yield RULE.at(
             source,
             call,
-            f"{source.code(call.func)} has no timeout: ranks wait for a lost one for {' or '.join(waits)}",
+            f"{source.code(call.func)} has no timeout: ranks wait for a stuck one for {' or '.join(waits)}",
         )

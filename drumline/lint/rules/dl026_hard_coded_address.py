@@ -50,7 +50,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             continue
         if not is_loopback(host):
             yield RULE.at(
-                source, given, f"{host} is written into the code: the job can run on no hosts but these"
+                source, given, f"{host} is written into the code: the job can run only with that host"
             )
         elif not is_right_on_one_host(program, call):
             yield RULE.at(

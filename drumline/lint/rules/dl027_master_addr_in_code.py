@@ -17,9 +17,10 @@ RULE = Rule(
     severity=Severity.WARNING,
     summary="MASTER_ADDR or MASTER_PORT is set to a constant",
     why=(
-        "torchrun and Slurm scripts say by these two variables where ranks meet. A constant overwrites them: on "
-        "several hosts each waits for itself, and under torchrun nobody listens on the port. It is right only where "
-        "the script starts all processes itself, by mp.spawn, on one host; there it is not reported."
+        "torchrun and Slurm scripts say by these two variables where ranks meet. A constant overwrites them: "
+        "with localhost each host waits for itself, and under torchrun nobody listens at another address or port than "
+        "its own. It is right only where the script starts all processes itself, by mp.spawn, on one host; there it "
+        "is not reported."
     ),
     fix="leave it to the launcher, or use os.environ.setdefault for a run without one",
     bad="""\

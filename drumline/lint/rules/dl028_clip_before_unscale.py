@@ -21,9 +21,9 @@ RULE = Rule(
     severity=Severity.ERROR,
     summary="gradients are clipped before the GradScaler has unscaled them",
     why=(
-        "A GradScaler multiplies the loss, and with it every gradient, by up to 65536 or more. Clipped like that, "
-        "their norm is far over the limit at every step, and what is left after unscaling is next to nothing: the "
-        "model hardly learns, and nothing says why."
+        "A GradScaler multiplies the loss, and with it every gradient, by 65536 at first and another number "
+        "later. Scaled like that, their norm is far over the limit at every step, and what is left after clipping and "
+        "unscaling is next to nothing: with SGD the model hardly learns, and nothing says why."
     ),
     fix="call scaler.unscale_(optimizer) before clipping",
     bad="""\

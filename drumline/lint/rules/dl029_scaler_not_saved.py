@@ -22,8 +22,9 @@ RULE = Rule(
     severity=Severity.WARNING,
     summary="a checkpoint to go on from is without the GradScaler's state",
     why=(
-        "A run that goes on begins with the first scale again: its first steps overflow and are left out, until the "
-        "scale has come down to where it was. The run is not the one that was stopped."
+        "A run that goes on begins with the first scale again, 65536 by default. Where the scale had come down, the "
+        "first steps overflow and are skipped until it is there again; where it had grown, small gradients may be "
+        "lost. The run is not the one that was stopped."
     ),
     fix='save scaler.state_dict() too, under "scaler", and load it where the optimizer\'s state is loaded',
     bad="""\

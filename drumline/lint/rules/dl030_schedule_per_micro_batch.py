@@ -39,6 +39,7 @@ for i, x in enumerate(loader):
     scheduler.step()
 """,
     good="""\
+import contextlib
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -47,8 +48,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
 for i, x in enumerate(loader):
     is_last = (i + 1) % 4 == 0
-    model.require_backward_grad_sync = is_last
-    model(x).sum().backward()
+    with contextlib.nullcontext() if is_last else model.no_sync():
+        model(x).sum().backward()
     if is_last:
         optimizer.step()
         scheduler.step()

@@ -21,8 +21,8 @@ RULE = Rule(
     severity=Severity.WARNING,
     summary="an evaluation averages over batches, not over samples",
     why=(
-        "The last batch is smaller than the others, and its samples count for more. With more ranks there are more "
-        "such batches: the same model gets another score on 8 GPUs than on one."
+        "The last batch is often smaller than the others, and then its samples count for more. Every rank has a last "
+        "batch of its own: the same model gets another score on 8 GPUs than on one."
     ),
     fix="add up the loss times the number of samples, and divide by the number of samples, over all ranks",
     bad="""\
@@ -43,10 +43,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 dist.barrier()
-sums = torch.zeros(2)
+sums = torch.zeros(2, device=device)
 with torch.no_grad():
     for x, y in loader:
-        sums += torch.stack([F.cross_entropy(model(x), y, reduction="sum"), torch.tensor(len(x))])
+        sums[0] += F.cross_entropy(model(x), y, reduction="sum")
+        sums[1] += len(x)
 dist.all_reduce(sums)
 if dist.get_rank() == 0:
     print((sums[0] / sums[1]).item())

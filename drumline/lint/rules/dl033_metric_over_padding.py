@@ -25,7 +25,7 @@ RULE = Rule(
     summary="an evaluation counts the samples that DistributedSampler repeats",
     why=(
         "Every rank must get as many samples as the others, so DistributedSampler repeats some where their number "
-        "does not come out even. In training that is nothing; in an evaluation they count twice, and the score "
+        "does not come out even. In training that hardly matters; in an evaluation they count twice, and the score "
         "depends on the number of GPUs."
     ),
     fix=(

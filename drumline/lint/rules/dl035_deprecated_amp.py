@@ -21,7 +21,7 @@ RULE = Rule(
     summary="a deprecated name of mixed precision",
     why=(
         "torch.cuda.amp and torch.cpu.amp are deprecated since torch 2.4: every rank warns, at every start, and a "
-        "later version will be without them. torch.amp has the same for all devices."
+        "later version may be without them. torch.amp has the same for all devices."
     ),
     fix="use torch.amp with the kind of device",
     bad="""\
@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 model = DDP(torch.nn.Linear(8, 2).cuda())
 with torch.cuda.amp.autocast():
-    loss = model(torch.ones(1, 8)).sum()
+    loss = model(x).sum()
 """,
     good="""\
 import torch
@@ -38,7 +38,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 model = DDP(torch.nn.Linear(8, 2).cuda())
 with torch.amp.autocast("cuda"):
-    loss = model(torch.ones(1, 8)).sum()
+    loss = model(x).sum()
 """,
     fixable=True,
 )

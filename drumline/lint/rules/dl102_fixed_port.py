@@ -26,24 +26,24 @@ RULE = Rule(
     severity=Severity.WARNING,
     summary="a fixed port on a host that several jobs share",
     why=(
-        "Only one process of a host can listen on a port. Slurm puts two jobs on one host unless they ask for whole "
-        "nodes: the second finds the port taken and fails, or joins the store of the first, and dies when that one "
-        "ends. On one node no port has to be known beforehand at all."
+        "Only one process of a host can listen on a port. Slurm may put two jobs on one host unless they ask for "
+        "whole nodes: the second finds the port taken and fails, or joins the store of the first, and dies when that "
+        "one ends. On one node no port has to be known beforehand at all."
     ),
     fix=f"take the port from the job's number, such as {FROM_JOB}; on one node, use torchrun --standalone",
     bad=(
         "#!/bin/bash\n"
-        "#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=2\n"
+        "#SBATCH --nodes=2 --ntasks-per-node=2 --gpus-per-node=2\n"
         "export MASTER_PORT=29500\n"
         "export MASTER_ADDR=$(hostname)\n"
-        "srun --ntasks-per-node=2 python train.py\n"
+        "srun python train.py\n"
     ),
     good=(
         "#!/bin/bash\n"
-        "#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=2\n"
+        "#SBATCH --nodes=2 --ntasks-per-node=2 --gpus-per-node=2\n"
         f"export MASTER_PORT={FROM_JOB}\n"
         "export MASTER_ADDR=$(hostname)\n"
-        "srun --ntasks-per-node=2 python train.py\n"
+        "srun python train.py\n"
     ),
     language="shell",
 )

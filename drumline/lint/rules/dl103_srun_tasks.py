@@ -26,13 +26,13 @@ RULE = Rule(
         "#!/bin/bash\n"
         "#SBATCH --nodes=2 --ntasks-per-node=8 --gpus-per-node=8\n"
         "srun torchrun --nnodes=2 --nproc-per-node=8 --rdzv-id=$SLURM_JOB_ID \\\n"
-        "    --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py\n"
+        "    --rdzv-backend=c10d --rdzv-endpoint=$HEAD:$PORT train.py\n"
     ),
     good=(
         "#!/bin/bash\n"
         "#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=8\n"
         "srun torchrun --nnodes=2 --nproc-per-node=8 --rdzv-id=$SLURM_JOB_ID \\\n"
-        "    --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py\n"
+        "    --rdzv-backend=c10d --rdzv-endpoint=$HEAD:$PORT train.py\n"
     ),
     language="shell",
 )

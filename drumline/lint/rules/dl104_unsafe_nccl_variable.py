@@ -16,8 +16,9 @@ RULE = Rule(
     severity=Severity.WARNING,
     summary="a variable of NCCL or torch that slows a run down or lets it hang",
     why=(
-        "They are for finding a fault, and NCCL's manual warns against keeping such variables in scripts: they cost "
-        "speed, or lead to crashes and hangs. They are set once, the fault goes, and the line stays for years."
+        "These variables are for finding a fault or getting round one. NCCL's manual says that those for debugging "
+        "should not stay in scripts: they may cost speed, or lead to crashes and hangs. Often the fault goes and the "
+        "line stays."
     ),
     fix="remove the line once the fault is found",
     bad="export NCCL_P2P_DISABLE=1\ntorchrun --nproc-per-node=8 train.py\n",
@@ -70,7 +71,7 @@ OLD_NAMES = {
     "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
     "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
 }
-CORRUPTS = "LL128 is forced, which corrupts data on machines that do not support it"
+CORRUPTS = "LL128 is forced, which can corrupt data on machines that do not support it"
 PINNING = {"NCCL_ALGO", "NCCL_PROTO"}
 # A protocol or an algorithm may be left out on purpose, where a fault of NCCL is known.
 LEFT_OUT = "^"

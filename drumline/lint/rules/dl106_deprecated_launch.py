@@ -24,9 +24,9 @@ RULE = Rule(
     severity=Severity.WARNING,
     summary="torch.distributed.launch instead of torchrun",
     why=(
-        "torch.distributed.launch is deprecated and will go. Unless it is given --use-env it also adds --local-rank to "
-        "the arguments of the script, with a dash since torch 2.0: a script that reads --local_rank stops with "
-        "`unrecognized arguments`."
+        "torch.distributed.launch is deprecated and will be removed. Unless it is given --use-env it also adds "
+        "--local-rank to the arguments of the script, with a dash since torch 2.0: a script that knows only "
+        "--local_rank stops with `unrecognized arguments`."
     ),
     fix="use torchrun, and read os.environ['LOCAL_RANK'] in the script",
     bad="python -m torch.distributed.launch --use_env --nproc_per_node=8 train.py\n",

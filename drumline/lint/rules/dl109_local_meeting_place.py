@@ -16,8 +16,8 @@ RULE = Rule(
     severity=Severity.ERROR,
     summary="several nodes are to meet at localhost",
     why=(
-        "localhost is another machine on every node. Each waits at itself for the others, until it gives up; with "
-        "c10d, a node may even take itself for all of the job."
+        "localhost is another machine on every node. Each waits at itself for the others, until it gives up; with c10d "
+        "and a range such as --nnodes=1:2, each trains alone."
     ),
     fix="give the address of the first node, as all of them know it",
     bad="torchrun --nnodes=2 --rdzv-id=7 --rdzv-backend=c10d --rdzv-endpoint=localhost:29500 train.py\n",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from drumline.lint.finding import Severity
 from drumline.lint.rules import all_rules
 from tests.unit.lint.reading_cases import CASES, Case, findings_in, lines_of, read_cases
 
@@ -30,6 +31,14 @@ def test_the_snippets_that_the_user_sees(number: str) -> None:
     name = "snippet.py" if rule.language == "python" else "snippet.sh"
     assert lines_of(number, findings_in(((name, rule.bad),))), "the bad one is bad"
     assert not lines_of(number, findings_in(((name, rule.good),))), "the good one is good"
+
+
+@pytest.mark.parametrize("number", RULES)
+def test_a_good_snippet_is_good_by_all_rules(number: str) -> None:
+    rule = RULES[number]
+    name = "snippet.py" if rule.language == "python" else "snippet.sh"
+    found = findings_in(((name, rule.good),))
+    assert not [(one.rule, one.message) for one in found if RULES[one.rule].severity is not Severity.NOTE]
 
 
 @pytest.mark.parametrize("number", RULES)

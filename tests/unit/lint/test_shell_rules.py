@@ -88,8 +88,8 @@ def found(text: str, rule: str) -> list[Finding]:
         (
             "DL104",
             "export NCCL_PROTO=LL,LL128",
-            "NCCL_PROTO=LL,LL128 is not for real runs: LL128 is forced, which corrupts data on machines that do not "
-            "support it",
+            "NCCL_PROTO=LL,LL128 is not for real runs: LL128 is forced, which can corrupt data on machines that do "
+            "not support it",
             "remove NCCL_PROTO, or set it only while you look for the fault",
         ),
         (

@@ -14,8 +14,8 @@ SAID = {
     "DL021": "dist.init_process_group is called, and nothing in this run calls destroy_process_group",
     "DL024": "torch.nn.Linear(8, 2).cuda() comes before dist.init_process_group: every rank of a host has used "
     "GPU 0 by then",
-    "DL025": "dist.init_process_group has no timeout: ranks wait for a lost one for 10 minutes with NCCL",
-    "DL026": "10.1.2.3 is written into the code: the job can run on no hosts but these",
+    "DL025": "dist.init_process_group has no timeout: ranks wait for a stuck one for 10 minutes with NCCL",
+    "DL026": "10.1.2.3 is written into the code: the job can run only with that host",
     "DL027": "MASTER_ADDR is set to 10.1.2.3, over what the launcher says",
     "DL034": 'local_rank is to be the rank on its host, and int(os.environ["RANK"]) is the rank among all hosts',
 }
@@ -23,7 +23,7 @@ SCRIPT = "import os\nimport torch.distributed as dist\n"
 OTHERS = {
     "DL025": (
         "dist.init_process_group()",
-        "dist.init_process_group has no timeout: ranks wait for a lost one for 10 minutes with NCCL or 30 minutes "
+        "dist.init_process_group has no timeout: ranks wait for a stuck one for 10 minutes with NCCL or 30 minutes "
         "with Gloo",
     ),
     "DL026": (

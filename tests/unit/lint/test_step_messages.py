@@ -8,8 +8,8 @@ from drumline.lint.rules import all_rules
 from tests.unit.lint.reading_cases import findings_in
 
 MESSAGES = {
-    "DL012": "model(x).sum().backward() sums gradients over all ranks at every micro-batch, optimizer.step() comes "
-    "only after several",
+    "DL012": "model(x).sum().backward() averages gradients over all ranks at every micro-batch, optimizer.step() "
+    "comes only after several",
     "DL013": "DDP searches the graph for unused parameters at every step",
     "DL022": "loss.item() waits at every step until the GPU has computed loss",
     "DL028": "torch.nn.utils.clip_grad_norm_ clips gradients that scaler has scaled and not yet unscaled",
