@@ -103,6 +103,8 @@ def test_a_rank_that_answers_tells_its_own_stack_and_is_not_signalled(
         "say('ready')\nwait_forever()\n"
     )
     look = look_at(tmp_path)
+    # The busy thread may hold it up on its way there.
+    wait_until(lambda: closely(look).stack[0].endswith(" in wait_forever"))
     for _ in range(20):
         close = closely(look)
         assert (close.answers, close.stack[0].rpartition(" in ")[2]) == (True, "wait_forever")
