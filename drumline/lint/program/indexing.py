@@ -12,7 +12,11 @@ from typing import Any
 from drumline.lint.program.tree import (
     FIELDS,
     FUNCTIONS,
+    LAST,
+    NUMBER,
+    SCOPE,
     SCOPES,
+    UP,
     Binding,
     FunctionNode,
     Index,
@@ -30,7 +34,7 @@ def make_index(source: Source) -> Index:
     index = Index({}, defaultdict(list), defaultdict(list), defaultdict(list))
     tree: Any = source.tree
     index.scopes[tree] = Scope(tree, None)
-    tree._up, tree._scope, tree._source, tree._index = None, tree, source, index
+    tree._at, tree._source, tree._index = [None, tree, 0, 0], source, index
     nodes = index.nodes
     order: list[Any] = []
     stack: list[Any] = [tree]
@@ -38,35 +42,38 @@ def make_index(source: Source) -> Index:
         node = stack.pop()
         kind = node.__class__
         nodes[kind].append(node)
-        node._number = node._last = len(order)
+        at = node._at
+        at[NUMBER] = at[LAST] = len(order)
         order.append(node)
         if kind in _BINDERS:
-            _BINDERS[kind](node, index.scopes[node._scope], index)
+            _BINDERS[kind](node, index.scopes[at[SCOPE]], index)
         if fields := FIELDS[kind]:
             parts = children(node, fields)
             _place(parts, node, kind, source, index)
             parts.reverse()
             stack += parts
     for node in reversed(order[1:]):
-        if node._up._last < node._last:
-            node._up._last = node._last
+        at = node._at
+        outer = at[UP]._at
+        if outer[LAST] < at[LAST]:
+            outer[LAST] = at[LAST]
     return index
 
 
 def _place(parts: list[Any], node: Any, kind: type, source: Source, index: Index) -> None:
     """Tell nodes where they are."""
     if kind not in _SCOPE_KINDS:
-        around = node._scope
+        around = node._at[SCOPE]
         for part in parts:
-            part._up, part._scope, part._source = node, around, source
+            part._at = [node, around, 0, 0]
         return
     if node not in index.scopes:
-        index.scopes[node] = Scope(node, index.scopes[node._scope])
+        index.scopes[node] = Scope(node, index.scopes[node._at[SCOPE]])
+        node._source = source
         if isinstance(node, FUNCTIONS):
             _bind_parameters(node, index.scopes[node])
     for part in parts:
-        part._up, part._source = node, source
-        part._scope = node._scope if _is_outside(node, part) else node
+        part._at = [node, node._at[SCOPE] if _is_outside(node, part) else node, 0, 0]
 
 
 def _is_outside(owner: ast.AST, part: ast.AST) -> bool:

@@ -74,9 +74,15 @@ class Index:
         return self.nodes.get(kind, [])
 
 
+# Where a node is, in one attribute of it, since each more costs time and memory: what it is in, whose names it sees, its
+# number in the order of the text, and that of the last node inside it.
+UP, SCOPE, NUMBER, LAST = range(4)
+
+
 def up(node: ast.AST) -> ast.AST | None:
     """What it is directly inside of; known once its file has been indexed."""
-    return getattr(node, "_up", None)
+    at = getattr(node, "_at", None)
+    return None if at is None else at[UP]
 
 
 def above(node: ast.AST) -> Iterator[ast.AST]:
@@ -89,14 +95,13 @@ def above(node: ast.AST) -> Iterator[ast.AST]:
 
 def scope_node(node: ast.AST) -> ScopeNode:
     """The function, class or module whose names it sees first."""
-    found = getattr(node, "_scope", node)
-    assert isinstance(found, SCOPES), "the file of this node has not been indexed"
+    found: ScopeNode = node._at[SCOPE]  # type: ignore[attr-defined]
     return found
 
 
 def source_of(node: ast.AST) -> Source:
     """The file that it is in."""
-    found: Source = node._source  # type: ignore[attr-defined]
+    found: Source = scope_node(node)._source  # type: ignore[union-attr]
     return found
 
 
@@ -168,7 +173,7 @@ def inside(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> li
     What inner functions and classes do is left out, unless it is asked for.
     """
     index: Index = source_of(node).tree._index  # type: ignore[attr-defined]
-    first, last = _number(node), node._last  # type: ignore[attr-defined]
+    first, last = _number(node), node._at[LAST]  # type: ignore[attr-defined]
     found: list[Any] = []
     for kind in kinds:
         every = index.nodes.get(kind, [])
@@ -183,7 +188,7 @@ def inside(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> li
 
 
 def _number(node: ast.AST) -> int:
-    number: int = node._number  # type: ignore[attr-defined]
+    number: int = node._at[NUMBER]  # type: ignore[attr-defined]
     return number
 
 
