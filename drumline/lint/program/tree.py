@@ -74,7 +74,7 @@ class Index:
         return self.nodes.get(kind, [])
 
 
-# Where a node is, in one attribute of it, since each more costs time and memory: what it is in, whose names it sees, its
+# Where a node is, in one attribute, since each more costs time and memory: what it is in, whose names it sees, its
 # number in the order of the text, and that of the last node inside it.
 UP, SCOPE, NUMBER, LAST = range(4)
 
