@@ -91,6 +91,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         return _lint(given, rules, docs)
     finally:
+        gc.freeze()  # nor are they to be taken apart, one by one, when the command ends
         if collected:
             gc.enable()
 
