@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -122,7 +123,9 @@ def test_a_rank_whose_disk_is_full_is_named(small_disk: Callable[[str], Path]) -
     job = Job(small_disk("size=256k"))
     shares = {0: {"a": {"x": torch.ones(4)}}, 1: {"b-part-00001": {"y": torch.ones(200_000)}}}
     text = job.failure(shares)
-    assert "could not be saved: rank 1 on node-b: the disk is full" in text
+    # Both write at once: what rank 1 has filled may be too full for rank 0 as well, which is then the first to be named.
+    named = r"could not be saved: (.*: )?rank (0 on node-a|1 on node-b): the disk is full"
+    assert re.search(named, text), text
     assert "next: " in text
 
 
