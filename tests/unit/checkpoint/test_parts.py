@@ -123,7 +123,7 @@ def test_a_rank_whose_disk_is_full_is_named(small_disk: Callable[[str], Path]) -
     job = Job(small_disk("size=256k"))
     shares = {0: {"a": {"x": torch.ones(4)}}, 1: {"b-part-00001": {"y": torch.ones(200_000)}}}
     text = job.failure(shares)
-    # Both write at once: what rank 1 has filled may be too full for rank 0 as well, which is then the first to be named.
+    # Both write at once: what rank 1 has filled may be too full for rank 0 as well, which is then named.
     named = r"could not be saved: (.*: )?rank (0 on node-a|1 on node-b): the disk is full"
     assert re.search(named, text), text
     assert "next: " in text
