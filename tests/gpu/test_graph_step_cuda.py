@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,14 @@ from drumline.config.schema import (
     OptimConfig,
     TrainConfig,
 )
+from drumline.data.plan import Cursor, Sharing, plan_step
+from drumline.data.steps import Micro, Step
 from drumline.engine.job import build_job, make_manager
 from drumline.engine.optimizer import set_rate
 from drumline.engine.request import Request
-from drumline.engine.saving import Progress
+from drumline.engine.saving import Progress, gather_state
+from drumline.engine.steps.capture_stream import leave_default_stream
+from drumline.engine.steps.captured import CapturedStep, Shape
 from drumline.engine.steps.choice import make_step
 from drumline.engine.train import train
 from drumline.metrics.events import read_events
@@ -273,3 +278,53 @@ def replays_without_waiting() -> bool:
                 break
         torch.cuda.set_sync_debug_mode("default")
         return bool(train_step._known)  # type: ignore[attr-defined]
+
+
+def test_a_graph_owns_the_memory_that_its_matrix_products_work_in() -> None:
+    [(before, after)] = run_ranks(1, replay_while_others_give_memory_back)
+    assert after == before
+
+
+def replay_while_others_give_memory_back() -> tuple[float, float]:
+    """As Lightning does when it begins and when it ends. The products are large enough to work in shared memory."""
+    leave_default_stream(torch.device("cuda", 0))
+    layer = nn.Linear(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    total = torch.zeros((), device="cuda")
+
+    def run(step: Step) -> None:
+        for micro in step.micro_batches:
+            layer.zero_grad(set_to_none=False)
+            layer(micro.data).square().sum().backward()
+            assert layer.weight.grad is not None
+            total.copy_(layer.weight.grad.float().norm())
+
+    batch = Micro(torch.ones(64, 4096, device="cuda", dtype=torch.bfloat16), 64, True, 0, True)
+    plan = plan_step(Cursor(), length=64, sharing=Sharing(batch_size=64, rank=0, world_size=1))
+    for _ in range(3):
+        run(Step(plan, iter([batch])))
+    step = Step(plan, iter([batch]))
+    shape = Shape(step, [batch])
+    captured = CapturedStep(run, step, [batch], shape, torch.cuda.graph_pool_handle())
+    captured.replay(shape)
+    before = total.item()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    captured.replay(shape)
+    return before, total.item()
+
+
+def test_a_save_that_ends_while_a_step_is_captured_leaves_no_trace() -> None:
+    assert run_ranks(1, drop_a_save_in_a_capture) == [True]
+
+
+def drop_a_save_in_a_capture() -> bool:
+    config = digits("graph")
+    with make_manager(config) as ddp:
+        job = build_job(config, ImageClassification(config), ddp)
+        saves = [gather_state(job, Progress(), {}, is_writer=True)]
+        writer = threading.Thread(target=saves.clear)
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.current_stream()):
+            writer.start()
+            writer.join()
+        # torch asks here whether memory that was given back is free, which it cannot say of a captured use.
+        return torch.empty(8, pin_memory=True).is_pinned()

@@ -52,6 +52,9 @@ class CapturedStep:
             for nesting in shape.nesting
         ]
         fixed = [micro._replace(data=data) for micro, data in zip(micro_batches, batches, strict=True)]
+        # The graph gets a workspace for cuBLAS in memory of its own. That of the steps before is anybody's to give back
+        # (Lightning and torch's compiler do), and a graph would go on writing to it. There is no public name for it.
+        torch._C._cuda_clearCublasWorkspaces()
         self._graph = torch.cuda.CUDAGraph()
         # Other threads (the writer of checkpoints, NCCL's watchdog) go on with their own business.
         with torch.cuda.graph(
