@@ -8,7 +8,15 @@ from collections.abc import Iterator
 
 from drumline.lint.program.names import COLLECTIVE_SAVES, COLLECTIVES, FSDP
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import FunctionNode, class_around, function_around, inside, last_name
+from drumline.lint.program.tree import (
+    FunctionNode,
+    ScopeNode,
+    class_around,
+    function_around,
+    inside,
+    last_name,
+    scope_node,
+)
 from drumline.lint.program.value import Known, Library, Made
 
 DEEPEST = 6
@@ -102,7 +110,7 @@ def _find_likely(program: Program) -> set[str]:
                 for binding in bindings:
                     callers[binding.imported.rpartition(".")[2] or name].add(name)
         for called, calls in index.calls.items():
-            callers[called].update(map(_name_around, calls))
+            callers[called].update(map(_name_around, {scope_node(call) for call in calls}))
     pending = list(likely)
     while pending:
         new = callers[pending.pop()] - likely - {""}
@@ -111,9 +119,9 @@ def _find_likely(program: Program) -> set[str]:
     return likely
 
 
-def _name_around(call: ast.Call) -> str:
-    """Of the function that it is in, or of the class that is made by it."""
-    function = function_around(call)
+def _name_around(scope: ScopeNode) -> str:
+    """Of the function that calls there are in, or of the class that is made by it."""
+    function = scope if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) else function_around(scope)
     if function is None:
         return ""
     owner = class_around(function) if function.name == "__init__" else None

@@ -16,7 +16,6 @@ from drumline.lint.program.tree import (
     NUMBER,
     SCOPE,
     SCOPES,
-    UP,
     Binding,
     FunctionNode,
     Index,
@@ -30,59 +29,50 @@ _SCOPE_KINDS = frozenset(SCOPES)
 
 
 def make_index(source: Source) -> Index:
-    """Read the whole tree once."""
+    """Read the whole tree once. Of a thousand files that is a million nodes: every call in here counts."""
     index = Index({}, defaultdict(list), defaultdict(list), defaultdict(list))
     tree: Any = source.tree
-    index.scopes[tree] = Scope(tree, None)
+    scopes, nodes, binders = index.scopes, index.nodes, _BINDERS
+    scopes[tree] = Scope(tree, None)
     tree._at, tree._source, tree._index = [None, tree, 0, 0], source, index
-    nodes = index.nodes
-    order: list[Any] = []
+    ends: list[tuple[list[Any], list[Any]]] = []
     stack: list[Any] = [tree]
+    number = 0
     while stack:
         node = stack.pop()
         kind = node.__class__
         nodes[kind].append(node)
         at = node._at
-        at[NUMBER] = at[LAST] = len(order)
-        order.append(node)
-        if kind in _BINDERS:
-            _BINDERS[kind](node, index.scopes[at[SCOPE]], index)
-        if fields := FIELDS[kind]:
-            parts = children(node, fields)
-            _place(parts, node, kind, source, index)
+        at[NUMBER] = at[LAST] = number
+        number += 1
+        if kind in binders:
+            binders[kind](node, scopes[at[SCOPE]], index)
+        if FIELDS[kind] and (parts := children(node)):
+            around = at[SCOPE]
+            for part in parts:
+                part._at = [node, around, 0, 0]
+            if kind in _SCOPE_KINDS:
+                _open(node, source, scopes)
+            ends.append((at, parts[-1]._at))
             parts.reverse()
             stack += parts
-    for node in reversed(order[1:]):
-        at = node._at
-        outer = at[UP]._at
-        if outer[LAST] < at[LAST]:
-            outer[LAST] = at[LAST]
+    for at, last in reversed(ends):
+        at[LAST] = last[LAST]
     return index
 
 
-def _place(parts: list[Any], node: Any, kind: type, source: Source, index: Index) -> None:
-    """Tell nodes where they are."""
-    if kind not in _SCOPE_KINDS:
-        around = node._at[SCOPE]
-        for part in parts:
-            part._at = [node, around, 0, 0]
+def _open(node: Any, source: Source, scopes: dict[ast.AST, Scope]) -> None:
+    """The body of a function or class has names of its own. Its decorators, defaults, annotations and bases are
+    evaluated where it is defined."""
+    if isinstance(node, ast.Module):
         return
-    if node not in index.scopes:
-        index.scopes[node] = Scope(node, index.scopes[node._at[SCOPE]])
-        node._source = source
-        if isinstance(node, FUNCTIONS):
-            _bind_parameters(node, index.scopes[node])
-    for part in parts:
-        part._at = [node, node._at[SCOPE] if _is_outside(node, part) else node, 0, 0]
-
-
-def _is_outside(owner: ast.AST, part: ast.AST) -> bool:
-    """Decorators, defaults, annotations and bases are evaluated where a function or class is defined."""
-    if isinstance(owner, ast.ClassDef):
-        return not any(part is statement for statement in owner.body)
-    if isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef):
-        return part is owner.args or part is owner.returns or any(part is one for one in owner.decorator_list)
-    return isinstance(owner, ast.Lambda) and part is owner.args
+    scope = scopes[node] = Scope(node, scopes[node._at[SCOPE]])
+    node._source = source
+    body: list[Any] = [node.body] if isinstance(node, ast.Lambda) else node.body
+    for part in body:
+        part._at[SCOPE] = node
+    if isinstance(node, FUNCTIONS):
+        _bind_parameters(node, scope)
 
 
 def _bind(name: str, scope: Scope, binding: Binding) -> None:

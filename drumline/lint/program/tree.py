@@ -20,15 +20,18 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 # Fields of nodes with words and numbers in them, or with nodes that say nothing a rule could ask for.
 _WITHOUT_NODES = {
-    "arg", "asname", "attr", "conversion", "ctx", "id", "is_async", "kind", "level", "module", "name", "n", "s", "op",
-    "ops", "rest", "simple", "tag", "type_comment",
+    "arg", "asname", "attr", "conversion", "ctx", "id", "is_async", "kind", "kwd_attrs", "level", "module", "name",
+    "op", "ops", "rest", "simple", "str", "tag", "type_comment",
 }  # fmt: skip
+_LEAVES = (ast.Constant, ast.MatchSingleton, ast.Global, ast.Nonlocal)
 # The others, of each kind of node.
 FIELDS: dict[type, tuple[str, ...]] = {
-    kind: tuple(name for name in kind._fields if name not in _WITHOUT_NODES)
+    kind: () if kind in _LEAVES else tuple(name for name in kind._fields if name not in _WITHOUT_NODES)
     for kind in vars(ast).values()
     if isinstance(kind, type) and issubclass(kind, ast.AST)
 }
+# Their lists have nothing in some places: `{**one}` has no key there.
+_WITH_GAPS = (ast.Dict, ast.arguments)
 
 
 @dataclass(eq=False)
@@ -155,16 +158,17 @@ def dotted(expression: ast.expr) -> str:
     return ".".join([expression.id, *reversed(parts)]) if isinstance(expression, ast.Name) else ""
 
 
-def children(node: ast.AST, fields: tuple[str, ...] = ()) -> list[Any]:
-    """As `ast.iter_child_nodes`, without those that say nothing, and twice as fast."""
+def children(node: ast.AST) -> list[Any]:
+    """As `ast.iter_child_nodes`, without those that say nothing, and several times as fast."""
     found: list[Any] = []
-    for name in fields or FIELDS[node.__class__]:
-        value = getattr(node, name, None)
+    kind = node.__class__
+    for name in FIELDS[kind]:
+        value = getattr(node, name)
         if value.__class__ is list:
-            found += [one for one in value if isinstance(one, ast.AST)]
-        elif isinstance(value, ast.AST):
+            found += value
+        elif value is not None:
             found.append(value)
-    return found
+    return [one for one in found if one is not None] if kind in _WITH_GAPS else found
 
 
 def inside(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> list[Any]:

@@ -56,13 +56,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for statement in (*index.every(ast.Assign), *index.every(ast.AnnAssign)):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         for target, value in (pair for one in targets for pair in _pairs(one, statement.value)):
-            if not _may_be_called_so(program, target):
-                yield from _compared(program, source, target, value, _kind_of_target(program, target))
-    for call in index.every(ast.Call):
-        for keyword in call.keywords:
-            if keyword.arg != "rank":  # a function may call a local rank so
-                wanted = OF_NAME.get(keyword.arg or "", "")
-                yield from _compared(program, source, keyword, keyword.value, wanted)
+            wanted = _kind_of_target(program, target)
+            if wanted and not _may_be_called_so(program, target):
+                yield from _compared(program, source, target, value, wanted)
+    for keyword in index.every(ast.keyword):
+        if keyword.arg in OF_NAME and keyword.arg != "rank":  # a function may call a local rank so
+            yield from _compared(program, source, keyword, keyword.value, OF_NAME[keyword.arg])
     for call in program.calls(source, *TAKES):
         yield from _taken(program, source, call)
 
