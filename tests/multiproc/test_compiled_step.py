@@ -92,3 +92,46 @@ def test_on_two_ranks_it_is_the_same_training_with_a_compiler_and_without(tmp_pa
     )
     assert "compiler" in warning["message"]
     assert losses(tmp_path / "without a compiler") == eager
+
+
+class OnlyForward(Classify):
+    """A loss whose backward pass torch can run, and cannot compile."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        inputs, targets = batch
+        return Loss(functional.cross_entropy(odd(model(inputs)), targets, reduction="sum"))
+
+
+@torch.library.custom_op("drumline_tests::odd", mutates_args=())
+def odd(scores: Tensor) -> Tensor:
+    return scores.clone()
+
+
+@torch.library.custom_op("drumline_tests::odd_backward", mutates_args=())
+def odd_backward(gradient: Tensor) -> Tensor:
+    return gradient.clone()
+
+
+odd.register_fake(torch.empty_like)
+odd_backward.register_fake(torch.empty_like)
+odd.register_autograd(lambda context, gradient: odd_backward(gradient))
+
+
+def refuse_to_compile(*given: Any) -> None:
+    raise NotImplementedError("no compiler knows odd_backward")
+
+
+def train_what_goes_forward_only(runs: Path) -> None:
+    from torch._inductor.lowering import register_lowering
+
+    register_lowering(torch.ops.drumline_tests.odd_backward)(refuse_to_compile)
+    for step in ("eager", "compile"):
+        train_here(replace(SHORT, train=replace(SHORT.train, step=step)), OnlyForward, runs / step)
+
+
+def test_a_backward_pass_that_cannot_be_compiled_falls_back_too(tmp_path: Path) -> None:
+    run_ranks(2, train_what_goes_forward_only, tmp_path)
+    [warning] = events(tmp_path / "compile", "warning")
+    assert "because torch.compile failed: " in warning["message"]
+    assert "no compiler knows odd_backward" in warning["message"]
+    assert losses(tmp_path / "compile") == losses(tmp_path / "eager")

@@ -34,6 +34,8 @@ class CompiledStep:
 
 def compiled(function: LossFunction) -> LossFunction:
     """The same function, compiled when it is first called; if that fails it stays as it is, and the log says so."""
+    # The backward pass too: torch would else compile it in the first one, where it is too late to fall back.
+    torch._functorch.config.force_non_lazy_backward_lowering = True
     compiled_function = torch.compile(function)
     is_off = False
 
