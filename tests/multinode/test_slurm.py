@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from drumline.checkpoint import look
 from drumline.cli import train
 from drumline.metrics.events import read_events
 from tests.multinode import needs, processes
@@ -76,7 +77,8 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTes
     run, log = tmp_path / "run", tmp_path / "digits-1.log"
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "slow").touch()
-    said = submit(a, slurm, tmp_path, "--nodes", "2", "--procs", "1", *TRAIN, "--run", "run", "--fresh")
+    words = [*TRAIN, "--checkpoint.writers", "nodes", "--run", "run", "--fresh"]
+    said = submit(a, slurm, tmp_path, "--nodes", "2", "--procs", "1", *words)
     assert said == (
         "drumline: submitted digits.sbatch as job 1\n  log      digits-1.log\n"
         "  follow   squeue --job 1; tail -F digits-1.log\n"
@@ -98,6 +100,9 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTes
     ranks = json.loads((run / "environment.json").read_text())["ranks"]
     assert [(entry["rank"], entry["host"]) for entry in ranks] == [(0, "a"), (1, "b")]
     assert not list(tmp_path.glob("run.before-*"))  # the --fresh of the command was for its first start
+
+    files = look.verify(run / "checkpoints" / "step-00000250").files
+    assert {f"model-part-0000{rank}.safetensors" for rank in (0, 1)} <= set(files)  # a share from each host
 
     assert run_ranks(2, train_whole, tmp_path) == [0, 0]
     assert digest(run, with_rng=True) == digest(tmp_path / "whole", with_rng=True)
