@@ -13,7 +13,7 @@ import heapq
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -91,11 +91,11 @@ class Collector:
         self,
         telling: Telling,
         me: WritingRank,
-        expected: Mapping[WritingRank, Sequence[str]],
+        expected: Mapping[WritingRank, Mapping[str, Iterable[str]]],
         *,
         seen_s: float = SEEN_S,
     ) -> None:
-        """`expected`: the files of each of the others."""
+        """`expected`: the files of each of the others, and the tensors in each."""
         self._telling = telling
         self._me = me
         self._expected = expected
@@ -110,16 +110,16 @@ class Collector:
 
     def collect(self, partial: Path) -> dict[str, FileRecord]:
         files: dict[str, FileRecord] = {}
-        for writer, names in self._expected.items():
-            records = self._records_of(writer)
-            for name in names:
-                self._make_sure(partial, name, records[name], writer)
-                files[name] = records[name]
+        for writer, expected in self._expected.items():
+            records = self._records_of(writer, {name: sorted(group) for name, group in expected.items()})
+            for name, record in records.items():
+                self._make_sure(partial, name, record, writer)
+            files |= records
         with contextlib.suppress(dist.DistError, RuntimeError):  # all that is needed was said
             self._telling.forget("open", *(f"part/{writer.rank}" for writer in self._expected))
         return files
 
-    def _records_of(self, writer: WritingRank) -> dict[str, FileRecord]:
+    def _records_of(self, writer: WritingRank, expected: dict[str, list[str]]) -> dict[str, FileRecord]:
         try:
             _, said = self._telling.hear(f"part/{writer.rank}")
         except (TimeoutError, dist.DistError, RuntimeError) as error:
@@ -128,6 +128,12 @@ class Collector:
             ) from error
         if "failure" in said:
             raise store.PartError(f"{writer}: {said['failure'][0]}", said["failure"][1])
+        if said["tensors"] != expected:
+            other = _difference(said["tensors"], expected)
+            raise store.PartError(
+                f"{writer} has {other}: its model or optimizer is not that of {self._me}",
+                "build the same model and optimizer on every rank",
+            )
         return {name: FileRecord(**record) for name, record in said["files"].items()}
 
     def _make_sure(self, partial: Path, name: str, record: FileRecord, writer: WritingRank) -> None:
@@ -166,13 +172,22 @@ def contribute(
 
 
 def _written(partial: Path, tensors: Files, stream: store.Stream) -> dict[str, Any]:
+    names = {store.file_name(name): sorted(group) for name, group in tensors.items()}
     try:
         files = store.write_part(partial, tensors, stream)
     except OSError as error:
         return {"failure": list(disk.explain(error, folder=partial.parent))}
     except Exception as error:
         return {"failure": [f"{type(error).__name__}: {error}", "see the output of that rank"]}
-    return {"files": {name: asdict(record) for name, record in files.items()}}
+    return {"files": {name: asdict(record) for name, record in files.items()}, "tensors": names}
+
+
+def _difference(written: dict[str, list[str]], expected: dict[str, list[str]]) -> str:
+    """A tensor that one of two deals has and the other has not, with the file that it is in."""
+    ours, theirs = ({(file, name) for file in deal for name in deal[file]} for deal in (expected, written))
+    if missing := sorted(ours - theirs):
+        return f"no {missing[0][1]} for {missing[0][0]}"
+    return f"{min(theirs - ours)[1]} for {min(theirs - ours)[0]}"
 
 
 def _within(seconds: float, is_so: Callable[[], bool]) -> bool:

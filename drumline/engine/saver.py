@@ -243,7 +243,10 @@ class Saver:
         me, *others = self._writers
         if not others:
             return None
-        expected = {writer: [store.file_name(name) for name in shares[writer.rank]] for writer in others}
+        expected = {
+            writer: {store.file_name(name): group for name, group in shares[writer.rank].items()}
+            for writer in others
+        }
         return Collector(self._telling(), me, expected)
 
     def _telling(self) -> Telling:

@@ -49,7 +49,7 @@ class Job:
         thread.join()
 
     def write(self, shares: dict[int, Files]) -> Path:
-        expected = {ONE: [store.file_name(name) for name in shares[1]]}
+        expected = {ONE: {store.file_name(name): held for name, held in shares[1].items()}}
         return store.write(
             self.roots[0],
             1,
@@ -59,9 +59,11 @@ class Job:
             others=Collector(self.telling(), ZERO, expected, seen_s=0.2),
         )
 
-    def failure(self, shares: dict[int, Files], *, has_other: bool = True) -> str:
-        """What the user reads; nothing is left of the save."""
-        other = self.other(shares[1]) if has_other else nullcontext()
+    def failure(
+        self, shares: dict[int, Files], *, has_other: bool = True, written: Files | None = None
+    ) -> str:
+        """What the user reads; nothing is left of the save. `written`: by the other, if not what it should."""
+        other = self.other(shares[1] if written is None else written) if has_other else nullcontext()
         with other, pytest.raises(CheckpointError) as caught:
             self.write(shares)
         assert look.newest_valid(self.roots[0]) == (None, [])
@@ -117,6 +119,24 @@ def test_a_part_that_does_not_arrive(tmp_path: Path) -> None:
     text = job.failure(deal(tensors(), [0, 1]))
     assert "model-part-00001.safetensors, which rank 1 on node-b has written, is not in " in text
     assert "/a/.step-00000001.partial on node-a: the folder is not one that all nodes share" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda held: held.pop("layer.3"), "no layer.3 for model-part-00001.safetensors"),
+        (lambda held: held.update(more=torch.ones(2)), "more for model-part-00001.safetensors"),
+    ],
+)
+def test_a_rank_that_holds_other_tensors_is_named_and_none_is_lost(
+    tmp_path: Path, change: Callable[[dict[str, Tensor]], None], said: str
+) -> None:
+    shares = deal(tensors(), [0, 1])
+    other = {file: dict(group) for file, group in shares[1].items()}
+    change(other["model-part-00001"])
+    text = Job(tmp_path).failure(shares, written=other)
+    assert f"rank 1 on node-b has {said}: its model or optimizer is not that of rank 0 on node-a" in text
+    assert "next: build the same model and optimizer on every rank" in text
 
 
 def test_a_rank_whose_disk_is_full_is_named(small_disk: Callable[[str], Path]) -> None:
