@@ -63,14 +63,29 @@ def found(text: str, rule: str) -> list[Finding]:
             "#SBATCH --nodes=2 --ntasks-per-node=8\nsrun torchrun --nnodes=2 --nproc-per-node=8 train.py",
             "srun starts torchrun 8 times on each node, and each starts all ranks of its node: too many processes, "
             "which do not meet or run out of GPU memory",
-            "write srun --ntasks-per-node=1, or set it in the #SBATCH lines",
+            "write #SBATCH --ntasks-per-node=1, or srun --ntasks=$SLURM_NNODES --ntasks-per-node=1",
         ),
         (
             "DL103",
             "srun -N1 -n8 accelerate launch train.py",
             "srun starts accelerate launch 8 times on 1 node, and each starts all ranks of its node: too many "
             "processes, which do not meet or run out of GPU memory",
-            "write srun --ntasks-per-node=1, or set it in the #SBATCH lines",
+            "write srun --ntasks=1 --ntasks-per-node=1",
+        ),
+        (
+            "DL103",
+            "#SBATCH --nodes=2 --ntasks=16\nsrun --ntasks-per-node=1 torchrun --nnodes=2 --nproc-per-node=8 train.py",
+            "srun starts torchrun 16 times on 2 nodes, for Slurm ignores its --ntasks-per-node=1 beside the number in "
+            "the #SBATCH lines, and each starts all ranks of its node: too many processes, which do not meet or run "
+            "out of GPU memory",
+            "write #SBATCH --ntasks=2, or srun --ntasks=$SLURM_NNODES --ntasks-per-node=1",
+        ),
+        (
+            "DL103",
+            "srun -N2 --ntasks-per-node=8 torchrun --nnodes=2 --nproc-per-node=8 train.py",
+            "srun starts torchrun 8 times on each node, and each starts all ranks of its node: too many processes, "
+            "which do not meet or run out of GPU memory",
+            "write --ntasks-per-node=1",
         ),
         (
             "DL104",
@@ -170,7 +185,7 @@ def found(text: str, rule: str) -> list[Finding]:
             "DL107",
             f"{SLURM}torchrun --nnodes=2 train.py",
             "a batch file runs on its first node only: this torchrun is alone and waits for 2 nodes",
-            "start it on every node: srun --ntasks-per-node=1 torchrun",
+            "start it on every node: srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 torchrun",
         ),
         (
             "DL107",
