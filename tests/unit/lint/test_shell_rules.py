@@ -146,15 +146,29 @@ def found(text: str, rule: str) -> list[Finding]:
         (
             "DL105",
             "export NCCL_SOCKET_IFNAME=10.0.0.1",
-            "NCCL_SOCKET_IFNAME=10.0.0.1 is an address, and NCCL looks for the name of an interface; it finds none",
+            "NCCL_SOCKET_IFNAME=10.0.0.1 is an address, and NCCL looks for the name of an interface; it finds none, "
+            "and fails",
             "write how the name begins, such as eth, or =eth0 for one",
         ),
         (
             "DL105",
             "export NCCL_SOCKET_IFNAME='ib*'",
             "NCCL_SOCKET_IFNAME=ib* has a star, which NCCL takes for a letter: names are matched by how they begin; "
-            "it finds none",
+            "it finds none, and fails",
             "write how the name begins, such as eth, or =eth0 for one",
+        ),
+        (
+            "DL105",
+            "export NCCL_SOCKET_IFNAME='^docker*'",
+            "NCCL_SOCKET_IFNAME=^docker* has a star, which NCCL takes for a letter: names are matched by how they "
+            "begin; it leaves out none",
+            "write how the name begins, such as eth, or =eth0 for one",
+        ),
+        (
+            "DL105",
+            "export NCCL_P2P_DISABLE=True",
+            "NCCL reads a number from NCCL_P2P_DISABLE, and takes true for 0: nothing is switched off",
+            "set it to 1, or remove NCCL_P2P_DISABLE",
         ),
         (
             "DL105",
