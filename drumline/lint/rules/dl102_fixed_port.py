@@ -157,7 +157,7 @@ def _on_one_node(script: Script, port: Port) -> Finding:
     return RULE.at(
         script,
         port.source,
-        f"torchrun runs on one node and is given port {port.value}: a second run on this machine fails, though "
-        "neither needs a known port",
+        f"torchrun runs on one node and is given port {port.value}: a second run on this machine fails, or joins the "
+        "first, though neither needs a known port",
         fix="leave the port out and use torchrun --standalone, which takes a free one",
     )

@@ -54,8 +54,8 @@ def found(text: str, rule: str) -> list[Finding]:
         (
             "DL102",
             "torchrun --nproc-per-node=2 --master-port=29501 train.py",
-            "torchrun runs on one node and is given port 29501: a second run on this machine fails, though neither "
-            "needs a known port",
+            "torchrun runs on one node and is given port 29501: a second run on this machine fails, or joins the "
+            "first, though neither needs a known port",
             "leave the port out and use torchrun --standalone, which takes a free one",
         ),
         (
