@@ -85,7 +85,7 @@ ALONE = {
 ALIASES = {"tasks-per-node": "ntasks-per-node"}
 # Slurm passes over one that is indented.
 _HEADER = re.compile(r"#SBATCH(?=[ \t])")
-# What --exclusive may be given without sharing nodes with other jobs of its user, or of a group.
+# With --exclusive=user or =mcs, other jobs of the same user or group may come to its nodes.
 _WHOLE = {None, "allocation", "exclusive", "topo"}
 _LINE = re.compile(r"[^\n]*\n?")
 # What all GPUs of a node are; who asks for several nodes seldom leaves some of each to others.
