@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from drumline.distributed.rank_list import ranks_text
-from drumline.watch.facts import NodeFacts, Picture, Silent
+from drumline.watch.facts import NodeFacts, Picture, RankFacts, Silent
 from drumline.watch.sidecar.line import CLOSED, LATE, MUTE
-from drumline.watch.verdicts.scene import Scene, is_done
+from drumline.watch.verdicts.endings import is_lost_peer
+from drumline.watch.verdicts.scene import Scene, has_ended, is_done
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.wording import seconds, who_waits
 
@@ -39,6 +40,34 @@ def judge_reach(scene: Scene) -> Verdict | None:
     if gone:
         return _gone(scene, gone)
     return _deaf(scene)
+
+
+def judge_unheard(scene: Scene) -> Verdict | None:
+    """A host that was gone before its sidecar was ever heard. Its port alone may be closed: that it is gone is known by
+    the ranks that have lost it."""
+    gone = [one for one in scene.picture.unheard if is_unreachable(one)]
+    has_lost = any(is_lost_peer(rank.failure) for rank in scene.ranks)
+    return _gone(scene, gone) if gone and has_lost else None
+
+
+def may_be_gone(picture: Picture, since_s: float) -> bool:
+    """Whether a node whose ranks ran was not heard in the last `since_s` seconds, nor is known to answer: it takes
+    seconds to learn that a host is gone."""
+    me = next((node for node in picture.nodes if node.node == picture.me), None)
+    heard_s = {} if me is None else me.heard_s
+    running = [node.node for node in picture.nodes if not all(map(_is_out, node.ranks))]
+    missing = {node for node in running if heard_s.get(node, 0.0) >= since_s}
+    missing.update(one.node for one in picture.unheard)
+    return bool(missing - {one.node for one in (*picture.silent, *picture.unheard) if _answers(one)})
+
+
+def _answers(one: Silent) -> bool:
+    # A connection that was closed says nothing: a host that goes down closes its own.
+    return one.how in (MUTE, LATE) or "refused" in one.how
+
+
+def _is_out(rank: RankFacts) -> bool:
+    return has_ended(rank) or is_done(rank)
 
 
 def judge_late(scene: Scene) -> Verdict | None:
