@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drumline.distributed.rank_list import ranks_text
-from drumline.watch.facts import NodeFacts, Picture, RankFacts, Silent
+from drumline.watch.facts import NodeFacts, Picture, Silent
 from drumline.watch.sidecar.line import CLOSED, LATE, MUTE
 from drumline.watch.verdicts.endings import is_lost_peer
 from drumline.watch.verdicts.scene import Scene, has_ended, is_done
@@ -51,23 +51,17 @@ def judge_unheard(scene: Scene) -> Verdict | None:
 
 
 def may_be_gone(picture: Picture, since_s: float) -> bool:
-    """Whether a node whose ranks ran was not heard in the last `since_s` seconds, nor is known to answer: it takes
-    seconds to learn that a host is gone."""
+    """Whether a node that had ranks left to run was not heard in the last `since_s` seconds. How it is silent does not
+    count: a host that goes down refuses connections first, and it takes seconds to learn that it answers no more."""
     me = next((node for node in picture.nodes if node.node == picture.me), None)
     heard_s = {} if me is None else me.heard_s
-    running = [node.node for node in picture.nodes if not all(map(_is_out, node.ranks))]
-    missing = {node for node in running if heard_s.get(node, 0.0) >= since_s}
-    missing.update(one.node for one in picture.unheard)
-    return bool(missing - {one.node for one in (*picture.silent, *picture.unheard) if _answers(one)})
+    running = [node.node for node in picture.nodes if not _is_out(node)]
+    return bool(picture.unheard) or any(heard_s.get(node, 0.0) >= since_s for node in running)
 
 
-def _answers(one: Silent) -> bool:
-    # A connection that was closed says nothing: a host that goes down closes its own.
-    return one.how in (MUTE, LATE) or "refused" in one.how
-
-
-def _is_out(rank: RankFacts) -> bool:
-    return has_ended(rank) or is_done(rank)
+def _is_out(node: NodeFacts) -> bool:
+    """Whether its ranks have ended; before it has seen them, its pulse has none."""
+    return bool(node.ranks) and all(has_ended(rank) or is_done(rank) for rank in node.ranks)
 
 
 def judge_late(scene: Scene) -> Verdict | None:

@@ -318,8 +318,8 @@ def test_a_host_that_was_gone_before_it_was_ever_heard() -> None:
     # A port may be closed to us while the ranks train: that alone blames nobody.
     standing = b_alone(*(waits(rank) for rank in range(4, 8)), how="no answer", up_s=3.1)
     assert found(standing).cause is not Cause.UNREACHABLE
-    # Where something answers, the host is there, and there is nothing to wait for.
-    assert found(b_alone(*old, how="connection refused", up_s=2.9)).is_certain
+    # A host that goes down refuses connections first.
+    assert found(b_alone(*old, how="connection refused", up_s=2.9)).is_certain is False
     late = [replace(one, age_s=4.5) for one in echoes]
     assert found(b_alone(*late, how="", up_s=4.6)).is_certain, "a sidecar must speak before it leaves"
 
@@ -332,6 +332,10 @@ def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(endi
     for heard_s, is_certain in ((0.4, True), (2.8, False)):
         given = picture(lost, other, world_size=8, node_0={"heard_s": {1: heard_s}})
         assert found(given).is_certain is is_certain, heard_s
+    # It spoke once, before it had seen a rank of its own.
+    begins = NodeFacts(node=1, host="node-b")
+    me = NodeFacts(node=0, host="node-a", ranks=(lost, other), heard_s={1: 2.8})
+    assert found(Picture(me=0, nodes=(me, begins))).is_certain is False
 
 
 def test_who_is_told_to_end_is_no_cause_unless_it_is_alone() -> None:
