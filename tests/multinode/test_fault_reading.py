@@ -14,6 +14,7 @@ from tests.multinode.faults.catalogue import Case
 from tests.multinode.faults.matrix import Result, is_right
 from tests.multinode.faults.plain import PlainResult
 from tests.multinode.faults.reading import Said, again, said_in, sentences_on, steps_of
+from tests.multinode.faults.report import is_fine, report
 from tests.multinode.faults.table import make_table
 
 STOPPED = Said(10.0, "hang", "stopped", "b", 3, "hang: rank 3 on b is stopped by a signal")
@@ -62,6 +63,24 @@ def test_what_was_said_and_done_is_read_from_the_events(tmp_path: Path) -> None:
     assert [again(steps, 2.65).steps_lost, again(steps, 2.65).first_new_step] == [7, 17.1]
     assert again(steps, 18.0).first_new_step is None
     assert sentences_on([f"noise\n[b 3] {slow}\nhang: one\n"]) == ["hang: one"]
+
+
+def test_a_case_that_went_wrong_is_told_in_full() -> None:
+    fine = Result("stopped", 1, 3, "b", 20, [vars(STOPPED)], is_right=True, verdict_s=2.5, new_step_s=9.0)
+    fine.has_right_bits = True
+    assert is_fine(fine)
+    assert not is_fine(replace(fine, said=[], is_right=False))
+    assert not is_fine(replace(fine, has_right_bits=False))
+    assert not is_fine(replace(fine, new_step_s=None))
+    assert not is_fine(replace(fine, left_behind=["sleep"]))
+    assert not is_fine(replace(fine, problems=["11 steps were lost"]))
+    other = replace(STOPPED, rank=2, time=STOPPED.time + 1)
+    told = report(replace(fine, said=[vars(STOPPED), vars(other)], is_right=False, screen=["one line"]))
+    assert "wrong: what was said is not what was expected\nexpected: stopped, rank 3 on b\n" in told
+    assert f"said: 2.5 s after it: stopped, host b, rank 3: {STOPPED.message}\n" in told
+    assert "said: 3.5 s after it: stopped, host b, rank 2: " in told
+    assert '"new_step_s": 9.0' in told
+    assert "one line" in told
 
 
 def test_the_table_counts_what_is_missing() -> None:
