@@ -10,10 +10,19 @@ from typing import Any
 
 import pytest
 
+from drumline.watch.beats.phase import Phase
+from drumline.watch.verdicts.wording import DOING
 from tests.multinode.faults.catalogue import Case
 from tests.multinode.faults.matrix import Result, is_right
 from tests.multinode.faults.plain import PlainResult
-from tests.multinode.faults.reading import Said, again, said_in, sentences_on, steps_of
+from tests.multinode.faults.reading import (
+    Said,
+    again,
+    is_of_a_slow_start,
+    said_in,
+    sentences_on,
+    steps_of,
+)
 from tests.multinode.faults.report import is_fine, report
 from tests.multinode.faults.table import make_table
 
@@ -36,6 +45,13 @@ STOPPED = Said(10.0, "hang", "stopped", "b", 3, "hang: rank 3 on b is stopped by
 )
 def test_a_sentence_must_name_who_and_what(said: Said, name: str, right: bool) -> None:
     assert is_right(Case(name, 0, rank=3, step=20), said) is right
+
+
+def test_only_a_stall_in_the_start_is_of_a_slow_start() -> None:
+    slow = f"rank 3 on b is slow but alive: in {DOING[Phase.START]} for 9.6 s (1.0 cores)"
+    assert is_of_a_slow_start(replace(STOPPED, word="stall", message=f"stall: {slow}"))
+    assert not is_of_a_slow_start(replace(STOPPED, message=f"hang: {slow}"))
+    assert not is_of_a_slow_start(replace(STOPPED, word="stall", message="stall: rank 3 on b is stopped"))
 
 
 def event(kind: str, at: float, **fields: Any) -> str:
