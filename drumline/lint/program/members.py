@@ -92,7 +92,8 @@ def _own_member(program: Whole, node: ast.ClassDef, name: str, owner: Instance |
     found: set[Value] = set()
     for binding in index.scopes[node].names.get(name, ()):
         for value in bound(program, binding):
-            if not isinstance(value, Function) or not isinstance(owner, Instance):
+            is_method = isinstance(value, Function) and not value.partials
+            if not isinstance(value, Function) or not is_method or not isinstance(owner, Instance):
                 found.add(value)
             elif _is_property(value.node):
                 found |= returned(program, value.node)

@@ -6,7 +6,6 @@ import ast
 from collections import deque
 from collections.abc import Iterator
 
-from drumline.lint.program.arguments import argument
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import (
     class_around,
@@ -14,7 +13,6 @@ from drumline.lint.program.tree import (
     function_around,
     inside,
     scope_node,
-    up,
 )
 
 MOST = 300
@@ -98,17 +96,7 @@ def _filled(program: Program, name: ast.Name) -> Iterator[ast.expr]:
 
 def passed(program: Program, parameter: ast.arg) -> Iterator[ast.expr]:
     """What is given for a parameter where the function is called."""
-    arguments = up(parameter)
-    function = up(arguments) if arguments is not None else None
-    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-        return
-    every = [*function.args.posonlyargs, *function.args.args]
-    is_method = class_around(function) is not None
-    number = every.index(parameter) - is_method if parameter in every else None
-    for call in program.callers(function):
-        given = None if function in program.started(call) else argument(call, number, parameter.arg)
-        if given is not None:
-            yield given
+    yield from (given for given in program.given_for(parameter) if given is not None)
 
 
 def _set(program: Program, attribute: ast.Attribute) -> list[ast.expr]:
