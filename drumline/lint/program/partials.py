@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from drumline.lint.program.tree import FunctionNode, last_name, statement_of, up
+from drumline.lint.program.tree import FunctionNode, names_assigned, up
 from drumline.lint.program.value import Function, Values
 from drumline.lint.program.whole import Whole
 
@@ -49,13 +49,12 @@ def calls_through(program: Whole, function: FunctionNode, name: str) -> list[ast
     """The calls that may be of a partial of a function: those by a name that one was assigned to, or made at once."""
     found: dict[ast.Call, None] = {}
     for partial in _partials_of(program, function, name):
-        outer, statement = up(partial), statement_of(partial)
+        outer = up(partial)
         if isinstance(outer, ast.Call) and outer.func is partial:
             found[outer] = None
-        elif isinstance(statement, ast.Assign | ast.AnnAssign):
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            for target in targets:
-                found |= dict.fromkeys(_calls_by(program, last_name(target)))
+        else:
+            for assigned in names_assigned(partial):
+                found |= dict.fromkeys(_calls_by(program, assigned))
     return list(found)
 
 
