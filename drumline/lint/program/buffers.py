@@ -58,7 +58,7 @@ def _gives_buffers(program: Program, called: Value, call: ast.Call) -> bool:
 
 
 def _gives_by_name(name: str, call: ast.Call) -> bool:
-    root, _, last = name.partition(".")[0], "", name.rpartition(".")[2]
+    root, last = name.partition(".")[0], name.rpartition(".")[2]
     if any(word in name for word in _WITH_BUFFERS):
         return name.startswith("torch.") and "convert_sync_batchnorm" not in name
     if any(word in name for word in _WITH_BUFFERS_IF_TOLD):

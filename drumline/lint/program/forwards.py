@@ -6,15 +6,17 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.program.arguments import argument, number_of
-from drumline.lint.program.loops import loop_around
+from drumline.lint.program.bindings import bound
 from drumline.lint.program.models import WRAPPERS
 from drumline.lint.program.origins import origins, parts
+from drumline.lint.program.parameters import function_with
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import FunctionNode, function_around, inside, last_name, position
+from drumline.lint.program.tree import Binding, FunctionNode, function_around, inside, last_name, position
 from drumline.lint.program.value import Made
 
 DEEPEST = 5
 MOST = 8
+LONGEST = 20
 Chain = tuple[ast.Call, ...]
 """Calls that lead to one; the last is the call of the model itself."""
 
@@ -65,14 +67,12 @@ def wrappings_by(program: Program, chain: Chain) -> list[Made]:
     """
     model: ast.expr | None = run_by(chain[-1])
     callers = list(chain[:-1])
-    while callers and isinstance(model, ast.Name):
-        function = program.function_of(callers[-1])
-        behind = _only_binding(program, model)
+    for _ in range(LONGEST):
+        behind = _only_binding(program, model) if callers and isinstance(model, ast.Name) else None
+        function = function_with(behind) if isinstance(behind, ast.arg) else None
         if isinstance(behind, ast.Name):
             model = behind
-        elif isinstance(behind, ast.arg) and isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            if function is not function_around(behind):
-                break
+        elif isinstance(behind, ast.arg) and function and function is program.function_of(callers[-1]):
             model = argument(callers.pop(), number_of(function, behind), behind.arg)
         else:
             break
@@ -102,11 +102,8 @@ def _is_given_wrapped(program: Program, model: ast.expr, depth: int) -> bool:
     """Whether all callers give a wrapped one for a parameter; of what is assigned, one that is wrapped will do."""
     if isinstance(model, ast.Name):
         bindings = program.bindings(model)
-        given = [program.given_by(one) for one in bindings if one.kind == "parameter"]
-        if any(all(_is_wrapped(program, one, depth) for one in every) for every in given):
-            return True
-        behind = program.assigned(model)
-        return any(_is_wrapped(program, one, depth) for one in behind) or not (given or behind)
+        assigned = [one for one in bindings if one.kind != "parameter"]
+        return any(_binds_wrapped(program, one, depth) for one in assigned or bindings)
     if isinstance(model, ast.Attribute):
         behind = origins(program, model)
         earlier = [one for one in behind if not _is_later(one, model)]
@@ -114,14 +111,19 @@ def _is_given_wrapped(program: Program, model: ast.expr, depth: int) -> bool:
     return True
 
 
+def _binds_wrapped(program: Program, binding: Binding, depth: int) -> bool:
+    if binding.kind == "parameter" or (binding.kind == "assign" and not binding.path):
+        return all(_is_wrapped(program, one, depth) for one in program.given_by(binding))
+    return any(isinstance(one, Made) and one.name in WRAPPERS for one in bound(program, binding))
+
+
 def _is_wrapped(program: Program, model: ast.expr | None, depth: int) -> bool:
     return model is not None and bool(wrappings(program, model, depth + 1))
 
 
 def _is_later(value: ast.expr, use: ast.expr) -> bool:
-    """Of `self.model = DDP(self.model)`: after a use in the same function, and no loop leads back."""
-    is_same_function = function_around(value) is function_around(use)
-    return is_same_function and position(use) < position(value) and loop_around(use) is None
+    """Of `self.model = DDP(self.model)`: after a use in the same function."""
+    return function_around(value) is function_around(use) and position(use) < position(value)
 
 
 def _is_other(program: Program, part: ast.expr) -> bool:

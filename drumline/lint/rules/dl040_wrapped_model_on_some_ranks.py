@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.arguments import argument, has_unknown_arguments
+from drumline.lint.program.arguments import argument
 from drumline.lint.program.buffers import may_have_buffers
 from drumline.lint.program.collectives import has_group
 from drumline.lint.program.counterparts import Find, has_counterpart, who_comes
@@ -90,8 +90,10 @@ def _is_open(program: Program, chain: Chain) -> bool:
 def _waits(program: Program, chain: Chain, kept: Kept) -> str:
     """What the model would do together with the ranks that do not come; nothing if it may do nothing."""
     found = wrappings_by(program, chain)
-    if not found or any(guards(program, one.call) or has_group(program, one.call) for one in found):
-        return ""  # wrapped on those ranks only, or for a group of them
+    if any(has_group(program, one.call) for one in found):
+        return ""
+    if all(_is_wrapped_there(program, one, kept) for one in found):
+        return ""
     if any(one.name != DDP for one in found):
         return "its forward gathers the weights from all ranks"
     if goes_backward(program, kept.region):
@@ -102,12 +104,19 @@ def _waits(program: Program, chain: Chain, kept: Kept) -> str:
     return ""
 
 
+def _is_wrapped_there(program: Program, wrapping: Made, kept: Kept) -> bool:
+    """Whether the same ranks alone wrap it: then the others have nothing to run."""
+    return bool(
+        {test.is_main for test in guards(program, wrapping.call)} & {test.is_main for test in kept.tests}
+    )
+
+
 def _sends_buffers(program: Program, wrapping: Made) -> bool:
     """Whether the forward of DDP does; it has none to send if the model is known to have none."""
     call = wrapping.call
     given = [argument(call, 4, "broadcast_buffers"), argument(call, None, "forward_sync_buffers")]
     is_on = all(one is None or program.values(one) == {Known(True)} for one in given)
-    return is_on and not has_unknown_arguments(call) and may_have_buffers(program, wrapped(call))
+    return is_on and may_have_buffers(program, wrapped(call))
 
 
 def _said(source: Source, kept: Kept, chain: Chain, waits: str) -> str:
