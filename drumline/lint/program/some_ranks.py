@@ -18,6 +18,7 @@ from drumline.lint.program.tree import (
     last_name,
     scope_node,
     statement_of,
+    up,
 )
 from drumline.lint.program.value import RankTest
 from drumline.lint.reading.source import Source
@@ -46,13 +47,19 @@ def _telling(program: Program, source: Source) -> Iterator[ast.AST]:
     """Functions and files with a condition on ranks; what is inside a comprehension or lambda counts for itself."""
     index = program.index(source)
     for kind in (ast.If, ast.IfExp, ast.While):
-        yield from (scope_node(one) for one in index.every(kind) if rank_tests(program, one.test))
+        conditional = [one for one in index.every(kind) if not _is_in_model(one)]
+        yield from (scope_node(one) for one in conditional if rank_tests(program, one.test))
     for one in index.every(ast.BoolOp):
-        if any(isinstance(part, ast.Call) for part in one.values) and rank_tests(program, one.values[0]):
+        if isinstance(up(one), ast.Expr) and rank_tests(program, one.values[0]):
             yield scope_node(one)
     yield from (scope_node(one) for one in index.every(ast.Match))
     functions = [*index.every(ast.FunctionDef), *index.every(ast.AsyncFunctionDef)]
     yield from (one for one in functions if one.decorator_list)
+
+
+def _is_in_model(node: ast.AST) -> bool:
+    """What is in a `forward` is run by a model; conditions are many there, and seldom on ranks."""
+    return getattr(scope_node(node), "name", "") == "forward"
 
 
 def kept_away(program: Program, call: ast.Call) -> Kept | None:

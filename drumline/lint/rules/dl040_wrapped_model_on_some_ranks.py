@@ -13,6 +13,7 @@ from drumline.lint.program.counterparts import Find, has_counterpart, who_comes
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.forwards import Chain, forwards_by, forwards_in, run_by, wrappings_by
 from drumline.lint.program.guards import guards
+from drumline.lint.program.loops import has_gradients_off
 from drumline.lint.program.models import wraps_any
 from drumline.lint.program.moving import wrapped
 from drumline.lint.program.names import DDP
@@ -96,7 +97,8 @@ def _waits(program: Program, chain: Chain, kept: Kept) -> str:
         return ""
     if any(one.name != DDP for one in found):
         return "its forward gathers the weights from all ranks"
-    if goes_backward(program, kept.region):
+    can_go_back = not any(has_gradients_off(program, call) for call in chain)
+    if can_go_back and goes_backward(program, kept.region):
         # Of whoever leaves before a backward another rule tells.
         return "" if kept.by_exit else "its backward averages gradients over all ranks"
     if all(_sends_buffers(program, one) for one in found):
@@ -122,11 +124,11 @@ def _sends_buffers(program: Program, wrapping: Made) -> bool:
 def _said(source: Source, kept: Kept, chain: Chain, waits: str) -> str:
     who, first = who_comes(kept.tests[0]), source.code(chain[0].func)
     if len(chain) == 1:
-        return f"{who} to {first}, a wrapped model: {waits}"
+        return f"{who} to {first}, a wrapped model: {waits}, and the others are not there"
     model = ast.unparse(run_by(chain[-1]))
     through = " and ".join(ast.unparse(call.func) for call in chain[1:-1])
     by = f" through {through}" if through else ""
-    return f"{who} to {first}, which runs the wrapped {model}{by}: {waits}"
+    return f"{who} to {first}, which runs the wrapped {model}{by}: {waits}, and the others are not there"
 
 
 def _fix(source: Source, chain: Chain, waits: str) -> str:
