@@ -30,9 +30,11 @@ RULE = Rule(
     summary="a wrapped model is run by some ranks only",
     why=(
         "A model in DistributedDataParallel is more than the model: its forward sends the buffers of rank 0, such as "
-        "the running means of BatchNorm, to all ranks, in eval mode and without gradients too, and its backward "
-        "averages gradients over all. FullyShardedDataParallel gathers the weights in every forward. Where the other "
-        "ranks do not run it, the job hangs, or these meet what the others do next, and the result is wrong."
+        "the running means of BatchNorm, to all ranks, in eval mode too, and its backward averages gradients over "
+        "all. FullyShardedDataParallel gathers the weights in every forward. Where the other ranks do not run it, the "
+        "job hangs, or these meet what the others do next. Without gradients only the first forward after a training "
+        "step sends: that goes well by luck if the next thing the others do is a training step, and not before a "
+        "barrier, a reduction or the end of the job."
     ),
     fix="run `model.module` where only some ranks come, or let every rank come",
     bad="""\
