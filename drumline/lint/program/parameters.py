@@ -26,7 +26,7 @@ _NUMBERING = ("spawn", "start_processes")
 
 def of_parameter(program: Whole, parameter: ast.arg) -> Values:
     """All that it may be."""
-    function = _function_of(parameter)
+    function = function_with(parameter)
     if function is None:
         return NOTHING
     owner = class_around(function)
@@ -35,7 +35,8 @@ def of_parameter(program: Whole, parameter: ast.arg) -> Values:
     return program.meanings.once(parameter, lambda: _passed(program, function, parameter), NOTHING)
 
 
-def _function_of(parameter: ast.arg) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def function_with(parameter: ast.arg) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The function that it is a parameter of; not a lambda."""
     function = up(up(parameter) or parameter)
     return function if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) else None
 
@@ -103,7 +104,7 @@ def _given_to_started(
 
 def given_for(program: Whole, parameter: ast.arg) -> list[ast.expr | None]:
     """The expressions that callers give for a parameter; None for each that is not known."""
-    function = _function_of(parameter)
+    function = function_with(parameter)
     if function is None:
         return [None]
     number, default = number_of(function, parameter), default_of(function, parameter)
