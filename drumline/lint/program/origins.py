@@ -6,12 +6,13 @@ What an expression may be is said by `Program.values`; this is about the text th
 from __future__ import annotations
 
 import ast
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import Binding, above, dotted, inside, scope_node
+from drumline.lint.program.tree import Binding, ScopeNode, above, dotted, inside, scope_node
 from drumline.lint.program.value import Instance
+from drumline.lint.reading.source import Source
 
 MOST_WRITTEN = 400
 MOST_PARTS = 300
@@ -119,15 +120,17 @@ def _inner(expression: ast.expr) -> Iterator[ast.expr]:
             yield child
 
 
-def _filled(program: Program, name: ast.Name) -> Iterator[ast.expr]:
+def _filled(program: Program, name: ast.Name) -> list[ast.expr]:
     """`state["model"] = ...` in the same function."""
-    around = scope_node(name)
-    for statement in program.index(program.source_of(name)).every(ast.Assign):
+    source = program.source_of(name)
+    every = program.remember(("filled", source), lambda: _all_filled(program, source))
+    return every.get((scope_node(name), name.id), [])
+
+
+def _all_filled(program: Program, source: Source) -> dict[tuple[ScopeNode, str], list[ast.expr]]:
+    found: dict[tuple[ScopeNode, str], list[ast.expr]] = defaultdict(list)
+    for statement in program.index(source).every(ast.Assign):
         for target in statement.targets:
-            if (
-                isinstance(target, ast.Subscript)
-                and isinstance(target.value, ast.Name)
-                and target.value.id == name.id
-                and scope_node(statement) is around
-            ):
-                yield statement.value
+            if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+                found[scope_node(statement), target.value.id].append(statement.value)
+    return found
