@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from drumline.lint.program.origins import behind, written
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import up
+from drumline.lint.program.tree import children
 from drumline.lint.program.value import Class, Function, Rank
 
 DEEPEST = 12
@@ -33,8 +33,8 @@ def made_of(program: Program, expression: ast.expr | None, *, only_making: bool 
         yield node
         if depth > DEEPEST:
             continue
-        for child in ast.iter_child_nodes(node):
-            if up(child) is node and not (only_making and _is_for_later(node, child)):
+        for child in children(node):
+            if not (only_making and _is_for_later(node, child)):
                 pending.append((child, depth))
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
             pending += [(one, depth + 1) for one in behind(program, node) if one is not None]

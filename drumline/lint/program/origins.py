@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import Binding, ScopeNode, above, dotted, inside, scope_node
+from drumline.lint.program.tree import Binding, ScopeNode, above, children, dotted, inside, scope_node
 from drumline.lint.program.value import Instance
 from drumline.lint.reading.source import Source
 
@@ -113,7 +113,7 @@ def _inner(expression: ast.expr) -> Iterator[ast.expr]:
         return
     if isinstance(expression, ast.Call) and isinstance(expression.func, ast.Attribute):
         yield expression.func.value
-    for child in ast.iter_child_nodes(expression):
+    for child in children(expression):
         if isinstance(child, ast.keyword):
             yield child.value
         elif isinstance(child, ast.expr) and child is not getattr(expression, "func", None):
