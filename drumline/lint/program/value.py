@@ -90,7 +90,7 @@ class Method:
 class Rank:
     """A number of this process: global, local (to its host), node, group (within some processes), or spawned.
 
-    One that mp.spawn gives is local, and global if there is one host.
+    One that mp.spawn gives is local, and global if there is one host. So is one that is not told to be either.
     """
 
     kind: str
