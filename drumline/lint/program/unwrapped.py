@@ -30,7 +30,7 @@ def _taken_apart(test: ast.expr, holds: bool) -> list[tuple[ast.expr, bool]]:
 
 
 def _says_unwrapped(program: Program, test: ast.expr, holds: bool, model: ast.expr) -> bool:
-    if says_distributed(program, test) is (not holds):
+    if not isinstance(test, ast.BoolOp) and says_distributed(program, test) is (not holds):
         return True
     asked = _asked_for_wrapper(program, test)
     return asked is not None and not holds and _is_same(program, asked, model)
