@@ -26,7 +26,8 @@ def how_all_come(program: Program, node: ast.AST) -> str:
 
 
 def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
-    """The nearest that lets all ranks in where others do not; if none is kept away anywhere, the nearest at all."""
+    """The last that lets all ranks in where others do not; if none is kept away anywhere, the nearest at all."""
+    telling: ast.Call | None = None
     nearest: ast.Call | None = None
     seen: set[ast.AST] = set()
     while (function := function_around(node)) is not None and function not in seen:
@@ -37,7 +38,6 @@ def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
         if not open_:
             break
         node = open_[0]
-        if len(open_) < len(calls):
-            return open_[0]
         nearest = nearest or open_[0]
-    return nearest
+        telling = open_[0] if len(open_) < len(calls) else telling
+    return telling or nearest

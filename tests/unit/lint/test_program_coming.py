@@ -12,6 +12,11 @@ import torch.distributed as dist
 def write(state): torch.save(state, 'a.pt')
 def keep(state): write(state)
 """
+GUARDED = """\
+def keep_also(state):
+    if dist.get_rank() == 0:
+        write(state)
+"""
 USES = """\
 import torch.distributed as dist
 from keeping import keep
@@ -37,6 +42,10 @@ def said(**files: str) -> list[str]:
         ({"a": KEEPING + "def train():\n    dist.barrier()\n    write({})\n"}, ", through train (line 7),"),
         ({"keeping": KEEPING, "a": USES + "train({})\nrestart({})\n"}, ", through restart (a.py, line 8),"),
         ({"keeping": KEEPING, "a": USES + "train({})\nkeep({})\n"}, ", through a.py, line 10,"),
+        (
+            {"keeping": KEEPING + GUARDED, "a": USES + "train({})\nrestart({})\n"},
+            ", through restart (a.py, line 8),",
+        ),
     ],
 )
 def test_who_lets_all_ranks_come(files: dict[str, str], how: str) -> None:
