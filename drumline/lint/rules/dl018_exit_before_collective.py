@@ -112,7 +112,8 @@ def _missed(program: Program, exit_: Exit) -> str | None:
     if not any(test.is_needed for test in _tests(program, exit_)):
         return None
     done = {name for node in _own_block(exit_) for name, _ in collectives_in(program, node)}
-    others = [test for test in flipped(frozenset(_tests(program, exit_))) if isinstance(test, RankTest)]
+    turned = flipped(frozenset(_tests(program, exit_)))
+    others = [test for test in turned if isinstance(test, RankTest) and test.is_needed]
     for node in _what_others_do(program, exit_):
         for name, chain in reached_in(program, node, others):
             if name not in done and not _is_for_some(program, chain[0]):
