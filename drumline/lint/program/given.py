@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any, TypeAlias
 
 from drumline.lint.program.arguments import argument, default_of, has_unknown_arguments, number_of
+from drumline.lint.program.partials import as_called
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import FunctionNode, inside
 from drumline.lint.program.value import Function, Instance, Known, Made, Rank, RankTest, Several, Value
@@ -144,7 +145,7 @@ def _resolved(program: Program, expression: ast.expr, place: Place) -> tuple[ast
     """Back through names that were assigned once, and through parameters to what the call gives for them."""
     for _ in range(DEEPEST):
         if (found := _parameter(program, expression, place)) is not None:
-            given = _given(*found) if _is_bound_once(program, expression) else None
+            given = _given(program, *found) if _is_bound_once(program, expression) else None
             if given is None:
                 break
             expression, place = given
@@ -166,15 +167,18 @@ def _parameter(program: Program, expression: ast.expr, place: Place) -> tuple[as
     return next(((one, place) for one in own if one in nodes), None)
 
 
-def _given(parameter: ast.arg, place: Entered) -> tuple[ast.expr, Place] | None:
+def _given(program: Program, parameter: ast.arg, place: Entered) -> tuple[ast.expr, Place] | None:
     """What the call gives for it, and where that is written; None if it is not known."""
-    function, call = place.function, place.call
+    function = place.function
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
-    given = argument(call, number_of(function, parameter), parameter.arg)
+    calls = as_called(program, place.call, function)
+    if len(calls) != 1:
+        return None
+    given = argument(calls[0], number_of(function, parameter), parameter.arg)
     if given is not None:
         return given, place.outer
-    default = None if has_unknown_arguments(call) else default_of(function, parameter)
+    default = None if has_unknown_arguments(calls[0]) else default_of(function, parameter)
     return None if default is None else (default, None)
 
 
