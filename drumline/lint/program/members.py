@@ -9,6 +9,7 @@ from drumline.lint.program.arguments import argument
 from drumline.lint.program.bindings import bound, exported
 from drumline.lint.program.classes import ancestry
 from drumline.lint.program.functions import returned
+from drumline.lint.program.named_ranks import believed
 from drumline.lint.program.tree import FunctionNode, class_around, dotted, last_name, scope_node, source_of
 from drumline.lint.program.value import (
     NOTHING,
@@ -38,7 +39,7 @@ def of_attribute(program: Whole, node: ast.Attribute) -> Values:
         found |= _assigned_nearby(program, node)
     named = ranks.of_member({owner.name for owner in owners if isinstance(owner, Made)}, node.attr)
     if named and all(_tells_less_than_its_name(value) for value in found):
-        return found if ranks.is_other_number(found) else named
+        return found if ranks.is_other_number(found) else believed(program, node, owners, named)
     return found
 
 

@@ -12,7 +12,7 @@ from drumline.lint.program.distributed import distributed_sources
 from drumline.lint.program.doings import doings
 from drumline.lint.program.imports import imported_by, imported_sources
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import FUNCTIONS, FunctionNode, inside
+from drumline.lint.program.tree import FUNCTIONS, FunctionNode, inside, last_name
 from drumline.lint.program.value import Function, Instance
 from drumline.lint.reading.source import Source
 
@@ -57,8 +57,9 @@ def script(program: Program, source: Source) -> Run:
 
 
 def process_of(program: Program, step: Step) -> tuple[ast.AST, ...]:
-    """The calls that started the process in which it happens; of a script's own, nothing."""
-    return tuple(one for one in step.through if isinstance(one, ast.Call) and program.started(one))
+    """The calls that started the process in which it happens; of a script's own, and of its threads, nothing."""
+    starting = (one for one in step.through if isinstance(one, ast.Call) and program.started(one))
+    return tuple(one for one in starting if last_name(one.func) != "Thread")
 
 
 def parting(one: Step, other: Step) -> tuple[ast.AST, ast.AST]:

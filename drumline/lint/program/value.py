@@ -1,9 +1,15 @@
-"""What an expression may be, as far as the text tells."""
+"""What an expression may be, as far as the text tells.
+
+Sets of them are gone through in the order of their hashes. Those of text and of nodes are others in every process, and
+what is found must not be: each has one of its own here.
+"""
 
 from __future__ import annotations
 
 import ast
+import zlib
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -11,11 +17,23 @@ if TYPE_CHECKING:
     from drumline.lint.reading.source import Source
 
 
+@cache
+def _of_text(text: str) -> int:
+    return zlib.crc32(text.encode("utf-8", "surrogatepass"))
+
+
+def _of_node(node: ast.AST) -> int:
+    return getattr(node, "lineno", 0) * 1_009 + getattr(node, "col_offset", 0)
+
+
 @dataclass(frozen=True)
 class Library:
     """Something of a module that was not given: `torch.distributed.barrier`; of a builtin, its plain name."""
 
     name: str
+
+    def __hash__(self) -> int:
+        return _of_text(self.name)
 
 
 @dataclass(frozen=True)
@@ -25,12 +43,19 @@ class Made:
     name: str
     call: ast.Call
 
+    def __hash__(self) -> int:
+        return _of_text(self.name) ^ _of_node(self.call)
+
 
 @dataclass(frozen=True)
 class Known:
     """A constant."""
 
     value: object
+
+    def __hash__(self) -> int:
+        is_number = isinstance(self.value, int | float | complex)
+        return hash(self.value) if is_number else _of_text(repr(self.value))
 
 
 @dataclass(frozen=True)
@@ -39,6 +64,9 @@ class Several:
 
     items: tuple[ast.expr, ...]
 
+    def __hash__(self) -> int:
+        return _of_node(self.items[0]) if self.items else 1
+
 
 @dataclass(frozen=True)
 class Element:
@@ -46,12 +74,18 @@ class Element:
 
     of: ast.expr
 
+    def __hash__(self) -> int:
+        return _of_node(self.of) + 2
+
 
 @dataclass(frozen=True)
 class Module:
     """One of the given files."""
 
     source: Source
+
+    def __hash__(self) -> int:
+        return _of_text(str(self.source.path))
 
 
 @dataclass(frozen=True)
@@ -63,6 +97,9 @@ class Function:
     partials: tuple[ast.Call, ...] = ()
     """The calls of `functools.partial` that gave it arguments, first to last."""
 
+    def __hash__(self) -> int:
+        return _of_node(self.node) + 3
+
 
 @dataclass(frozen=True)
 class Class:
@@ -70,12 +107,18 @@ class Class:
 
     node: ast.ClassDef
 
+    def __hash__(self) -> int:
+        return _of_node(self.node) + 4
+
 
 @dataclass(frozen=True)
 class Instance:
     """Of such a class."""
 
     of: ast.ClassDef
+
+    def __hash__(self) -> int:
+        return _of_node(self.of) + 5
 
 
 @dataclass(frozen=True)
@@ -85,15 +128,21 @@ class Method:
     of: Value
     name: str
 
+    def __hash__(self) -> int:
+        return _of_text(self.name)
+
 
 @dataclass(frozen=True)
 class Rank:
     """A number of this process: global, local (to its host), node, group (within some processes), or spawned.
 
-    One that mp.spawn gives is local, and global if there is one host.
+    One that mp.spawn gives is local, and global if there is one host. So is one that is not told to be either.
     """
 
     kind: str
+
+    def __hash__(self) -> int:
+        return _of_text(self.kind) + 6
 
 
 @dataclass(frozen=True)
@@ -108,6 +157,9 @@ class RankTest:
     """Whether other ranks never come through; not so of `rank == 0 or always`."""
     is_enough: bool = True
     """Whether all those ranks come through; not so of `rank == 0 and verbose`."""
+
+    def __hash__(self) -> int:
+        return _of_text(self.kind) + 8 * bool(self.is_main) + 16 * self.is_needed + 32 * self.is_enough
 
 
 Value: TypeAlias = (

@@ -10,7 +10,7 @@ from drumline.lint.program.arguments import argument
 from drumline.lint.program.augmentation import augmentations
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.names import LOADER
-from drumline.lint.program.order import Run, Step, found_in_scripts
+from drumline.lint.program.order import Run, Step, found_in_scripts, process_of
 from drumline.lint.program.program import Program
 from drumline.lint.program.seeds import kind_of_seed, may_differ_by_rank, seeds_torch, where_given
 from drumline.lint.program.tree import inside
@@ -70,7 +70,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _same_in(program: Program, run: Run) -> Iterator[tuple[ast.AST, str]]:
     drawn = augmentations(program, run)
-    loaders = [step.call for step in run if program.name_of(step.call.func) == LOADER]
+    loading = [step for step in run if program.name_of(step.call.func) == LOADER]
+    loaders = [step.call for step in loading]
     if not drawn or not loaders or any(argument(one, 12, "generator") for one in loaders):
         return
     in_workers, are_all_known = _seeds_of_workers(program, loaders)
@@ -84,9 +85,16 @@ def _same_in(program: Program, run: Run) -> Iterator[tuple[ast.AST, str]]:
     has_workers = any(_has_workers(program, one) for one in loaders)
     for kind, what in drawn.items():
         if kind not in own:
-            place = _same_seed(program, run, "torch" if has_workers else kind)
+            seeding = _in_same_process(program, run, loading)
+            place = _same_seed(program, seeding, "torch" if has_workers else kind)
             if place is not None:
                 yield place, what
+
+
+def _in_same_process(program: Program, run: Run, loading: Run) -> Run:
+    """What is done where the loaders are made: a process that is spawned has no seed from its parent."""
+    processes = {process_of(program, step) for step in loading}
+    return [step for step in run if process_of(program, step) in processes]
 
 
 def _same_seed(program: Program, run: Run, kind: str) -> ast.AST | None:

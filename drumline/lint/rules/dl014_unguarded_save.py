@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.coming import how_all_come
 from drumline.lint.program.guards import is_on_every_rank
 from drumline.lint.program.program import Program
 from drumline.lint.program.saves import is_own, saves
@@ -45,6 +46,6 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for save in saves(program, source):
         if is_on_every_rank(program, save.call) and not is_own(program, save.path):
             to = "the same file" if save.path is None else source.code(save.path)
-            yield RULE.at(
-                source, save.call, f"every rank comes to {source.code(save.call.func)} and writes {to}"
-            )
+            how = how_all_come(program, save.call)
+            come = f"every rank comes to {source.code(save.call.func)}" + (f", {how}," if how else "")
+            yield RULE.at(source, save.call, f"{come} and writes {to}")

@@ -11,6 +11,7 @@ from drumline.lint.program.names import DDP
 from drumline.lint.program.origins import behind, parts
 from drumline.lint.program.program import Program
 from drumline.lint.program.saves import saves
+from drumline.lint.program.unwrapped import is_unwrapped
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 
@@ -78,7 +79,7 @@ def _find_saved(program: Program) -> Iterator[ast.Call]:
 
 def _is_wrapped(program: Program, model: ast.expr) -> bool:
     """Whether it is DDP's, and nothing on the way may have taken the model out of it."""
-    if not program.made(model, DDP):
+    if not program.made(model, DDP) or is_unwrapped(program, model):
         return False
     return not any(_unwraps(program, part) for part in parts(program, model))
 

@@ -12,6 +12,7 @@ from drumline.lint.program.conditions import conditions, rank_tests_at
 from drumline.lint.program.counterparts import has_counterpart, who_comes
 from drumline.lint.program.guards import guards_of_decorators
 from drumline.lint.program.program import Program
+from drumline.lint.program.reached_collectives import reached_by
 from drumline.lint.program.tree import above, function_around, last_name
 from drumline.lint.program.value import RankTest
 from drumline.lint.reading.source import Source
@@ -79,8 +80,10 @@ def _certain(program: Program, call: ast.Call) -> list[RankTest]:
 
 
 def _collectives_of_call(program: Program, call: ast.Call) -> list[tuple[str, tuple[ast.Call, ...]]]:
-    """What it is, or comes to; arguments speak for themselves."""
-    return [(name, chain) for name, chain in collectives_in(program, call) if chain[0] is call]
+    """What it is, or comes to with what it gives; arguments speak for themselves."""
+    if not any(chain[0] is call for _, chain in collectives_in(program, call)):
+        return []
+    return reached_by(program, call, _certain(program, call))
 
 
 def _said(source: Source, tests: list[RankTest], name: str, chain: tuple[ast.Call, ...]) -> str:

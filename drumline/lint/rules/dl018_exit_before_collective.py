@@ -18,6 +18,8 @@ from drumline.lint.program.distributed import framework
 from drumline.lint.program.loops import reached
 from drumline.lint.program.own_values import has_replicas, is_joined, loop_around, own_loss_in
 from drumline.lint.program.program import Program
+from drumline.lint.program.ranks import flipped
+from drumline.lint.program.reached_collectives import reached_in
 from drumline.lint.program.tree import (
     LOOPS,
     above,
@@ -110,8 +112,10 @@ def _missed(program: Program, exit_: Exit) -> str | None:
     if not any(test.is_needed for test in _tests(program, exit_)):
         return None
     done = {name for node in _own_block(exit_) for name, _ in collectives_in(program, node)}
+    turned = flipped(frozenset(_tests(program, exit_)))
+    others = [test for test in turned if isinstance(test, RankTest) and test.is_needed]
     for node in _what_others_do(program, exit_):
-        for name, chain in collectives_in(program, node):
+        for name, chain in reached_in(program, node, others):
             if name not in done and not _is_for_some(program, chain[0]):
                 return f"{short(name)} (line {chain[0].lineno})"
         if _has_wrapped_backward(program, node):

@@ -10,6 +10,7 @@ from drumline.lint.program.arguments import argument
 from drumline.lint.program.device_uses import is_for_this_host_only
 from drumline.lint.program.hosts import is_size_of_one_host
 from drumline.lint.program.names import DISTRIBUTED_SAMPLER, INIT
+from drumline.lint.program.node_numbers import counts_nodes
 from drumline.lint.program.program import Program
 from drumline.lint.program.ranks import OF_FUNCTION, OF_NAME, OF_VARIABLE
 from drumline.lint.program.tree import Binding, inside, last_name, scope_node
@@ -73,7 +74,7 @@ def _compared(
     if wanted not in SAID or OF_NAME.get(last_name(value)) == wanted:
         return
     kind = _kind_of(program, value)
-    if kind in SAID and kind != wanted:
+    if kind in SAID and kind != wanted and not (wanted == "local" and counts_nodes(program, node)):
         name = node.arg if isinstance(node, ast.keyword) else source.code(node)
         yield RULE.at(
             source, node, f"{name} is to be {SAID[wanted]}, and {source.code(value)} is {SAID[kind]}"
