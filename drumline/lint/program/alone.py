@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from drumline.lint.program.conditions import conditions
+from drumline.lint.program.lone_runs import is_in_lone_run
 from drumline.lint.program.loops import done_in
 from drumline.lint.program.making import is_world_size, written
 from drumline.lint.program.names import DDP, DISTRIBUTED_SAMPLER, FSDP, INIT, STARTS
@@ -60,7 +61,7 @@ def is_alone(program: Program, node: ast.AST, depth: int = 0) -> bool:
         return True
     function = function_around(node)
     if function is None or depth > DEEPEST:
-        return False
+        return function is None and is_in_lone_run(program, node)
     calls = [call for call in program.callers(function) if function_around(call) is not function]
     return bool(calls) and all(is_alone(program, call, depth + 1) for call in calls)
 

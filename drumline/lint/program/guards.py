@@ -10,6 +10,7 @@ from drumline.lint.program.conditions import (
     left_before,
     rank_tests_at,
 )
+from drumline.lint.program.lone_runs import is_in_lone_run
 from drumline.lint.program.names import STARTS
 from drumline.lint.program.program import Program
 from drumline.lint.program.ranks import OF_VARIABLE
@@ -39,7 +40,10 @@ class Way:
     guards: Guards
     """All conditions on ranks on it."""
     begins: str
-    """ranks: in what every rank runs; parent: in the process that starts them; unknown: in what nobody calls."""
+    """ranks: in what every rank runs; unknown: in what nobody calls; parent: outside of ranks.
+
+    That is in the process that starts them, or in one that is alone.
+    """
 
 
 def ways(program: Program, node: ast.AST) -> list[Way]:
@@ -52,6 +56,8 @@ def _ways(program: Program, node: ast.AST) -> list[Way]:
     found = frozenset(rank_tests_at(program, node))
     function = function_around(node)
     if _is_without_ranks(program, node):
+        return [Way(found, "parent")]
+    if function is None and is_in_lone_run(program, node):
         return [Way(found, "parent")]
     if function is None:
         return [Way(found, _beginning_of_file(program, program.source_of(node)))]
@@ -68,9 +74,9 @@ def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFun
     found: list[Way] = []
     for call in calls:
         if function in program.started(call) and last_name(call.func) != "Thread":
-            found.append(
-                Way(frozenset(), "ranks")
-            )  # a new process: what holds for its parent does not matter
+            # A new process: what holds for its parent does not matter.
+            is_lone = function_around(call) is None and is_in_lone_run(program, call)
+            found.append(Way(frozenset(), "parent" if is_lone else "ranks"))
         else:
             found += _ways(program, call)
         if len(found) > MOST_WAYS:
