@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+from drumline.lint.program.alone import is_for_one
 from drumline.lint.program.conditions import (
     conditions,
     left_before,
@@ -55,7 +56,7 @@ def ways(program: Program, node: ast.AST) -> list[Way]:
 def _ways(program: Program, node: ast.AST) -> list[Way]:
     found = frozenset(rank_tests_at(program, node))
     function = function_around(node)
-    if _is_without_ranks(program, node):
+    if is_for_one(program, node) or _is_without_ranks(program, node):
         return [Way(found, "parent")]
     if function is None and is_in_lone_run(program, node):
         return [Way(found, "parent")]
