@@ -11,6 +11,7 @@ from drumline.lint.program.conditions import (
     left_before,
     rank_tests_at,
 )
+from drumline.lint.program.dead import is_switched_off
 from drumline.lint.program.lone_runs import is_in_lone_run
 from drumline.lint.program.names import STARTS
 from drumline.lint.program.program import Program
@@ -43,7 +44,7 @@ class Way:
     begins: str
     """ranks: in what every rank runs; unknown: in what nobody calls; parent: outside of ranks.
 
-    That is in the process that starts them, or in one that is alone.
+    That is in the process that starts them, in one that is alone, or never.
     """
 
 
@@ -56,7 +57,7 @@ def ways(program: Program, node: ast.AST) -> list[Way]:
 def _ways(program: Program, node: ast.AST) -> list[Way]:
     found = frozenset(rank_tests_at(program, node))
     function = function_around(node)
-    if is_for_one(program, node) or _is_without_ranks(program, node):
+    if is_for_one(program, node) or _is_without_ranks(program, node) or is_switched_off(program, node):
         return [Way(found, "parent")]
     if function is None and is_in_lone_run(program, node):
         return [Way(found, "parent")]
