@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Set
 
-from drumline.lint.program.conditions import conditions
+from drumline.lint.program.conditions import Conditions, conditions
 from drumline.lint.program.lone_runs import is_in_lone_run
 from drumline.lint.program.loops import done_in
 from drumline.lint.program.making import is_world_size, written
@@ -67,20 +67,16 @@ def is_alone(program: Program, node: ast.AST, depth: int = 0) -> bool:
     return bool(calls) and all(is_alone(program, call, depth + 1) for call in calls)
 
 
-def is_for_one(program: Program, node: ast.AST) -> bool:
+def is_for_one(program: Program, node: ast.AST, held: Conditions) -> bool:
     """The same by what certainly holds in its own function: after `distributed and train` failed, nothing does."""
-    for test, holds in conditions(program, node):
+    for test, holds in held:
         if _says_one(program, test, holds) and not _begins_there(program, node, test):
             return True
-    inner = node
-    for outer in above(node):
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
-            break
-        if isinstance(outer, ast.If) and inner is not outer.test:
+        outer = up(test)
+        if isinstance(outer, ast.If) and outer.orelse:
             begun = program.remember(("begun in", outer), lambda: _groups_begun(program, outer))  # noqa: B023
-            if begun == (inner not in outer.body, inner in outer.body):
+            if begun == (not holds, holds) and outer in above(node):
                 return True
-        inner = outer
     return False
 
 
@@ -100,7 +96,12 @@ def _says_one(program: Program, test: ast.expr, holds: bool) -> bool:
         parts = [one for one in test.values if not _is_about_support(one)]
         said = [_says_one(program, one, holds) for one in parts]
         return any(said) if isinstance(test.op, ast.And) is holds else bool(said) and all(said)
-    return says_distributed(program, test) is (not holds)
+    return says_distributed(program, test) is (not holds) and not _is_about_device(test)
+
+
+def _is_about_device(test: ast.expr) -> bool:
+    """`gpu is None`: a process of its own host's GPUs all the same."""
+    return isinstance(test, ast.Compare) and "gpu" in _named(test.left).lower()
 
 
 def _is_about_support(test: ast.expr) -> bool:
@@ -110,7 +111,7 @@ def _is_about_support(test: ast.expr) -> bool:
 
 def _groups_begun(program: Program, branches: ast.If) -> tuple[bool, bool]:
     """In which branches a process group is begun; unasked if the condition itself tells who comes where."""
-    if says_distributed(program, branches.test) is not None or not branches.orelse:
+    if says_distributed(program, branches.test) is not None:
         return (False, False)
     begun, other = (_starts(program, block, {INIT}) for block in (branches.body, branches.orelse))
     return (begun, other)

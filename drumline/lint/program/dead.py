@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from drumline.lint.program.arguments import argument, default_of, has_unknown_arguments, number_of
-from drumline.lint.program.conditions import conditions
+from drumline.lint.program.conditions import Conditions, conditions
 from drumline.lint.program.known_callers import callers_in_ranks
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import class_around, function_around, up
@@ -16,7 +16,7 @@ DEEPEST = 6
 
 def is_dead(program: Program, node: ast.AST, depth: int = 0) -> bool:
     """Whether a condition around it never holds in distributed runs, or all that call its function are dead."""
-    if is_switched_off(program, node):
+    if is_switched_off(program, list(conditions(program, node))):
         return True
     function = function_around(node)
     if function is None or depth > DEEPEST:
@@ -25,9 +25,9 @@ def is_dead(program: Program, node: ast.AST, depth: int = 0) -> bool:
     return bool(calls) and all(is_dead(program, call, depth + 1) for call in calls)
 
 
-def is_switched_off(program: Program, node: ast.AST) -> bool:
-    """The same by the conditions of its own function alone."""
-    return any(truth(program, test) is (not holds) for test, holds in conditions(program, node))
+def is_switched_off(program: Program, held: Conditions) -> bool:
+    """Whether one of these never holds."""
+    return any(truth(program, test) is (not holds) for test, holds in held)
 
 
 def truth(program: Program, test: ast.expr, depth: int = 0) -> bool | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from drumline.lint.program.alone import is_for_one
 from drumline.lint.program.conditions import (
+    Conditions,
     conditions,
     left_before,
     rank_tests_at,
@@ -57,7 +58,7 @@ def ways(program: Program, node: ast.AST) -> list[Way]:
 def _ways(program: Program, node: ast.AST) -> list[Way]:
     found = frozenset(rank_tests_at(program, node))
     function = function_around(node)
-    if is_for_one(program, node) or _is_without_ranks(program, node) or is_switched_off(program, node):
+    if _is_of_no_rank(program, node):
         return [Way(found, "parent")]
     if function is None and is_in_lone_run(program, node):
         return [Way(found, "parent")]
@@ -119,9 +120,16 @@ def _is_training(program: Program, call: ast.Call) -> bool:
     return last_name(call.func) == "backward" or program.name_of(call.func) in STARTS
 
 
-def _is_without_ranks(program: Program, node: ast.AST) -> bool:
+def _is_of_no_rank(program: Program, node: ast.AST) -> bool:
+    held = list(conditions(program, node))
+    return bool(held) and (
+        is_for_one(program, node, held) or _is_without_ranks(program, held) or is_switched_off(program, held)
+    )
+
+
+def _is_without_ranks(program: Program, held: Conditions) -> bool:
     """After `if "RANK" in os.environ: ...; return` come those that no launcher has started."""
-    for test, holds in conditions(program, node):
+    for test, holds in held:
         if isinstance(test, ast.Compare) and program.name_of(test.comparators[0]) == "os.environ":
             is_in = isinstance(test.ops[0], ast.In)
             asked = isinstance(test.left, ast.Constant) and test.left.value in (*OF_VARIABLE, "WORLD_SIZE")

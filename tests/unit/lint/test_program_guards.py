@@ -323,6 +323,7 @@ def test_a_branch_for_one_process_is_of_no_rank(name: str) -> None:
 
 FOR_ALL = {
     "the branch of several": "if opt['dist']:\n    here()",
+    "whether a device was chosen": "if args.gpu is None:\n    here()",
     "another key": "if opt['val']:\n    dist.barrier()\nelse:\n    here()",
     "either may have failed": "if args.distributed and args.train:\n    pass\nelse:\n    here()",
     "one of two ways to be distributed": "if args.launcher == 'slurm':\n    pass\nelse:\n    here()",
