@@ -65,10 +65,8 @@ def _calls_by(program: Program, mention: ast.expr) -> list[ast.Call]:
     target = outer.targets[0] if isinstance(outer, ast.Assign) and len(outer.targets) == 1 else None
     if not isinstance(target, ast.Name):
         return []
-    calls = program.index(program.source_of(mention)).calls.get(target.id, ())
-    named = [call.func for call in calls if isinstance(call.func, ast.Name)]
-    every = program.index(program.source_of(mention)).every(ast.Name)
-    is_only_called = all(
-        one in named for one in every if one.id == target.id and isinstance(one.ctx, ast.Load)
-    )
-    return [call for call in calls if call.func in named] if is_only_called else []
+    index = program.index(program.source_of(mention))
+    calls = [call for call in index.calls.get(target.id, ()) if isinstance(call.func, ast.Name)]
+    named = {call.func for call in calls}
+    others = [one for one in index.every(ast.Name) if one.id == target.id and one not in named]
+    return calls if all(isinstance(one.ctx, ast.Store) for one in others) else []
