@@ -12,9 +12,11 @@ from typing import Any
 from drumline.lint.edits import split_lines
 from drumline.lint.finding import Finding, Place, Severity
 from drumline.lint.problems import OWN_RULES, RULE_FAILED, UNREADABLE, problem
+from drumline.lint.program.dead import is_dead
 from drumline.lint.program.distributed import distributed_sources
 from drumline.lint.program.program import Program
 from drumline.lint.program.projects import may_be_distributed, projects
+from drumline.lint.program.tree import statement_at
 from drumline.lint.reading.noqa import is_silenced
 from drumline.lint.reading.parse import Reading, read_bytes, read_file
 from drumline.lint.reading.shell import Script
@@ -146,7 +148,15 @@ def _ask_python(asked: _Asked, sources: list[Source], rules: RuleModules, progre
                 progress("looking at", seen, len(sources))
             for number, module in wanted.items():
                 if source in distributed or not module.RULE.only_distributed:
-                    _ask(asked, number, source.path, lambda: module.check(program, source))  # noqa: B023
+                    _ask(asked, number, source.path, lambda: told_by(module, program, source))  # noqa: B023
+
+
+def told_by(module: Any, program: Program, source: Source) -> Iterator[Finding]:
+    """What a rule says of a file, without what it says of code that nobody comes to."""
+    for finding in module.check(program, source):
+        statement = None if source.is_notebook else statement_at(program.tree(source), finding.place.line)
+        if statement is None or not is_dead(program, statement):
+            yield finding
 
 
 def _ask_scripts(asked: _Asked, scripts: list[Script], rules: RuleModules) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Set
 
-from drumline.lint.program.conditions import conditions
+from drumline.lint.program.conditions import Conditions, conditions
+from drumline.lint.program.lone_runs import is_in_lone_run
 from drumline.lint.program.loops import done_in
 from drumline.lint.program.making import is_world_size
 from drumline.lint.program.names import DDP, DISTRIBUTED_SAMPLER, FSDP, INIT, STARTS
 from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
 from drumline.lint.program.ranks import OF_FUNCTION
-from drumline.lint.program.tree import above, class_around, function_around, inside, last_name
+from drumline.lint.program.tree import above, class_around, function_around, inside, last_name, up
 from drumline.lint.program.value import Known, Rank
 
 DEEPEST = 6
@@ -61,9 +63,59 @@ def is_alone(program: Program, node: ast.AST, depth: int = 0) -> bool:
         return True
     function = function_around(node)
     if function is None or depth > DEEPEST:
-        return False
+        return function is None and is_in_lone_run(program, node)
     calls = [call for call in program.callers(function) if function_around(call) is not function]
     return bool(calls) and all(is_alone(program, call, depth + 1) for call in calls)
+
+
+def is_for_one(program: Program, node: ast.AST, held: Conditions) -> bool:
+    """The same by what certainly holds in its own function: after `distributed and train` failed, nothing does."""
+    for test, holds in held:
+        if _says_one(program, test, holds) and not _begins_there(program, node, test):
+            return True
+        outer = up(test)
+        if isinstance(outer, ast.If) and outer.orelse:
+            begun = program.remember(("begun in", outer), lambda: _groups_begun(program, outer))  # noqa: B023
+            if begun == (not holds, holds) and outer in above(node):
+                return True
+    return False
+
+
+def _begins_there(program: Program, node: ast.AST, test: ast.expr) -> bool:
+    """In `if not dist.is_initialized(): dist.init_process_group()` ranks come to be."""
+    branches = up(test)
+    if not isinstance(branches, ast.If) or branches not in above(node):
+        return False
+    is_body = any(one in branches.body for one in (node, *above(node)))
+    return _starts(program, branches.body if is_body else branches.orelse, {INIT})
+
+
+def _says_one(program: Program, test: ast.expr, holds: bool) -> bool:
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _says_one(program, test.operand, not holds)
+    if isinstance(test, ast.BoolOp):
+        parts = [one for one in test.values if not _is_about_support(one)]
+        said = [_says_one(program, one, holds) for one in parts]
+        return any(said) if isinstance(test.op, ast.And) is holds else bool(said) and all(said)
+    return says_distributed(program, test) is (not holds) and not _is_about_device(test)
+
+
+def _is_about_device(test: ast.expr) -> bool:
+    """`gpu is None`: a process of its own host's GPUs all the same."""
+    return isinstance(test, ast.Compare) and "gpu" in _named(test.left).lower()
+
+
+def _is_about_support(test: ast.expr) -> bool:
+    """`dist.is_available()` holds everywhere."""
+    return isinstance(test, ast.Call) and last_name(test.func) == "is_available"
+
+
+def _groups_begun(program: Program, branches: ast.If) -> tuple[bool, bool]:
+    """In which branches a process group is begun; unasked if the condition itself tells who comes where."""
+    if says_distributed(program, branches.test) is not None:
+        return (False, False)
+    begun, other = (_starts(program, block, {INIT}) for block in (branches.body, branches.orelse))
+    return (begun, other)
 
 
 def _is_in_other_branch(program: Program, node: ast.AST) -> bool:
@@ -78,10 +130,10 @@ def _is_in_other_branch(program: Program, node: ast.AST) -> bool:
     return False
 
 
-def _starts(program: Program, block: list[ast.stmt]) -> bool:
+def _starts(program: Program, block: list[ast.stmt], wanted: Set[str] = _STARTS) -> bool:
     made = [call for statement in block for call in done_in(program, statement)]
     made += [inner for call in made for main in program.started(call) for inner in done_in(program, main)]
-    return any(program.name_of(call.func) in _STARTS for call in made)
+    return any(program.name_of(call.func) in wanted for call in made)
 
 
 def says_distributed(program: Program, test: ast.expr, depth: int = 0) -> bool | None:
@@ -95,8 +147,7 @@ def says_distributed(program: Program, test: ast.expr, depth: int = 0) -> bool |
         return wanted if wanted in parts else None
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _said_by_comparison(program, test)
-    name = last_name(test.func if isinstance(test, ast.Call) else test).lower().strip("_")
-    if name in _FLAGS:
+    if _named(test).lower().strip("_") in _FLAGS:
         return True
     if isinstance(test, ast.Name) and depth < DEEPEST:
         said = {
@@ -106,12 +157,26 @@ def says_distributed(program: Program, test: ast.expr, depth: int = 0) -> bool |
     return None
 
 
+def _named(test: ast.expr) -> str:
+    """`dist` of `opt.dist`, `opt["dist"]` and `opt.get("dist")`."""
+    key: ast.expr | None = None
+    if isinstance(test, ast.Subscript):
+        key = test.slice
+    elif isinstance(test, ast.Call) and last_name(test.func) == "get" and test.args:
+        key = test.args[0]
+    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+        return key.value
+    return last_name(test.func if isinstance(test, ast.Call) else test)
+
+
 def _said_by_comparison(program: Program, test: ast.Compare) -> bool | None:
     operator, left, right = test.ops[0], test.left, test.comparators[0]
     if isinstance(operator, ast.In | ast.NotIn):
         is_asked = isinstance(left, ast.Constant) and left.value in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         return isinstance(operator, ast.In) if is_asked else None
     known = [value.value for value in program.values(right) if isinstance(value, Known)]
+    if _named(left) == "launcher" and known in (["none"], [None], [""]):
+        return isinstance(operator, ast.NotEq | ast.IsNot)
     if any(isinstance(value, Rank) for value in program.values(left)) and known in ([-1], [None]):
         return isinstance(operator, ast.NotEq | ast.IsNot | ast.Gt)
     if _counts_processes(left) and known in ([1], [2], [0]):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from drumline.lint.program import ranks
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import above, inside, last_name, up
 from drumline.lint.program.value import Known, Rank, RankTest, Values
 
+Conditions = Sequence[tuple[ast.expr, bool]]
+"""With whether each holds or does not."""
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 ENDING_CALLS = ("exit", "sys.exit", "os._exit", "quit")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+from drumline.lint.program.alone import is_for_one
 from drumline.lint.program.conditions import (
+    Conditions,
     conditions,
     left_before,
     rank_tests_at,
 )
+from drumline.lint.program.dead import is_switched_off
 from drumline.lint.program.instances import calls_of_instances
+from drumline.lint.program.lone_runs import is_in_lone_run
 from drumline.lint.program.names import STARTS
 from drumline.lint.program.program import Program
 from drumline.lint.program.ranks import OF_VARIABLE
@@ -40,7 +44,10 @@ class Way:
     guards: Guards
     """All conditions on ranks on it."""
     begins: str
-    """ranks: in what every rank runs; parent: in the process that starts them; unknown: in what nobody calls."""
+    """ranks: in what every rank runs; unknown: in what nobody calls; parent: outside of ranks.
+
+    That is in the process that starts them, in one that is alone, or never.
+    """
 
 
 def ways(program: Program, node: ast.AST) -> list[Way]:
@@ -52,7 +59,9 @@ def ways(program: Program, node: ast.AST) -> list[Way]:
 def _ways(program: Program, node: ast.AST) -> list[Way]:
     found = frozenset(rank_tests_at(program, node))
     function = function_around(node)
-    if _is_without_ranks(program, node):
+    if _is_of_no_rank(program, node):
+        return [Way(found, "parent")]
+    if function is None and is_in_lone_run(program, node):
         return [Way(found, "parent")]
     if function is None:
         return [Way(found, _beginning_of_file(program, program.source_of(node)))]
@@ -70,9 +79,9 @@ def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFun
         calls = calls_of_instances(program, function)
     for call in calls:
         if function in program.started(call) and last_name(call.func) != "Thread":
-            found.append(
-                Way(frozenset(), "ranks")
-            )  # a new process: what holds for its parent does not matter
+            # A new process: what holds for its parent does not matter.
+            is_lone = function_around(call) is None and is_in_lone_run(program, call)
+            found.append(Way(frozenset(), "parent" if is_lone else "ranks"))
         else:
             found += _ways(program, call)
         if len(found) > MOST_WAYS:
@@ -113,9 +122,16 @@ def _is_training(program: Program, call: ast.Call) -> bool:
     return last_name(call.func) == "backward" or program.name_of(call.func) in STARTS
 
 
-def _is_without_ranks(program: Program, node: ast.AST) -> bool:
+def _is_of_no_rank(program: Program, node: ast.AST) -> bool:
+    held = list(conditions(program, node))
+    return bool(held) and (
+        is_for_one(program, node, held) or _is_without_ranks(program, held) or is_switched_off(program, held)
+    )
+
+
+def _is_without_ranks(program: Program, held: Conditions) -> bool:
     """After `if "RANK" in os.environ: ...; return` come those that no launcher has started."""
-    for test, holds in conditions(program, node):
+    for test, holds in held:
         if isinstance(test, ast.Compare) and program.name_of(test.comparators[0]) == "os.environ":
             is_in = isinstance(test.ops[0], ast.In)
             asked = isinstance(test.left, ast.Constant) and test.left.value in (*OF_VARIABLE, "WORLD_SIZE")

@@ -47,6 +47,16 @@ def found_in_scripts(program: Program, source: Source, find: Finds[Found]) -> di
     return program.remember(("found", find), lambda: _find_in_scripts(program, find)).get(source, {})
 
 
+def all_scripts(program: Program) -> list[Run]:
+    """What every script of the distributed files does, and every `main` that nobody calls."""
+    return program.remember("scripts", lambda: _scripts(program))
+
+
+def all_imported(program: Program) -> set[Source]:
+    """The files that a distributed one imports."""
+    return program.remember("imported", lambda: _all_imported(program))
+
+
 def script(program: Program, source: Source) -> Run:
     """What a file does when it is run; nothing for one that only defines."""
     tree = program.tree(source)
@@ -81,7 +91,7 @@ def _is_called(program: Program, source: Source, function: FunctionNode) -> bool
 
 def _find_in_scripts(program: Program, find: Finds[Found]) -> dict[Source, dict[ast.AST, Found]]:
     found: dict[Source, dict[ast.AST, Found]] = defaultdict(dict)
-    for run in program.remember("scripts", lambda: _scripts(program)):
+    for run in all_scripts(program):
         for node, what in find(program, run):
             found[program.source_of(node)].setdefault(node, what)
     return found
@@ -89,7 +99,7 @@ def _find_in_scripts(program: Program, find: Finds[Found]) -> dict[Source, dict[
 
 def _scripts_by_source(program: Program) -> dict[Source, list[Run]]:
     found: dict[Source, list[Run]] = defaultdict(list)
-    _sort(program, program.remember("scripts", lambda: _scripts(program)), found)
+    _sort(program, all_scripts(program), found)
     return found
 
 
@@ -101,8 +111,7 @@ def _scripts(program: Program) -> list[Run]:
 
 def _is_script(program: Program, source: Source) -> bool:
     """Whether it is run: not what others import, unless it says what to do when it is run."""
-    imported = program.remember("imported", lambda: _all_imported(program))
-    return source not in imported or any(map(_is_for_script, program.tree(source).body))
+    return source not in all_imported(program) or any(map(is_for_script, program.tree(source).body))
 
 
 def _all_imported(program: Program) -> set[Source]:
@@ -249,11 +258,12 @@ def _done_at_import(program: Program, source: Source) -> list[ast.stmt]:
     """Its outermost statements, but for what is done only where it is the script."""
     return program.remember(
         ("done at import", source),
-        lambda: [one for one in program.tree(source).body if not _is_for_script(one) and _may_call(one)],
+        lambda: [one for one in program.tree(source).body if not is_for_script(one) and _may_call(one)],
     )
 
 
-def _is_for_script(statement: ast.stmt) -> bool:
+def is_for_script(statement: ast.stmt) -> bool:
+    """`if __name__ == "__main__":`"""
     return isinstance(statement, ast.If) and "__name__" in {
         one.id for one in inside(statement.test, ast.Name)
     }

@@ -6,7 +6,7 @@ import ast
 
 from drumline.lint.program.names import DDP, FSDP
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import inside, last_name
+from drumline.lint.program.tree import Binding, inside, last_name, up
 from drumline.lint.program.value import Element, Instance, Made
 
 DEEPEST = 8
@@ -62,8 +62,29 @@ def passed(program: Program, name: ast.Name) -> list[ast.expr]:
 
 def _is_name_of_step(program: Program, name: ast.Name, depth: int) -> bool:
     sources = [*program.assigned(name), *passed(program, name)]
-    over = [value.of for value in program.values(name) if isinstance(value, Element)]
+    over = [
+        value.of for value in program.values(name) if isinstance(value, Element) and not is_key(program, name)
+    ]
     return any(is_of_step(program, one, depth) for one in (*sources, *over))
+
+
+def is_key(program: Program, name: ast.Name) -> bool:
+    """Whether a loop gives it the keys of a dict: `for k, v in d.items()`, `for k in d: d[k]`."""
+    bindings = program.bindings(name)
+    return bool(bindings) and all(one.kind == "each" and _gives_keys(one, name) for one in bindings)
+
+
+def _gives_keys(binding: Binding, name: ast.Name) -> bool:
+    over, path = binding.value, binding.path
+    if isinstance(over, ast.Call) and last_name(over.func) == "enumerate" and over.args and path[:1] == (1,):
+        over, path = over.args[0], path[1:]
+    if isinstance(over, ast.Call) and last_name(over.func) in ("items", "keys"):
+        return last_name(over.func) == "keys" or path[:1] == (0,)
+    loop = up(binding.node) if isinstance(binding.node, ast.comprehension) else binding.node
+    if path or over is None or loop is None:
+        return False
+    taken = [one for one in inside(loop, ast.Subscript) if isinstance(one.slice, ast.Name)]
+    return any(one.slice.id == name.id and ast.dump(one.value) == ast.dump(over) for one in taken)
 
 
 def _is_call_of_step(program: Program, call: ast.Call, depth: int) -> bool:

@@ -132,6 +132,22 @@ def statement_of(node: ast.AST) -> ast.stmt:
     raise AssertionError("every node but a module is part of a statement")
 
 
+def statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
+    """The inmost statement that has a line of the text."""
+    pending: list[ast.AST] = [tree]
+    found = None
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.stmt):
+            if not position(node)[0] <= line <= end_position(node)[0]:
+                continue
+            found, pending = node, []
+        pending += [
+            one for one in children(node) if isinstance(one, ast.stmt | ast.ExceptHandler | ast.match_case)
+        ]
+    return found
+
+
 def names_assigned(node: ast.AST) -> list[str]:
     """The last names of what the statement that it is part of assigns to: `model` of `self.model = ...`."""
     statement = statement_of(node)

@@ -6,11 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
+from drumline.lint.program.conditions import ENDING_CALLS, conditions
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.names import DESTROY, INIT
-from drumline.lint.program.order import MOST_STEPS, Run, scripts_through
+from drumline.lint.program.order import MOST_STEPS, Run, process_of, scripts_through
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import function_around, last_name, up
+from drumline.lint.program.tree import SCOPES, above, function_around, inside, last_name, up
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 
@@ -50,7 +51,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         return
     for call in program.calls(source, INIT):
         through = [run for run in scripts_through(program, source) if any(step.call is call for step in run)]
-        if through and not all(_is_destroyed(program, run) for run in through):
+        if through and not all(_is_destroyed(program, run) or _is_endless(program, run) for run in through):
             yield RULE.at(
                 source,
                 call,
@@ -67,6 +68,36 @@ def _is_destroyed(program: Program, run: Run) -> bool:
         for source in _sources_of(program, run)
         for mention in _mentions(program, source)
     )
+
+
+def _is_endless(program: Program, run: Run) -> bool:
+    """Whether it comes, whatever holds, to a `while True` that only an exception ends."""
+    ranks = {process_of(program, step) for step in run if program.name_of(step.call.func) == INIT}
+    return any(
+        _is_in_endless_loop(program, step.call)
+        and process_of(program, step) in ranks
+        and not any(_is_conditional(program, way) for way in step.through)
+        for step in run
+    )
+
+
+def _is_in_endless_loop(program: Program, call: ast.Call) -> bool:
+    for outer in above(call):
+        if isinstance(outer, SCOPES):
+            return False
+        if isinstance(outer, ast.While) and isinstance(outer.test, ast.Constant) and outer.test.value:
+            is_left = inside(outer, ast.Break, ast.Return, ast.Yield) or any(
+                program.name_of(one.func) in ENDING_CALLS for one in inside(outer, ast.Call)
+            )
+            return not is_left and not _is_conditional(program, outer)
+    return False
+
+
+def _is_conditional(program: Program, node: ast.AST) -> bool:
+    """But for `if __name__ == "__main__"`; an exception in a `try` may be how it ends."""
+    tests = [test for test, _ in conditions(program, node, with_exits=False)]
+    is_script = all("__name__" in {one.id for one in inside(test, ast.Name)} for test in tests)
+    return not is_script or any(isinstance(outer, ast.Try) for outer in above(node))
 
 
 def _sources_of(program: Program, run: Run) -> list[Source]:

@@ -116,6 +116,7 @@ def _is_rare(program: Program, node: ast.AST, until: ast.AST) -> bool:
     """Now and then, at one step only, or where the loop is left."""
     if is_now_and_then(program, node, until):
         return True
+    shown = _is_shown(node)
     inner: ast.AST = node
     for outer in above(node):
         if outer is until:
@@ -126,10 +127,22 @@ def _is_rare(program: Program, node: ast.AST, until: ast.AST) -> bool:
             block = outer.body if inner in outer.body else outer.orelse
             if leaves(program, block) and not isinstance(block[-1], ast.Continue | ast.Return):
                 return True
-            if _is_one_step(program, outer.test):
+            if _is_one_step(program, outer.test) or (shown and _is_on_value(program, outer.test)):
                 return True
         inner = outer
     return False
+
+
+def _is_shown(node: ast.AST) -> bool:
+    """Whether it is read for a message only."""
+    statement = statement_of(node)
+    shown = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(shown, ast.Call) and last_name(shown.func) in SHOWING
+
+
+def _is_on_value(program: Program, test: ast.expr) -> bool:
+    """`if torch.max(y) > 1:` asks for what should not be; that it waits, too, is another matter."""
+    return any(is_of_step(program, one) for one in inside(test, ast.Compare, ast.Call))
 
 
 def _is_one_step(program: Program, test: ast.expr) -> bool:

@@ -1,4 +1,4 @@
-"""DL023: every rank says the same."""
+"""DL023: every rank prints or logs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if dist.get_rank() == 0:
 """,
 )
 _SAID = {
-    "print": "every rank comes to {name} and says the same",
+    "print": "every rank comes to {name}, and its line appears once for each",
     "log": "every rank comes to {name}, and no logger is set up by rank",
     "bar": "every rank draws a bar by {name}, each over the others",
     "wandb": "every rank comes to {name}, not one for the whole job",

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from drumline.lint.finding import Edit, Finding, Severity
 from drumline.lint.program.arguments import argument, has_unknown_arguments
 from drumline.lint.program.devices import moves_to_gpu
-from drumline.lint.program.loaders import given, loaders_behind
+from drumline.lint.program.loaders import given, loaders, loaders_behind
 from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import Binding, end_position, last_name
+from drumline.lint.program.tree import Binding, above, end_position, inside, last_name
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 
@@ -51,6 +51,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if not isinstance(call.func, ast.Attribute) or not _waits(call) or not moves_to_gpu(program, call):
             continue
         copied = call.func.value
+        if _is_of_one_batch(program, call):
+            continue
         if any(_is_pinned(program, loader) for loader in loaders_behind(program, copied)):
             yield RULE.at(
                 source,
@@ -66,6 +68,17 @@ def _waits(call: ast.Call) -> bool:
         argument(call, None, "non_blocking") is None
         and len(call.args) < 2
         and not has_unknown_arguments(call)
+    )
+
+
+def _is_of_one_batch(program: Program, call: ast.Call) -> bool:
+    """In a loop over batches that is always left after the first: one copy is not worth a word."""
+    return any(
+        isinstance(outer.body[-1], ast.Break | ast.Return)
+        and not inside(outer, ast.Continue)
+        and bool(loaders(program, outer.iter))
+        for outer in above(call)
+        if isinstance(outer, ast.For)
     )
 
 

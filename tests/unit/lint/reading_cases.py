@@ -13,6 +13,7 @@ from drumline.lint.program.program import Program
 from drumline.lint.reading.shell import Script
 from drumline.lint.reading.source import Source
 from drumline.lint.rules import all_rules
+from drumline.lint.run import told_by
 
 CASES = Path(__file__).parent / "cases"
 _HEADING = re.compile(r"^## (?P<kind>bad|good): (?P<title>.*)$", re.MULTILINE)
@@ -53,7 +54,7 @@ def findings_in(files: tuple[tuple[str, str], ...]) -> list[Finding]:
         if hasattr(module, "check"):
             for source in program.sources:
                 if source in distributed or not module.RULE.only_distributed:
-                    found += module.check(program, source)
+                    found += told_by(module, program, source)
         if hasattr(module, "check_shell"):
             for script in scripts:
                 found += module.check_shell(script)

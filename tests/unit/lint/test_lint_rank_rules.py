@@ -81,7 +81,11 @@ def said(rule: str, text: str) -> list[str]:
             "dist.barrier()\nx = torch.load(path, weights_only=False)\n",
             "path can run any code as it is loaded",
         ),
-        ("DL023", "dist.barrier()\nprint('a')\n", "every rank comes to print and says the same"),
+        (
+            "DL023",
+            "dist.barrier()\nprint('a')\n",
+            "every rank comes to print, and its line appears once for each",
+        ),
         (
             "DL023",
             "import logging\nlogging.basicConfig(level=20)\ndist.barrier()\nlogging.info('a')\n",

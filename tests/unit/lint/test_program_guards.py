@@ -349,3 +349,47 @@ def test_many_ways_end_soon() -> None:
     levels = [f"def f{n}():\n" + f"    f{n + 1}()\n" * 6 for n in range(12)]
     program, call = place("".join(levels) + "def f12():\n    here()\nf0()")
     assert is_on_every_rank(program, call)
+
+
+FOR_ONE = {
+    "the key of a dict": "if opt['dist']:\n    dist.barrier()\nelse:\n    here()",
+    "asked with get": "if not opt.get('distributed', False):\n    here()",
+    "an attribute": "if args.distributed:\n    dist.barrier()\nelse:\n    here()",
+    "both must hold": "if dist.is_available() and dist.is_initialized():\n    pass\nelse:\n    here()",
+    "one of both": "if not args.distributed and args.test:\n    here()",
+    "no launcher": "if args.launcher == 'none':\n    here()",
+    "where the other begins the group": """
+        def begin(how):
+            dist.init_process_group()
+        if args.how == "single":
+            here()
+        else:
+            begin(args.how)
+    """,
+    "early exit": "def f():\n    if args.distributed:\n        return\n    here()\nf()",
+}
+
+
+@pytest.mark.parametrize("name", FOR_ONE)
+def test_a_branch_for_one_process_is_of_no_rank(name: str) -> None:
+    program, call = place(FOR_ONE[name])
+    assert is_on_main_only(program, call)
+    assert not is_on_every_rank(program, call)
+
+
+FOR_ALL = {
+    "the branch of several": "if opt['dist']:\n    here()",
+    "whether a device was chosen": "if args.gpu is None:\n    here()",
+    "another key": "if opt['val']:\n    dist.barrier()\nelse:\n    here()",
+    "either may have failed": "if args.distributed and args.train:\n    pass\nelse:\n    here()",
+    "one of two ways to be distributed": "if args.launcher == 'slurm':\n    pass\nelse:\n    here()",
+    "where the group begins": "if not dist.is_initialized():\n    dist.init_process_group()\n    here()",
+    "behind it": "if not dist.is_initialized():\n    dist.init_process_group()\nelse:\n    here()",
+    "both begin it": "if slurm:\n    dist.init_process_group('a')\n    here()\nelse:\n    dist.init_process_group()",
+}
+
+
+@pytest.mark.parametrize("name", FOR_ALL)
+def test_every_rank_comes_to_other_branches(name: str) -> None:
+    program, call = place(FOR_ALL[name])
+    assert is_on_every_rank(program, call)
