@@ -71,7 +71,8 @@ ALONE = {
     "verbose",
 }
 ALIASES = {"tasks-per-node": "ntasks-per-node"}
-_HEADER = re.compile(r"[ \t]*#SBATCH(?=[ \t])")
+# As sbatch looks for them: at the very beginning of a line, and with or without a blank behind.
+_HEADER = re.compile(r"#SBATCH(?=[ \t-])")
 _LINE = re.compile(r"[^\n]*\n?")
 # What all GPUs of a node are; who asks for several nodes seldom leaves some of each to others.
 _ALL_GPUS, _ALL_GPUS_OF_SEVERAL = 8, 4
