@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 
 from drumline.lint.program.arguments import argument
+from drumline.lint.program.losses import before_changes, goes_backward
 from drumline.lint.program.names import DDP, FSDP
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import Binding, dotted, function_around, inside, last_name, scope_node
+from drumline.lint.program.tree import function_around, inside, last_name
 from drumline.lint.program.value import Element, Instance, Made
 
 DEEPEST = 8
@@ -29,7 +30,10 @@ def is_of_step(program: Program, expression: ast.expr | None, depth: int = 0) ->
     if isinstance(expression, ast.Name | ast.Attribute) and goes_backward(program, expression):
         return True
     if isinstance(expression, ast.Name):
-        return _is_name_of_step(program, expression, deeper)
+        changed = before_changes(program, expression)
+        return any(_is_name_of_step(program, one, deeper) for one in (expression, *changed)) or any(
+            is_of_step(program, one.value, deeper) for one in changed.values()
+        )
     if isinstance(expression, ast.Call):
         return _is_call_of_step(program, expression, deeper)
     if isinstance(expression, ast.Attribute):
@@ -64,22 +68,9 @@ def passed(program: Program, name: ast.Name) -> list[ast.expr]:
 
 
 def _is_name_of_step(program: Program, name: ast.Name, depth: int) -> bool:
-    sources = [*_assigned(program, name), *passed(program, name)]
+    sources = [*program.assigned(name), *passed(program, name)]
     over = [value.of for value in program.values(name) if isinstance(value, Element)]
     return any(is_of_step(program, one, depth) for one in (*sources, *over))
-
-
-def _assigned(program: Program, name: ast.Name) -> list[ast.expr]:
-    """What it got its value from; of `mean /= n`, what it was before and what is done to it."""
-    found, pending, seen = program.assigned(name), [name], set[ast.AST]()
-    while pending:
-        changed = [one.node for one in program.bindings(pending.pop()) if isinstance(one.node, ast.AugAssign)]
-        for change in changed:
-            if change not in seen and isinstance(change.target, ast.Name):
-                seen.add(change)
-                found += [change.value, *program.assigned(change.target)]
-                pending.append(change.target)
-    return found
 
 
 def _is_call_of_step(program: Program, call: ast.Call, depth: int) -> bool:
@@ -94,34 +85,6 @@ def _is_call_of_step(program: Program, call: ast.Call, depth: int) -> bool:
         return any(is_of_step(program, one, depth) for one in returned)
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     return any(is_of_step(program, one, depth) for one in (*call.args, owner))
-
-
-def goes_backward(program: Program, expression: ast.Name | ast.Attribute) -> bool:
-    """Whether `.backward()` is called on it: then a step has computed it, whatever made it."""
-    written = dotted(expression)
-    calls = program.index(program.source_of(expression)).calls.get("backward", ()) if written else ()
-    return any(
-        dotted(one) == written and set(_bindings(program, one)) & set(_bindings(program, expression))
-        for one in map(_differentiated, calls)
-        if one is not None and scope_node(one) is scope_node(expression)
-    )
-
-
-def _differentiated(call: ast.Call) -> ast.expr | None:
-    """The loss in `loss.backward()`, `(loss / n).backward()` and `scaler.scale(loss).backward()`."""
-    loss = call.func.value if isinstance(call.func, ast.Attribute) and not call.args else None
-    if isinstance(loss, ast.Call) and last_name(loss.func) == "scale" and loss.args:
-        loss = loss.args[0]
-    if isinstance(loss, ast.BinOp) and isinstance(loss.op, ast.Div):
-        loss = loss.left
-    return loss
-
-
-def _bindings(program: Program, expression: ast.expr) -> list[Binding]:
-    """Of the name that `outputs.loss` begins with."""
-    while isinstance(expression, ast.Attribute):
-        expression = expression.value
-    return program.bindings(expression) if isinstance(expression, ast.Name) else []
 
 
 def _says_cpu(call: ast.Call) -> bool:
