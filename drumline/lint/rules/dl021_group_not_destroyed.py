@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.distributed import framework
+from drumline.lint.program.looked_up import is_looked_up
 from drumline.lint.program.names import DESTROY, INIT
 from drumline.lint.program.order import MOST_STEPS, Run, scripts_through
 from drumline.lint.program.program import Program
@@ -56,6 +57,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 call,
                 f"{source.code(call.func)} is called, and nothing in this run calls destroy_process_group",
             )
+        elif not through and _is_nowhere_destroyed(program, call):
+            yield RULE.at(
+                source, call, f"{source.code(call.func)} is called, and destroy_process_group nowhere"
+            )
+
+
+def _is_nowhere_destroyed(program: Program, init: ast.Call) -> bool:
+    """Of one that a run comes to by a name which it puts together: no file as much as mentions it."""
+    is_mentioned = any("destroy_process_group" in source.text for source in program.sources)
+    return not is_mentioned and is_looked_up(program, function_around(init))
 
 
 def _is_destroyed(program: Program, run: Run) -> bool:
