@@ -113,6 +113,9 @@ class Picture:
     me: int
     nodes: tuple[NodeFacts, ...]
     silent: tuple[Silent, ...] = ()
+    unheard: tuple[Silent, ...] = ()
+    """Nodes that were never heard, in the first while: nothing is known of their ranks. `silent_s`: since this sidecar
+    listens."""
 
     @property
     def ranks(self) -> list[RankFacts]:

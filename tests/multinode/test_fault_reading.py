@@ -10,10 +10,20 @@ from typing import Any
 
 import pytest
 
+from drumline.watch.beats.phase import Phase
+from drumline.watch.verdicts.wording import DOING
 from tests.multinode.faults.catalogue import Case
 from tests.multinode.faults.matrix import Result, is_right
 from tests.multinode.faults.plain import PlainResult
-from tests.multinode.faults.reading import Said, again, said_in, sentences_on, steps_of
+from tests.multinode.faults.reading import (
+    Said,
+    again,
+    is_of_a_slow_start,
+    said_in,
+    sentences_on,
+    steps_of,
+)
+from tests.multinode.faults.report import is_fine, report
 from tests.multinode.faults.table import make_table
 
 STOPPED = Said(10.0, "hang", "stopped", "b", 3, "hang: rank 3 on b is stopped by a signal")
@@ -35,6 +45,13 @@ STOPPED = Said(10.0, "hang", "stopped", "b", 3, "hang: rank 3 on b is stopped by
 )
 def test_a_sentence_must_name_who_and_what(said: Said, name: str, right: bool) -> None:
     assert is_right(Case(name, 0, rank=3, step=20), said) is right
+
+
+def test_only_a_stall_in_the_start_is_of_a_slow_start() -> None:
+    slow = f"rank 3 on b is slow but alive: in {DOING[Phase.START]} for 9.6 s (1.0 cores)"
+    assert is_of_a_slow_start(replace(STOPPED, word="stall", message=f"stall: {slow}"))
+    assert not is_of_a_slow_start(replace(STOPPED, message=f"hang: {slow}"))
+    assert not is_of_a_slow_start(replace(STOPPED, word="stall", message="stall: rank 3 on b is stopped"))
 
 
 def event(kind: str, at: float, **fields: Any) -> str:
@@ -62,6 +79,24 @@ def test_what_was_said_and_done_is_read_from_the_events(tmp_path: Path) -> None:
     assert [again(steps, 2.65).steps_lost, again(steps, 2.65).first_new_step] == [7, 17.1]
     assert again(steps, 18.0).first_new_step is None
     assert sentences_on([f"noise\n[b 3] {slow}\nhang: one\n"]) == ["hang: one"]
+
+
+def test_a_case_that_went_wrong_is_told_in_full() -> None:
+    fine = Result("stopped", 1, 3, "b", 20, [vars(STOPPED)], is_right=True, verdict_s=2.5, new_step_s=9.0)
+    fine.has_right_bits = True
+    assert is_fine(fine)
+    assert not is_fine(replace(fine, said=[], is_right=False))
+    assert not is_fine(replace(fine, has_right_bits=False))
+    assert not is_fine(replace(fine, new_step_s=None))
+    assert not is_fine(replace(fine, left_behind=["sleep"]))
+    assert not is_fine(replace(fine, problems=["11 steps were lost"]))
+    other = replace(STOPPED, rank=2, time=STOPPED.time + 1)
+    told = report(replace(fine, said=[vars(STOPPED), vars(other)], is_right=False, screen=["one line"]))
+    assert "wrong: what was said is not what was expected\nexpected: stopped, rank 3 on b\n" in told
+    assert f"said: 2.5 s after it: stopped, host b, rank 3: {STOPPED.message}\n" in told
+    assert "said: 3.5 s after it: stopped, host b, rank 2: " in told
+    assert '"new_step_s": 9.0' in told
+    assert "one line" in told
 
 
 def test_the_table_counts_what_is_missing() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.multinode import needs
 from tests.multinode.faults.catalogue import FAULTS, make_cases, make_chain
 from tests.multinode.faults.matrix import Matrix
-from tests.multinode.faults.soak import is_fine
+from tests.multinode.faults.report import is_fine, report
 
 # What is certain at once, what is only suspected, and what no rank is left to tell: one run suffers them in turn, as
 # starting ranks is what takes time.
@@ -24,11 +24,11 @@ def test_faults_are_told_and_survived(tmp_path: Path) -> None:
     with Matrix(tmp_path / "matrix") as matrix:
         results = matrix.run_chain(make_chain(CHAIN, 1))
     for result in results:
-        assert is_fine(result), result
+        assert is_fine(result), report(result)
         (first, *_) = result.said
-        assert str(first["message"]).startswith(f"{first['word']}: ")
-        assert ". Next: " in str(first["message"])
-        assert any(str(first["message"]) in line for line in result.screen), result.screen
+        assert str(first["message"]).startswith(f"{first['word']}: "), report(result)
+        assert ". Next: " in str(first["message"]), report(result)
+        assert any(str(first["message"]) in line for line in result.screen), report(result)
 
 
 def test_cases_are_decided_by_their_seed_and_every_fault_has_its_turn() -> None:

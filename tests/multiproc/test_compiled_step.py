@@ -55,45 +55,6 @@ class Probed(Classify):
         )
 
 
-def train_in_all_ways(runs: Path) -> None:
-    """One after the other in one process: to load torch's compiler takes longer than all of them."""
-    train_here(SHORT, Probed, runs / "eager")
-    compiled = replace(SHORT, train=replace(SHORT.train, step="compile"))
-    train_here(compiled, Probed, runs / "compile")
-
-    import torch._dynamo
-    import torch._inductor.config as inductor
-
-    torch._dynamo.reset()
-    inductor.cpp.cxx = ("no-such-compiler",)
-    inductor.force_disable_caches = True
-    train_here(compiled, Probed, runs / "without a compiler")
-
-
-def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind]
-
-
-def losses(run: Path) -> list[float]:
-    return [event["loss"] for event in events(run, "train")]
-
-
-def test_on_two_ranks_it_is_the_same_training_with_a_compiler_and_without(tmp_path: Path) -> None:
-    """And what is only measured is trained in none of them: it does not decay."""
-    run_ranks(2, train_in_all_ways, tmp_path)
-    eager = losses(tmp_path / "eager")
-    assert len(eager) == 3
-    assert losses(tmp_path / "compile") == pytest.approx(eager, rel=1e-9)
-    torch.testing.assert_close(*(newest(tmp_path / step).tensors["model"] for step in ("compile", "eager")))
-    assert not events(tmp_path / "compile", "warning")
-    [warning] = events(tmp_path / "without a compiler", "warning")
-    assert warning["message"].startswith(
-        "steps are not compiled but run operation by operation, because torch.compile failed: "
-    )
-    assert "compiler" in warning["message"]
-    assert losses(tmp_path / "without a compiler") == eager
-
-
 class OnlyForward(Classify):
     """A loss whose backward pass torch can run, and cannot compile."""
 
@@ -121,17 +82,58 @@ def refuse_to_compile(*given: Any) -> None:
     raise NotImplementedError("no compiler knows odd_backward")
 
 
-def train_what_goes_forward_only(runs: Path) -> None:
+def train_in_all_ways(runs: Path) -> None:
+    """One after the other in one process: to load torch's compiler takes longer than all of them."""
+    train_here(SHORT, Probed, runs / "eager")
+    compiled = replace(SHORT, train=replace(SHORT.train, step="compile"))
+    train_here(compiled, Probed, runs / "compile")
+
+    import torch._dynamo
+    import torch._inductor.config as inductor
     from torch._inductor.lowering import register_lowering
 
     register_lowering(torch.ops.drumline_tests.odd_backward)(refuse_to_compile)
-    for step in ("eager", "compile"):
-        train_here(replace(SHORT, train=replace(SHORT.train, step=step)), OnlyForward, runs / step)
+    train_here(SHORT, OnlyForward, runs / "odd, eager")
+    train_here(compiled, OnlyForward, runs / "odd, compile")
+
+    torch._dynamo.reset()
+    inductor.cpp.cxx = ("no-such-compiler",)
+    inductor.force_disable_caches = True
+    train_here(compiled, Probed, runs / "without a compiler")
 
 
-def test_a_backward_pass_that_cannot_be_compiled_falls_back_too(tmp_path: Path) -> None:
-    run_ranks(2, train_what_goes_forward_only, tmp_path)
-    [warning] = events(tmp_path / "compile", "warning")
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    run_ranks(2, train_in_all_ways, folder)
+    return folder
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(run / "events" / "rank-00000.jsonl") if event["kind"] == kind]
+
+
+def losses(run: Path) -> list[float]:
+    return [event["loss"] for event in events(run, "train")]
+
+
+def test_on_two_ranks_it_is_the_same_training_with_a_compiler_and_without(runs: Path) -> None:
+    """And what is only measured is trained in none of them: it does not decay."""
+    eager = losses(runs / "eager")
+    assert len(eager) == 3
+    assert losses(runs / "compile") == pytest.approx(eager, rel=1e-9)
+    torch.testing.assert_close(*(newest(runs / step).tensors["model"] for step in ("compile", "eager")))
+    assert not events(runs / "compile", "warning")
+    [warning] = events(runs / "without a compiler", "warning")
+    assert warning["message"].startswith(
+        "steps are not compiled but run operation by operation, because torch.compile failed: "
+    )
+    assert "compiler" in warning["message"]
+    assert losses(runs / "without a compiler") == eager
+
+
+def test_a_backward_pass_that_cannot_be_compiled_falls_back_too(runs: Path) -> None:
+    [warning] = events(runs / "odd, compile", "warning")
     assert "because torch.compile failed: " in warning["message"]
     assert "no compiler knows odd_backward" in warning["message"]
-    assert losses(tmp_path / "compile") == losses(tmp_path / "eager")
+    assert losses(runs / "odd, compile") == losses(runs / "odd, eager")

@@ -34,8 +34,10 @@ class CompiledStep:
 
 def compiled(function: LossFunction) -> LossFunction:
     """The same function, compiled when it is first called; if that fails it stays as it is, and the log says so."""
+    from torch._functorch import config as functorch_config  # which takes a while, and few need it
+
     # The backward pass too: torch would else compile it in the first one, where it is too late to fall back.
-    torch._functorch.config.force_non_lazy_backward_lowering = True
+    functorch_config.force_non_lazy_backward_lowering = True
     compiled_function = torch.compile(function)
     is_off = False
 

@@ -47,7 +47,7 @@ def node_of_step(environment: Mapping[str, str], *, num_procs: int | None) -> No
     if tasks != num_nodes:
         raise UsageError(
             f"--srun: the step has {tasks} tasks on {num_nodes} nodes, but each node's ranks are started by one",
-            next_step="srun --ntasks-per-node=1, and say with --procs how many ranks a node has",
+            next_step="srun --ntasks=$SLURM_NNODES --ntasks-per-node=1, and say with --procs how many ranks a node has",
         )
     if num_nodes == 1:
         return Node(num_procs=num_procs)

@@ -6,8 +6,9 @@ import ast
 
 from drumline.lint.program.conditions import conditions
 from drumline.lint.program.loops import done_in
-from drumline.lint.program.making import is_world_size, written
+from drumline.lint.program.making import is_world_size
 from drumline.lint.program.names import DDP, DISTRIBUTED_SAMPLER, FSDP, INIT, STARTS
+from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
 from drumline.lint.program.ranks import OF_FUNCTION
 from drumline.lint.program.tree import above, class_around, function_around, inside, last_name

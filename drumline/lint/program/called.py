@@ -8,6 +8,7 @@ from drumline.lint.program import ranks
 from drumline.lint.program.classes import called_as, name_of_owner
 from drumline.lint.program.functions import returned
 from drumline.lint.program.names import SYNC_BATCH_NORM
+from drumline.lint.program.partials import PARTIAL, given_before
 from drumline.lint.program.tree import last_name
 from drumline.lint.program.value import (
     NOTHING,
@@ -92,4 +93,6 @@ def _called_library(program: Whole, name: str, node: ast.Call) -> Values:
     if name in PASSED_THROUGH and node.args:
         passed = program.values(node.args[-1] if name == "typing.cast" else node.args[0])
         return passed or frozenset({Made(name, node)})
+    if name == PARTIAL and node.args and (functions := given_before(program, node)):
+        return functions
     return frozenset({Made(name, node)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from drumline.lint.program.making import written
+from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
 from drumline.lint.program.value import Instance, Made, Several
 

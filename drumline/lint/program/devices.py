@@ -6,8 +6,8 @@ import ast
 
 from drumline.lint.program.arguments import argument
 from drumline.lint.program.imports import connected
-from drumline.lint.program.making import written
 from drumline.lint.program.names import INIT
+from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import last_name
 from drumline.lint.program.value import Known, Made, Rank, Value

@@ -6,6 +6,7 @@ import ast
 
 from drumline.lint.program.arguments import argument
 from drumline.lint.program.classes import called_as, method
+from drumline.lint.program.partials import calls_through
 from drumline.lint.program.tree import FunctionNode, class_around, inside, last_name, position, source_of
 from drumline.lint.program.unpacking import any_of
 from drumline.lint.program.value import NOTHING, Class, Function, Instance, Values
@@ -57,6 +58,8 @@ def _find_callers(program: Whole, function: FunctionNode) -> list[ast.Call]:
     for source in calling.get(by, ()):
         calls = program.files.index(source).calls.get(by, ())
         found += [call for call in calls if function_of(program, call) is function]
+    through = calls_through(program, function, by)
+    found += [call for call in through if call not in found and function_of(program, call) is function]
     for name in STARTING:
         for source in calling.get(name, ()):
             if by in source.text:
@@ -67,7 +70,12 @@ def _find_callers(program: Whole, function: FunctionNode) -> list[ast.Call]:
 
 def started(program: Whole, call: ast.Call) -> list[FunctionNode]:
     """What a call starts in another process or thread: `mp.spawn(main)`, `Process(target=main)`."""
+    functions = [value.node for value in program.values(target_of(call)) if isinstance(value, Function)]
+    return list(dict.fromkeys(functions))
+
+
+def target_of(call: ast.Call) -> ast.expr | None:
+    """What a call is given to start, if it starts something."""
     if last_name(call.func) not in STARTING:
-        return []
-    target = argument(call, 0, "fn") or argument(call, None, "target")
-    return [value.node for value in program.values(target) if isinstance(value, Function)]
+        return None
+    return argument(call, 0, "fn") or argument(call, None, "target")

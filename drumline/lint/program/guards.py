@@ -10,6 +10,7 @@ from drumline.lint.program.conditions import (
     left_before,
     rank_tests_at,
 )
+from drumline.lint.program.instances import calls_of_instances
 from drumline.lint.program.names import STARTS
 from drumline.lint.program.program import Program
 from drumline.lint.program.ranks import OF_VARIABLE
@@ -63,9 +64,10 @@ def _ways(program: Program, node: ast.AST) -> list[Way]:
 
 def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Way]:
     calls = program.callers(function) or _perhaps_callers(program, function)
-    if not calls:
-        return [Way(frozenset(rank_tests_at(program, function)), _beginning(program, function))]
     found: list[Way] = []
+    if not calls:
+        found.append(Way(frozenset(rank_tests_at(program, function)), _beginning(program, function)))
+        calls = calls_of_instances(program, function)
     for call in calls:
         if function in program.started(call) and last_name(call.func) != "Thread":
             found.append(

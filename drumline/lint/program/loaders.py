@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from drumline.lint.program.arguments import argument
 from drumline.lint.program.imports import connected
 from drumline.lint.program.loops import batch_loops, calls_in, done_in
-from drumline.lint.program.making import written
 from drumline.lint.program.names import COLLECTIVES, DDP, FSDP, LOADER
+from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import Loop, above, class_around, function_around, last_name
 from drumline.lint.program.value import Element, Instance, Made

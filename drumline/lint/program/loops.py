@@ -206,15 +206,20 @@ def _is_without_gradients(program: Program, loop: Loop) -> bool:
     return bool(callers) and all(_is_all_off(program, call) for call in callers)
 
 
-def _is_all_off(program: Program, node: ast.AST) -> bool:
-    """By a `with` around it, a decorator, or because the model was last put into `eval()` before it."""
+def has_gradients_off(program: Program, node: ast.AST) -> bool:
+    """By a `with` around it, or a decorator of its function."""
     for outer in above(node):
         if isinstance(outer, ast.With) and _is_off(program, outer):
             return True
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
-            if any(_is_no_grad(program, one) for one in outer.decorator_list):
-                return True
-            break
+            return any(_is_no_grad(program, one) for one in outer.decorator_list)
+    return False
+
+
+def _is_all_off(program: Program, node: ast.AST) -> bool:
+    """So, or because the model was last put into `eval()` before it."""
+    if has_gradients_off(program, node):
+        return True
     modes = [
         call
         for call in inside(scope_node(node), ast.Call)

@@ -10,7 +10,6 @@ from drumline.lint.program.bindings import bound, exported
 from drumline.lint.program.classes import ancestry
 from drumline.lint.program.functions import returned
 from drumline.lint.program.tree import FunctionNode, class_around, dotted, last_name, scope_node, source_of
-from drumline.lint.program.unpacking import unpacked
 from drumline.lint.program.value import (
     NOTHING,
     Class,
@@ -92,16 +91,16 @@ def _own_member(program: Whole, node: ast.ClassDef, name: str, owner: Instance |
     found: set[Value] = set()
     for binding in index.scopes[node].names.get(name, ()):
         for value in bound(program, binding):
-            if not isinstance(value, Function) or not isinstance(owner, Instance):
+            is_method = isinstance(value, Function) and not value.partials
+            if not isinstance(value, Function) or not is_method or not isinstance(owner, Instance):
                 found.add(value)
             elif _is_property(value.node):
                 found |= returned(program, value.node)
             else:
                 found.add(Function(value.node, owner))
     for target, binding in index.attributes.get(name, ()):
-        is_own = _is_self_of(target.value, node)
-        if is_own and binding.value is not None and binding.kind == "assign":
-            found |= unpacked(program, program.values(binding.value), binding.path)
+        if _is_self_of(target.value, node):
+            found |= bound(program, binding)
     return found
 
 
@@ -120,12 +119,12 @@ def _is_property(function: FunctionNode) -> bool:
 
 
 def _assigned_nearby(program: Whole, node: ast.Attribute) -> Values:
-    """`args.gpu = ...` in the same file tells what `args.gpu` is."""
+    """`args.gpu = ...` in the same file, or a loop's `for args.gpu in ...`, tells what `args.gpu` is."""
     written = dotted(node.value)
     found: Values = NOTHING
     if not written:
         return found
     for target, binding in program.files.index(source_of(node)).attributes.get(node.attr, ()):
-        if binding.value is not None and binding.kind == "assign" and dotted(target.value) == written:
-            found |= unpacked(program, program.values(binding.value), binding.path)
+        if dotted(target.value) == written:
+            found |= bound(program, binding)
     return found

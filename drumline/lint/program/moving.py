@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from drumline.lint.program.arguments import argument
 from drumline.lint.program.devices import moves_to_gpu
 from drumline.lint.program.imports import connected
-from drumline.lint.program.making import made_of, written
+from drumline.lint.program.making import made_of
+from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import Binding, above, function_around, inside, last_name, position
 from drumline.lint.program.value import Instance, Made

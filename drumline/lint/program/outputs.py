@@ -117,9 +117,10 @@ def _is_logging_seen_to(program: Program) -> bool:
         index = program.index(source)
         if index.attributes.get("disabled") or any(_is_patch(program, one) for one in index.calls["setattr"]):
             return True
+        is_shown |= "loguru" in source.text
         for name, calls in index.calls.items():
             is_configuring = name in _CONFIGURING
-            is_shown |= is_configuring or "loguru" in source.text
+            is_shown |= is_configuring
             is_about_it = is_configuring or "logg" in name.lower() or name == "Formatter"
             if is_about_it and any(_is_by_rank(program, call) for call in calls):
                 return True

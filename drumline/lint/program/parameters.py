@@ -13,9 +13,10 @@ from drumline.lint.program.arguments import (
     is_instance,
     number_of,
 )
-from drumline.lint.program.functions import callers, started
+from drumline.lint.program.functions import callers, started, target_of
+from drumline.lint.program.partials import as_called, bound_to
 from drumline.lint.program.tree import Binding, class_around, last_name, up
-from drumline.lint.program.unpacking import unpacked
+from drumline.lint.program.unpacking import any_of, unpacked
 from drumline.lint.program.value import NOTHING, Instance, Known, Rank, Values
 from drumline.lint.program.whole import Whole
 
@@ -25,7 +26,7 @@ _NUMBERING = ("spawn", "start_processes")
 
 def of_parameter(program: Whole, parameter: ast.arg) -> Values:
     """All that it may be."""
-    function = _function_of(parameter)
+    function = function_with(parameter)
     if function is None:
         return NOTHING
     owner = class_around(function)
@@ -34,7 +35,8 @@ def of_parameter(program: Whole, parameter: ast.arg) -> Values:
     return program.meanings.once(parameter, lambda: _passed(program, function, parameter), NOTHING)
 
 
-def _function_of(parameter: ast.arg) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def function_with(parameter: ast.arg) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The function that it is a parameter of; not a lambda."""
     function = up(up(parameter) or parameter)
     return function if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) else None
 
@@ -63,10 +65,10 @@ def _is_left_out(
 ) -> bool:
     """Whether one of the callers leaves it at its default."""
     return any(
-        argument(call, number, name) is None
-        and not has_unknown_arguments(call)
-        and function not in started(program, call)
+        argument(whole, number, name) is None and not has_unknown_arguments(whole)
         for call in calls
+        if function not in started(program, call)
+        for whole in as_called(program, call, function)
     )
 
 
@@ -79,25 +81,42 @@ def _given(
 ) -> Values:
     """What one caller gives for it."""
     if function not in started(program, call):
-        return program.values(argument(call, number, name))
-    offset = 1 if last_name(call.func) in _NUMBERING else 0
-    if number == 0 and offset:
-        return frozenset({Rank("spawned")})
-    if number is None:
-        return NOTHING
-    return unpacked(program, program.values(argument(call, 1, "args")), (number - offset,))
+        every = as_called(program, call, function)
+        return any_of(program, [argument(one, number, name) for one in every])
+    before = bound_to(program, target_of(call), function)
+    return frozenset().union(*(_given_to_started(program, call, number, name, one) for one in before))
+
+
+def _given_to_started(
+    program: Whole, call: ast.Call, number: int | None, name: str, before: ast.Call
+) -> Values:
+    """What a function in a new process gets: what it has from before, the number of the process, and `args`."""
+    bound = argument(before, number, name)
+    if bound is not None or number is None or has_unknown_arguments(before):
+        return program.values(bound)
+    place = number - len(before.args)
+    if last_name(call.func) in _NUMBERING:
+        if place == 0:
+            return frozenset({Rank("spawned")})
+        place -= 1
+    return unpacked(program, program.values(argument(call, 1, "args")), (place,))
 
 
 def given_for(program: Whole, parameter: ast.arg) -> list[ast.expr | None]:
     """The expressions that callers give for a parameter; None for each that is not known."""
-    function = _function_of(parameter)
+    function = function_with(parameter)
     if function is None:
         return [None]
     number, default = number_of(function, parameter), default_of(function, parameter)
     found: list[ast.expr | None] = []
     for call in callers(program, function):
-        is_plain = function not in started(program, call) and not has_unknown_arguments(call)
-        found.append((argument(call, number, parameter.arg) or default) if is_plain else None)
+        if function in started(program, call):
+            before = bound_to(program, target_of(call), function)
+            found += [argument(one, number, parameter.arg) for one in before]
+        else:
+            for whole in as_called(program, call, function):
+                left_out = None if has_unknown_arguments(whole) else default
+                found.append(argument(whole, number, parameter.arg) or left_out)
     return found or [None]
 
 

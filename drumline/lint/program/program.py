@@ -125,10 +125,6 @@ class Program:
         """The function of the given files that a call runs; of a class, its `__init__`."""
         return functions.function_of(self, call)
 
-    def returned(self, function: FunctionNode) -> Values:
-        """All that a function may return."""
-        return functions.returned(self, function)
-
     def callers(self, function: FunctionNode) -> list[ast.Call]:
         """All calls of it in the given files that could be resolved; `mp.spawn(function)` is one."""
         return functions.callers(self, function)

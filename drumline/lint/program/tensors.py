@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 
-from drumline.lint.program.arguments import argument
 from drumline.lint.program.losses import before_changes, goes_backward
 from drumline.lint.program.names import DDP, FSDP
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import function_around, inside, last_name
+from drumline.lint.program.tree import inside, last_name
 from drumline.lint.program.value import Element, Instance, Made
 
 DEEPEST = 8
@@ -56,14 +55,14 @@ def is_of_step(program: Program, expression: ast.expr | None, depth: int = 0) ->
 
 def passed(program: Program, name: ast.Name) -> list[ast.expr]:
     """What callers in the given files give for a parameter; nothing for other names."""
-    function = function_around(name)
-    if function is None or program.assigned(name):
+    if program.assigned(name):
         return []
-    every = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-    if name.id not in every:
-        return []
-    number = every.index(name.id) - (every[0] in ("self", "cls"))
-    given = [argument(call, number, name.id) for call in program.callers(function)]
+    parameters = [
+        one.node
+        for one in program.bindings(name)
+        if one.kind == "parameter" and isinstance(one.node, ast.arg)
+    ]
+    given = [expression for one in parameters for expression in program.given_for(one)]
     return [one for one in given if one is not None]
 
 

@@ -132,6 +132,14 @@ def statement_of(node: ast.AST) -> ast.stmt:
     raise AssertionError("every node but a module is part of a statement")
 
 
+def names_assigned(node: ast.AST) -> list[str]:
+    """The last names of what the statement that it is part of assigns to: `model` of `self.model = ...`."""
+    statement = statement_of(node)
+    if isinstance(statement, ast.Assign):
+        return [last_name(target) for target in statement.targets]
+    return [last_name(statement.target)] if isinstance(statement, ast.AnnAssign) else []
+
+
 def position(node: ast.AST) -> tuple[int, int]:
     """To order by."""
     return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)

@@ -60,6 +60,8 @@ class Function:
 
     node: FunctionNode
     bound: Instance | None = None
+    partials: tuple[ast.Call, ...] = ()
+    """The calls of `functools.partial` that gave it arguments, first to last."""
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,14 @@ SHORT = {
 }
 # These take a value only behind an equals sign, or none at all.
 ALONE = {
+    "async",
+    "bcast",
+    "compress",
     "contiguous",
     "disable-status",
     "exact",
     "exclusive",
+    "external-launcher",
     "get-user-env",
     "hold",
     "immediate",
@@ -53,26 +57,36 @@ ALONE = {
     "no-allocate",
     "no-kill",
     "no-requeue",
+    "oom-kill-step",
     "overcommit",
     "overlap",
     "oversubscribe",
     "parsable",
     "preserve-env",
+    "propagate",
     "pty",
     "quiet",
     "quit-on-interrupt",
     "reboot",
     "requeue",
+    "resv-ports",
+    "send-libs",
     "share",
     "spread-job",
+    "stepmgr",
     "test-only",
     "unbuffered",
     "use-min-nodes",
     "verbose",
+    "wait-for-children",
+    "whole",
+    "x11",
 }
 ALIASES = {"tasks-per-node": "ntasks-per-node"}
 # As sbatch looks for them: at the very beginning of a line, and with or without a blank behind.
 _HEADER = re.compile(r"#SBATCH(?=[ \t-])")
+# With --exclusive=user or =mcs, other jobs of the same user or group may come to its nodes.
+_WHOLE = {None, "allocation", "exclusive", "topo"}
 _LINE = re.compile(r"[^\n]*\n?")
 # What all GPUs of a node are; who asks for several nodes seldom leaves some of each to others.
 _ALL_GPUS, _ALL_GPUS_OF_SEVERAL = 8, 4
@@ -116,7 +130,7 @@ class Options:
     @property
     def has_whole_nodes(self) -> bool:
         """Whether no other job is on its nodes: they are asked for alone, or nothing of them is left."""
-        is_alone = "exclusive" in self and self.by_name["exclusive"].value in {None, "exclusive"}
+        is_alone = "exclusive" in self and self.by_name["exclusive"].value in _WHOLE
         memory = self.by_name.get("mem")
         takes_memory = memory is not None and memory.value == "0"
         has_several = (self.number("nodes") or 1) > 1

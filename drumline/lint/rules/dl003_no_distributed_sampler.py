@@ -12,8 +12,9 @@ from drumline.lint.program.datasets import is_indexed
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.guards import is_on_some_only
 from drumline.lint.program.loaders import given, training_loops
-from drumline.lint.program.making import depends_on_rank, written
+from drumline.lint.program.making import depends_on_rank
 from drumline.lint.program.names import LOADER
+from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import Loop
 from drumline.lint.reading.source import Source

@@ -11,8 +11,9 @@ from drumline.lint.program.distributed import framework
 from drumline.lint.program.imports import connected
 from drumline.lint.program.loaders import given, training_loops
 from drumline.lint.program.loops import outer_loops
-from drumline.lint.program.making import bodies, written
+from drumline.lint.program.making import bodies
 from drumline.lint.program.names import DISTRIBUTED_SAMPLER, LOADER
+from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
 from drumline.lint.program.value import Instance, Known, Made, Method, Values
 from drumline.lint.reading.source import Source

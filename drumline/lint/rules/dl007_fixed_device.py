@@ -12,8 +12,8 @@ from drumline.lint.program.arguments import argument
 from drumline.lint.program.distributed import framework
 from drumline.lint.program.guards import is_on_some_only
 from drumline.lint.program.imports import connected
-from drumline.lint.program.making import written
 from drumline.lint.program.names import DDP
+from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import Binding, last_name, position, scope_node, statement_of
 from drumline.lint.reading.source import Source

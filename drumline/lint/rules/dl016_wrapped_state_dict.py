@@ -8,7 +8,7 @@ from typing import cast
 
 from drumline.lint.finding import Edit, Finding, Severity
 from drumline.lint.program.names import DDP
-from drumline.lint.program.origins import origins, parts
+from drumline.lint.program.origins import behind, parts
 from drumline.lint.program.program import Program
 from drumline.lint.program.saves import saves
 from drumline.lint.reading.source import Source
@@ -107,7 +107,7 @@ def _edits(program: Program, model: ast.expr) -> list[Edit]:
     if isinstance(model, ast.Name):
         given = [one.value if one.kind == "assign" else None for one in program.bindings(model)]
     elif isinstance(model, ast.Attribute):
-        given = [*origins(program, model)]
+        given = [*behind(program, model)]
     else:
         return []
     if not given or not all(_is_wrapping(program, value) for value in given):

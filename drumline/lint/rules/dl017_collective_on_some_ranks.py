@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.collectives import collective, collectives_in, likely_names, short
-from drumline.lint.program.conditions import after_in_block, conditions, leaves, rank_tests, rank_tests_at
+from drumline.lint.program.conditions import conditions, rank_tests_at
+from drumline.lint.program.counterparts import has_counterpart, who_comes
 from drumline.lint.program.guards import guards_of_decorators
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import above, function_around, last_name
@@ -54,7 +56,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         found = _collectives_of_call(program, call)
         tests = _certain(program, call) if found else []
         for name, chain in found if tests else ():
-            if not _has_counterpart(program, call, name, tests):
+            if not has_counterpart(program, call, name, tests, partial(collectives_in, program)):
                 yield RULE.at(source, call, _said(source, tests, name, chain))
                 break
 
@@ -81,60 +83,8 @@ def _collectives_of_call(program: Program, call: ast.Call) -> list[tuple[str, tu
     return [(name, chain) for name, chain in collectives_in(program, call) if chain[0] is call]
 
 
-def _has_counterpart(program: Program, call: ast.Call, name: str, tests: list[RankTest]) -> bool:
-    """Whether the ranks that are kept away here call the same elsewhere in the function."""
-    if any(name in _names_in(program, others) for others in _other_branches(program, call)):
-        return True
-    function = function_around(call) or program.source_of(call).tree
-    for other_name, chain in collectives_in(program, function):
-        other = chain[0]
-        if other_name == name and other is not call:
-            there = [test for test in rank_tests_at(program, other) if test.is_needed]
-            is_same = _written(program, call) == _written(program, other)
-            if not is_same and any(_are_opposite(one, another) for one in tests for another in there):
-                return True
-    return False
-
-
-def _written(program: Program, node: ast.AST) -> list[tuple[str, bool]]:
-    """The conditions of a place, to compare them."""
-    return [(ast.dump(test), holds) for test, holds in conditions(program, node) if rank_tests(program, test)]
-
-
-def _other_branches(program: Program, node: ast.AST) -> Iterator[list[ast.AST]]:
-    """What is run instead, where a condition on ranks keeps one away."""
-    inner: ast.AST = node
-    for outer in above(node):
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
-            return
-        if not isinstance(outer, ast.If | ast.IfExp) or inner is outer.test:
-            pass
-        elif rank_tests(program, outer.test):
-            yield _instead(program, outer, inner)
-        inner = outer
-
-
-def _instead(program: Program, branching: ast.If | ast.IfExp, taken: ast.AST) -> list[ast.AST]:
-    if isinstance(branching, ast.IfExp):
-        return [branching.orelse if taken is branching.body else branching.body]
-    in_body = taken in branching.body
-    own, other = (branching.body, branching.orelse) if in_body else (branching.orelse, branching.body)
-    return [*other, *(after_in_block(branching) if leaves(program, own) else [])]
-
-
-def _names_in(program: Program, nodes: Sequence[ast.AST]) -> set[str]:
-    return {name for node in nodes for name, _ in collectives_in(program, node)}
-
-
-def _are_opposite(one: RankTest, other: RankTest) -> bool:
-    """Rank 0 here and the others there; of conditions that are not about rank 0, none is known to be the same."""
-    if one.is_main is None or other.is_main is None:
-        return one.is_main is other.is_main
-    return one.kind == other.kind and one.is_main != other.is_main
-
-
 def _said(source: Source, tests: list[RankTest], name: str, chain: tuple[ast.Call, ...]) -> str:
-    who = _who(tests[0])
+    who = who_comes(tests[0])
     first = source.code(chain[0].func)
     if len(chain) == 1:
         return f"{who} to {first}, which waits until every rank has come"
@@ -145,9 +95,3 @@ def _said(source: Source, tests: list[RankTest], name: str, chain: tuple[ast.Cal
 
 def _called(call: ast.Call) -> str:
     return ast.unparse(call.func)
-
-
-def _who(test: RankTest) -> str:
-    if test.is_main:
-        return "one process of each node comes" if test.kind == "local" else "rank 0 alone comes"
-    return "only some ranks come" if test.is_main is None else "all ranks but one come"

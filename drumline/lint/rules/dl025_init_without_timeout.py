@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
@@ -19,8 +20,9 @@ RULE = Rule(
     summary="init_process_group without a timeout",
     why=(
         "When a rank is stuck, or lost and nobody says so, the others wait in their next collective until the timeout: "
-        "by default 10 minutes with NCCL and 30 with Gloo. All GPUs of the job are held for that time. And where rank "
-        "0 alone prepares data or saves for longer than that, a run that is in order is ended."
+        "by default 10 minutes with NCCL and 30 with Gloo, or where no backend is named. All GPUs of the job are held "
+        "for that time. And where rank 0 alone prepares data or saves for longer than that, a run that is in order is "
+        "ended."
     ),
     fix="give timeout=datetime.timedelta(...), longer than the longest time one rank may keep the others waiting",
     bad="""\
@@ -38,6 +40,7 @@ dist.destroy_process_group()
 """,
 )
 DEFAULTS = {"nccl": "10 minutes with NCCL", "gloo": "30 minutes with Gloo"}
+LONGER = "30 minutes"
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -50,9 +53,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         is_given = timeout is not None and program.values(timeout) != {Known(None)}
         if has_unknown_arguments(call) or is_given or backends == {"mpi"}:
             continue
-        waits = [words for name, words in DEFAULTS.items() if name in backends] or DEFAULTS.values()
+        waits = " or ".join(_waits(call, {str(name).lower() for name in backends}))
         yield RULE.at(
-            source,
-            call,
-            f"{source.code(call.func)} has no timeout: ranks wait for a stuck one for {' or '.join(waits)}",
+            source, call, f"{source.code(call.func)} has no timeout: ranks wait for a stuck one for {waits}"
         )
+
+
+def _waits(call: ast.Call, backends: set[str]) -> list[str]:
+    """NCCL's is taken only where it is named, or found by the device."""
+    if argument(call, 0, "backend") is None and argument(call, None, "device_id") is None:
+        return [LONGER]
+    if backends and not backends & DEFAULTS.keys():
+        return [LONGER]
+    return [words for name, words in DEFAULTS.items() if name in backends] or list(DEFAULTS.values())

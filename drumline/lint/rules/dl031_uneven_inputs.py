@@ -12,8 +12,8 @@ from drumline.lint.program.distributed import framework
 from drumline.lint.program.guards import is_on_some_only
 from drumline.lint.program.imports import connected
 from drumline.lint.program.loaders import given, loaders, training_loops
-from drumline.lint.program.making import written
 from drumline.lint.program.names import LOADER
+from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
 from drumline.lint.program.splits import uneven_split
 from drumline.lint.program.tree import Loop, inside, last_name

@@ -30,8 +30,9 @@ RULE = Rule(
         "depends on the number of GPUs."
     ),
     fix=(
-        "give each rank its own part without padding (Subset(dataset, range(rank, len(dataset), world_size))), or use "
-        "drop_last=True and evaluate the rest on its own"
+        "give each rank its own part without padding (Subset(dataset, range(rank, len(dataset), world_size))) and "
+        "evaluate model.module, as DDP's forward may wait for the other ranks; or use drop_last=True and evaluate the "
+        "rest on its own"
     ),
     bad="""\
 import torch
@@ -53,7 +54,7 @@ part = Subset(dataset, range(dist.get_rank(), len(dataset), dist.get_world_size(
 loader = DataLoader(part, batch_size=64)
 with torch.no_grad():
     for x, y in loader:
-        right += (model(x).argmax(1) == y).sum()
+        right += (model.module(x).argmax(1) == y).sum()
 """,
 )
 ADDING = ("append", "extend", "update", "add", "add_batch", "accumulate")

@@ -9,7 +9,7 @@ from drumline.lint.finding import Edit, Finding, Severity
 from drumline.lint.program.arguments import argument, has_unknown_arguments
 from drumline.lint.program.devices import moves_to_gpu
 from drumline.lint.program.loaders import given, loaders_behind
-from drumline.lint.program.making import written
+from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import Binding, end_position, last_name
 from drumline.lint.reading.source import Source

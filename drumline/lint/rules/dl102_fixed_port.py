@@ -117,10 +117,16 @@ def _port(script: Script, launch: Launch) -> Port | None:
 
 def _default(script: Script, launch: Launch) -> str:
     """The port that torchrun takes when several nodes meet and none is named; one node gets a free one."""
-    has_address = bool({"master-addr", "rdzv-endpoint"} & launch.flags.keys())
-    if not has_address or not launch.is_sure or has_several_nodes(script, launch) is not True:
+    how = backend(script, launch) or ""
+    # Each has an address of its own; static refuses an endpoint without a port.
+    is_met = (
+        endpoint(launch) is None and "master-addr" in launch.flags
+        if how == "static"
+        else bool(endpoint(launch))
+    )
+    if not is_met or not launch.is_sure or has_several_nodes(script, launch) is not True:
         return ""
-    return DEFAULTS.get(backend(script, launch) or "", "")
+    return DEFAULTS.get(how, "")
 
 
 def _is_fixed(port: Port) -> bool:
@@ -130,10 +136,11 @@ def _is_fixed(port: Port) -> bool:
 def _is_on_shared_slurm(script: Script, launch: Launch) -> bool:
     if not script.on_slurm or launch.is_elsewhere:
         return False
-    if script.sbatch.has_whole_nodes or (launch.srun is not None and launch.srun.has_whole_nodes):
-        return False
+    # In a batch file, srun's --exclusive is about the job's own steps.
+    if script.sbatch.by_name:
+        return not script.sbatch.has_whole_nodes
     # A script without a header may have been given its options on sbatch's command line.
-    return bool(script.sbatch.by_name) or (launch.srun is not None and launch.srun.is_sure)
+    return launch.srun is not None and launch.srun.is_sure and not launch.srun.has_whole_nodes
 
 
 def _is_on_one_node(script: Script, launch: Launch) -> bool:
@@ -167,7 +174,7 @@ def _on_one_node(script: Script, port: Port) -> Finding:
     return RULE.at(
         script,
         port.source,
-        f"torchrun runs on one node and is given port {port.value}: a second run on this machine fails, though "
-        "neither needs a known port",
+        f"torchrun runs on one node and is given port {port.value}: a second run on this machine fails, or joins the "
+        "first, though neither needs a known port",
         fix="leave the port out and use torchrun --standalone, which takes a free one",
     )

@@ -11,6 +11,8 @@ from drumline.lint.reading.shell import Script
 from drumline.lint.reading.slurm_options import Options
 from drumline.lint.rule import Rule
 
+# Of all ways to say it on srun's own line, this one is heeded by every version, whatever the header has.
+ONE_EACH = "srun --ntasks=$SLURM_NNODES --ntasks-per-node=1"
 RULE = Rule(
     id="DL103",
     name="srun-tasks",
@@ -19,9 +21,9 @@ RULE = Rule(
     why=(
         "torchrun starts all ranks of a node itself, so a node needs one of it. With --ntasks-per-node=8 and "
         "--nproc-per-node=8 there are 64 processes for 8 GPUs: they do not meet, or run out of memory. srun takes the "
-        "number of tasks from the #SBATCH lines when it is not told another."
+        "number of tasks from the #SBATCH lines, and keeps to it: beside it, srun --ntasks-per-node=1 alone is ignored."
     ),
-    fix="start one task on each node: srun --ntasks-per-node=1 torchrun",
+    fix=f"start one task on each node: #SBATCH --ntasks-per-node=1, or {ONE_EACH} torchrun",
     bad=(
         "#!/bin/bash\n"
         "#SBATCH --nodes=2 --ntasks-per-node=8 --gpus-per-node=8\n"
@@ -46,7 +48,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
             continue
         if launch.srun_word.start in seen or not launch.srun.is_sure or _is_one_rank(script, launch):
             continue
-        said = _too_many(script.sbatch, launch.srun)
+        said = _too_many(_inherited(script), launch.srun)
         if said:
             seen.add(launch.srun_word.start)
             yield RULE.at(
@@ -54,8 +56,14 @@ def check_shell(script: Script) -> Iterator[Finding]:
                 launch.srun_word,
                 f"srun starts {launch.kind} {said}, and each starts all ranks of its node: too many processes, "
                 "which do not meet or run out of GPU memory",
-                fix="write srun --ntasks-per-node=1, or set it in the #SBATCH lines",
+                fix=_fix(script.sbatch, launch.srun),
             )
+
+
+def _inherited(script: Script) -> Options:
+    """What srun gets to know of the header, by variables that the script may change."""
+    is_changed = any(word in script.text for word in ("unset SLURM_N", "SLURM_NTASKS=", "SLURM_NPROCS="))
+    return Options() if is_changed else script.sbatch
 
 
 def _too_many(header: Options, srun: Options) -> str:
@@ -63,12 +71,39 @@ def _too_many(header: Options, srun: Options) -> str:
     nodes = srun.number("nodes") or header.number("nodes")
     if "ntasks" in srun:
         return _against_nodes(srun.number("ntasks"), nodes)
-    per_node = srun if "ntasks-per-node" in srun else header
-    if "ntasks-per-node" in per_node:
-        count = per_node.number("ntasks-per-node")
-        is_one_each = header.number("ntasks") is not None and header.number("ntasks") == nodes
-        return f"{count} times on each node" if count and count > 1 and not is_one_each else ""
-    return _against_nodes(header.number("ntasks"), nodes)
+    if _is_heeded(header, srun):
+        return _on_each_node(srun.number("ntasks-per-node"))
+    if "ntasks" in header and nodes is not None:
+        said = _against_nodes(header.number("ntasks"), nodes)
+    else:
+        said = _on_each_node(header.number("ntasks-per-node"))
+    return said + _ignored(srun) if said and "ntasks-per-node" in srun else said
+
+
+def _is_heeded(header: Options, srun: Options) -> bool:
+    """Whether srun's own number for each node counts."""
+    has_tasks = bool({"ntasks", "ntasks-per-node"} & header.by_name.keys())
+    return "ntasks-per-node" in srun and ("nodes" in srun or not has_tasks)
+
+
+def _ignored(srun: Options) -> str:
+    count = srun.number("ntasks-per-node")
+    own = f"--ntasks-per-node={count}" if count else "--ntasks-per-node"
+    return f", for Slurm ignores its {own} beside the number in the #SBATCH lines"
+
+
+def _fix(header: Options, srun: Options) -> str:
+    nodes = srun.number("nodes") or header.number("nodes")
+    if "ntasks" in srun:
+        return f"write srun --ntasks={nodes} --ntasks-per-node=1"
+    if _is_heeded(header, srun):
+        return "write --ntasks-per-node=1"
+    own = f"--ntasks={nodes}" if "ntasks" in header and nodes else "--ntasks-per-node=1"
+    return f"write #SBATCH {own}, or {ONE_EACH}"
+
+
+def _on_each_node(count: int | None) -> str:
+    return f"{count} times on each node" if count and count > 1 else ""
 
 
 def _against_nodes(tasks: int | None, nodes: int | None) -> str:

@@ -25,8 +25,10 @@ RULE = Rule(
     good="export NCCL_DEBUG=WARN\ntorchrun --nproc-per-node=8 train.py\n",
     language="shell",
 )
-ON = frozenset({"1", "true", "y", "yes", "on", "t"})
-OFF = frozenset({"0", "false", "n", "no", "off", "f"})
+# NCCL and CUDA read numbers, and torch's handling of errors is one; its switches are words too.
+ONE, ZERO = frozenset({"1"}), frozenset({"0"})
+ON = ONE | {"true", "y", "yes", "t"}
+OFF = ZERO | {"false", "n", "no", "f"}
 
 
 @dataclass(frozen=True)
@@ -40,19 +42,19 @@ class Unsafe:
 
 
 UNSAFE = {
-    "NCCL_P2P_DISABLE": Unsafe("GPUs of a host no longer copy to each other over NVLink or PCI", ON),
+    "NCCL_P2P_DISABLE": Unsafe("GPUs of a host no longer copy to each other over NVLink or PCI", ONE),
     "NCCL_SHM_DISABLE": Unsafe(
-        "GPUs without a direct link talk over the network, even on one host, instead of shared memory", ON
+        "GPUs without a direct link talk over the network, even on one host, instead of shared memory", ONE
     ),
-    "NCCL_IB_DISABLE": Unsafe("InfiniBand and RoCE are not used, and all goes over IP sockets", ON),
+    "NCCL_IB_DISABLE": Unsafe("InfiniBand and RoCE are not used, and NCCL falls back to IP sockets", ONE),
     "NCCL_ALGO": Unsafe("the algorithm is pinned, whatever the size of a message or of the world"),
     "NCCL_PROTO": Unsafe("the protocol is pinned, whatever the size of a message"),
     "NCCL_DEBUG": Unsafe(
         "every call is written to the log of every rank", frozenset({"trace"}), "set NCCL_DEBUG=WARN"
     ),
-    "NCCL_CHECK_POINTERS": Unsafe("every pointer is checked at every collective", ON),
+    "NCCL_CHECK_POINTERS": Unsafe("every pointer is checked at every collective", ONE),
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": Unsafe(
-        "when a collective fails or times out, nobody ends the ranks that wait for it: they hang", OFF
+        "when a collective fails or times out, nobody ends the ranks that wait for it: they hang", ZERO
     ),
     "TORCH_NCCL_BLOCKING_WAIT": Unsafe(
         "wait() holds up the host until a collective is done, so that little overlaps", ON
@@ -64,7 +66,7 @@ UNSAFE = {
         frozenset({"detail"}),
         "set it to INFO, or remove it",
     ),
-    "CUDA_LAUNCH_BLOCKING": Unsafe("Python waits for every kernel, so that nothing overlaps", ON),
+    "CUDA_LAUNCH_BLOCKING": Unsafe("Python waits for every kernel, so that nothing overlaps", ONE),
 }
 OLD_NAMES = {
     "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",

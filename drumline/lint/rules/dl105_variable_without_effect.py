@@ -22,7 +22,8 @@ RULE = Rule(
     summary="a variable of NCCL that has no effect",
     why=(
         "A variable that is not exported stays in the shell; one that is set after the launcher comes too late; one "
-        "that is misspelt is read by nobody. Nothing reports it, and the run goes on as if the line were not there."
+        "that is misspelt is read by nobody. Nothing reports it, and the run goes on as if the line were not there. "
+        "The name of an interface that matches none stops NCCL."
     ),
     fix="export it, before the launcher is started, under the name that NCCL or torch reads",
     bad="NCCL_SOCKET_IFNAME=eth0\ntorchrun --nproc-per-node=8 train.py\n",
@@ -35,6 +36,8 @@ FARTHEST = 2
 # These start nothing that could read a variable.
 HARMLESS = {":", "cd", "date", "echo", "exit", "export", "printf", "set", "sleep", "true", "unset", "wait"}
 ADDRESS = re.compile(r"[=^]*\d+\.\d+\.\d+\.\d+(?::\d+)?")
+# One is what switches something off.
+SWITCHES = {"NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"}
 # What NCCL_DEBUG_SUBSYS chooses from is written at these levels only.
 TALKING = {"INFO", "TRACE", "ABORT"}
 
@@ -67,6 +70,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
             or _not_exported(script, assignment, around)
             or _too_late(assignment, around)
             or _matches_nothing(script, assignment)
+            or _is_no_number(script, assignment)
             or _filters_nothing(assignment, around)
         )
         if said:
@@ -177,8 +181,24 @@ def _matches_nothing(script: Script, assignment: Assignment) -> tuple[str, str] 
     else:
         return None
     return (
-        f"NCCL_SOCKET_IFNAME={value} {what}; it finds none",
+        f"NCCL_SOCKET_IFNAME={value} {what}; {_outcome(value)}",
         "write how the name begins, such as eth, or =eth0 for one",
+    )
+
+
+def _outcome(interfaces: str) -> str:
+    if interfaces.startswith("^"):
+        return "it leaves out none"
+    return "that matches none" if "," in interfaces else "it finds none, and fails"
+
+
+def _is_no_number(script: Script, assignment: Assignment) -> tuple[str, str] | None:
+    value = (script.constant(assignment.value) or "").lower()
+    if assignment.name not in SWITCHES or value not in {"true", "yes", "on", "y", "t"}:
+        return None
+    return (
+        f"NCCL reads a number from {assignment.name}, and takes {value} for 0: nothing is switched off",
+        f"set it to 1, or remove {assignment.name}",
     )
 
 

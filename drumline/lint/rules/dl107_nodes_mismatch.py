@@ -59,7 +59,7 @@ def _nodes(script: Script, launch: Launch) -> Iterator[Finding]:
                 script,
                 launch.name[-1],
                 f"a batch file runs on its first node only: this torchrun is alone and waits for {wanted} nodes",
-                fix="start it on every node: srun --ntasks-per-node=1 torchrun",
+                fix="start it on every node: srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 torchrun",
             )
     elif wanted > given:
         yield RULE.at(

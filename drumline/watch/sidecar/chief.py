@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import NodeFacts, Picture, Silent, node_from_json
-from drumline.watch.sidecar.channel import Channel
+from drumline.watch.sidecar.channel import Channel, Peer
 from drumline.watch.sidecar.node import Node
 from drumline.watch.sidecar.telling import Teller
 from drumline.watch.sidecar.terms import Terms
-from drumline.watch.sidecar.unheard import Unheard
+from drumline.watch.sidecar.unheard import PATIENCE_S, Unheard
 from drumline.watch.stragglers.naming import Stragglers
 from drumline.watch.verdicts.judge import judge
 from drumline.watch.verdicts.verdict import Cause, Verdict
@@ -69,24 +70,36 @@ class Chief:
         self._latest[self.terms.node] = self.node.facts
         nodes = {**self._latest, **(closely or {})}
         heard = {} if self.channel is None else self.channel.heard_s()
-        silent = [
-            Silent(
-                node=peer.node,
-                host=nodes[peer.node].host if peer.node in nodes else peer.host,
-                ranks=tuple(rank.rank for rank in nodes[peer.node].ranks) if peer.node in nodes else (),
-                silent_s=heard.get(peer.node, 0.0),
-                how="" if self.channel is None else self.channel.how_silent(peer.node),
-            )
-            for peer in self.terms.peers
-            # One that was never heard has not begun yet, or its port is closed to us while its ranks train.
-            if peer.node not in self._gone and SILENT_S < heard.get(peer.node, 0.0) < math.inf
-        ]
+        mine = replace(nodes[self.terms.node], heard_s=_finite(heard))
+        nodes[self.terms.node] = mine
         # What a silent node said last still holds, and may explain its silence.
         return Picture(
             me=self.terms.node,
             nodes=tuple(facts for _, facts in sorted(nodes.items())),
-            silent=tuple(silent),
+            silent=tuple(
+                self._silent(peer, nodes.get(peer.node), mine.heard_s[peer.node])
+                for peer in self.terms.peers
+                if peer.node not in self._gone and mine.heard_s.get(peer.node, 0.0) > SILENT_S
+            ),
+            unheard=tuple(self._never_heard(heard)),
         )
+
+    def _silent(self, peer: Peer, last: NodeFacts | None, silent_s: float) -> Silent:
+        return Silent(
+            node=peer.node,
+            host=peer.host if last is None else last.host,
+            ranks=() if last is None else tuple(rank.rank for rank in last.ranks),
+            silent_s=silent_s,
+            how="" if self.channel is None else self.channel.how_silent(peer.node),
+        )
+
+    def _never_heard(self, heard: Mapping[int, float]) -> Iterator[Silent]:
+        """They have not begun yet, or are gone already. Later on their port is closed to us while their ranks train,
+        and that is said."""
+        up_s = math.inf if self.channel is None else self.channel.up_s()
+        for peer in self.terms.peers:
+            if heard.get(peer.node) == math.inf and up_s < PATIENCE_S:
+                yield self._silent(peer, None, up_s)
 
     def has_nobody_left(self) -> bool:
         """Whether every rank that is known of is out of its loop; of a node that was not heard nothing is known."""
@@ -155,6 +168,11 @@ class Chief:
         else:
             mine.cancel()
         return found
+
+
+def _finite(heard: Mapping[int, float]) -> dict[int, float]:
+    """Of nodes that were heard at all."""
+    return {node: age for node, age in heard.items() if age < math.inf}
 
 
 def is_said(verdict: Verdict) -> bool:

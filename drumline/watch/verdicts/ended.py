@@ -8,17 +8,21 @@ those the one that ended first.
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import RankFacts
 from drumline.watch.verdicts.endings import ended_on_request, is_lost_peer, is_mismatch
 from drumline.watch.verdicts.frames import innermost, is_meeting
 from drumline.watch.verdicts.left import judge_left
+from drumline.watch.verdicts.reach import may_be_gone
 from drumline.watch.verdicts.scene import Scene, has_ended, is_done
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.wording import at, count, name, names, signal_name
 
-_ECHO_S = 2.5
+_ECHO_S, _LONGEST_ECHO_S = 2.5, 3.8
+"""A host that is gone is known to be after some seconds only. By the longer one it is told all the same: the launcher
+waits for a word for 4 s."""
 _AT_ONCE_S = 1.0
 """Endings that lie closer together than this are taken for simultaneous: each is seen five times a second."""
 
@@ -46,7 +50,10 @@ def judge_lost_peers(scene: Scene) -> Verdict | None:
     asked = [rank for rank in ranks if ended_on_request(rank)]
     if asked:
         # All of them: somebody stops the job, and knows. A few: somebody hit these.
-        return _verdict(scene, _first(asked), "") if len(asked) < len(ranks) else None
+        if len(asked) == len(ranks):
+            return None
+        hit = _verdict(scene, _first(asked), "")
+        return replace(hit, is_certain=not _may_be_an_echo(scene, hit.since_s))
     lost = [rank for rank in ranks if _ago(rank) is not None and not is_done(rank)]
     if not lost:
         return None
@@ -58,10 +65,16 @@ def judge_lost_peers(scene: Scene) -> Verdict | None:
         what=f"{name(first)} lost its connection to the other ranks{at(scene, first)}{told}; "
         "no rank was seen to end before it",
         next_step="see the ends of all ranks' logs for what came first, and drumline doctor for the network",
-        # A host that is gone is known to be after some seconds only.
-        is_certain=(_ago(first) or 0.0) >= _ECHO_S or all(map(has_ended, ranks)),
+        is_certain=not _may_be_an_echo(scene, _ago(first) or 0.0)
+        and ((_ago(first) or 0.0) >= _ECHO_S or all(map(has_ended, ranks))),
         since_s=_ago(first) or 0.0,
     )
+
+
+def _may_be_an_echo(scene: Scene, ago_s: float) -> bool:
+    """Whether it may yet come out that a host was gone before: then its peers have lost their connections, and their
+    launcher has ended the rest."""
+    return ago_s < _LONGEST_ECHO_S and may_be_gone(scene.picture, ago_s)
 
 
 def _has_own_end(rank: RankFacts) -> bool:

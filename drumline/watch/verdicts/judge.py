@@ -12,7 +12,7 @@ from drumline.watch.facts import Picture
 from drumline.watch.verdicts.collectives import judge_mismatch
 from drumline.watch.verdicts.ended import judge_ended, judge_lost_peers
 from drumline.watch.verdicts.left import judge_left
-from drumline.watch.verdicts.reach import judge_late, judge_reach
+from drumline.watch.verdicts.reach import judge_late, judge_reach, judge_unheard
 from drumline.watch.verdicts.scene import Scene
 from drumline.watch.verdicts.standing import judge_standing, judge_unknown
 from drumline.watch.verdicts.stopped import judge_debugged, judge_stopped
@@ -24,6 +24,7 @@ _ORDER: tuple[Callable[[Scene], Verdict | None], ...] = (
     judge_reach,
     judge_left,
     judge_mismatch,
+    judge_unheard,
     judge_lost_peers,
     judge_debugged,
     judge_late,

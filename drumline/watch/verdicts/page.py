@@ -84,6 +84,8 @@ def _remarks(picture: Picture) -> Iterator[str]:
     for one in picture.silent:
         how = f" ({one.how})" if one.how else ""
         yield f"{one.host}, with ranks {ranks_text(one.ranks)}: not heard for {seconds(one.silent_s)}{how}"
+    for one in picture.unheard:
+        yield f"{one.host}: never heard, in {seconds(one.silent_s)}{f' ({one.how})' if one.how else ''}"
     for node in picture.nodes:
         if node.link:
             yield f"{node.host}: {node.link}"

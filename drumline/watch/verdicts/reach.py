@@ -5,7 +5,8 @@ from __future__ import annotations
 from drumline.distributed.rank_list import ranks_text
 from drumline.watch.facts import NodeFacts, Picture, Silent
 from drumline.watch.sidecar.line import CLOSED, LATE, MUTE
-from drumline.watch.verdicts.scene import Scene, is_done
+from drumline.watch.verdicts.endings import is_lost_peer
+from drumline.watch.verdicts.scene import Scene, has_ended, is_done
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.wording import seconds, who_waits
 
@@ -39,6 +40,28 @@ def judge_reach(scene: Scene) -> Verdict | None:
     if gone:
         return _gone(scene, gone)
     return _deaf(scene)
+
+
+def judge_unheard(scene: Scene) -> Verdict | None:
+    """A host that was gone before its sidecar was ever heard. Its port alone may be closed: that it is gone is known by
+    the ranks that have lost it."""
+    gone = [one for one in scene.picture.unheard if is_unreachable(one)]
+    has_lost = any(is_lost_peer(rank.failure) for rank in scene.ranks)
+    return _gone(scene, gone) if gone and has_lost else None
+
+
+def may_be_gone(picture: Picture, since_s: float) -> bool:
+    """Whether a node that had ranks left to run was not heard in the last `since_s` seconds. How it is silent does not
+    count: a host that goes down refuses connections first, and it takes seconds to learn that it answers no more."""
+    me = next((node for node in picture.nodes if node.node == picture.me), None)
+    heard_s = {} if me is None else me.heard_s
+    running = [node.node for node in picture.nodes if not _is_out(node)]
+    return bool(picture.unheard) or any(heard_s.get(node, 0.0) >= since_s for node in running)
+
+
+def _is_out(node: NodeFacts) -> bool:
+    """Whether its ranks have ended; before it has seen them, its pulse has none."""
+    return bool(node.ranks) and all(has_ended(rank) or is_done(rank) for rank in node.ranks)
 
 
 def judge_late(scene: Scene) -> Verdict | None:

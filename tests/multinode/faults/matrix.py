@@ -323,6 +323,8 @@ def _judge(
     if fired == math.inf:
         result.problems.append("the fault never struck")
         return
+    if case.fault.restarts:
+        said = [one for one in said if not reading.is_of_a_slow_start(one)]
     if said:
         result.verdict_s = said[0].time - fired
         result.is_right = all(is_right(case, one) for one in said)

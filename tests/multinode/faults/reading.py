@@ -67,6 +67,11 @@ def said_in(folder: Path) -> list[Said]:
     return sorted(found, key=lambda one: one.time)
 
 
+def is_of_a_slow_start(said: Said) -> bool:
+    """On a busy machine the job that starts again may take longer than `hang_s` to: that is true, and no verdict."""
+    return said.word == "stall" and "is slow but alive: in its start" in said.message
+
+
 def sentences_on(screens: Iterable[str]) -> list[str]:
     return [found[0] for text in screens for found in SENTENCE.finditer(text)]
 

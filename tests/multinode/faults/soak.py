@@ -26,6 +26,7 @@ from tests.multinode.faults import calm
 from tests.multinode.faults.catalogue import FAULTS, Case, make_cases
 from tests.multinode.faults.matrix import HANG_S, Matrix, Result
 from tests.multinode.faults.plain import CAP_S, PlainResult, run_plain
+from tests.multinode.faults.report import is_fine, report
 from tests.multinode.faults.table import make_table
 
 
@@ -101,18 +102,8 @@ def _try(matrix: Matrix, case: Case) -> Result:
         shutil.rmtree(matrix.folder / f"{case}-{matrix.count}", ignore_errors=True)
     else:
         again = f"--only {case.name} --seed {case.seed} --count 1"
-        print(
-            f"wrong: {again}; see {matrix.folder}/{case}-*\n{json.dumps(asdict(result), indent=1)}",
-            flush=True,
-        )
+        print(f"wrong: {again}; see {matrix.folder}/{case}-*\n{report(result)}", flush=True)
     return result
-
-
-def is_fine(result: Result) -> bool:
-    """Told rightly, nothing lost but what may be, the right bits, and nothing left behind."""
-    restarted = result.new_step_s is not None or not FAULTS[result.fault].restarts
-    clean = not result.problems and not result.left_behind
-    return result.is_right and result.has_right_bits and restarted and clean
 
 
 def _line(result: Result) -> str:

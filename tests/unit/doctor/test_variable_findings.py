@@ -68,9 +68,16 @@ NAMES = [
     (
         "NCCL_MAX_NRINGS",
         "4",
+        "note",
+        "NCCL_MAX_NRINGS=4 is an old name, which will be ignored one day; it is now NCCL_MAX_NCHANNELS",
+        "unset NCCL_MAX_NRINGS; export NCCL_MAX_NCHANNELS=4",
+    ),
+    (
+        "NCCL_IB_GDR_LEVEL",
+        "2",
         "warning",
-        "NCCL_MAX_NRINGS=4 has no effect any more; see NCCL_MAX_NCHANNELS",
-        "unset NCCL_MAX_NRINGS",
+        "NCCL_IB_GDR_LEVEL=2 has no effect any more; see NCCL_NET_GDR_LEVEL",
+        "unset NCCL_IB_GDR_LEVEL",
     ),
     (
         "NCCL_SOCKET_IFNAMES",

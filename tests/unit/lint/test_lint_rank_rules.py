@@ -102,6 +102,24 @@ def said(rule: str, text: str) -> list[str]:
             "from torch.utils.tensorboard import SummaryWriter\ndist.barrier()\nSummaryWriter()\n",
             "every rank opens a SummaryWriter on the same folder",
         ),
+        (
+            "DL040",
+            "net = DDP(x)\nif dist.get_rank() == 0:\n    net(y)\n",
+            "rank 0 alone comes to net, a wrapped model: its forward sends the buffers of rank 0 to all ranks, and "
+            "the others are not there",
+        ),
+        (
+            "DL040",
+            "def a(m):\n    b(m)\ndef b(n):\n    n(y).backward()\nnet = DDP(x)\nif local_rank == 0:\n    a(net)\n",
+            "one process of each node comes to a, which runs the wrapped n through b: its backward averages gradients "
+            "over all ranks, and the others are not there",
+        ),
+        (
+            "DL040",
+            "from torch.distributed import fsdp\nnet = fsdp.fully_shard(x)\nif dist.get_rank() != 0:\n    net(y)\n",
+            "all ranks but one come to net, a wrapped model: its forward gathers the weights from all ranks, and the "
+            "others are not there",
+        ),
     ],
 )
 def test_what_is_said(rule: str, text: str, message: str) -> None:
@@ -182,3 +200,16 @@ def test_a_rank_in_a_path_is_seen_however_many_give_the_folder() -> None:
     assert said("DL014", "dist.barrier()\n" + keep + callers) == []
     keep = keep.replace("-{dist.get_rank()}", "")
     assert len(said("DL014", "dist.barrier()\n" + keep + callers)) == 1
+
+
+def test_the_inner_model_is_named_where_it_would_do() -> None:
+    text = f"{DDP}net = DDP(x)\nif dist.get_rank() == 0:\n    net(y)\n"
+    (found,) = [one for one in findings_in((("case.py", text),)) if one.rule == "DL040"]
+    assert found.fix == "run `net.module` here, or let every rank come"
+
+
+def test_of_shards_the_inner_model_would_not_do() -> None:
+    fsdp = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    text = f"{DDP}{fsdp}net = FSDP(x)\nif dist.get_rank() == 0:\n    net(y)\n"
+    (found,) = [one for one in findings_in((("case.py", text),)) if one.rule == "DL040"]
+    assert ".module" not in found.fix

@@ -30,6 +30,8 @@ def given(text: str) -> list[str | None]:
         ("def f(*, wanted=5): pass\nf(wanted=x)", ["x"]),
         ("def f(wanted): pass", [None]),
         ("def f(wanted): pass\nf(*every)", [None]),
+        ("def f(wanted, a): pass\nf(x, *every)", ["x"]),
+        ("def f(a, wanted=5): pass\nf(1, **every)\nf(1, wanted=x, **every)", [None, "x"]),
         ("class A:\n    def f(self, wanted): pass\nA().f(4)", ["4"]),
         ("class A:\n    @staticmethod\n    def f(wanted): pass\nA().f(4)", ["4"]),
         ("import torch.multiprocessing as mp\ndef f(wanted): pass\nmp.spawn(f, nprocs=2)", [None]),

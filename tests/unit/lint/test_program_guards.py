@@ -243,6 +243,62 @@ def test_some_ranks(text: str, expected: set[RankTest]) -> None:
     assert not is_on_main_only(program, call)
 
 
+NET = """
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+class Block(torch.nn.Module):
+    def forward(self, x):
+        here()
+class Net(torch.nn.Module):
+    def __init__(self):
+        self.first = Block()
+    def forward(self, x):
+        return self.first(x)
+class Task:
+    def __call__(self):
+        pass
+"""
+RUNS = {
+    "itself": "model = Net()\nmodel(x)",
+    "moved": "model = Net().cuda()\nmodel(x)",
+    "wrapped": "model = Net()\nmodel = DDP(model)\nmodel(x)",
+    "wrapped under another name": "net = Net()\nwrapped_model = DDP(net)\nwrapped_model(x)",
+    "given": "def train(model):\n    model(x).backward()\ntrain(DDP(Net()))",
+    "of a trainer": "class T:\n    def __init__(self):\n        self.net = Net()\n"
+    "    def go(self):\n        self.net(x)\nT().go()",
+}
+
+
+@pytest.mark.parametrize("text", RUNS.values(), ids=RUNS)
+def test_a_model_that_every_rank_calls(text: str) -> None:
+    program, call = place(NET + text)
+    assert is_on_every_rank(program, call)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model = Net()",
+        "model = Net()\nif rank == 0:\n    model(x)",
+        "model = Task()\nmodel(x)",
+        "net = Net()\nmodel = torch.nn.Linear(2, 2)\nmodel(x)",
+        "model = DDP(torch.nn.Sequential(Task()))\nmodel(x)",
+    ],
+)
+def test_of_who_else_calls_a_model_nothing_is_known(text: str) -> None:
+    """It may be a part of another, or called by a library: that some ranks come there only is never said."""
+    program, call = place(NET + text)
+    assert not is_on_every_rank(program, call)
+    assert not is_on_some_only(program, call)
+    assert not guards(program, call)
+
+
+def test_an_instance_that_is_called() -> None:
+    text = "class Task:\n    def __call__(self):\n        here()\ntask = Task()\ntask()"
+    assert is_on_every_rank(*place(text))
+    assert not is_on_every_rank(*place(text.removesuffix("task()")))
+
+
 def test_nobody_knows_who_calls_it() -> None:
     program, call = place("def helper(x):\n    here()")
     assert [way.begins for way in ways(program, call)] == ["unknown"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from drumline.lint.program.functions import returned
 from drumline.lint.program.program import Program
 from drumline.lint.program.value import Rank, RankTest
 from drumline.lint.reading.source import Source
@@ -137,5 +138,5 @@ def test_the_rank_of_a_matrix_is_none() -> None:
     source = Source(Path("a.py"), text, ast.parse(text))
     program = Program([source])
     adapt, start = program.index(source).every(ast.FunctionDef)
-    assert not any(isinstance(value, RankTest) for value in program.returned(adapt))
-    assert program.returned(start) == {MAIN}
+    assert not any(isinstance(value, RankTest) for value in returned(program, adapt))
+    assert returned(program, start) == {MAIN}

@@ -10,7 +10,7 @@ import pytest
 
 from drumline.lint.program import names
 from drumline.lint.program.program import Program
-from drumline.lint.program.value import Instance, Known, Library, Made, Rank, RankTest, Values
+from drumline.lint.program.value import Element, Instance, Known, Library, Made, Rank, RankTest, Values
 from drumline.lint.reading.source import Source
 
 
@@ -211,6 +211,31 @@ def test_what_is_found_does_not_depend_on_who_asks_first() -> None:
         (pair,) = asked(program)
         order = pair.items if first == 0 else reversed(pair.items)
         assert [Rank("global") in program.values(one) for one in order] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "for state.batch in enumerate(loader):\n    ask(state.batch)",
+        "for number, state.batch in enumerate(loader):\n    ask(state.batch)",
+        "state.batch = None\ndef f(state):\n    for state.batch in loader:\n        ask(state.batch)",
+        "class T:\n    def f(self):\n        for self.batch in loader:\n            self.g()\n"
+        "    def g(self):\n        ask(self.batch)",
+    ],
+)
+def test_an_attribute_may_be_the_target_of_a_loop(text: str) -> None:
+    over = {ast.unparse(value.of) for value in values_in(text) if isinstance(value, Element)}
+    assert over == {"loader"}
+
+
+def test_an_attribute_that_counts_is_no_rank() -> None:
+    text = "def f(x):\n    for x.rank in range(4):\n        ask(x.rank)"
+    assert not any(isinstance(value, Rank) for value in values_in(text))
+
+
+def test_an_attribute_may_be_what_a_with_enters() -> None:
+    text = "import x\ndef f(state):\n    with x.group() as state.group:\n        ask(state.group)"
+    assert names_in(text) == {"x.group"}
 
 
 def test_an_instance_of_a_model_is_known_for_one() -> None:

@@ -54,8 +54,8 @@ def found(text: str, rule: str) -> list[Finding]:
         (
             "DL102",
             "torchrun --nproc-per-node=2 --master-port=29501 train.py",
-            "torchrun runs on one node and is given port 29501: a second run on this machine fails, though neither "
-            "needs a known port",
+            "torchrun runs on one node and is given port 29501: a second run on this machine fails, or joins the "
+            "first, though neither needs a known port",
             "leave the port out and use torchrun --standalone, which takes a free one",
         ),
         (
@@ -63,14 +63,29 @@ def found(text: str, rule: str) -> list[Finding]:
             "#SBATCH --nodes=2 --ntasks-per-node=8\nsrun torchrun --nnodes=2 --nproc-per-node=8 train.py",
             "srun starts torchrun 8 times on each node, and each starts all ranks of its node: too many processes, "
             "which do not meet or run out of GPU memory",
-            "write srun --ntasks-per-node=1, or set it in the #SBATCH lines",
+            "write #SBATCH --ntasks-per-node=1, or srun --ntasks=$SLURM_NNODES --ntasks-per-node=1",
         ),
         (
             "DL103",
             "srun -N1 -n8 accelerate launch train.py",
             "srun starts accelerate launch 8 times on 1 node, and each starts all ranks of its node: too many "
             "processes, which do not meet or run out of GPU memory",
-            "write srun --ntasks-per-node=1, or set it in the #SBATCH lines",
+            "write srun --ntasks=1 --ntasks-per-node=1",
+        ),
+        (
+            "DL103",
+            "#SBATCH --nodes=2 --ntasks=16\nsrun --ntasks-per-node=1 torchrun --nnodes=2 --nproc-per-node=8 train.py",
+            "srun starts torchrun 16 times on 2 nodes, for Slurm ignores its --ntasks-per-node=1 beside the number in "
+            "the #SBATCH lines, and each starts all ranks of its node: too many processes, which do not meet or run "
+            "out of GPU memory",
+            "write #SBATCH --ntasks=2, or srun --ntasks=$SLURM_NNODES --ntasks-per-node=1",
+        ),
+        (
+            "DL103",
+            "srun -N2 --ntasks-per-node=8 torchrun --nnodes=2 --nproc-per-node=8 train.py",
+            "srun starts torchrun 8 times on each node, and each starts all ranks of its node: too many processes, "
+            "which do not meet or run out of GPU memory",
+            "write --ntasks-per-node=1",
         ),
         (
             "DL104",
@@ -131,15 +146,29 @@ def found(text: str, rule: str) -> list[Finding]:
         (
             "DL105",
             "export NCCL_SOCKET_IFNAME=10.0.0.1",
-            "NCCL_SOCKET_IFNAME=10.0.0.1 is an address, and NCCL looks for the name of an interface; it finds none",
+            "NCCL_SOCKET_IFNAME=10.0.0.1 is an address, and NCCL looks for the name of an interface; it finds none, "
+            "and fails",
             "write how the name begins, such as eth, or =eth0 for one",
         ),
         (
             "DL105",
             "export NCCL_SOCKET_IFNAME='ib*'",
             "NCCL_SOCKET_IFNAME=ib* has a star, which NCCL takes for a letter: names are matched by how they begin; "
-            "it finds none",
+            "it finds none, and fails",
             "write how the name begins, such as eth, or =eth0 for one",
+        ),
+        (
+            "DL105",
+            "export NCCL_SOCKET_IFNAME='^docker*'",
+            "NCCL_SOCKET_IFNAME=^docker* has a star, which NCCL takes for a letter: names are matched by how they "
+            "begin; it leaves out none",
+            "write how the name begins, such as eth, or =eth0 for one",
+        ),
+        (
+            "DL105",
+            "export NCCL_P2P_DISABLE=True",
+            "NCCL reads a number from NCCL_P2P_DISABLE, and takes true for 0: nothing is switched off",
+            "set it to 1, or remove NCCL_P2P_DISABLE",
         ),
         (
             "DL105",
@@ -170,7 +199,7 @@ def found(text: str, rule: str) -> list[Finding]:
             "DL107",
             f"{SLURM}torchrun --nnodes=2 train.py",
             "a batch file runs on its first node only: this torchrun is alone and waits for 2 nodes",
-            "start it on every node: srun --ntasks-per-node=1 torchrun",
+            "start it on every node: srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 torchrun",
         ),
         (
             "DL107",

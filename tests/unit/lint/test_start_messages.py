@@ -23,8 +23,7 @@ SCRIPT = "import os\nimport torch.distributed as dist\n"
 OTHERS = {
     "DL025": (
         "dist.init_process_group()",
-        "dist.init_process_group has no timeout: ranks wait for a stuck one for 10 minutes with NCCL or 30 minutes "
-        "with Gloo",
+        "dist.init_process_group has no timeout: ranks wait for a stuck one for 30 minutes",
     ),
     "DL026": (
         'dist.init_process_group("nccl", "tcp://localhost:1")',
@@ -51,3 +50,21 @@ def test_what_is_said_of_the_snippet(rule: str) -> None:
 def test_what_else_is_said(rule: str) -> None:
     line, message = OTHERS[rule]
     assert messages(rule, SCRIPT + line) == [message]
+
+
+@pytest.mark.parametrize(
+    ("given", "waits"),
+    [
+        ('"NCCL"', "10 minutes with NCCL"),
+        ('"gloo"', "30 minutes with Gloo"),
+        ('"cpu:gloo,cuda:nccl"', "30 minutes"),
+        ("backend=None", "30 minutes"),
+        ('device_id=torch.device("cuda", 0)', "10 minutes with NCCL or 30 minutes with Gloo"),
+        ("args.backend", "10 minutes with NCCL or 30 minutes with Gloo"),
+    ],
+)
+def test_how_long_a_stuck_rank_is_waited_for(given: str, waits: str) -> None:
+    line = f"import torch\ndist.init_process_group({given})"
+    assert messages("DL025", SCRIPT + line) == [
+        f"dist.init_process_group has no timeout: ranks wait for a stuck one for {waits}"
+    ]

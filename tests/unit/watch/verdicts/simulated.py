@@ -56,6 +56,8 @@ class Run:
     broken: dict[int, tuple[float, Change]] = field(default_factory=dict)
     silent_from: dict[int, float] = field(default_factory=dict)
     """By node."""
+    unheard_from: dict[int, float] = field(default_factory=dict)
+    """By node: since when it is listened for in vain."""
 
     def picture(self, now: float, *, closely: bool = False) -> Picture:
         ranks = [self._rank(rank, now, closely) for rank in range(len(self.lines))]
@@ -64,19 +66,21 @@ class Run:
             for number, low in enumerate(range(0, len(ranks), self.ranks_per_node))
         ]
         silent = [
-            Silent(
-                node=node.node,
-                host=node.host,
-                ranks=tuple(rank.rank for rank in node.ranks),
-                silent_s=now - self.silent_from[node.node],
-                how="no answer" if now - self.silent_from[node.node] > 1 else "",
-            )
+            _silent(node, now - self.silent_from[node.node])
             for node in nodes
             if now - self.silent_from.get(node.node, now) > 1
         ]
-        away = {one.node for one in silent}
+        unheard = [
+            replace(_silent(node, now - self.unheard_from[node.node]), ranks=())
+            for node in nodes
+            if now > self.unheard_from.get(node.node, now)
+        ]
+        away = {one.node for one in (*silent, *unheard)}
         return Picture(
-            me=0, nodes=tuple(node for node in nodes if node.node not in away), silent=tuple(silent)
+            me=0,
+            nodes=tuple(node for node in nodes if node.node not in away),
+            silent=tuple(silent),
+            unheard=tuple(unheard),
         )
 
     def _rank(self, rank: int, now: float, closely: bool) -> RankFacts:
@@ -107,6 +111,16 @@ class Run:
             )
         begun, change = self.broken.get(rank, (FOR_EVER, None))
         return replace(facts, **change(now - begun)) if change and now >= begun else facts
+
+
+def _silent(node: NodeFacts, silent_s: float) -> Silent:
+    return Silent(
+        node=node.node,
+        host=node.host,
+        ranks=tuple(rank.rank for rank in node.ranks),
+        silent_s=silent_s,
+        how="no answer" if silent_s > 1 else "",
+    )
 
 
 def flight(entered: int, *, waits: bool) -> tuple[Collective, ...]:
@@ -181,7 +195,8 @@ def watch(
             gathered.append(now)
             asked = run.picture(now, closely=True)
             now += gather_s
-            verdict = judge(replace(asked, silent=run.picture(now).silent))
+            by_now = run.picture(now)
+            verdict = judge(replace(asked, silent=by_now.silent, unheard=by_now.unheard))
             if (word := vigil.decide(verdict, run.picture(now), now)) is not None and verdict is not None:
                 said.append(Said(now, word, verdict))
         now += 0.5

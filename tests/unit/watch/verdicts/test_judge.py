@@ -298,6 +298,46 @@ def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
     assert (verdict.cause, verdict.host) == (Cause.UNREACHABLE, "node-b")
 
 
+def b_alone(*ranks: RankFacts, how: str, up_s: float) -> Picture:
+    """Node b, whose sidecar has never heard that of node a: of the ranks there nothing is known."""
+    node = NodeFacts(node=1, host="node-b", ranks=ranks)
+    a = Silent(node=0, host="node-a", ranks=(), silent_s=up_s, how=how)
+    return Picture(me=1, nodes=(node,), unheard=(a,))
+
+
+def test_a_host_that_was_gone_before_it_was_ever_heard() -> None:
+    echoes = [dragged(rank, state="X", exit=1, age_s=0.5, state_s=0.5) for rank in range(4, 8)]
+    # All that are known of have ended, but they are not all that there are.
+    early = found(b_alone(*echoes, how="", up_s=0.7))
+    assert (early.cause, early.is_certain) == (Cause.EXCEPTION, False)
+    old = [replace(one, age_s=2.9) for one in echoes]
+    assert found(b_alone(*old, how="no answer", up_s=2.9)).is_certain is False
+    gone = found(b_alone(*old, how="no answer", up_s=3.1))
+    assert (gone.cause, gone.host, gone.rank, gone.is_certain) == (Cause.UNREACHABLE, "node-a", None, True)
+    assert gone.what.startswith("node-a has not been heard for 3.1 s (no answer)")
+    # A port may be closed to us while the ranks train: that alone blames nobody.
+    standing = b_alone(*(waits(rank) for rank in range(4, 8)), how="no answer", up_s=3.1)
+    assert found(standing).cause is not Cause.UNREACHABLE
+    # A host that goes down refuses connections first.
+    assert found(b_alone(*old, how="connection refused", up_s=2.9)).is_certain is False
+    late = [replace(one, age_s=4.5) for one in echoes]
+    assert found(b_alone(*late, how="", up_s=4.6)).is_certain, "a sidecar must speak before it leaves"
+
+
+@pytest.mark.parametrize("ending", [{"exit": 1}, {"exit": 143, "failure": ""}])
+def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(ending: dict[str, Any]) -> None:
+    """The launcher ends a rank by SIGTERM, too, when another one has lost its connection."""
+    lost = dragged(0, state="X", exit=1, age_s=2.6, state_s=2.5)
+    other = dragged(1, state="X", **{"age_s": 2.6, "state_s": 2.4, **ending})
+    for heard_s, is_certain in ((0.4, True), (2.8, False)):
+        given = picture(lost, other, world_size=8, node_0={"heard_s": {1: heard_s}})
+        assert found(given).is_certain is is_certain, heard_s
+    # It spoke once, before it had seen a rank of its own.
+    begins = NodeFacts(node=1, host="node-b")
+    me = NodeFacts(node=0, host="node-a", ranks=(lost, other), heard_s={1: 2.8})
+    assert found(Picture(me=0, nodes=(me, begins))).is_certain is False
+
+
 def test_who_is_told_to_end_is_no_cause_unless_it_is_alone() -> None:
     stopped = [person(rank, phase=Phase.FAILED, failure="KeyboardInterrupt", exit=130) for rank in range(8)]
     assert judge(picture(*stopped)) is None

@@ -58,6 +58,7 @@ def test_remarks_on_hosts_and_last_words(tmp_path: Path) -> None:
         silent=(gone,),
         node_0={"link": "eth0 is down", "kernel": ("oom-kill: task=python",)},
     )
+    odd = replace(odd, unheard=(Silent(node=2, host="node-c", ranks=(), silent_s=3.1, how="no answer"),))
     text = told(tmp_path, odd, word="failure", action="stop").with_suffix(".txt").read_text()
     for line in (
         "2023-11-14 22:13:20 UTC. What follows: the job is ended, and not started again.",
@@ -65,6 +66,7 @@ def test_remarks_on_hosts_and_last_words(tmp_path: Path) -> None:
         "      2  node-a  waits            forward    812        4 s  0.0  after #7",
         "      3  node-a  ended: 1         failed     812        4 s  0.0  -",
         "node-b, with ranks 4-7: not heard for 4 s (no answer)",
+        "node-c: never heard, in 3.1 s (no answer)",
         "node-a: eth0 is down",
         "node-a, kernel: oom-kill: task=python",
         "rank 1, memory: the limit of 512 MiB",

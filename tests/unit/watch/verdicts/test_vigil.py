@@ -223,6 +223,16 @@ def test_lost_connections_are_believed_when_no_better_reason_comes_up() -> None:
     assert (said.verdict.cause, said.verdict.host) == (Cause.UNREACHABLE, "node-b")
 
 
+def test_a_host_that_was_gone_before_it_was_ever_heard_is_told_while_the_sidecar_is_there() -> None:
+    """Of the other node nothing is known: neither its ranks nor, for a while, whether it answers."""
+    run, begun = broken(Phase.FORWARD, loses_it, loses_it)
+    run.unheard_from = {1: begun - 0.5}
+    (said,), _, _ = watch(run, until=begun + 100, gather_s=0.1)
+    assert (said.word, said.verdict.cause) == (Word.FAILURE, Cause.UNREACHABLE)
+    assert said.verdict.host == "node-b"
+    assert said.at - begun <= 5
+
+
 def test_the_first_steps_and_the_start_are_waited_for() -> None:
     slow_start = Run(simulate([Step()] * 5, world_size=4, start_s=200.0))
     said, recoveries, _ = watch(slow_start, until=end_of(slow_start))
