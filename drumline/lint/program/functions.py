@@ -7,7 +7,7 @@ import ast
 from drumline.lint.program.arguments import argument
 from drumline.lint.program.classes import called_as, method
 from drumline.lint.program.partials import calls_through
-from drumline.lint.program.tree import FunctionNode, class_around, inside, last_name
+from drumline.lint.program.tree import FunctionNode, class_around, inside, last_name, position, source_of
 from drumline.lint.program.unpacking import any_of
 from drumline.lint.program.value import NOTHING, Class, Function, Instance, Values
 from drumline.lint.program.whole import Whole
@@ -17,15 +17,21 @@ STARTING = ("spawn", "start_processes", "Process", "Thread")
 
 
 def function_of(program: Whole, call: ast.Call) -> FunctionNode | None:
-    """The function of the given files that a call runs; of a class, its `__init__`."""
-    for value in program.values(call.func):
+    """The function of the given files that a call runs, of several the first; of a class, its `__init__`."""
+    own = [one for one in program.values(call.func) if isinstance(one, Function | Class | Instance)]
+    for value in own if len(own) < 2 else sorted(own, key=_in_text):
         if isinstance(value, Function):
             return value.node
         if isinstance(value, Class):
             return method(program, value.node, "__init__")
-        if isinstance(value, Instance):
-            return method(program, value.of, called_as(program, value.of))
+        return method(program, value.of, called_as(program, value.of))
     return None
+
+
+def _in_text(value: Function | Class | Instance) -> tuple[str, tuple[int, int], str]:
+    """Sets have no order, and what is told must not depend on the run."""
+    node = value.of if isinstance(value, Instance) else value.node
+    return str(source_of(node).path), position(node), value.__class__.__name__
 
 
 def returned(program: Whole, function: FunctionNode) -> Values:

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 from drumline.lint.program.arguments import argument
 from drumline.lint.program.imports import connected
-from drumline.lint.program.loops import batch_loops, done_in
+from drumline.lint.program.loops import batch_loops, calls_in, done_in
 from drumline.lint.program.names import COLLECTIVES, DDP, FSDP, LOADER
+from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import Loop, last_name
-from drumline.lint.program.value import Element, Made
+from drumline.lint.program.tree import Loop, above, class_around, function_around, last_name
+from drumline.lint.program.value import Element, Instance, Made
 
 # The parameters of a DataLoader that can be given by position, in order.
 _PARAMETERS = (
@@ -89,7 +90,31 @@ def _fed_by(program: Program, loop: Loop) -> Iterator[ast.Call]:
         yield from loaders(program, loop.iter)
     for call in done_in(program, loop):
         if isinstance(call.func, ast.Name) and call.func.id == "next" and call.args:
-            yield from loaders(program, call.args[0])
+            others = _given_to_others(program, loop, call)
+            yield from (one for one in loaders(program, call.args[0]) if one not in others)
+
+
+def _given_to_others(program: Program, loop: Loop, call: ast.Call) -> set[ast.Call]:
+    """Loaders that only other instances of the class got in whose method the call is: a second prefetcher's."""
+    function = function_around(call)
+    owner = None if function is None else class_around(function)
+    made = None if owner is None else program.method(owner, "__init__")
+    if owner is None or made is None or owner in above(loop):
+        return set()
+    used = [one.func.value for one in calls_in(loop) if isinstance(one.func, ast.Attribute)]
+    own = [
+        origin for one in used if Instance(owner) in program.values(one) for origin in written(program, one)
+    ]
+    if not own or not all(isinstance(one, ast.Call) for one in own):
+        return set()
+    given = {one: set(_given_loaders(program, one)) for one in program.callers(made)}
+    mine = set().union(*(loaders for one, loaders in given.items() if one in own))
+    return set().union(*given.values()) - mine
+
+
+def _given_loaders(program: Program, call: ast.Call) -> Iterator[ast.Call]:
+    for one in (*call.args, *(keyword.value for keyword in call.keywords)):
+        yield from loaders(program, one)
 
 
 def trains_together(program: Program, loop: ast.AST) -> bool:

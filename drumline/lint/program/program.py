@@ -16,7 +16,7 @@ from drumline.lint.program.asking import Asked, Found
 from drumline.lint.program.expressions import evaluate
 from drumline.lint.program.files import Files
 from drumline.lint.program.tree import Binding, FunctionNode, Index, source_of
-from drumline.lint.program.value import NOTHING, Library, Made, Method, Values
+from drumline.lint.program.value import NOTHING, Library, Made, Method, Value, Values
 from drumline.lint.reading.source import Source
 
 
@@ -85,17 +85,16 @@ class Program:
         """The library's name for it, with methods as in `torch.optim.SGD.step`; empty where it is not known."""
         if expression in self._names:
             return self._names[expression]
-        name = ""
-        for value in self.values(expression):
-            if isinstance(value, Library):
-                name = value.name
-                break
-            if isinstance(value, Method):
-                name = f"{classes.name_of_owner(self, value.of)}.{value.name}"
-                break
+        # Of several, the same in every run: sets have no order.
+        name = max(map(self._library_name, self.values(expression)), default="")
         if expression in self._known:
             self._names[expression] = name
         return name
+
+    def _library_name(self, value: Value) -> str:
+        if isinstance(value, Method):
+            return f"{classes.name_of_owner(self, value.of)}.{value.name}"
+        return value.name if isinstance(value, Library) else ""
 
     # Calls of a library's functions.
 

@@ -10,9 +10,9 @@ from drumline.lint.program.conditions import conditions
 from drumline.lint.program.distributed import distributed_sources
 from drumline.lint.program.guards import is_now_and_then
 from drumline.lint.program.loops import batch_loops, calls_in, done_in
-from drumline.lint.program.names import DDP, FSDP, GRAD_SCALERS
+from drumline.lint.program.names import DDP, GRAD_SCALERS
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import FunctionNode, Loop, above, inside, last_name, up
+from drumline.lint.program.tree import FunctionNode, Loop, above, dotted, inside, last_name, up
 from drumline.lint.program.value import Known, Made
 
 IsRare = Callable[[Program, ast.AST, ast.AST], bool]
@@ -59,7 +59,7 @@ def _find_callees(program: Program, root: ast.AST) -> Iterator[tuple[ast.Call, F
 def every_nth(program: Program, node: ast.AST, until: ast.AST) -> bool:
     """Whether it is under `if (step + 1) % n == 0`, `if micro == n - 1`, or a flag that is computed so."""
     return any(
-        _counts(program, test) or (holds and _is_last(test))
+        _counts(program, test) or (holds and (_is_last(test) or _counts_from_last(test)))
         for test, holds in conditions(program, node)
         if up(test) is not until and until in above(test)
     )
@@ -74,6 +74,20 @@ def _is_last(test: ast.expr) -> bool:
             isinstance(one, ast.BinOp) and isinstance(one.op, ast.Sub) and isinstance(one.right, ast.Constant)
             for one in (test.left, *test.comparators)
         )
+    )
+
+
+def _counts_from_last(test: ast.expr) -> bool:
+    """`if step - last >= n: ...; last = step`"""
+    block = up(test)
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.GtE | ast.Gt | ast.Eq):
+        return False
+    if not isinstance(test.left, ast.BinOp) or not isinstance(test.left.op, ast.Sub):
+        return False
+    now, last = dotted(test.left.left), dotted(test.left.right)
+    return bool(now and last) and any(
+        dotted(one.value) == now and last in [dotted(target) for target in one.targets]
+        for one in (inside(block, ast.Assign) if isinstance(block, ast.If) else ())
     )
 
 
@@ -156,6 +170,5 @@ def wrapped_calls(program: Program, root: ast.AST) -> list[ast.Call]:
 
 
 def is_wrapped(program: Program, expression: ast.expr) -> bool:
-    """Whether it is a model in DDP, and not one in FSDP."""
-    made = {value.name for value in program.values(expression) if isinstance(value, Made)}
-    return DDP in made and not made & set(FSDP)
+    """Whether it is, or may be, a model in DDP."""
+    return bool(program.made(expression, DDP))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from drumline.lint.program.losses import before_changes, goes_backward
 from drumline.lint.program.names import DDP, FSDP
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import Binding, inside, last_name, up
@@ -25,8 +26,13 @@ def is_of_step(program: Program, expression: ast.expr | None, depth: int = 0) ->
     if expression is None or depth > DEEPEST:
         return False
     deeper = depth + 1
+    if isinstance(expression, ast.Name | ast.Attribute) and goes_backward(program, expression):
+        return True
     if isinstance(expression, ast.Name):
-        return _is_name_of_step(program, expression, deeper)
+        changed = before_changes(program, expression)
+        return any(_is_name_of_step(program, one, deeper) for one in (expression, *changed)) or any(
+            is_of_step(program, one.value, deeper) for one in changed.values()
+        )
     if isinstance(expression, ast.Call):
         return _is_call_of_step(program, expression, deeper)
     if isinstance(expression, ast.Attribute):

@@ -13,7 +13,7 @@ from typing import Protocol
 from drumline.lint.finding import Place
 from drumline.lint.reading.noqa import Lines, Silenced, silenced_lines
 from drumline.lint.reading.shell_parts import Command, Kind, Piece, Word
-from drumline.lint.reading.shell_words import ASSIGNMENT, inside_quotes, read_commands
+from drumline.lint.reading.shell_words import ASSIGNMENT, inside_quotes, read_commands, read_comments
 from drumline.lint.reading.slurm_options import Options, header_options
 
 _DECLARES = {"export", "declare", "typeset", "local", "readonly"}
@@ -71,6 +71,11 @@ class Script:
     def commands(self) -> list[Command]:
         """In the order of the text, but those in `$(...)` before the one that holds them."""
         return read_commands(self.text)
+
+    @cached_property
+    def comments(self) -> frozenset[int]:
+        """Where they begin."""
+        return read_comments(self.text)
 
     @cached_property
     def sbatch(self) -> Options:

@@ -36,6 +36,13 @@ def read_commands(text: str, start: int = 0, end: int | None = None) -> list[Com
     return _Reader(text, start, len(text) if end is None else end).read()
 
 
+def read_comments(text: str) -> frozenset[int]:
+    """Where comments begin; a `#` in quotes or in a here-document begins none."""
+    reader = _Reader(text, 0, len(text))
+    reader.read()
+    return frozenset(reader.comments)
+
+
 def inside_quotes(text: str, word: Word) -> tuple[int, int] | None:
     """The part between the quotes of a word that is one quoted text."""
     quote = text[word.start : word.start + 1]
@@ -53,6 +60,7 @@ class _Reader:
     def __init__(self, text: str, start: int, end: int) -> None:
         self.text, self.at, self.end = text, start, end
         self.commands: list[Command] = []
+        self.comments: list[int] = []
         self.frames = [Frame(Place.LIST)]
         self.here: list[tuple[str, bool]] = []
 
@@ -81,6 +89,7 @@ class _Reader:
             self._end_word()
             self.at += 1
         elif letter == "#" and frame.start < 0:
+            self.comments.append(self.at)
             self.at = self._match(_LINE)
         elif letter == "#":
             self._add(Piece(Kind.TEXT, "#"), self.at + 1)

@@ -83,8 +83,8 @@ ALONE = {
     "x11",
 }
 ALIASES = {"tasks-per-node": "ntasks-per-node"}
-# Slurm passes over one that is indented.
-_HEADER = re.compile(r"#SBATCH(?=[ \t])")
+# As sbatch looks for them: at the very beginning of a line, and with or without a blank behind.
+_HEADER = re.compile(r"#SBATCH(?=[ \t-])")
 # With --exclusive=user or =mcs, other jobs of the same user or group may come to its nodes.
 _WHOLE = {None, "allocation", "exclusive", "topo"}
 _LINE = re.compile(r"[^\n]*\n?")

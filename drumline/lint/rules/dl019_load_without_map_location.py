@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument, has_unknown_arguments
 from drumline.lint.program.guards import is_on_main_only
+from drumline.lint.program.on_host import is_saved_from_host
 from drumline.lint.program.program import Program
 from drumline.lint.program.saves import is_in_memory, is_own
 from drumline.lint.program.tree import class_around, function_around
@@ -48,7 +49,8 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if _is_told_where(program, call) or _is_of_sample(program, call) or is_on_main_only(program, call):
             continue
         path = argument(call, 0, "f")
-        if not is_in_memory(program, path) and not is_own(program, path):
+        is_of_one = is_in_memory(program, path) or is_own(program, path)
+        if not is_of_one and not is_saved_from_host(program, path):
             what = "a file" if path is None else source.code(path)
             said = f"every rank loads {what} onto the GPU that it was saved from"
             yield RULE.at(source, call, said)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.conditions import ENDING_CALLS, conditions
 from drumline.lint.program.distributed import framework
+from drumline.lint.program.looked_up import is_looked_up
 from drumline.lint.program.names import DESTROY, INIT
 from drumline.lint.program.order import MOST_STEPS, Run, process_of, scripts_through
 from drumline.lint.program.program import Program
@@ -57,6 +58,16 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 call,
                 f"{source.code(call.func)} is called, and nothing in this run calls destroy_process_group",
             )
+        elif not through and _is_nowhere_destroyed(program, call):
+            yield RULE.at(
+                source, call, f"{source.code(call.func)} is called, and destroy_process_group nowhere"
+            )
+
+
+def _is_nowhere_destroyed(program: Program, init: ast.Call) -> bool:
+    """Of one that a run comes to by a name which it puts together: no file as much as mentions it."""
+    is_mentioned = any("destroy_process_group" in source.text for source in program.sources)
+    return not is_mentioned and is_looked_up(program, function_around(init))
 
 
 def _is_destroyed(program: Program, run: Run) -> bool:
@@ -76,9 +87,14 @@ def _is_endless(program: Program, run: Run) -> bool:
     return any(
         _is_in_endless_loop(program, step.call)
         and process_of(program, step) in ranks
-        and not any(_is_conditional(program, way) for way in step.through)
+        and not any(_is_conditional(program, way) or _is_thread(way) for way in step.through)
         for step in run
     )
+
+
+def _is_thread(way: ast.AST) -> bool:
+    """What goes on beside the run's own end."""
+    return isinstance(way, ast.Call) and last_name(way.func) == "Thread"
 
 
 def _is_in_endless_loop(program: Program, call: ast.Call) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument, has_unknown_arguments
+from drumline.lint.program.conditions import conditions
 from drumline.lint.program.distributed import distributed_sources, framework
 from drumline.lint.program.guards import is_on_main_only
 from drumline.lint.program.loops import done_in, evaluation_loops
@@ -89,7 +90,8 @@ def _find(program: Program) -> Iterator[ast.Call]:
         if source not in distributed or framework(program, source):
             continue
         for loop in evaluation_loops(program, source):
-            samplers = [one for one in _samplers(program, loop) if one not in trained and _pads(program, one)]
+            every = [one for one in _samplers(program, loop) if one not in trained]
+            samplers = [one for one in every if _pads(program, one) and not _is_for_training(program, one)]
             if samplers and _counts(program, loop) and not is_on_main_only(program, loop):
                 yield from (one for one in samplers if not _is_handled(program, loop, one))
 
@@ -106,6 +108,22 @@ def _pads(program: Program, sampler: ast.Call) -> bool:
     given = argument(sampler, 5, "drop_last")
     is_told_not_to = given is not None and program.values(given) != {Known(False)}
     return not is_told_not_to and not has_unknown_arguments(sampler)
+
+
+def _is_for_training(program: Program, sampler: ast.Call) -> bool:
+    """Under `if training:` or `if split == "train":`."""
+    return any(holds and _says_training(test) for test, holds in conditions(program, sampler))
+
+
+def _says_training(test: ast.expr) -> bool:
+    if isinstance(test, ast.BoolOp):
+        return isinstance(test.op, ast.And) and any(_says_training(one) for one in test.values)
+    if isinstance(test, ast.Compare):
+        other = test.comparators[0]
+        is_equal = isinstance(test.ops[0], ast.Eq)
+        return is_equal and isinstance(other, ast.Constant) and "train" in str(other.value).lower()
+    name = last_name(test).lower()
+    return name.removeprefix("is_").removeprefix("for_") in ("train", "training")
 
 
 def _counts(program: Program, loop: Loop) -> bool:
