@@ -59,10 +59,12 @@ PASSING_METHODS = {
 def of_call(program: Whole, node: ast.Call) -> Values:
     """All that it may give."""
     found: set[Value] = set()
-    for callee in program.values(node.func):
+    callees = program.values(node.func)
+    for callee in callees:
         found |= _called(program, callee, node)
     if not found and last_name(node.func):
-        return ranks.by_name(last_name(node.func))
+        named = frozenset(callee for callee in callees if isinstance(callee, Rank | RankTest))
+        return named or ranks.by_name(last_name(node.func))
     return frozenset(found)
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from drumline.lint.program.names import COLLECTIVE_SAVES, COLLECTIVES, FSDP
+from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import (
     FunctionNode,
@@ -63,8 +64,9 @@ def has_group(program: Program, call: ast.Call) -> bool:
 
 def _is_world(program: Program, value: ast.expr) -> bool:
     values = program.values(value)
+    if values == {Known(None)}:  # or None at first, and later something that is not known
+        return all(isinstance(one, ast.Constant) for one in written(program, value))
     return values in (
-        frozenset({Known(None)}),
         frozenset({Library("torch.distributed.GroupMember.WORLD")}),
         frozenset({Library("torch.distributed.group.WORLD")}),
     )
@@ -75,7 +77,7 @@ def _is_group(program: Program, value: ast.expr) -> bool:
         return False
     made = any(isinstance(one, Made) and "new_" in one.name for one in program.values(value))
     name = last_name(value).lower()
-    return made or "group" in name.split("_") or name.endswith("group") or name in ("pg", "mesh")
+    return made or name.endswith("group") or not {"group", "pg", "mesh"}.isdisjoint(name.split("_"))
 
 
 def collectives_in(

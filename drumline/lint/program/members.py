@@ -37,7 +37,8 @@ def of_attribute(program: Whole, node: ast.Attribute) -> Values:
     found: Values = frozenset().union(*(_member(program, owner, node.attr) for owner in owners))
     if not any(isinstance(owner, Instance | Module | Class) for owner in owners):
         found |= _assigned_nearby(program, node)
-    named = ranks.of_member({owner.name for owner in owners if isinstance(owner, Made)}, node.attr)
+    makers = {owner.name for owner in owners if isinstance(owner, Made)}
+    named = ranks.of_member(makers, last_name(node.value), node.attr)
     if named and all(_tells_less_than_its_name(value) for value in found):
         return found if ranks.is_other_number(found) else believed(program, node, owners, named)
     return found

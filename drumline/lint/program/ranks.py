@@ -62,6 +62,7 @@ _LOCAL_MAIN = re.compile(
 _OF_GROUP = re.compile(
     r"(tp|dp|pp|cp|ep|sp|mp|((tensor|data|pipeline|context|expert|sequence|model)_)+parallel)_(rank|local_rank)"
 )
+_GROUPS = re.compile(r"(.*_)?(group|pg|mesh)")
 # Plain words that mean many other things too.
 _VAGUE = {"main", "master", "primary", "root", "leader", "chief", "coordinator", "the_main"}
 _BEING_DISTRIBUTED = re.compile(
@@ -92,8 +93,11 @@ def of_library(name: str) -> Values:
     return NOTHING if is_torch or is_vague else by_name(last)
 
 
-def of_member(makers: set[str], name: str) -> Values:
-    """What an attribute's name says, by what made the object: `parser.parse_args().rank`, `Accelerator().is_main`."""
+def of_member(makers: set[str], owner: str, name: str) -> Values:
+    """What an attribute's name says, by what made the object and what that is called: `parser.parse_args().rank`,
+    `Accelerator().is_main`, `data_group.rank()`."""
+    if name == "rank" and _GROUPS.fullmatch(owner.lower()):
+        return frozenset({Rank("group")})
     if any(maker.startswith("torch.") for maker in makers):
         return frozenset({Rank("group")}) if name == "get_local_rank" else NOTHING  # of a device mesh
     return by_name(name)

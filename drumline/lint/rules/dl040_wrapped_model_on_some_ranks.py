@@ -36,7 +36,7 @@ RULE = Rule(
         "step sends: that goes well by luck if the next thing the others do is a training step, and not before a "
         "barrier, a reduction or the end of the job."
     ),
-    fix="run `model.module` where only some ranks come, or let every rank come",
+    fix="run what it wraps, its `.module`, where only some ranks come, or let every rank come",
     bad="""\
 import torch
 import torch.distributed as dist

@@ -91,6 +91,7 @@ def values(expression: str) -> set[object]:
         ("is_local_master()", RankTest("local", True)),
         ("dist.get_rank(args.group) == 0", RankTest("group", True)),
         ("mesh.get_local_rank('data') == 0", RankTest("group", True)),
+        ("args.group.rank() == 0", RankTest("group", True)),
         ("not dist.is_initialized() or rank == 0", MAIN),
         ("not args.distributed or args.rank == 0", MAIN),
         ("dist.get_world_size() == 1 or rank == 0", MAIN),
