@@ -12,16 +12,16 @@ from typing import Any
 from drumline.lint.edits import split_lines
 from drumline.lint.finding import Finding, Place, Severity
 from drumline.lint.problems import OWN_RULES, RULE_FAILED, UNREADABLE, problem
-from drumline.lint.program.dead import is_dead
-from drumline.lint.program.distributed import distributed_sources
 from drumline.lint.program.program import Program
-from drumline.lint.program.projects import may_be_distributed, projects
 from drumline.lint.program.tree import statement_at
 from drumline.lint.reading.noqa import is_silenced
 from drumline.lint.reading.parse import Reading, read_bytes, read_file
 from drumline.lint.reading.shell import Script
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.dead import is_dead
+from drumline.lint.running.distributed import distributed_sources
+from drumline.lint.running.projects import may_be_distributed, projects
 from drumline.lint.settings import Settings
 
 RuleModules = Mapping[str, Any]

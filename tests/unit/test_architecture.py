@@ -64,6 +64,24 @@ def is_module(name: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
+def test_the_linter_has_floors_of_its_own() -> None:
+    """From what is read to what is told of it."""
+    floors = ["reading", "program", "running", "training", "rules", "telling"]
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {node.module}"
+        for number, floor in enumerate(floors)
+        for path in sorted((PACKAGE / "lint" / floor).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module
+        for above in floors[number + 1 :]
+        if node.module.startswith(f"drumline.lint.{above}")
+    ]
+    assert wrong == []
+    assert {path.name for path in (PACKAGE / "lint").iterdir() if path.is_dir()} - {"__pycache__"} == set(
+        floors
+    )
+
+
 def test_every_room_has_its_floor() -> None:
     assert modules()
     assert {room_of(path) for path in modules()} == set(FLOOR_OF)

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import has_unknown_arguments
-from drumline.lint.program.devices import is_on_cpu_only, moves_to_gpu
-from drumline.lint.program.distributed import framework
-from drumline.lint.program.moving import has_devices, is_made_on_cpu, is_moved_before, moves_of, wrapped
 from drumline.lint.program.names import DDP
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import function_around, position
 from drumline.lint.program.value import Made
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.distributed import framework
+from drumline.lint.training.devices import is_on_cpu_only, moves_to_gpu
+from drumline.lint.training.moving import has_devices, is_made_on_cpu, is_moved_before, moves_of, wrapped
 
 RULE = Rule(
     id="DL002",

@@ -7,10 +7,7 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument, has_unknown_arguments
-from drumline.lint.program.distributed import framework
 from drumline.lint.program.imports import connected
-from drumline.lint.program.loaders import given, training_loops
-from drumline.lint.program.loops import outer_loops
 from drumline.lint.program.making import bodies
 from drumline.lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline.lint.program.origins import written
@@ -18,6 +15,9 @@ from drumline.lint.program.program import Program
 from drumline.lint.program.value import Instance, Known, Made, Method, Values
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.distributed import framework
+from drumline.lint.running.loops import outer_loops
+from drumline.lint.training.loaders import given, training_loops
 
 RULE = Rule(
     id="DL005",

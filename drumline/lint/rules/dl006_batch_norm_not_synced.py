@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument
-from drumline.lint.program.devices import is_on_cpu_only
-from drumline.lint.program.distributed import framework
-from drumline.lint.program.moving import built_of, wrapped
 from drumline.lint.program.names import DDP
 from drumline.lint.program.program import Program
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.distributed import framework
+from drumline.lint.training.devices import is_on_cpu_only
+from drumline.lint.training.moving import built_of, wrapped
 
 RULE = Rule(
     id="DL006",

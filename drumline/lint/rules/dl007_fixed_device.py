@@ -7,10 +7,7 @@ import re
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.alone import is_alone, is_in_run
 from drumline.lint.program.arguments import argument
-from drumline.lint.program.distributed import framework
-from drumline.lint.program.guards import is_on_some_only
 from drumline.lint.program.imports import connected
 from drumline.lint.program.names import DDP
 from drumline.lint.program.origins import written
@@ -18,6 +15,9 @@ from drumline.lint.program.program import Program
 from drumline.lint.program.tree import Binding, last_name, position, scope_node, statement_of
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.alone import is_alone, is_in_run
+from drumline.lint.running.distributed import framework
+from drumline.lint.running.guards import is_on_some_only
 
 RULE = Rule(
     id="DL007",

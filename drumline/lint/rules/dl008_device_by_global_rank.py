@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument
-from drumline.lint.program.hosts import meets_on_one_host
 from drumline.lint.program.names import DDP
 from drumline.lint.program.program import Program
 from drumline.lint.program.value import Rank
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.hosts import meets_on_one_host
 
 RULE = Rule(
     id="DL008",

@@ -6,13 +6,13 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.distributed import framework
-from drumline.lint.program.models import built_at, wrappings, wraps_any
-from drumline.lint.program.order import Run, found_in_scripts
 from drumline.lint.program.program import Program
-from drumline.lint.program.seeds import seeded_before
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.distributed import framework
+from drumline.lint.running.order import Run, found_in_scripts
+from drumline.lint.training.models import built_at, wrappings, wraps_any
+from drumline.lint.training.seeds import seeded_before
 
 RULE = Rule(
     id="DL009",

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument
-from drumline.lint.program.augmentation import augmentations
-from drumline.lint.program.distributed import framework
 from drumline.lint.program.names import LOADER
-from drumline.lint.program.order import Run, Step, found_in_scripts, process_of
 from drumline.lint.program.program import Program
-from drumline.lint.program.seeds import kind_of_seed, may_differ_by_rank, seeds_torch, where_given
 from drumline.lint.program.tree import inside
 from drumline.lint.program.value import Function, Known
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.distributed import framework
+from drumline.lint.running.order import Run, Step, found_in_scripts, process_of
+from drumline.lint.training.augmentation import augmentations
+from drumline.lint.training.seeds import kind_of_seed, may_differ_by_rank, seeds_torch, where_given
 
 RULE = Rule(
     id="DL011",

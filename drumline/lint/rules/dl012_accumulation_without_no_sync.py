@@ -6,13 +6,13 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.accumulating import Accumulation, accumulations, every_round
-from drumline.lint.program.distributed import framework
 from drumline.lint.program.program import Program
-from drumline.lint.program.steps import wrapped_calls
 from drumline.lint.program.tree import function_around, inside
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.distributed import framework
+from drumline.lint.training.accumulating import Accumulation, accumulations, every_round
+from drumline.lint.training.steps import wrapped_calls
 
 RULE = Rule(
     id="DL012",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.coming import how_all_come
-from drumline.lint.program.guards import is_on_every_rank
 from drumline.lint.program.program import Program
-from drumline.lint.program.saves import is_own, saves
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.coming import how_all_come
+from drumline.lint.running.guards import is_on_every_rank
+from drumline.lint.training.saves import is_own, saves
 
 RULE = Rule(
     id="DL014",

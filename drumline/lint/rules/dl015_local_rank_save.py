@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.guards import Guards, is_main_only, ways
 from drumline.lint.program.program import Program
-from drumline.lint.program.saves import is_own_of_node, saves
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.guards import Guards, is_main_only, ways
+from drumline.lint.training.saves import is_own_of_node, saves
 
 RULE = Rule(
     id="DL015",

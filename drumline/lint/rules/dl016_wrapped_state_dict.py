@@ -10,10 +10,10 @@ from drumline.lint.finding import Edit, Finding, Severity
 from drumline.lint.program.names import DDP
 from drumline.lint.program.origins import behind, parts
 from drumline.lint.program.program import Program
-from drumline.lint.program.saves import saves
-from drumline.lint.program.unwrapped import is_unwrapped
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.training.saves import saves
+from drumline.lint.training.unwrapped import is_unwrapped
 
 RULE = Rule(
     id="DL016",

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from functools import partial
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.collectives import collective, collectives_in, likely_names, short
-from drumline.lint.program.conditions import conditions, rank_tests_at
-from drumline.lint.program.counterparts import has_counterpart, who_comes
-from drumline.lint.program.guards import guards_of_decorators
 from drumline.lint.program.program import Program
-from drumline.lint.program.reached_collectives import reached_by
 from drumline.lint.program.tree import above, function_around, last_name
 from drumline.lint.program.value import RankTest
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.collectives import collective, collectives_in, likely_names, short
+from drumline.lint.running.conditions import conditions, rank_tests_at
+from drumline.lint.running.counterparts import has_counterpart, who_comes
+from drumline.lint.running.guards import guards_of_decorators
+from drumline.lint.running.reached_collectives import reached_by
 
 RULE = Rule(
     id="DL017",

@@ -6,20 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.collectives import collectives_in, short
-from drumline.lint.program.conditions import (
-    ENDING_CALLS,
-    after_in_block,
-    conditions,
-    rank_tests,
-    rank_tests_at,
-)
-from drumline.lint.program.distributed import framework
-from drumline.lint.program.loops import reached
-from drumline.lint.program.own_values import has_replicas, is_joined, loop_around, own_loss_in
 from drumline.lint.program.program import Program
 from drumline.lint.program.ranks import flipped
-from drumline.lint.program.reached_collectives import reached_in
 from drumline.lint.program.tree import (
     LOOPS,
     above,
@@ -31,6 +19,18 @@ from drumline.lint.program.tree import (
 from drumline.lint.program.value import RankTest
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.collectives import collectives_in, short
+from drumline.lint.running.conditions import (
+    ENDING_CALLS,
+    after_in_block,
+    conditions,
+    rank_tests,
+    rank_tests_at,
+)
+from drumline.lint.running.distributed import framework
+from drumline.lint.running.loops import reached
+from drumline.lint.running.own_values import has_replicas, is_joined, loop_around, own_loss_in
+from drumline.lint.running.reached_collectives import reached_in
 
 RULE = Rule(
     id="DL018",

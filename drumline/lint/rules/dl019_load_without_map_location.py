@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument, has_unknown_arguments
-from drumline.lint.program.guards import is_on_main_only
-from drumline.lint.program.on_host import is_saved_from_host
 from drumline.lint.program.program import Program
-from drumline.lint.program.saves import is_in_memory, is_own
 from drumline.lint.program.tree import class_around, function_around
 from drumline.lint.program.value import Known
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.guards import is_on_main_only
+from drumline.lint.training.on_host import is_saved_from_host
+from drumline.lint.training.saves import is_in_memory, is_own
 
 RULE = Rule(
     id="DL019",

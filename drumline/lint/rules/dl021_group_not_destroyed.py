@@ -6,15 +6,15 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.conditions import ENDING_CALLS, conditions
-from drumline.lint.program.distributed import framework
 from drumline.lint.program.looked_up import is_looked_up
 from drumline.lint.program.names import DESTROY, INIT
-from drumline.lint.program.order import MOST_STEPS, Run, process_of, scripts_through
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import SCOPES, above, function_around, inside, last_name, up
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.conditions import ENDING_CALLS, conditions
+from drumline.lint.running.distributed import framework
+from drumline.lint.running.order import MOST_STEPS, Run, process_of, scripts_through
 
 RULE = Rule(
     id="DL021",

@@ -6,15 +6,15 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.conditions import leaves, rank_tests
-from drumline.lint.program.guards import is_now_and_then
-from drumline.lint.program.loops import repeated
 from drumline.lint.program.program import Program
-from drumline.lint.program.steps import is_method, rounds, training_loops
-from drumline.lint.program.tensors import is_of_step
 from drumline.lint.program.tree import SCOPES, above, inside, last_name, position, statement_of
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.conditions import leaves, rank_tests
+from drumline.lint.running.guards import is_now_and_then
+from drumline.lint.running.loops import repeated
+from drumline.lint.training.steps import is_method, rounds, training_loops
+from drumline.lint.training.tensors import is_of_step
 
 RULE = Rule(
     id="DL022",

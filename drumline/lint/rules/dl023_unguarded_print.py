@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument, has_unknown_arguments
-from drumline.lint.program.conditions import after_in_block, leaves
-from drumline.lint.program.guards import is_on_every_rank
-from drumline.lint.program.outputs import Output, is_seen_to, names_the_rank, outputs
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import above, function_around, inside, last_name, statement_of
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.conditions import after_in_block, leaves
+from drumline.lint.running.guards import is_on_every_rank
+from drumline.lint.training.outputs import Output, is_seen_to, names_the_rank, outputs
 
 RULE = Rule(
     id="DL023",

@@ -6,17 +6,17 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.alternatives import are_alternatives
 from drumline.lint.program.arguments import argument
-from drumline.lint.program.cuda import CHOOSES, CHOOSING_VARIABLES, works_on_first_gpu
-from drumline.lint.program.environment import settings
-from drumline.lint.program.guards import is_on_some_only
 from drumline.lint.program.names import INIT
-from drumline.lint.program.order import Run, found_in_scripts, process_of
 from drumline.lint.program.program import Program
 from drumline.lint.program.value import Known
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.alternatives import are_alternatives
+from drumline.lint.running.environment import settings
+from drumline.lint.running.guards import is_on_some_only
+from drumline.lint.running.order import Run, found_in_scripts, process_of
+from drumline.lint.training.cuda import CHOOSES, CHOOSING_VARIABLES, works_on_first_gpu
 
 RULE = Rule(
     id="DL024",

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument
-from drumline.lint.program.hosts import is_loopback, is_right_on_one_host, written_text
 from drumline.lint.program.names import INIT
 from drumline.lint.program.program import Program
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.hosts import is_loopback, is_right_on_one_host, written_text
 
 RULE = Rule(
     id="DL026",

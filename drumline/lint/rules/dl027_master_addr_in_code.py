@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.environment import Setting, settings
-from drumline.lint.program.hosts import is_left_to_launcher, is_loopback, is_right_on_one_host, written_text
 from drumline.lint.program.program import Program
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.environment import Setting, settings
+from drumline.lint.running.hosts import is_left_to_launcher, is_loopback, is_right_on_one_host, written_text
 
 RULE = Rule(
     id="DL027",

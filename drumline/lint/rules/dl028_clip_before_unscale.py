@@ -6,14 +6,14 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.conditions import conditions
-from drumline.lint.program.loops import done_in
 from drumline.lint.program.program import Program
-from drumline.lint.program.steps import SCALERS, is_method, is_scaler, training_loops
 from drumline.lint.program.tree import function_around
 from drumline.lint.program.value import Made
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.conditions import conditions
+from drumline.lint.running.loops import done_in
+from drumline.lint.training.steps import SCALERS, is_method, is_scaler, training_loops
 
 RULE = Rule(
     id="DL028",

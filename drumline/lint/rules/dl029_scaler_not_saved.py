@@ -9,12 +9,12 @@ from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument
 from drumline.lint.program.imports import imported_sources
 from drumline.lint.program.program import Program
-from drumline.lint.program.steps import SCALERS, is_method, is_optimizer, is_scaler
-from drumline.lint.program.tensors import passed
 from drumline.lint.program.tree import function_around, inside, last_name
 from drumline.lint.program.value import Class
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.training.steps import SCALERS, is_method, is_optimizer, is_scaler
+from drumline.lint.training.tensors import passed
 
 RULE = Rule(
     id="DL029",

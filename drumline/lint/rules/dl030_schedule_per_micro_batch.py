@@ -6,13 +6,13 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.accumulating import accumulations
-from drumline.lint.program.distributed import framework
-from drumline.lint.program.guards import is_now_and_then
 from drumline.lint.program.program import Program
-from drumline.lint.program.steps import every_nth, scheduler_steps
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.distributed import framework
+from drumline.lint.running.guards import is_now_and_then
+from drumline.lint.training.accumulating import accumulations
+from drumline.lint.training.steps import every_nth, scheduler_steps
 
 RULE = Rule(
     id="DL030",

@@ -6,19 +6,19 @@ import ast
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
-from drumline.lint.program.alone import is_alone
 from drumline.lint.program.arguments import has_unknown_arguments
-from drumline.lint.program.distributed import framework
-from drumline.lint.program.guards import is_on_some_only
 from drumline.lint.program.imports import connected
-from drumline.lint.program.loaders import given, loaders, training_loops
 from drumline.lint.program.names import LOADER
 from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
-from drumline.lint.program.splits import uneven_split
 from drumline.lint.program.tree import Loop, inside, last_name
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.alone import is_alone
+from drumline.lint.running.distributed import framework
+from drumline.lint.running.guards import is_on_some_only
+from drumline.lint.training.loaders import given, loaders, training_loops
+from drumline.lint.training.splits import uneven_split
 
 RULE = Rule(
     id="DL031",

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument
-from drumline.lint.program.loops import evaluation_loops
 from drumline.lint.program.names import LOADER
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import Loop, end_position, inside, last_name, position, scope_node
 from drumline.lint.program.value import Known, Made
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.loops import evaluation_loops
 
 RULE = Rule(
     id="DL032",

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument, has_unknown_arguments
-from drumline.lint.program.conditions import conditions
-from drumline.lint.program.distributed import distributed_sources, framework
-from drumline.lint.program.guards import is_on_main_only
-from drumline.lint.program.loops import done_in, evaluation_loops
 from drumline.lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline.lint.program.program import Program
-from drumline.lint.program.steps import is_method, rounds, training_loops
 from drumline.lint.program.tree import Loop, function_around, inside, last_name
 from drumline.lint.program.value import Known
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.conditions import conditions
+from drumline.lint.running.distributed import distributed_sources, framework
+from drumline.lint.running.guards import is_on_main_only
+from drumline.lint.running.loops import done_in, evaluation_loops
+from drumline.lint.training.steps import is_method, rounds, training_loops
 
 RULE = Rule(
     id="DL033",

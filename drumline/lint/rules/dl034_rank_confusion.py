@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument
-from drumline.lint.program.device_uses import is_for_this_host_only
-from drumline.lint.program.hosts import is_size_of_one_host
 from drumline.lint.program.names import DISTRIBUTED_SAMPLER, INIT
-from drumline.lint.program.node_numbers import counts_nodes
 from drumline.lint.program.program import Program
 from drumline.lint.program.ranks import OF_FUNCTION, OF_NAME, OF_VARIABLE
 from drumline.lint.program.tree import Binding, inside, last_name, scope_node
 from drumline.lint.program.value import Known, Library, Rank
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.hosts import is_size_of_one_host
+from drumline.lint.running.node_numbers import counts_nodes
+from drumline.lint.training.device_uses import is_for_this_host_only
 
 RULE = Rule(
     id="DL034",

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Edit, Finding, Severity
 from drumline.lint.program.arguments import has_unknown_arguments
-from drumline.lint.program.conditions import conditions
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import above, end_position, position, up
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.conditions import conditions
 
 RULE = Rule(
     id="DL035",

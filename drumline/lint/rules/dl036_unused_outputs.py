@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument, has_unknown_arguments
-from drumline.lint.program.conditions import rank_tests
 from drumline.lint.program.names import DDP
-from drumline.lint.program.parts import flows_only_into, has_parameters, outputs, parts_used
 from drumline.lint.program.program import Program
-from drumline.lint.program.steps import rounds, training_loops
 from drumline.lint.program.tree import FunctionNode, above, inside, last_name, scope_node
 from drumline.lint.program.value import Instance, Known, Made
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.conditions import rank_tests
+from drumline.lint.training.parts import flows_only_into, has_parameters, outputs, parts_used
+from drumline.lint.training.steps import rounds, training_loops
 
 RULE = Rule(
     id="DL036",

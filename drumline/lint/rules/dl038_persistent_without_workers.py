@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import has_unknown_arguments
-from drumline.lint.program.loaders import given
 from drumline.lint.program.names import LOADER
 from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.training.loaders import given
 
 RULE = Rule(
     id="DL038",

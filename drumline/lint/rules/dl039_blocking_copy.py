@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Edit, Finding, Severity
 from drumline.lint.program.arguments import argument, has_unknown_arguments
-from drumline.lint.program.devices import moves_to_gpu
-from drumline.lint.program.loaders import given, loaders, loaders_behind
 from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import Binding, above, end_position, inside, last_name
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.training.devices import moves_to_gpu
+from drumline.lint.training.loaders import given, loaders, loaders_behind
 
 RULE = Rule(
     id="DL039",

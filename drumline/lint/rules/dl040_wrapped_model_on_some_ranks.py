@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument
-from drumline.lint.program.buffers import may_have_buffers
-from drumline.lint.program.collectives import has_group
-from drumline.lint.program.counterparts import Find, has_counterpart, who_comes
-from drumline.lint.program.distributed import framework
-from drumline.lint.program.forwards import Chain, forwards_by, forwards_in, run_by, wrappings_by
-from drumline.lint.program.guards import guards
-from drumline.lint.program.loops import has_gradients_off
-from drumline.lint.program.models import wraps_any
-from drumline.lint.program.moving import wrapped
 from drumline.lint.program.names import DDP
 from drumline.lint.program.program import Program
-from drumline.lint.program.some_ranks import Kept, calls_for_some, goes_backward, is_within, kept_away
 from drumline.lint.program.value import Known, Made
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
+from drumline.lint.running.collectives import has_group
+from drumline.lint.running.counterparts import Find, has_counterpart, who_comes
+from drumline.lint.running.distributed import framework
+from drumline.lint.running.guards import guards
+from drumline.lint.running.loops import has_gradients_off
+from drumline.lint.running.some_ranks import Kept, calls_for_some, goes_backward, is_within, kept_away
+from drumline.lint.training.buffers import may_have_buffers
+from drumline.lint.training.forwards import Chain, forwards_by, forwards_in, run_by, wrappings_by
+from drumline.lint.training.models import wraps_any
+from drumline.lint.training.moving import wrapped
 
 RULE = Rule(
     id="DL040",

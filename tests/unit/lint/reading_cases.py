@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drumline.lint.finding import Finding
-from drumline.lint.program.distributed import distributed_sources
 from drumline.lint.program.program import Program
 from drumline.lint.reading.shell import Script
 from drumline.lint.reading.source import Source
 from drumline.lint.rules import all_rules
 from drumline.lint.run import told_by
+from drumline.lint.running.distributed import distributed_sources
 
 CASES = Path(__file__).parent / "cases"
 _HEADING = re.compile(r"^## (?P<kind>bad|good): (?P<title>.*)$", re.MULTILINE)

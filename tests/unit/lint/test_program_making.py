@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from drumline.lint.program.alone import is_alone
 from drumline.lint.program.imports import connected
-from drumline.lint.program.loaders import loaders, loaders_behind
 from drumline.lint.program.making import depends_on_rank
 from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
 from drumline.lint.program.value import Known
 from drumline.lint.reading.source import Source
+from drumline.lint.running.alone import is_alone
+from drumline.lint.training.loaders import loaders, loaders_behind
 
 
 def _program(text: str) -> tuple[Program, Source]:

@@ -1,0 +1,43 @@
+"""Through which call all ranks come to a place of a function, to be named where nobody would believe it else."""
+
+from __future__ import annotations
+
+import ast
+
+from drumline.lint.program.program import Program
+from drumline.lint.program.tree import function_around
+from drumline.lint.running.guards import is_on_every_rank
+
+
+def how_all_come(program: Program, node: ast.AST) -> str:
+    """In words: `through train (line 12)`, with the file if it is another; nothing where it is plain to see."""
+    call = _call_of_all(program, node)
+    if call is None:
+        return ""
+    function, source = function_around(call), program.source_of(call)
+    is_here = source is program.source_of(node)
+    if function is None and is_here:
+        return ""  # `main()` at the end of the file
+    place = source.place(call)
+    where = "" if is_here else source.path.name
+    cell = "" if place.cell is None else f"cell {place.cell}"
+    line = ", ".join(one for one in (where, cell, f"line {place.line}") if one)
+    return f"through {line}" if function is None else f"through {function.name} ({line})"
+
+
+def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
+    """The last that lets all ranks in where others do not; if none is kept away anywhere, the nearest at all."""
+    telling: ast.Call | None = None
+    nearest: ast.Call | None = None
+    seen: set[ast.AST] = set()
+    while (function := function_around(node)) is not None and function not in seen:
+        seen.add(function)
+        calls = [call for call in program.callers(function) if function_around(call) is not function]
+        calls = [call for call in calls if function not in program.started(call)]
+        open_ = [call for call in calls if is_on_every_rank(program, call)]
+        if not open_:
+            break
+        node = open_[0]
+        nearest = nearest or open_[0]
+        telling = open_[0] if len(open_) < len(calls) else telling
+    return telling or nearest

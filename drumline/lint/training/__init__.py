@@ -1,0 +1,1 @@
+"""What training code does: models, loaders, losses, steps, seeds, devices, saves and what is shown."""

@@ -1,0 +1,112 @@
+"""Which code nobody comes to: the call of `here()` in each of these."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from drumline.lint.program.program import Program
+from drumline.lint.program.tree import statement_at
+from drumline.lint.reading.source import Source
+from drumline.lint.running.dead import is_dead
+from drumline.lint.running.guards import is_on_every_rank
+
+BEFORE = "import torch.distributed as dist\ndist.init_process_group()\n"
+
+
+def _place(*texts: str, before: str = BEFORE) -> tuple[Program, ast.Call]:
+    """The first is distributed; the others are b.py and c.py."""
+    whole = [before + dedent(texts[0]), *map(dedent, texts[1:])]
+    sources = [Source(Path(f"{'abc'[n]}.py"), text, ast.parse(text)) for n, text in enumerate(whole)]
+    program = Program(sources)
+    (call,) = [call for one in sources for call in program.index(one).calls.get("here", ())]
+    return program, call
+
+
+SWITCH = "def f(x, show=False):\n    if show:\n        here()\n"
+CLASS = """
+class Loss:
+    def __init__(self, model, balance=False):
+        self.gain, self.balance = 1.0, balance
+    def __call__(self, x):
+        if self.balance:
+            here()
+"""
+DEAD = {
+    "False and something": "if False and x:\n    here()",
+    "the other side of True": "if True or x:\n    pass\nelse:\n    here()",
+    "after an exit": "def f():\n    if not False:\n        return\n    here()\nf()",
+    "a switch that nobody turns on": SWITCH + "f(1)\nf(2, False)\nf(3, show=None)",
+    "not the other way": SWITCH.replace("if show", "if not show").replace("=False", "=True") + "f(1)",
+    "given on": SWITCH + "def g(show=False):\n    f(1, show=show)\ng()",
+    "under another name": SWITCH + "def h(x):\n    pass\ng = f if quick else h\ng(1)",
+    "what is called there": "def g():\n    here()\ndef f(show=False):\n    if show:\n        g()\nf()",
+    "an attribute": CLASS + "loss = Loss(1)\nloss(2)",
+    "a method": "class A:\n    def f(self, show=False):\n        if show:\n            here()\nA().f()",
+}
+
+
+@pytest.mark.parametrize("name", DEAD)
+def test_nobody_comes_there(name: str) -> None:
+    program, call = _place(DEAD[name])
+    assert is_dead(program, call)
+    assert not is_on_every_rank(program, call)
+
+
+ALIVE = {
+    "turned on once": SWITCH + "f(1)\nf(2, show=True)",
+    "by position": SWITCH + "f(1, True)",
+    "by what is not known": SWITCH + "f(1, show=args.show)",
+    "by many arguments": SWITCH + "f(1, **options)",
+    "nobody calls it": SWITCH,
+    "handed on": SWITCH + "f(1)\nuse(f)",
+    "by a name that is handed on": SWITCH + "f(1)\ng = f\nuse(g)",
+    "as a command": "@click.command()\n" + SWITCH + "f()",
+    "by a method of something not known": """
+        class A:
+            def f(self, show=False):
+                if show:
+                    here()
+        A().f()
+        def g(a):
+            a.f(show=True)
+    """,
+    "set in the function": SWITCH.replace("    if", "    show = show or look()\n    if") + "f(1)",
+    "a switch of the file": "SHOW = False\nif SHOW:\n    here()",
+    "the other side": SWITCH.replace("if show", "if not show") + "f(1)",
+    "an attribute that is turned on": CLASS + "loss = Loss(1)\nloss.balance = True",
+    "an attribute by a subclass": CLASS + "class Other(Loss):\n    pass\nOther(1, True)\nLoss(1)",
+    "an attribute of a class that is made so": CLASS + "Loss(1, balance=True)",
+}
+
+
+@pytest.mark.parametrize("name", ALIVE)
+def test_somebody_may_come_there(name: str) -> None:
+    program, call = _place(ALIVE[name])
+    assert not is_dead(program, call)
+
+
+def test_only_callers_that_are_distributed_count() -> None:
+    turned_on = "from b import f\nf(1, show=True)\n"
+    program, call = _place("from b import f\nf(1)", SWITCH, turned_on)
+    assert is_dead(program, call)
+    program, call = _place("from b import f\nf(1)\nimport c", SWITCH, turned_on)
+    assert not is_dead(program, call)
+
+
+def test_a_long_way_down_is_not_gone() -> None:
+    chain = "".join(f"def f{n}(show=False):\n    f{n + 1}(show=show)\n" for n in range(400))
+    program, call = _place(f"{chain}def f400(show=False):\n    if show:\n        here()\nf0()")
+    assert is_dead(program, call) in (True, False)
+
+
+def test_the_statement_of_a_line() -> None:
+    text = "try:\n    pass\nexcept E:\n    if (a and\n        b):\n        c()\nmatch x:\n    case 1:\n        d()\n"
+    tree = ast.parse(text)
+    found = {line: type(statement_at(tree, line)).__name__ for line in range(1, 11)}
+    assert found == {
+        1: "Try", 2: "Pass", 3: "Try", 4: "If", 5: "If", 6: "Expr", 7: "Match", 8: "Match", 9: "Expr", 10: "NoneType",
+    }  # fmt: skip
