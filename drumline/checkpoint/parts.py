@@ -172,6 +172,7 @@ def contribute(
 
 
 def _written(partial: Path, tensors: Files, stream: store.Stream) -> dict[str, Any]:
+    # Before they are written, which empties the groups: their memory is given back as it goes.
     names = {store.file_name(name): sorted(group) for name, group in tensors.items()}
     try:
         files = store.write_part(partial, tensors, stream)

@@ -81,6 +81,7 @@ class Saver:
         self._end = threading.Event()
         self._store: dist.Store | None = None
         self._writers: list[WritingRank] | None = None
+        self._sums: Tensor | None = None
         self._num_saves = 0
         self._step = 0
         self._stopped_at = self._stopped_s = 0.0
@@ -109,6 +110,9 @@ class Saver:
         state = gather_state(self._job, progress, self._facts, is_writer=is_writer)
         if state is None:
             return
+        # Held until the next save: were the writer's thread to give this pinned memory back while a step is being
+        # captured, torch would take the capture for a use of it, and fail later.
+        self._sums = state.sums
         shares = deal_to(self._writers, state.live)
         copied = self._copy(shares[me])
         if me == 0:

@@ -49,11 +49,10 @@ class State:
     documents: dict[str, Any]
     """Not yet with `sums` in them."""
     sums: Tensor
-    """Of the meter, on the device: the thread that writes reads them. In pinned memory they would be given back by that
-    thread, and if a step is just being captured, torch takes the capture for a use of them and fails later."""
+    """Of the meter, on their way to the host: there when a copy that was begun after them is."""
 
     def all_documents(self) -> dict[str, Any]:
-        """What the files hold. Waits for the device."""
+        """What the files hold, once the sums have come."""
         progress = self.documents["progress"]
         measured = {**progress["measured"], "sums": self.sums.tolist()}
         return {**self.documents, "progress": {**progress, "measured": measured}}
@@ -68,7 +67,7 @@ def gather_state(job: Job, progress: Progress, facts: Mapping[str, Any], *, is_w
         LiveBuffers(job.model).broadcast()
     rng = gather_tensors(capture_rng(device), device=device)
     data = gather_data_state(job)
-    sums = all_sum(job.meter.peek())
+    sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")
     if not is_writer:
         return None
     snapshot = state.capture(

@@ -13,6 +13,7 @@ from drumline.engine.job import Job
 from drumline.engine.steps.eager import LossFunction, LossParts, TrainStep, loss_function
 
 log = logging.getLogger("drumline")
+_EARLY = "force_non_lazy_backward_lowering"
 
 
 class CompiledStep:
@@ -37,7 +38,8 @@ def compiled(function: LossFunction) -> LossFunction:
     from torch._functorch import config as functorch_config  # which takes a while, and few need it
 
     # The backward pass too: torch would else compile it in the first one, where it is too late to fall back.
-    functorch_config.force_non_lazy_backward_lowering = True
+    if hasattr(functorch_config, _EARLY):
+        setattr(functorch_config, _EARLY, True)
     compiled_function = torch.compile(function)
     is_off = False
 

@@ -20,9 +20,9 @@ from drumline.watch.verdicts.scene import Scene, has_ended, is_done
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.wording import at, count, name, names, signal_name
 
-_ECHO_S, _LONGEST_ECHO_S = 2.5, 3.8
+_ECHO_S, _LONGEST_ECHO_S = 2.5, 3.2
 """A host that is gone is known to be after some seconds only. By the longer one it is told all the same: the launcher
-waits for a word for 4 s."""
+waits 4 s for a word, and to look once more takes its time."""
 _AT_ONCE_S = 1.0
 """Endings that lie closer together than this are taken for simultaneous: each is seen five times a second."""
 

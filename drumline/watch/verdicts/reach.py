@@ -45,17 +45,18 @@ def judge_reach(scene: Scene) -> Verdict | None:
 def judge_unheard(scene: Scene) -> Verdict | None:
     """A host that was gone before its sidecar was ever heard. Its port alone may be closed: that it is gone is known by
     the ranks that have lost it."""
-    gone = [one for one in scene.picture.unheard if is_unreachable(one)]
+    gone = [one for one in scene.picture.unheard if one.how and is_unreachable(one)]
     has_lost = any(is_lost_peer(rank.failure) for rank in scene.ranks)
     return _gone(scene, gone) if gone and has_lost else None
 
 
 def may_be_gone(picture: Picture, since_s: float) -> bool:
-    """Whether a node that had ranks left to run was not heard in the last `since_s` seconds. How it is silent does not
-    count: a host that goes down refuses connections first, and it takes seconds to learn that it answers no more."""
+    """Whether another node that had ranks left to run was not heard in the last `since_s` seconds. How it is silent
+    does not count: a host that goes down refuses connections first, and it takes seconds to learn that it answers no
+    more."""
     me = next((node for node in picture.nodes if node.node == picture.me), None)
     heard_s = {} if me is None else me.heard_s
-    running = [node.node for node in picture.nodes if not _is_out(node)]
+    running = [node.node for node in picture.nodes if node.node != picture.me and not _is_out(node)]
     return bool(picture.unheard) or any(heard_s.get(node, 0.0) >= since_s for node in running)
 
 

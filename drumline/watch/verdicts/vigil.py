@@ -22,7 +22,7 @@ from drumline.watch.verdicts.wording import seconds
 
 _SUSPECT_S, _SUSPECT_QUIET_S = 2.0, 5.0
 _AGAIN_S = 5.0
-_ECHO_S = 0.5
+_LOOK_AGAIN_S = 0.5
 _GRACE_S = 0.4
 """After a rank ended: the others' last words, and the launcher's word on how, are still on their way."""
 _GRACE_WITHOUT_WORD_S = 1.0
@@ -105,7 +105,7 @@ class Vigil:
             return None
         word = self._word(verdict)
         if word is None and verdict.cause in ENDED:
-            self._gather_at_s = self._pace.still_s + _ECHO_S  # who was first comes out soon, or never
+            self._gather_at_s = self._pace.still_s + _LOOK_AGAIN_S  # who was first comes out soon, or never
         if word is None or (word is Word.STALL and self._is_told(verdict)):
             return None
         self._said, self._said_at, self._stood_s = (word, verdict), _reached(self._picture), 0.0

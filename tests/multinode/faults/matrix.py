@@ -319,12 +319,12 @@ def remove_control_group(notes: Path) -> None:
 def _judge(
     case: Case, said: list[reading.Said], steps: list[reading.Done], fired: float, result: Result
 ) -> None:
+    if case.fault.restarts:
+        said = [one for one in said if not reading.is_of_a_slow_start(one)]
     result.said = [vars(one) for one in said]
     if fired == math.inf:
         result.problems.append("the fault never struck")
         return
-    if case.fault.restarts:
-        said = [one for one in said if not reading.is_of_a_slow_start(one)]
     if said:
         result.verdict_s = said[0].time - fired
         result.is_right = all(is_right(case, one) for one in said)
