@@ -10,7 +10,6 @@ from drumline.lint.program.ranks import is_about_being_distributed
 from drumline.lint.program.tree import inside, last_name, up
 from drumline.lint.program.value import RankTest
 from drumline.lint.running.collectives import (
-    DEEPEST,
     collective,
     collectives_of,
     has_group,
@@ -20,6 +19,7 @@ from drumline.lint.running.conditions import conditions, rank_tests
 from drumline.lint.running.given import Entered, is_on_parameter, truth
 
 MOST_CALLS = 400
+DEEPEST = 6
 Chain = tuple[ast.Call, ...]
 
 
@@ -55,7 +55,7 @@ class _Walk:
         if self.num_looked > MOST_CALLS or place.depth > DEEPEST or has_group(self.program, call):
             return
         function = self.program.function_of(call)
-        if function is None or place.is_within(function) or not collectives_of(self.program, function, 1):
+        if function is None or place.is_within(function) or not collectives_of(self.program, function):
             return
         inner = Entered(function, call, place, place.tests)
         likely = likely_names(self.program)
