@@ -97,6 +97,14 @@ def test_only_callers_that_are_distributed_count() -> None:
     assert not is_dead(program, call)
 
 
+def test_a_caller_may_have_imported_it_under_another_name() -> None:
+    uses = "from b import f, f as end\nf(1)\nend(1{})"
+    assert is_dead(*_place(uses.format(""), SWITCH))
+    assert not is_dead(*_place(uses.format(", True"), SWITCH))
+    again = "from b import f\nimport c\nf(1)"
+    assert not is_dead(*_place(again, SWITCH, "from b import f as end\nend(1, True)"))
+
+
 def test_a_long_way_down_is_not_gone() -> None:
     chain = "".join(f"def f{n}(show=False):\n    f{n + 1}(show=show)\n" for n in range(400))
     program, call = _place(f"{chain}def f400(show=False):\n    if show:\n        here()\nf0()")
