@@ -10,6 +10,7 @@ from drumline.lint.program.tree import class_around, function_around, up
 from drumline.lint.reading.source import Source
 from drumline.lint.running.conditions import Conditions, conditions
 from drumline.lint.running.known_callers import callers_in_ranks
+from drumline.lint.running.set_by_name import may_be_set_by_name
 
 DEEPEST = 6
 MOST_GIVEN_ON = 20
@@ -66,7 +67,7 @@ def _of_attribute(program: Program, node: ast.Attribute) -> bool | None:
     given = _assigned(program, program.source_of(node), node.attr, owner)
     parameter = given[0] if len(given) == 1 else None
     found = _of_name(program, parameter) if isinstance(parameter, ast.Name) else None
-    if found is None:
+    if found is None or may_be_set_by_name(program, owner, node.attr):
         return None
     others = (one for one in program.sources if one is not program.source_of(node) and node.attr in one.text)
     return None if any(_assigned(program, one, node.attr, owner) for one in others) else found

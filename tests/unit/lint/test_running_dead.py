@@ -45,6 +45,10 @@ DEAD = {
     "under another name": SWITCH + "def h(x):\n    pass\ng = f if quick else h\ng(1)",
     "what is called there": "def g():\n    here()\ndef f(show=False):\n    if show:\n        g()\nf()",
     "an attribute": CLASS + "loss = Loss(1)\nloss(2)",
+    "another attribute by its name": CLASS + "loss = Loss(1)\nsetattr(loss, 'gain', 2.0)",
+    "an attribute of something else": CLASS + "import torch\nsetattr(torch.ones(2), name, 1)\nLoss(1)",
+    "of another class": CLASS + "class B:\n    def f(self):\n        setattr(self, name, 1)\nLoss(1)",
+    "attributes that are read": CLASS + "loss = Loss(1)\nprint(vars(loss), loss.__dict__)",
     "a method": "class A:\n    def f(self, show=False):\n        if show:\n            here()\nA().f()",
 }
 
@@ -79,6 +83,12 @@ ALIVE = {
     "the other side": SWITCH.replace("if show", "if not show") + "f(1)",
     "an attribute that is turned on": CLASS + "loss = Loss(1)\nloss.balance = True",
     "an attribute by a subclass": CLASS + "class Other(Loss):\n    pass\nOther(1, True)\nLoss(1)",
+    "an attribute by its name": CLASS + "loss = Loss(1)\nsetattr(loss, name, x)",
+    "an attribute by a name that is known": CLASS + "def f(a):\n    setattr(a, 'balance', 1)\nLoss(1)",
+    "an attribute of itself": CLASS + "    def f(self, x):\n        setattr(self, x, 1)\nLoss(1)",
+    "all attributes": CLASS + "loss = Loss(1)\nvars(loss).update(options)",
+    "one in its dictionary": CLASS + "loss = Loss(1)\nloss.__dict__[name] = 1",
+    "another dictionary": CLASS + "loss = Loss(1)\nloss.__dict__ = options",
     "an attribute of a class that is made so": CLASS + "Loss(1, balance=True)",
 }
 
