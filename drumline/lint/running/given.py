@@ -19,7 +19,7 @@ DEEPEST = 12
 Possible: TypeAlias = frozenset[Any]
 UNKNOWN: Possible = frozenset()
 FIRST: Possible = frozenset({0})
-OTHERS: Possible = frozenset({1, 2})  # any two: what is said of both is said of all but rank 0
+OTHERS: Possible = frozenset({1, 1_000_000_000})  # the ends: what lies between is added where it is asked for
 _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -85,14 +85,22 @@ def _compared(program: Program, test: ast.Compare, place: Place) -> bool | None:
         if not left or any(len(one) != 1 for one in every):
             return None
         among = frozenset().union(*every)
-        return _agreed({(one in among) == (kind is ast.In) for one in left})
+        return _agreed({(one in among) == (kind is ast.In) for one in _with_asked(left, among)})
     others = _possible(program, right, place)
+    left, others = _with_asked(left, others), _with_asked(others, left)
     if others == {None} and not left and _is_something(program, test.left, place):
         return kind in (ast.IsNot, ast.NotEq)
     try:
         return _agreed({_COMPARED[kind](one, other) for one, other in product(left, others)})
     except TypeError:
         return None
+
+
+def _with_asked(ranks: Possible, asked: Possible) -> Possible:
+    """Of all ranks but the first, also the one that they are compared with: `rank == 3` holds for one of them."""
+    if ranks != OTHERS:
+        return ranks
+    return ranks | {one for one in asked if isinstance(one, int) and one > 0}
 
 
 def _is_something(program: Program, expression: ast.expr, place: Place) -> bool:
