@@ -9,6 +9,7 @@ from drumline.lint.program.program import Program
 from drumline.lint.program.tree import class_around, function_around, up
 from drumline.lint.reading.source import Source
 from drumline.lint.running.conditions import Conditions, conditions
+from drumline.lint.running.deciding import decided, is_joined
 from drumline.lint.running.known_callers import callers_in_ranks
 from drumline.lint.running.set_by_name import may_be_set_by_name
 
@@ -29,20 +30,15 @@ def is_dead(program: Program, node: ast.AST, depth: int = 0) -> bool:
 
 def is_switched_off(program: Program, held: Conditions) -> bool:
     """Whether one of these never holds."""
-    return any(truth(program, test) is (not holds) for test, holds in held)
+    return any(always(program, test) is (not holds) for test, holds in held)
 
 
-def truth(program: Program, test: ast.expr) -> bool | None:
+def always(program: Program, test: ast.expr) -> bool | None:
     """What a condition always is, in distributed runs; None where it may be either."""
     if isinstance(test, ast.Constant):
         return bool(test.value)
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        inner = truth(program, test.operand)
-        return None if inner is None else not inner
-    if isinstance(test, ast.BoolOp):
-        said = {truth(program, one) for one in test.values}
-        deciding = isinstance(test.op, ast.Or)
-        return deciding if deciding in said else None if None in said else not deciding
+    if is_joined(test):
+        return decided(test, lambda one: always(program, one))
     if isinstance(test, ast.Name):
         return program.once("truth", test, lambda: _of_name(program, test), None, MOST_GIVEN_ON)
     if isinstance(test, ast.Attribute):
@@ -113,5 +109,5 @@ def _of_parameter(program: Program, parameter: ast.arg) -> bool | None:
     said, number = set(), number_of(function, parameter)
     for call in callers_in_ranks(program, function):
         given = argument(call, number, parameter.arg) or default
-        said.add(None if has_unknown_arguments(call) else truth(program, given))
+        said.add(None if has_unknown_arguments(call) else always(program, given))
     return said.pop() if len(said) == 1 else None

@@ -14,6 +14,7 @@ from drumline.lint.program.partials import as_called
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import FunctionNode, inside
 from drumline.lint.program.value import Function, Instance, Known, Made, Rank, RankTest, Several, Value
+from drumline.lint.running.deciding import decided, is_joined
 
 DEEPEST = 12
 Possible: TypeAlias = frozenset[Any]
@@ -56,16 +57,12 @@ class Entered:
 Place: TypeAlias = Entered | None
 
 
-def truth(program: Program, test: ast.expr, place: Place) -> bool | None:
+def truth(program: Program, test: ast.expr, place: Place, depth: int = 0) -> bool | None:
     """Whether a condition holds; None if that is not known."""
     test, place = _resolved(program, test, place)
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        said = truth(program, test.operand, place)
-        return None if said is None else not said
-    if isinstance(test, ast.BoolOp):
-        parts = [truth(program, one, place) for one in test.values]
-        deciding = isinstance(test.op, ast.Or)
-        return deciding if deciding in parts else None if None in parts else not deciding
+    if is_joined(test):
+        # `a = not b` and `b = not a` lead to one another.
+        return None if depth > DEEPEST else decided(test, lambda one: truth(program, one, place, depth + 1))
     if isinstance(test, ast.Compare):
         return _compared(program, test, place) if len(test.ops) == 1 else None
     return _agreed({bool(one) for one in _possible(program, test, place)})
@@ -197,7 +194,11 @@ def _is_bound_once(program: Program, expression: ast.expr) -> bool:
 def _assigned_once(program: Program, expression: ast.expr) -> ast.expr | None:
     bindings = program.bindings(expression) if isinstance(expression, ast.Name) else []
     is_plain = len(bindings) == 1 and bindings[0].kind == "assign" and not bindings[0].path
-    return bindings[0].value if is_plain and isinstance(bindings[0].node, ast.Assign) else None
+    value = bindings[0].value if is_plain and isinstance(bindings[0].node, ast.Assign) else None
+    is_own = value is not None and expression in inside(
+        value, ast.Name
+    )  # `flag = not flag`: what it was before
+    return None if is_own else value
 
 
 def is_on_parameter(program: Program, test: ast.expr, place: Entered) -> bool:

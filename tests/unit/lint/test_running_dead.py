@@ -11,7 +11,7 @@ import pytest
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import statement_at
 from drumline.lint.reading.source import Source
-from drumline.lint.running.dead import is_dead, truth
+from drumline.lint.running.dead import always, is_dead
 from drumline.lint.running.guards import is_on_every_rank
 
 BEFORE = "import torch.distributed as dist\ndist.init_process_group()\n"
@@ -126,7 +126,7 @@ def test_whoever_asks_first_does_not_decide() -> None:
     program, call = _place(f"{chain}def f30(show=False):\n    if show:\n        here()\nf0()")
     names = [one.value for one in program.index(program.sources[0]).every(ast.keyword)]
     assert not is_dead(program, call)
-    assert truth(program, names[15]) is False
+    assert always(program, names[15]) is False
 
 
 def test_the_statement_of_a_line() -> None:

@@ -93,6 +93,8 @@ def chains(text: str) -> list[list[str]]:
         ("def go(a):\n    if a: return\n    dist.barrier()\ngo(x)", []),
         ("def go(a):\n    if not (b or not a): dist.barrier()\ngo(1)", [["go", "dist.barrier"]]),
         ("def go(a):\n    if not (b or a): dist.barrier()\ngo(1)", []),
+        ("def go():\n    b = not b\n    if b: dist.barrier()\ngo()", [["go", "dist.barrier"]]),
+        ("def go():\n    b = not c\n    c = not b\n    if b: dist.barrier()\ngo()", [["go", "dist.barrier"]]),
         ("def go(a):\n    while a: dist.barrier()\ngo(x)", [["go", "dist.barrier"]]),
         ("def go(a):\n    if a: a = x\n    if a: dist.barrier()\ngo(0)", []),
         ("def go(n):\n    if n: go(n - 1)\n    dist.barrier()\ngo(3)", [["go", "dist.barrier"]]),
