@@ -70,9 +70,10 @@ class Program:
         """The same for a question about nodes that may lead back to itself: then it gets something to go on with.
 
         So it does where it leads too deep. What was found that way is not kept: others come to it by a shorter way.
+        Where many call one another it is kept after all, or each question would go through all of them.
         """
         if question not in self._asked:
-            self._asked[question] = Asked(deepest)
+            self._asked[question] = Asked(deepest, far=10 * deepest)
         return self._asked[question].once(node, find, meanwhile)
 
     # What expressions may be.
