@@ -7,12 +7,11 @@ nothing, it does not know, and rules keep silent.
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from drumline.lint.program import bindings, classes, functions, library_calls, parameters, unpacking
-from drumline.lint.program.asking import Asked, Found
+from drumline.lint.program.asking import NO_LIMIT, Asked, Found
 from drumline.lint.program.expressions import evaluate
 from drumline.lint.program.files import Files
 from drumline.lint.program.tree import Binding, FunctionNode, Index, source_of
@@ -29,7 +28,7 @@ class Program:
         self.meanings = Asked(deepest=60, farthest=2_000, far=200)
         self._known = self.meanings.known
         self._names: dict[ast.expr, str] = {}
-        self._asked: dict[str, Asked] = defaultdict(Asked)
+        self._asked: dict[str, Asked] = {}
         self._remembered: dict[object, Any] = {}
 
     # The files.
@@ -60,8 +59,21 @@ class Program:
         found: Found = self._remembered[key]
         return found
 
-    def once(self, question: str, node: ast.AST, find: Callable[[], Found], meanwhile: Found) -> Found:
-        """The same for a question about nodes that may lead back to itself: then it gets something to go on with."""
+    def once(
+        self,
+        question: str,
+        node: ast.AST,
+        find: Callable[[], Found],
+        meanwhile: Found,
+        deepest: int = NO_LIMIT,
+    ) -> Found:
+        """The same for a question about nodes that may lead back to itself: then it gets something to go on with.
+
+        So it does where it leads too deep. What was found that way is not kept: others come to it by a shorter way.
+        Where many call one another it is kept after all, or each question would go through all of them.
+        """
+        if question not in self._asked:
+            self._asked[question] = Asked(deepest, far=10 * deepest)
         return self._asked[question].once(node, find, meanwhile)
 
     # What expressions may be.

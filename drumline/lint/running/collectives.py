@@ -20,7 +20,7 @@ from drumline.lint.program.tree import (
 )
 from drumline.lint.program.value import Known, Library, Made
 
-DEEPEST = 6
+DEEPEST = 20
 # It tells which rank is missing; whoever uses it knows what a barrier is.
 _LEFT_OUT = {"torch.distributed.monitored_barrier"}
 _OF_FRAMEWORKS = {
@@ -80,9 +80,7 @@ def _is_group(program: Program, value: ast.expr) -> bool:
     return made or name.endswith("group") or not {"group", "pg", "mesh"}.isdisjoint(name.split("_"))
 
 
-def collectives_in(
-    program: Program, node: ast.AST, depth: int = 0
-) -> Iterator[tuple[str, tuple[ast.Call, ...]]]:
+def collectives_in(program: Program, node: ast.AST) -> Iterator[tuple[str, tuple[ast.Call, ...]]]:
     """All that are called in it, with the calls that lead there: the last is the collective itself."""
     likely = likely_names(program)
     for call in inside(node, ast.Call):
@@ -90,10 +88,10 @@ def collectives_in(
             continue
         if name := collective(program, call):
             yield name, (call,)
-        elif depth < DEEPEST and not has_group(program, call):
+        elif not has_group(program, call):
             function = program.function_of(call)
             if function is not None:
-                for inner, chain in collectives_of(program, function, depth + 1):
+                for inner, chain in collectives_of(program, function):
                     yield inner, (call, *chain)
 
 
@@ -130,19 +128,15 @@ def _name_around(scope: ScopeNode) -> str:
     return function.name if owner is None else owner.name
 
 
-def collectives_of(
-    program: Program, function: FunctionNode, depth: int = 0
-) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
+def collectives_of(program: Program, function: FunctionNode) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
     """Those that a function calls, the first of each name."""
     nothing: tuple[tuple[str, tuple[ast.Call, ...]], ...] = ()
-    return program.once("collectives", function, lambda: _first_of_each(program, function, depth), nothing)
+    return program.once("collectives", function, lambda: _first_of_each(program, function), nothing, DEEPEST)
 
 
-def _first_of_each(
-    program: Program, function: FunctionNode, depth: int
-) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
+def _first_of_each(program: Program, function: FunctionNode) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
     found: dict[str, tuple[ast.Call, ...]] = {}
-    for name, chain in collectives_in(program, function, depth):
+    for name, chain in collectives_in(program, function):
         found.setdefault(name, chain)
     return tuple(found.items())
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import function_around
+from drumline.lint.program.tree import FunctionNode, function_around
+from drumline.lint.running.conditions import conditions
+from drumline.lint.running.given import Entered, truth
 from drumline.lint.running.guards import is_on_every_rank
 
 
@@ -34,6 +36,7 @@ def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
         seen.add(function)
         calls = [call for call in program.callers(function) if function_around(call) is not function]
         calls = [call for call in calls if function not in program.started(call)]
+        calls = [call for call in calls if _leads_to(program, call, function, node)]
         open_ = [call for call in calls if is_on_every_rank(program, call)]
         if not open_:
             break
@@ -41,3 +44,9 @@ def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
         nearest = nearest or open_[0]
         telling = open_[0] if len(open_) < len(calls) else telling
     return telling or nearest
+
+
+def _leads_to(program: Program, call: ast.Call, function: FunctionNode, node: ast.AST) -> bool:
+    """Whether what it gives does not switch off a place of the function that it runs."""
+    place = Entered(function, call, None, ())
+    return all(truth(program, test, place) is not (not holds) for test, holds in conditions(program, node))

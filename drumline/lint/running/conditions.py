@@ -86,6 +86,20 @@ def conditions(
         inner = outer
 
 
+def known_parts(program: Program, node: ast.AST) -> list[tuple[ast.expr, bool]]:
+    """The same, taken apart."""
+    return [part for test, holds in conditions(program, node) for part in taken_apart(test, holds)]
+
+
+def taken_apart(test: ast.expr, holds: bool) -> list[tuple[ast.expr, bool]]:
+    """Of `a and b` both hold, and of `a or b` neither does where it does not."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return taken_apart(test.operand, not holds)
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
+        return [part for one in test.values for part in taken_apart(one, holds)]
+    return [(test, holds)]
+
+
 def left_before(program: Program, block: ast.AST, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
     """After `if rank != 0: return` the rest of the block is for rank 0."""
     for name in ("body", "orelse", "finalbody"):

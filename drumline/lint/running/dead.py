@@ -9,9 +9,12 @@ from drumline.lint.program.program import Program
 from drumline.lint.program.tree import class_around, function_around, up
 from drumline.lint.reading.source import Source
 from drumline.lint.running.conditions import Conditions, conditions
+from drumline.lint.running.deciding import decided, is_joined
 from drumline.lint.running.known_callers import callers_in_ranks
+from drumline.lint.running.set_by_name import may_be_set_by_name
 
 DEEPEST = 6
+MOST_GIVEN_ON = 20
 
 
 def is_dead(program: Program, node: ast.AST, depth: int = 0) -> bool:
@@ -27,36 +30,31 @@ def is_dead(program: Program, node: ast.AST, depth: int = 0) -> bool:
 
 def is_switched_off(program: Program, held: Conditions) -> bool:
     """Whether one of these never holds."""
-    return any(truth(program, test) is (not holds) for test, holds in held)
+    return any(always(program, test) is (not holds) for test, holds in held)
 
 
-def truth(program: Program, test: ast.expr, depth: int = 0) -> bool | None:
+def always(program: Program, test: ast.expr) -> bool | None:
     """What a condition always is, in distributed runs; None where it may be either."""
     if isinstance(test, ast.Constant):
         return bool(test.value)
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        inner = truth(program, test.operand, depth)
-        return None if inner is None else not inner
-    if isinstance(test, ast.BoolOp):
-        said = {truth(program, one, depth) for one in test.values}
-        deciding = isinstance(test.op, ast.Or)
-        return deciding if deciding in said else None if None in said else not deciding
-    if isinstance(test, ast.Name) and depth < DEEPEST:
-        return program.once("truth", test, lambda: _of_name(program, test, depth), None)
-    if isinstance(test, ast.Attribute) and depth < DEEPEST:
-        return program.once("truth", test, lambda: _of_attribute(program, test, depth), None)
+    if is_joined(test):
+        return decided(test, lambda one: always(program, one))
+    if isinstance(test, ast.Name):
+        return program.once("truth", test, lambda: _of_name(program, test), None, MOST_GIVEN_ON)
+    if isinstance(test, ast.Attribute):
+        return program.once("truth", test, lambda: _of_attribute(program, test), None, MOST_GIVEN_ON)
     return None
 
 
-def _of_name(program: Program, name: ast.Name, depth: int) -> bool | None:
+def _of_name(program: Program, name: ast.Name) -> bool | None:
     """Of a parameter; what else is a switch, its author means to set."""
     bindings = program.bindings(name)
     parameters = [one.node for one in bindings if isinstance(one.node, ast.arg)]
     is_one = len(bindings) == len(parameters) == 1
-    return _of_parameter(program, parameters[0], depth) if is_one else None
+    return _of_parameter(program, parameters[0]) if is_one else None
 
 
-def _of_attribute(program: Program, node: ast.Attribute, depth: int) -> bool | None:
+def _of_attribute(program: Program, node: ast.Attribute) -> bool | None:
     """Of what `self` gets from a parameter when it is made, and from nobody else."""
     function = function_around(node)
     owner = None if function is None else class_around(function)
@@ -64,8 +62,8 @@ def _of_attribute(program: Program, node: ast.Attribute, depth: int) -> bool | N
         return None
     given = _assigned(program, program.source_of(node), node.attr, owner)
     parameter = given[0] if len(given) == 1 else None
-    found = _of_name(program, parameter, depth) if isinstance(parameter, ast.Name) else None
-    if found is None:
+    found = _of_name(program, parameter) if isinstance(parameter, ast.Name) else None
+    if found is None or may_be_set_by_name(program, owner, node.attr):
         return None
     others = (one for one in program.sources if one is not program.source_of(node) and node.attr in one.text)
     return None if any(_assigned(program, one, node.attr, owner) for one in others) else found
@@ -98,7 +96,7 @@ def _part(value: ast.expr | None, path: tuple[int, ...]) -> ast.expr | None:
     return value
 
 
-def _of_parameter(program: Program, parameter: ast.arg, depth: int) -> bool | None:
+def _of_parameter(program: Program, parameter: ast.arg) -> bool | None:
     """The same for all callers: most leave it at its default, and the others give the same."""
     function = up(up(parameter) or parameter)
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -111,5 +109,5 @@ def _of_parameter(program: Program, parameter: ast.arg, depth: int) -> bool | No
     said, number = set(), number_of(function, parameter)
     for call in callers_in_ranks(program, function):
         given = argument(call, number, parameter.arg) or default
-        said.add(None if has_unknown_arguments(call) else truth(program, given, depth + 1))
+        said.add(None if has_unknown_arguments(call) else always(program, given))
     return said.pop() if len(said) == 1 else None

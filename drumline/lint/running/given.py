@@ -14,12 +14,13 @@ from drumline.lint.program.partials import as_called
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import FunctionNode, inside
 from drumline.lint.program.value import Function, Instance, Known, Made, Rank, RankTest, Several, Value
+from drumline.lint.running.deciding import decided, is_joined
 
 DEEPEST = 12
 Possible: TypeAlias = frozenset[Any]
 UNKNOWN: Possible = frozenset()
 FIRST: Possible = frozenset({0})
-OTHERS: Possible = frozenset({1, 2})  # any two: what is said of both is said of all but rank 0
+OTHERS: Possible = frozenset({1, 1_000_000_000})  # the ends: what lies between is added where it is asked for
 _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -56,16 +57,12 @@ class Entered:
 Place: TypeAlias = Entered | None
 
 
-def truth(program: Program, test: ast.expr, place: Place) -> bool | None:
+def truth(program: Program, test: ast.expr, place: Place, depth: int = 0) -> bool | None:
     """Whether a condition holds; None if that is not known."""
     test, place = _resolved(program, test, place)
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        said = truth(program, test.operand, place)
-        return None if said is None else not said
-    if isinstance(test, ast.BoolOp):
-        parts = [truth(program, one, place) for one in test.values]
-        deciding = isinstance(test.op, ast.Or)
-        return deciding if deciding in parts else None if None in parts else not deciding
+    if is_joined(test):
+        # `a = not b` and `b = not a` lead to one another.
+        return None if depth > DEEPEST else decided(test, lambda one: truth(program, one, place, depth + 1))
     if isinstance(test, ast.Compare):
         return _compared(program, test, place) if len(test.ops) == 1 else None
     return _agreed({bool(one) for one in _possible(program, test, place)})
@@ -85,14 +82,22 @@ def _compared(program: Program, test: ast.Compare, place: Place) -> bool | None:
         if not left or any(len(one) != 1 for one in every):
             return None
         among = frozenset().union(*every)
-        return _agreed({(one in among) == (kind is ast.In) for one in left})
+        return _agreed({(one in among) == (kind is ast.In) for one in _with_asked(left, among)})
     others = _possible(program, right, place)
+    left, others = _with_asked(left, others), _with_asked(others, left)
     if others == {None} and not left and _is_something(program, test.left, place):
         return kind in (ast.IsNot, ast.NotEq)
     try:
         return _agreed({_COMPARED[kind](one, other) for one, other in product(left, others)})
     except TypeError:
         return None
+
+
+def _with_asked(ranks: Possible, asked: Possible) -> Possible:
+    """Of all ranks but the first, also the one that they are compared with: `rank == 3` holds for one of them."""
+    if ranks != OTHERS:
+        return ranks
+    return ranks | {one for one in asked if isinstance(one, int) and one > 0}
 
 
 def _is_something(program: Program, expression: ast.expr, place: Place) -> bool:
@@ -189,7 +194,11 @@ def _is_bound_once(program: Program, expression: ast.expr) -> bool:
 def _assigned_once(program: Program, expression: ast.expr) -> ast.expr | None:
     bindings = program.bindings(expression) if isinstance(expression, ast.Name) else []
     is_plain = len(bindings) == 1 and bindings[0].kind == "assign" and not bindings[0].path
-    return bindings[0].value if is_plain and isinstance(bindings[0].node, ast.Assign) else None
+    value = bindings[0].value if is_plain and isinstance(bindings[0].node, ast.Assign) else None
+    is_own = value is not None and expression in inside(
+        value, ast.Name
+    )  # `flag = not flag`: what it was before
+    return None if is_own else value
 
 
 def is_on_parameter(program: Program, test: ast.expr, place: Entered) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import class_around, last_name, up
 from drumline.lint.program.value import Class, Function
+from drumline.lint.reading.source import Source
 from drumline.lint.running.alone import is_alone
 from drumline.lint.running.distributed import distributed_sources
 
@@ -44,10 +45,16 @@ def _mentions(program: Program, function: Definition) -> Iterator[ast.expr]:
     distributed = distributed_sources(program)
     for source in program.sources:
         if source in distributed and name in source.text:
-            index = program.index(source)
+            index, names = program.index(source), {name, *_imported_as(program, source, name)}
             for node in (*index.every(ast.Name), *index.every(ast.Attribute)):
-                if last_name(node) == name and isinstance(node.ctx, ast.Load) and _is(program, node, meant):
+                if last_name(node) in names and isinstance(node.ctx, ast.Load) and _is(program, node, meant):
                     yield node
+
+
+def _imported_as(program: Program, source: Source, name: str) -> Iterator[str]:
+    """What a file calls it instead: `from lib import NAME as other`."""
+    for statement in program.index(source).every(ast.ImportFrom):
+        yield from (one.asname for one in statement.names if one.name == name and one.asname)
 
 
 def _is(program: Program, node: ast.expr, meant: Class | Function) -> bool:

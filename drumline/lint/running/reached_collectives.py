@@ -10,16 +10,16 @@ from drumline.lint.program.ranks import is_about_being_distributed
 from drumline.lint.program.tree import inside, last_name, up
 from drumline.lint.program.value import RankTest
 from drumline.lint.running.collectives import (
-    DEEPEST,
     collective,
     collectives_of,
     has_group,
     likely_names,
 )
-from drumline.lint.running.conditions import conditions, rank_tests
+from drumline.lint.running.conditions import conditions, rank_tests, taken_apart
 from drumline.lint.running.given import Entered, is_on_parameter, truth
 
 MOST_CALLS = 400
+DEEPEST = 6
 Chain = tuple[ast.Call, ...]
 
 
@@ -55,7 +55,7 @@ class _Walk:
         if self.num_looked > MOST_CALLS or place.depth > DEEPEST or has_group(self.program, call):
             return
         function = self.program.function_of(call)
-        if function is None or place.is_within(function) or not collectives_of(self.program, function, 1):
+        if function is None or place.is_within(function) or not collectives_of(self.program, function):
             return
         inner = Entered(function, call, place, place.tests)
         likely = likely_names(self.program)
@@ -67,17 +67,11 @@ class _Walk:
 def _is_come_to(program: Program, node: ast.AST, place: Entered) -> bool:
     """Whether nothing keeps one from a place of a function that was entered; a parameter might, if it is not known."""
     return all(
-        _may_be(program, part, holds, place)
+        _may_be(program, part, part_holds, place)
         for test, holds in conditions(program, node)
         if not _is_likely(test, holds) or truth(program, test, place) is not None
-        for part in _taken_apart(test, holds)
+        for part, part_holds in taken_apart(test, holds)
     )
-
-
-def _taken_apart(test: ast.expr, holds: bool) -> list[ast.expr]:
-    """Of `a and b` both hold, and of `a or b` neither does where it does not."""
-    is_each = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds
-    return test.values if is_each and isinstance(test, ast.BoolOp) else [test]
 
 
 def _may_be(program: Program, test: ast.expr, holds: bool, place: Entered) -> bool:

@@ -19,7 +19,7 @@ from drumline.lint.program.tree import (
 from drumline.lint.program.value import RankTest
 from drumline.lint.reading.source import Source
 from drumline.lint.running.alone import says_distributed
-from drumline.lint.running.conditions import conditions, rank_tests, rank_tests_at
+from drumline.lint.running.conditions import conditions, known_parts, rank_tests, rank_tests_at
 from drumline.lint.running.guards import guards_of_decorators
 from drumline.lint.running.loops import reached
 
@@ -84,18 +84,12 @@ def _certain(tests: Iterator[RankTest] | frozenset[RankTest]) -> tuple[RankTest,
 
 def _is_for_one_process(program: Program, call: ast.Call) -> bool:
     """Under `if not distributed`, also with a rank beside it; `if not distributed or rank == 0` is for many."""
-    known = [part for test, holds in conditions(program, call) for part in _taken_apart(test, holds)]
+    known = known_parts(program, call)
     return any(
         says_distributed(program, test) is (not holds)
         for test, holds in known
         if not rank_tests(program, test)
     )
-
-
-def _taken_apart(test: ast.expr, holds: bool) -> list[tuple[ast.expr, bool]]:
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
-        return [(one, holds) for one in test.values]
-    return [(test, holds)]
 
 
 def _is_by_turns(program: Program, call: ast.Call) -> bool:

@@ -15,26 +15,27 @@ from drumline.lint.program.value import Made
 from drumline.lint.training.models import WRAPPERS
 
 DEEPEST = 5
+MOST_CALLS = 20
 MOST = 8
 LONGEST = 20
 Chain = tuple[ast.Call, ...]
 """Calls that lead to one; the last is the call of the model itself."""
 
 
-def forwards_in(program: Program, node: ast.AST, depth: int = 0) -> Iterator[Chain]:
+def forwards_in(program: Program, node: ast.AST) -> Iterator[Chain]:
     """All calls in it of something that may be a wrapped model, with those that lead there."""
     for call in inside(node, ast.Call):
-        yield from forwards_by(program, call, depth)
+        yield from forwards_by(program, call)
 
 
-def forwards_by(program: Program, call: ast.Call, depth: int = 0) -> Iterator[Chain]:
+def forwards_by(program: Program, call: ast.Call) -> Iterator[Chain]:
     """If a call may run a wrapped model, how."""
     if program.made(run_by(call), *WRAPPERS):
         yield (call,)
         return
-    function = program.function_of(call) if depth < DEEPEST else None
+    function = program.function_of(call)
     if function is not None:
-        for chain in _forwards_of(program, function, depth + 1):
+        for chain in _forwards_of(program, function):
             yield (call, *chain)
 
 
@@ -44,15 +45,15 @@ def run_by(call: ast.Call) -> ast.expr:
     return called.value if isinstance(called, ast.Attribute) and called.attr == "forward" else called
 
 
-def _forwards_of(program: Program, function: FunctionNode, depth: int) -> tuple[Chain, ...]:
+def _forwards_of(program: Program, function: FunctionNode) -> tuple[Chain, ...]:
     """The first few, one way to each."""
     nothing: tuple[Chain, ...] = ()
-    return program.once("forwards", function, lambda: _find_first(program, function, depth), nothing)
+    return program.once("forwards", function, lambda: _find_first(program, function), nothing, MOST_CALLS)
 
 
-def _find_first(program: Program, function: FunctionNode, depth: int) -> tuple[Chain, ...]:
+def _find_first(program: Program, function: FunctionNode) -> tuple[Chain, ...]:
     found: dict[ast.Call, Chain] = {}
-    for chain in forwards_in(program, function, depth):
+    for chain in forwards_in(program, function):
         found.setdefault(chain[-1], chain)
         if len(found) == MOST:
             break

@@ -9,24 +9,15 @@ from drumline.lint.program.program import Program
 from drumline.lint.program.tree import above, dotted, inside, position
 from drumline.lint.program.value import Known, Library, Several, Value
 from drumline.lint.running.alone import says_distributed
-from drumline.lint.running.conditions import conditions
+from drumline.lint.running.conditions import known_parts
 
 _MODULE = "module"
 
 
 def is_unwrapped(program: Program, model: ast.expr) -> bool:
     """Whether a condition on the model, or on there being several processes, says so at this place."""
-    known = [part for test, holds in conditions(program, model) for part in _taken_apart(test, holds)]
+    known = known_parts(program, model)
     return any(_says_unwrapped(program, test, holds, model) for test, holds in known) or _is_instead(model)
-
-
-def _taken_apart(test: ast.expr, holds: bool) -> list[tuple[ast.expr, bool]]:
-    """Of `a and b` both hold, and of `a or b` neither does where it does not."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _taken_apart(test.operand, not holds)
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
-        return [part for one in test.values for part in _taken_apart(one, holds)]
-    return [(test, holds)]
 
 
 def _says_unwrapped(program: Program, test: ast.expr, holds: bool, model: ast.expr) -> bool:

@@ -27,6 +27,17 @@ def train(state):
 def restart(state):
     keep(state)
 """
+SWITCHED = """\
+import torch
+import torch.distributed as dist
+def finish(state, save=False):
+    if save:
+        torch.save(state, 'a.pt')
+def main(state):
+    dist.barrier()
+    finish(state)
+    finish(state, True)
+"""
 BEFORE, AFTER = "every rank comes to torch.save", " and writes 'a.pt'"
 
 
@@ -42,6 +53,7 @@ def said(**files: str) -> list[str]:
         ({"a": KEEPING + "def train():\n    dist.barrier()\n    write({})\n"}, ", through train (line 7),"),
         ({"keeping": KEEPING, "a": USES + "train({})\nrestart({})\n"}, ", through restart (a.py, line 8),"),
         ({"keeping": KEEPING, "a": USES + "train({})\nkeep({})\n"}, ", through a.py, line 10,"),
+        ({"a": SWITCHED + "main({})\n"}, ", through main (line 9),"),
         (
             {"keeping": KEEPING + GUARDED, "a": USES + "train({})\nrestart({})\n"},
             ", through restart (a.py, line 8),",

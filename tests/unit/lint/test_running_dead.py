@@ -11,7 +11,7 @@ import pytest
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import statement_at
 from drumline.lint.reading.source import Source
-from drumline.lint.running.dead import is_dead
+from drumline.lint.running.dead import always, is_dead
 from drumline.lint.running.guards import is_on_every_rank
 
 BEFORE = "import torch.distributed as dist\ndist.init_process_group()\n"
@@ -45,6 +45,10 @@ DEAD = {
     "under another name": SWITCH + "def h(x):\n    pass\ng = f if quick else h\ng(1)",
     "what is called there": "def g():\n    here()\ndef f(show=False):\n    if show:\n        g()\nf()",
     "an attribute": CLASS + "loss = Loss(1)\nloss(2)",
+    "another attribute by its name": CLASS + "loss = Loss(1)\nsetattr(loss, 'gain', 2.0)",
+    "an attribute of something else": CLASS + "import torch\nsetattr(torch.ones(2), name, 1)\nLoss(1)",
+    "of another class": CLASS + "class B:\n    def f(self):\n        setattr(self, name, 1)\nLoss(1)",
+    "attributes that are read": CLASS + "loss = Loss(1)\nprint(vars(loss), loss.__dict__)",
     "a method": "class A:\n    def f(self, show=False):\n        if show:\n            here()\nA().f()",
 }
 
@@ -79,6 +83,12 @@ ALIVE = {
     "the other side": SWITCH.replace("if show", "if not show") + "f(1)",
     "an attribute that is turned on": CLASS + "loss = Loss(1)\nloss.balance = True",
     "an attribute by a subclass": CLASS + "class Other(Loss):\n    pass\nOther(1, True)\nLoss(1)",
+    "an attribute by its name": CLASS + "loss = Loss(1)\nsetattr(loss, name, x)",
+    "an attribute by a name that is known": CLASS + "def f(a):\n    setattr(a, 'balance', 1)\nLoss(1)",
+    "an attribute of itself": CLASS + "    def f(self, x):\n        setattr(self, x, 1)\nLoss(1)",
+    "all attributes": CLASS + "loss = Loss(1)\nvars(loss).update(options)",
+    "one in its dictionary": CLASS + "loss = Loss(1)\nloss.__dict__[name] = 1",
+    "another dictionary": CLASS + "loss = Loss(1)\nloss.__dict__ = options",
     "an attribute of a class that is made so": CLASS + "Loss(1, balance=True)",
 }
 
@@ -97,10 +107,26 @@ def test_only_callers_that_are_distributed_count() -> None:
     assert not is_dead(program, call)
 
 
+def test_a_caller_may_have_imported_it_under_another_name() -> None:
+    uses = "from b import f, f as end\nf(1)\nend(1{})"
+    assert is_dead(*_place(uses.format(""), SWITCH))
+    assert not is_dead(*_place(uses.format(", True"), SWITCH))
+    again = "from b import f\nimport c\nf(1)"
+    assert not is_dead(*_place(again, SWITCH, "from b import f as end\nend(1, True)"))
+
+
 def test_a_long_way_down_is_not_gone() -> None:
     chain = "".join(f"def f{n}(show=False):\n    f{n + 1}(show=show)\n" for n in range(400))
     program, call = _place(f"{chain}def f400(show=False):\n    if show:\n        here()\nf0()")
     assert is_dead(program, call) in (True, False)
+
+
+def test_whoever_asks_first_does_not_decide() -> None:
+    chain = "".join(f"def f{n}(show=False):\n    f{n + 1}(show=show)\n" for n in range(30))
+    program, call = _place(f"{chain}def f30(show=False):\n    if show:\n        here()\nf0()")
+    names = [one.value for one in program.index(program.sources[0]).every(ast.keyword)]
+    assert not is_dead(program, call)
+    assert always(program, names[15]) is False
 
 
 def test_the_statement_of_a_line() -> None:
