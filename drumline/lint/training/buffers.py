@@ -9,7 +9,7 @@ import sys
 from drumline.lint.program.arguments import argument, has_unknown_arguments
 from drumline.lint.program.making import LARGEST
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import up
+from drumline.lint.program.tree import is_called
 from drumline.lint.program.value import Class, Function, Instance, Known, Library, Made, Method, Value
 from drumline.lint.training.moving import built_of
 
@@ -41,19 +41,13 @@ def _is_seen(program: Program, value: Value) -> bool:
 def _may_bring(program: Program, node: ast.AST) -> bool:
     if isinstance(node, ast.Name | ast.Attribute):
         name = program.name_of(node)
-        return not _is_called(node) and name.startswith("torch.") and _brings_by_name(name)
+        return not is_called(node) and name.startswith("torch.") and _brings_by_name(name)
     if not isinstance(node, ast.Call):
         return False
     if isinstance(node.func, ast.Attribute) and node.func.attr in _BRINGING_NOTHING:
         return False
     values = program.values(node.func)
     return not values or any(_gives_buffers(program, value, node) for value in values)
-
-
-def _is_called(node: ast.expr) -> bool:
-    """Then it is asked with the arguments that it is given."""
-    outer = up(node)
-    return isinstance(outer, ast.Call) and outer.func is node
 
 
 def _brings_by_name(name: str) -> bool:
