@@ -54,7 +54,7 @@ def calls_through(program: Whole, function: FunctionNode, name: str) -> list[ast
             found[outer] = None
         else:
             for assigned in names_assigned(partial):
-                found |= dict.fromkeys(_calls_by(program, assigned))
+                found |= dict.fromkeys(_calls_named(program, assigned))
     return list(found)
 
 
@@ -66,6 +66,6 @@ def _partials_of(program: Whole, function: FunctionNode, name: str) -> Iterator[
                     yield call
 
 
-def _calls_by(program: Whole, name: str) -> Iterator[ast.Call]:
+def _calls_named(program: Whole, name: str) -> Iterator[ast.Call]:
     for source in program.files.calling.get(name, ()):
         yield from program.files.index(source).calls.get(name, ())
