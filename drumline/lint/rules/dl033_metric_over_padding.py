@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
@@ -74,16 +75,9 @@ HANDLING = {
     "valid_mask",
 }
 # What brings the parts of ranks together; `compute` of a metric does.
-_JOINING = ("reduce", "gather", "broadcast", "sync", "across", "collect", "compute")
-_NOT_JOINING = (
-    "torch.gather",
-    "torch.Tensor.gather",
-    "torch.cuda.",
-    "torch.nn.",
-    "torch.utils.",
-    "functools.",
-    "gc.",
-)
+_JOINING = re.compile(r"reduce|gather|broadcast|(?<!no_)sync|across|collect|^compute$")
+# Much there is named so and joins nothing: `torch.gather`, `functools.reduce`, `gc.collect`.
+_OF_ONE_PROCESS = ("torch.", "numpy.", "einops.", "functools.", "gc.", "asyncio.")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -114,11 +108,23 @@ def _find(program: Program) -> Iterator[ast.Call]:
 def _is_joined(program: Program, source: Source) -> bool:
     """Whether results of ranks are brought together anywhere near: one's own part alone holds no sample twice."""
     return any(
-        any(word in last.lower() for word in _JOINING)
-        and any(not program.name_of(call.func).startswith(_NOT_JOINING) for call in calls)
+        _JOINING.search(last.lower()) and any(_may_join(program, call) for call in calls)
         for other in connected(program, source)
         for last, calls in program.index(other).calls.items()
     )
+
+
+def _may_join(program: Program, call: ast.Call) -> bool:
+    name = program.name_of(call.func)
+    is_of_ranks = name.startswith("torch.distributed.") or not name.startswith(_OF_ONE_PROCESS)
+    return is_of_ranks and not _takes_elements(call)
+
+
+def _takes_elements(call: ast.Call) -> bool:
+    """`logits.gather(1, labels)`, of a tensor: it begins with a dimension."""
+    dimension = argument(call, 0, "dim")
+    is_number = isinstance(dimension, ast.Constant | ast.UnaryOp)
+    return last_name(call.func) == "gather" and is_number
 
 
 def _samplers(program: Program, loop: Loop) -> list[ast.Call]:

@@ -9,7 +9,7 @@ import sys
 from drumline.lint.program.arguments import argument, has_unknown_arguments
 from drumline.lint.program.making import LARGEST
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import is_called
+from drumline.lint.program.tree import is_called, up
 from drumline.lint.program.value import Class, Function, Instance, Known, Library, Made, Method, Value
 from drumline.lint.training.moving import built_of
 
@@ -41,7 +41,8 @@ def _is_seen(program: Program, value: Value) -> bool:
 def _may_bring(program: Program, node: ast.AST) -> bool:
     if isinstance(node, ast.Name | ast.Attribute):
         name = program.name_of(node)
-        return not is_called(node) and name.startswith("torch.") and _brings_by_name(name)
+        is_for_another = is_called(node) or isinstance(up(node), ast.Attribute)
+        return not is_for_another and name.startswith("torch.") and _brings_by_name(name)
     if not isinstance(node, ast.Call):
         return False
     if isinstance(node.func, ast.Attribute) and node.func.attr in _BRINGING_NOTHING:
