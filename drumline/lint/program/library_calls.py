@@ -33,7 +33,7 @@ def calls_in(program: Whole, source: Source, wanted: tuple[str, ...]) -> Iterato
         for call in calls.get(last, ())
         if program.name_of(call.func) in by_last[last]
     ]
-    for alias in _aliases(program, source, (*by_last, *wanted)) - by_last.keys():
+    for alias in aliases(program, source, (*by_last, *wanted)) - by_last.keys():
         found += [call for call in calls.get(alias, ()) if program.name_of(call.func) in wanted]
     return iter(sorted(found, key=position))
 
@@ -46,7 +46,7 @@ def _by_last_name(wanted: tuple[str, ...]) -> dict[str, set[str]]:
     return found
 
 
-def _aliases(program: Whole, source: Source, wanted: Iterable[str]) -> set[str]:
+def aliases(program: Whole, source: Source, wanted: Iterable[str]) -> set[str]:
     """Other names that a file has for them: `from torch.nn.parallel import DistributedDataParallel as DDP`."""
     every = program.remember(("aliases", source), lambda: _find_aliases(program, source))
     return set().union(*(every[name] for name in wanted if name in every))

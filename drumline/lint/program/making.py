@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from drumline.lint.program.origins import behind, written
 from drumline.lint.program.program import Program
+from drumline.lint.program.ranks import is_world_size
 from drumline.lint.program.tree import children
 from drumline.lint.program.value import Class, Function, Rank
 
@@ -63,13 +64,3 @@ def is_rank_or_count(program: Program, node: ast.AST) -> bool:
     if not isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript | ast.BinOp):
         return False
     return is_world_size(node) or any(isinstance(value, Rank) for value in program.values(node))
-
-
-def is_world_size(node: ast.AST) -> bool:
-    """By its name: nothing else is known of how many processes there are."""
-    if isinstance(node, ast.Call):
-        node = node.func
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        return node.slice.value == "WORLD_SIZE"
-    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-    return any(part in name.lower() for part in ("world_size", "worldsize", "num_replicas", "num_ranks"))

@@ -6,9 +6,11 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from drumline.lint.program.library_calls import aliases
 from drumline.lint.program.tree import FunctionNode, names_assigned, up
 from drumline.lint.program.value import Function, Values
 from drumline.lint.program.whole import Whole
+from drumline.lint.reading.source import Source
 
 PARTIAL = "functools.partial"
 
@@ -54,18 +56,28 @@ def calls_through(program: Whole, function: FunctionNode, name: str) -> list[ast
             found[outer] = None
         else:
             for assigned in names_assigned(partial):
-                found |= dict.fromkeys(_calls_by(program, assigned))
+                found |= dict.fromkeys(_calls_named(program, assigned))
     return list(found)
 
 
 def _partials_of(program: Whole, function: FunctionNode, name: str) -> Iterator[ast.Call]:
-    for source in program.files.calling.get("partial", ()):
-        if name in source.text:
-            for call in program.files.index(source).calls.get("partial", ()):
-                if any(isinstance(one, Function) and one.node is function for one in program.values(call)):
-                    yield call
+    for source, calls in program.remember("partials", lambda: _all_partials(program)).items():
+        for call in calls if name in source.text else ():
+            if any(isinstance(one, Function) and one.node is function for one in program.values(call)):
+                yield call
 
 
-def _calls_by(program: Whole, name: str) -> Iterator[ast.Call]:
+def _all_partials(program: Whole) -> dict[Source, list[ast.Call]]:
+    """By their names alone: what those stand for is asked of few."""
+    found = {}
+    for source in program.files.sources:
+        if "partial" in source.text:
+            calls = program.files.index(source).calls
+            every = {"partial"} | aliases(program, source, ("partial", PARTIAL))
+            found[source] = [call for one in sorted(every) for call in calls.get(one, ())]
+    return found
+
+
+def _calls_named(program: Whole, name: str) -> Iterator[ast.Call]:
     for source in program.files.calling.get(name, ()):
         yield from program.files.index(source).calls.get(name, ())

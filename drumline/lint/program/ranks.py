@@ -68,7 +68,8 @@ _VAGUE = {"main", "master", "primary", "root", "leader", "chief", "coordinator",
 _BEING_DISTRIBUTED = re.compile(
     r"dist(?!anc|ill|rib(?!uted))|ddp|initialized|world_size|rank|num_processes|n_?gpus?|nproc|parallel|single"
 )
-_WORLD_SIZES = {"world_size", "get_world_size", "num_processes", "num_replicas", "nprocs", "WORLD_SIZE"}
+_WORLD_SIZES = re.compile(r"world_?size|num_(processes|replicas|ranks)|^nprocs$")
+_OF_ONE_HOST = re.compile(r"local|per_(node|host)")
 
 
 def by_name(name: str) -> Values:
@@ -130,11 +131,14 @@ def is_about_being_distributed(expression: ast.expr) -> bool:
     return any(_BEING_DISTRIBUTED.search(one.lower()) for one in written)
 
 
-def is_world_size(expression: ast.expr) -> bool:
-    """`rank < world_size` holds on every rank."""
-    named = expression.func if isinstance(expression, ast.Call) else expression
-    name = named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", "")
-    return name in _WORLD_SIZES
+def is_world_size(node: ast.AST) -> bool:
+    """How many processes there are, by its name; `rank < world_size` holds on every rank, unlike one host's number."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return node.slice.value == "WORLD_SIZE"
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return bool(_WORLD_SIZES.search(name.lower())) and not _OF_ONE_HOST.search(name.lower())
 
 
 def is_other_number(default: Values) -> bool:

@@ -173,6 +173,12 @@ def last_name(expression: ast.expr) -> str:
     return expression.id if isinstance(expression, ast.Name) else ""
 
 
+def is_called(node: ast.AST) -> bool:
+    """Whether it is the function of a call, and not only named."""
+    call = up(node)
+    return isinstance(call, ast.Call) and call.func is node
+
+
 def dotted(expression: ast.expr) -> str:
     """`self.args.rank` as it is written; empty where it is more than names and dots."""
     parts = []

@@ -84,10 +84,10 @@ ALONE = {
 }
 ALIASES = {"tasks-per-node": "ntasks-per-node"}
 # As sbatch looks for them: at the very beginning of a line, and with or without a blank behind.
-_HEADER = re.compile(r"#SBATCH(?=[ \t-])")
+_HEADER = re.compile(r"^#SBATCH(?=[ \t-])", re.MULTILINE)
+_COMMAND = re.compile(r"^[ \t]*(?![ \t\r]|#)[^\n]+", re.MULTILINE)
 # With --exclusive=user or =mcs, other jobs of the same user or group may come to its nodes.
 _WHOLE = {None, "allocation", "exclusive", "topo"}
-_LINE = re.compile(r"[^\n]*\n?")
 # What all GPUs of a node are; who asks for several nodes seldom leaves some of each to others.
 _ALL_GPUS, _ALL_GPUS_OF_SEVERAL = 8, 4
 
@@ -149,15 +149,18 @@ def _gpus(option: Option | None, prefix: str = "gpu:") -> int | None:
 def header_options(text: str) -> Options:
     """Of the `#SBATCH` lines, which end where the first command stands."""
     options: dict[str, Option] = {}
-    at = 0
-    while at < len(text) and (line := _LINE.match(text, at)):
-        at = line.end()
-        if found := _HEADER.match(text, line.start()):
-            words = [word for command in read_commands(text, found.end(), at) for word in command.words]
-            options |= {option.name: option for option in read_options(words, lambda word: word.plain)[0]}
-        elif line.group().strip() and not line.group().lstrip().startswith("#"):
-            break
+    first = first_command(text)
+    end = first.start() if first else len(text)
+    for found in _HEADER.finditer(text, 0, end):
+        line_end = text.find("\n", found.end()) + 1 or len(text)
+        words = [word for command in read_commands(text, found.end(), line_end) for word in command.words]
+        options |= {option.name: option for option in read_options(words, lambda word: word.plain)[0]}
     return Options(options)
+
+
+def first_command(text: str) -> re.Match[str] | None:
+    """The first line that is neither empty nor a comment: there sbatch stops reading."""
+    return _COMMAND.search(text)
 
 
 def read_options(

@@ -11,7 +11,7 @@ from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 from drumline.lint.running.distributed import framework
 from drumline.lint.running.order import Run, found_in_scripts
-from drumline.lint.training.models import built_at, wrappings, wraps_any
+from drumline.lint.training.models import built_at, wrapping_steps, wraps_any
 from drumline.lint.training.seeds import seeded_before
 
 RULE = Rule(
@@ -51,7 +51,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _unseeded(program: Program, run: Run) -> Iterator[tuple[ast.AST, None]]:
-    every = wrappings(program, run)
+    every = wrapping_steps(program, run)
     if every and not seeded_before(program, run, len(run)):
         for number in every:
             if built_at(program, run, number) is not None:

@@ -13,7 +13,7 @@ from drumline.lint.rule import Rule
 from drumline.lint.running.alternatives import are_alternatives
 from drumline.lint.running.distributed import framework
 from drumline.lint.running.order import Run, Step, found_in_scripts, parting
-from drumline.lint.training.models import built_at, wrappings, wraps_any
+from drumline.lint.training.models import built_at, wrapping_steps, wraps_any
 from drumline.lint.training.seeds import seeded_before, seeds_torch
 
 RULE = Rule(
@@ -58,7 +58,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _late(program: Program, run: Run) -> Iterator[tuple[ast.AST, ast.Call]]:
     """Where the first seed is set, or where main calls who sets it; and what built the model."""
-    for number in wrappings(program, run):
+    for number in wrapping_steps(program, run):
         built = built_at(program, run, number)
         if built is None or seeded_before(program, run, built):
             continue

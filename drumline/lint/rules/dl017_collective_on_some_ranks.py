@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from drumline.lint.finding import Finding, Severity
@@ -12,11 +12,11 @@ from drumline.lint.program.tree import above, function_around, last_name
 from drumline.lint.program.value import RankTest
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
-from drumline.lint.running.collectives import collective, collectives_in, likely_names, short
-from drumline.lint.running.conditions import conditions, rank_tests_at
+from drumline.lint.running.collectives import collectives_in, likely_names, short
+from drumline.lint.running.conditions import conditions
 from drumline.lint.running.counterparts import has_counterpart, who_comes
-from drumline.lint.running.guards import guards_of_decorators
 from drumline.lint.running.reached_collectives import reached_by
+from drumline.lint.running.some_ranks import kept_away
 
 RULE = Rule(
     id="DL017",
@@ -55,7 +55,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         if last_name(call.func) not in likely or not _has_conditions(program, call):
             continue
         found = _collectives_of_call(program, call)
-        tests = _certain(program, call) if found else []
+        tests = _certain(program, call) if found else ()
         for name, chain in found if tests else ():
             if not has_counterpart(program, call, name, tests, partial(collectives_in, program)):
                 yield RULE.at(source, call, _said(source, tests, name, chain))
@@ -70,13 +70,10 @@ def _has_conditions(program: Program, call: ast.Call) -> bool:
     return is_decorated or is_in_case or any(True for _ in conditions(program, call, with_exits=False))
 
 
-def _certain(program: Program, call: ast.Call) -> list[RankTest]:
+def _certain(program: Program, call: ast.Call) -> Sequence[RankTest]:
     """The conditions around it that keep ranks away; early exits before it are another rule's."""
-    function = function_around(call)
-    tests = [*rank_tests_at(program, call, with_exits=False)]
-    if function is not None and collective(program, call):
-        tests += guards_of_decorators(program, function)
-    return [test for test in tests if test.is_needed]
+    kept = kept_away(program, call)
+    return () if kept is None or kept.by_exit else kept.tests
 
 
 def _collectives_of_call(program: Program, call: ast.Call) -> list[tuple[str, tuple[ast.Call, ...]]]:
@@ -86,7 +83,7 @@ def _collectives_of_call(program: Program, call: ast.Call) -> list[tuple[str, tu
     return reached_by(program, call, _certain(program, call))
 
 
-def _said(source: Source, tests: list[RankTest], name: str, chain: tuple[ast.Call, ...]) -> str:
+def _said(source: Source, tests: Sequence[RankTest], name: str, chain: tuple[ast.Call, ...]) -> str:
     who = who_comes(tests[0])
     first = source.code(chain[0].func)
     if len(chain) == 1:

@@ -9,7 +9,7 @@ from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.looked_up import is_looked_up
 from drumline.lint.program.names import DESTROY, INIT
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import SCOPES, above, function_around, inside, last_name, up
+from drumline.lint.program.tree import SCOPES, above, function_around, inside, is_called, last_name
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 from drumline.lint.running.conditions import ENDING_CALLS, conditions
@@ -125,19 +125,14 @@ def _mentions(program: Program, source: Source) -> Iterator[ast.expr]:
     yield from (call.func for call in program.calls(source, DESTROY))
     index = program.index(source)
     for node in (*index.every(ast.Attribute), *index.every(ast.Name)):
-        if last_name(node) == "destroy_process_group" and not _is_called(node):
+        if last_name(node) == "destroy_process_group" and not is_called(node):
             yield node
-
-
-def _is_called(node: ast.expr) -> bool:
-    call = up(node)
-    return isinstance(call, ast.Call) and call.func is node
 
 
 def _may_be_reached(program: Program, mention: ast.expr, called: set[str]) -> bool:
     """Whether it is handed on, as to `atexit.register`, or called by who is not seen to be called, but may be."""
     function = function_around(mention)
-    if function is None or not _is_called(mention):
+    if function is None or not is_called(mention):
         return True
     is_handed_on = any(_is_handed_on(program, source, function) for source in program.sources)
     return bool(
@@ -161,4 +156,4 @@ def _is_handed_on(program: Program, source: Source, function: ast.FunctionDef | 
     index = program.index(source)
     named = [one for one in index.every(ast.Name) if one.id == function.name]
     named += [one for one in index.every(ast.Attribute) if one.attr == function.name]
-    return not all(_is_called(one) for one in named)
+    return not all(is_called(one) for one in named)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument, has_unknown_arguments
+from drumline.lint.program.imports import connected
 from drumline.lint.program.names import DISTRIBUTED_SAMPLER, LOADER
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import Loop, function_around, inside, last_name
@@ -36,6 +38,7 @@ RULE = Rule(
     ),
     bad="""\
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 sampler = DistributedSampler(dataset, shuffle=False)
@@ -43,6 +46,7 @@ loader = DataLoader(dataset, batch_size=64, sampler=sampler)
 with torch.no_grad():
     for x, y in loader:
         right += (model(x).argmax(1) == y).sum()
+dist.all_reduce(right)
 """,
     good="""\
 import torch
@@ -55,6 +59,7 @@ loader = DataLoader(part, batch_size=64)
 with torch.no_grad():
     for x, y in loader:
         right += (model.module(x).argmax(1) == y).sum()
+dist.all_reduce(right)
 """,
 )
 ADDING = ("append", "extend", "update", "add", "add_batch", "accumulate")
@@ -69,6 +74,10 @@ HANDLING = {
     "is_padding",
     "valid_mask",
 }
+# What brings the parts of ranks together; `compute` of a metric does.
+_JOINING = re.compile(r"reduce|gather|broadcast|(?<!no_)sync|across|collect|^compute$")
+# Much there is named so and joins nothing: `torch.gather`, `functools.reduce`, `gc.collect`.
+_OF_ONE_PROCESS = ("torch.", "numpy.", "einops.", "functools.", "gc.", "asyncio.")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -87,13 +96,35 @@ def _find(program: Program) -> Iterator[ast.Call]:
     distributed = distributed_sources(program)
     trained = {one for loop in training_loops(program) for one in _samplers(program, loop)}
     for source in program.sources:
-        if source not in distributed or framework(program, source):
+        if source not in distributed or framework(program, source) or not _is_joined(program, source):
             continue
         for loop in evaluation_loops(program, source):
             every = [one for one in _samplers(program, loop) if one not in trained]
             samplers = [one for one in every if _pads(program, one) and not _is_for_training(program, one)]
             if samplers and _counts(program, loop) and not is_on_main_only(program, loop):
                 yield from (one for one in samplers if not _is_handled(program, loop, one))
+
+
+def _is_joined(program: Program, source: Source) -> bool:
+    """Whether results of ranks are brought together anywhere near: one's own part alone holds no sample twice."""
+    return any(
+        _JOINING.search(last.lower()) and any(_may_join(program, call) for call in calls)
+        for other in connected(program, source)
+        for last, calls in program.index(other).calls.items()
+    )
+
+
+def _may_join(program: Program, call: ast.Call) -> bool:
+    name = program.name_of(call.func)
+    is_of_ranks = name.startswith("torch.distributed.") or not name.startswith(_OF_ONE_PROCESS)
+    return is_of_ranks and not _takes_elements(call)
+
+
+def _takes_elements(call: ast.Call) -> bool:
+    """`logits.gather(1, labels)`, of a tensor: it begins with a dimension."""
+    dimension = argument(call, 0, "dim")
+    is_number = isinstance(dimension, ast.Constant | ast.UnaryOp)
+    return last_name(call.func) == "gather" and is_number
 
 
 def _samplers(program: Program, loop: Loop) -> list[ast.Call]:

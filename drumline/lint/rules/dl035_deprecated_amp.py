@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from drumline.lint.finding import Edit, Finding, Severity
 from drumline.lint.program.arguments import has_unknown_arguments
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import above, end_position, position, up
+from drumline.lint.program.tree import above, end_position, is_called, position, up
 from drumline.lint.reading.source import Source
 from drumline.lint.rule import Rule
 from drumline.lint.running.conditions import conditions
@@ -70,7 +70,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             edits = _edits(program, source, node, mended)
             yield RULE.at(
                 source,
-                up(node) if _is_called(node) else node,
+                up(node) if is_called(node) else node,
                 f"{source.code(node)} is deprecated since torch 2.4",
                 fix=f"write {_instead(name)}",
                 edits=edits,
@@ -105,11 +105,6 @@ def _is_for_old_torch(program: Program, node: ast.expr) -> bool:
 def _instead(name: str) -> str:
     _, device, _, last = name.split(".")
     return f'torch.amp.{last}({"device_type=" if "custom" in last else ""}"{device}", ...)'
-
-
-def _is_called(node: ast.AST) -> bool:
-    call = up(node)
-    return isinstance(call, ast.Call) and call.func is node
 
 
 def _edits(
@@ -151,8 +146,8 @@ def _edits_of_import(program: Program, source: Source, statement: ast.ImportFrom
     names = {alias.asname or alias.name: alias.name for alias in statement.names}
     for use in program.index(source).every(ast.Name):
         if use.id in names and isinstance(use.ctx, ast.Load):
-            given = _device_given(program, source, use) if _is_called(use) else []
-            if not given and (_is_called(use) or names[use.id] == "autocast"):
+            given = _device_given(program, source, use) if is_called(use) else []
+            if not given and (is_called(use) or names[use.id] == "autocast"):
                 return []
             edits += given
     scopes = program.index(source).scopes.values()

@@ -17,7 +17,7 @@ from drumline.lint.running.counterparts import Find, has_counterpart, who_comes
 from drumline.lint.running.distributed import framework
 from drumline.lint.running.guards import guards
 from drumline.lint.running.loops import has_gradients_off
-from drumline.lint.running.some_ranks import Kept, calls_for_some, goes_backward, is_within, kept_away
+from drumline.lint.running.some_ranks import Kept, calls_for_some, has_backward, is_within, kept_away
 from drumline.lint.training.buffers import may_have_buffers
 from drumline.lint.training.forwards import Chain, forwards_by, forwards_in, run_by, wrappings_by
 from drumline.lint.training.models import wraps_any
@@ -100,7 +100,7 @@ def _waits(program: Program, chain: Chain, kept: Kept) -> str:
     if any(one.name != DDP for one in found):
         return "its forward gathers the weights from all ranks"
     can_go_back = not any(has_gradients_off(program, call) for call in chain)
-    if can_go_back and goes_backward(program, kept.region):
+    if can_go_back and has_backward(program, kept.region):
         # Of whoever leaves before a backward another rule tells.
         return "" if kept.by_exit else "its backward averages gradients over all ranks"
     if all(_sends_buffers(program, one) for one in found):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.reading.shell import Script
+from drumline.lint.reading.slurm_options import first_command
 from drumline.lint.rule import Rule
 
 RULE = Rule(
@@ -25,11 +26,11 @@ RULE = Rule(
     good="#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\nset -e\nsrun python train.py\n",
     language="shell",
 )
-READ = "#SBATCH"
-_MEANT = re.compile(r"^[ \t]*#(?P<blank>[ \t]*)SBATCH(?=[ \t]+-)[^\n]*", re.IGNORECASE | re.MULTILINE)
-_COMMAND = re.compile(r"^[ \t]*(?![ \t\r]|#)[^\n]+", re.MULTILINE)
+_READ = "#SBATCH"
+# With a blank, small letters are a command that someone is told to use: `# sbatch --nodes=2 run.sh`.
+_MEANT = re.compile(r"^[ \t]*#(?:(?P<blank>[ \t]+)SBATCH|(?i:SBATCH))(?=[ \t]+-|--)[^\n]*", re.MULTILINE)
 # What a template makes of such a file is not seen.
-_TEMPLATE = re.compile(r"\{%|\{\{|<%")
+_TEMPLATE = re.compile(r"\{%|<%|^[ \t]*#[ \t]*SBATCH[^\n]*\{\{|^[ \t]*\{\{", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,17 @@ def check_shell(script: Script) -> Iterator[Finding]:
     """Once for each way of going wrong: what is said of the first line holds for the others."""
     if "sbatch" not in script.text.lower() or _TEMPLATE.search(script.text):
         return
-    first = _COMMAND.search(script.text)
+    first = first_command(script.text)
     end = first.start() if first else len(script.text)
     lines = list(_lines(script))
-    late = [one for one in lines if one.text.startswith(READ) and one.start > end]
-    has_read = any(one.text.startswith(READ) and one.start < end for one in lines)
-    odd = [one for one in lines if not one.text.startswith(READ) and one.start < end]
+    late = [one for one in lines if one.text.startswith(_READ) and one.start > end]
+    has_read = any(one.text.startswith(_READ) and one.start < end for one in lines)
+    odd = [one for one in lines if not one.text.startswith(_READ) and one.start < end]
     yield from _told(
         script, [one for one in odd if not (has_read and one.is_off)], "does not begin with #SBATCH"
     )
-    yield from _told(script, late, f"comes after the first command, {_shown(first)}")
+    if first:
+        yield from _told(script, late, f"comes after the first command, {first.group().strip()[:40]}")
 
 
 def _lines(script: Script) -> Iterator[_Line]:
@@ -68,7 +70,3 @@ def _told(script: Script, lines: list[_Line], how: str) -> Iterator[Finding]:
     if lines:
         others = f", nor the {len(lines) - 1} like it below" if len(lines) > 1 else ""
         yield RULE.at(script, lines[0], f"sbatch does not read this line{others}: it {how}")
-
-
-def _shown(command: re.Match[str] | None) -> str:
-    return command.group().strip()[:40] if command else ""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Set
 
-from drumline.lint.program.making import is_world_size
 from drumline.lint.program.names import DDP, DISTRIBUTED_SAMPLER, FSDP, INIT, STARTS
 from drumline.lint.program.origins import written
 from drumline.lint.program.program import Program
-from drumline.lint.program.ranks import OF_FUNCTION
+from drumline.lint.program.ranks import OF_FUNCTION, is_world_size
 from drumline.lint.program.tree import above, class_around, function_around, inside, last_name, up
 from drumline.lint.program.value import Known, Rank
 from drumline.lint.running.conditions import Conditions, conditions

@@ -15,7 +15,9 @@ from drumline.lint.running.order import MOST_STEPS, Run, all_imported, all_scrip
 _MANAGER = "drumline.DDPManager"
 _WRAPPING = frozenset({DDP, *FSDP, _MANAGER})
 # What may start ranks where it is not seen what it does.
-_MAY_START = re.compile(r"init\w*(dist|group|ddp|process|env)|setup\w*(dist|ddp)|launch|spawn|^initialize$")
+_MAY_START = re.compile(
+    r"init\w*(dist|group|ddp|process|env)|setup\w*(dist|ddp)|launch|spawn|^initialize$", re.IGNORECASE
+)
 
 
 def is_in_lone_run(program: Program, node: ast.AST) -> bool:

@@ -20,7 +20,7 @@ def counts_nodes(program: Program, named: ast.AST) -> bool:
     own = program.source_of(named)
     return any(
         _is_multiple(node.left if is_left else node.right, name)
-        and _is_rank(program, node.right if is_left else node.left)
+        and _is_rank_on_host(program, node.right if is_left else node.left)
         for source in (own, *imported_sources(program, own))
         if name in source.text
         for node in _sums(program, source)
@@ -39,5 +39,6 @@ def _is_multiple(node: ast.expr, name: str) -> bool:
     return any(last_name(one) == name for one in inside(node, ast.Name, ast.Attribute))
 
 
-def _is_rank(program: Program, node: ast.expr) -> bool:
-    return any(isinstance(one, Rank) for one in program.values(node))
+def _is_rank_on_host(program: Program, node: ast.expr) -> bool:
+    kinds = {one.kind for one in program.values(node) if isinstance(one, Rank)}
+    return not kinds.isdisjoint(("local", "spawned"))

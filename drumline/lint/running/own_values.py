@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from drumline.lint.program.names import DDP, FSDP
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import LOOPS, Loop, above, end_position, inside, last_name, position
+from drumline.lint.program.tree import LOOPS, Loop, above, end_position, inside, last_name, position, up
 from drumline.lint.running.collectives import collectives_in
 
 # The value stays that of this rank.
@@ -38,7 +38,13 @@ def _losses(loop: Loop) -> Iterator[ast.Name]:
     """Of `loss.backward()` and `scaler.scale(loss).backward()`."""
     for call in inside(loop, ast.Call):
         if isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
-            yield from inside(call.func.value, ast.Name)
+            yield from (name for name in inside(call.func.value, ast.Name) if not _is_owner(name, call.func))
+
+
+def _is_owner(name: ast.Name, asked: ast.Attribute) -> bool:
+    """Of something else: `args` of `args.weight * loss`, `scaler` of `scaler.scale(loss)`; `loss.mean()` is a loss."""
+    outer = up(name)
+    return isinstance(outer, ast.Attribute) and outer is not asked and outer.attr not in _KEEPING
 
 
 def _is_asking(test: ast.expr) -> bool:

@@ -130,7 +130,7 @@ def _rest(call: ast.Call) -> tuple[ast.AST, ...]:
     return (*body[first:],) or (statement_of(call),)
 
 
-def goes_backward(program: Program, region: Sequence[ast.AST]) -> bool:
+def has_backward(program: Program, region: Sequence[ast.AST]) -> bool:
     """Whether gradients are computed there and exchanged; not under `no_sync`."""
     calls = (call for node in region for call in reached(program, node, "backward"))
     return any(

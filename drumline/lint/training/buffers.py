@@ -6,16 +6,19 @@ import ast
 import builtins
 import sys
 
-from drumline.lint.program.arguments import argument
+from drumline.lint.program.arguments import argument, has_unknown_arguments
 from drumline.lint.program.making import LARGEST
 from drumline.lint.program.program import Program
-from drumline.lint.program.value import Class, Function, Instance, Library, Made, Method, Value
+from drumline.lint.program.tree import is_called, up
+from drumline.lint.program.value import Class, Function, Instance, Known, Library, Made, Method, Value
 from drumline.lint.training.moving import built_of
 
-_WITH_BUFFERS = ("BatchNorm", "spectral_norm", "Buffer", "register_buffer", "parametrizations")
+_WITH_BUFFERS = ("spectral_norm", "Buffer", "register_buffer", "parametrizations")
 _LOADING = ("load", "load_state_dict_from_url")
-# They have running means only where they are told so.
-_WITH_BUFFERS_IF_TOLD = ("InstanceNorm",)
+# Norms that keep running means where they are told to, and whether they do if nothing is said.
+_KEEPING_MEANS = {"BatchNorm": True, "InstanceNorm": False}
+# Methods of text, and those that fill a list: what they are given is looked at by itself.
+_BRINGING_NOTHING = {*dir(str), "append", "extend", "insert"}
 
 
 def may_have_buffers(program: Program, model: ast.expr | None) -> bool:
@@ -38,11 +41,27 @@ def _is_seen(program: Program, value: Value) -> bool:
 def _may_bring(program: Program, node: ast.AST) -> bool:
     if isinstance(node, ast.Name | ast.Attribute):
         name = program.name_of(node)
-        return name.startswith("torch.") and any(word in name for word in _WITH_BUFFERS)
+        is_for_another = is_called(node) or isinstance(up(node), ast.Attribute)
+        return not is_for_another and name.startswith("torch.") and _brings_by_name(name)
     if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Attribute) and node.func.attr in _BRINGING_NOTHING:
         return False
     values = program.values(node.func)
     return not values or any(_gives_buffers(program, value, node) for value in values)
+
+
+def _brings_by_name(name: str) -> bool:
+    """If nothing is said to it."""
+    norms = [word for word, keeps in _KEEPING_MEANS.items() if keeps]
+    return any(word in name for word in (*_WITH_BUFFERS, *norms)) and "convert_sync_batchnorm" not in name
+
+
+def _keeps_means(program: Program, call: ast.Call, unless_told: bool) -> bool:
+    told = argument(call, 4, "track_running_stats")
+    if told is None:
+        return unless_told or has_unknown_arguments(call)
+    return program.values(told) != {Known(False)}
 
 
 def _gives_buffers(program: Program, called: Value, call: ast.Call) -> bool:
@@ -53,16 +72,17 @@ def _gives_buffers(program: Program, called: Value, call: ast.Call) -> bool:
         value = Instance(called.node)
         return program.is_module(called.node) and not _is_seen(program, value)
     if isinstance(called, Library | Method):
-        return _gives_by_name(program.name_of(call.func), call)
+        return _gives_by_name(program, program.name_of(call.func), call)
     return not isinstance(called, Instance | Made)
 
 
-def _gives_by_name(name: str, call: ast.Call) -> bool:
+def _gives_by_name(program: Program, name: str, call: ast.Call) -> bool:
     root, last = name.partition(".")[0], name.rpartition(".")[2]
     if any(word in name for word in _WITH_BUFFERS):
-        return name.startswith("torch.") and "convert_sync_batchnorm" not in name
-    if any(word in name for word in _WITH_BUFFERS_IF_TOLD):
-        return argument(call, None, "track_running_stats") is not None
+        return name.startswith("torch.")
+    for word, keeps in _KEEPING_MEANS.items():
+        if word in last:
+            return name.startswith("torch.") and _keeps_means(program, call, unless_told=keeps)
     if root == "torch":
         return last in _LOADING or (last[:1].isupper() and not name.startswith("torch.nn."))
     return not (hasattr(builtins, root) or root in sys.stdlib_module_names)

@@ -20,7 +20,7 @@ def wraps_any(program: Program) -> bool:
     return next(program.all_calls(*WRAPPERS), None) is not None
 
 
-def wrappings(program: Program, run: Run) -> list[int]:
+def wrapping_steps(program: Program, run: Run) -> list[int]:
     """The steps of a run that wrap a model."""
     return [number for number, step in enumerate(run) if program.name_of(step.call.func) in WRAPPERS]
 

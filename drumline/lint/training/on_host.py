@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator, Sequence
 
 from drumline.lint.program.arguments import argument
 from drumline.lint.program.program import Program
-from drumline.lint.program.tree import last_name
+from drumline.lint.program.tree import inside, last_name, scope_node, up
+from drumline.lint.training.tensors import says_cpu
 
 DEEPEST = 5
+_FILLING = ("update", "append", "extend", "insert", "setdefault", "add")
 
 
 def is_saved_from_host(program: Program, path: ast.expr | None) -> bool:
@@ -52,20 +55,41 @@ def _is_on_host(program: Program, what: ast.expr | None, depth: int = 0) -> bool
     if isinstance(what, ast.Constant):
         return True
     if isinstance(what, ast.Call):
-        name = last_name(what.func)
-        return name in ("cpu", "numpy", "item", "tolist") or (name == "to" and _says_cpu(what))
-    if isinstance(what, ast.Name):
-        parts = program.assigned(what)
-    elif isinstance(what, ast.Dict):
-        parts = what.values
-    elif isinstance(what, ast.Tuple | ast.List):
-        parts = what.elts
-    else:
-        parts = [what.value] if isinstance(what, ast.DictComp) else []
-        parts += [what.elt] if isinstance(what, ast.ListComp) else []
+        return _is_brought(program, what, depth)
+    parts = _parts(program, what)
     return bool(parts) and all(_is_on_host(program, one, depth + 1) for one in parts)
 
 
-def _says_cpu(call: ast.Call) -> bool:
-    given = argument(call, 0, "device")
-    return isinstance(given, ast.Constant) and given.value == "cpu"
+def _is_brought(program: Program, call: ast.Call, depth: int) -> bool:
+    name = last_name(call.func)
+    if name == "state_dict" and isinstance(call.func, ast.Attribute):
+        return _is_on_host(program, call.func.value, depth + 1)
+    return name in ("cpu", "numpy", "item", "tolist") or (name == "to" and says_cpu(call))
+
+
+def _parts(program: Program, what: ast.expr) -> Sequence[ast.expr | None]:
+    """None among them: of something that is not seen."""
+    if isinstance(what, ast.Name):
+        return [*program.assigned(what), *_filled_with(what)]
+    if isinstance(what, ast.Dict):
+        return what.values
+    if isinstance(what, ast.Tuple | ast.List):
+        return what.elts
+    if isinstance(what, ast.DictComp):
+        return [what.value]
+    return [what.elt] if isinstance(what, ast.ListComp) else []
+
+
+def _filled_with(name: ast.Name) -> Iterator[ast.expr | None]:
+    """What comes in later, in the same function: by `x["key"] = ...`, or by a method, of which nothing is seen."""
+    for other in inside(scope_node(name), ast.Name):
+        outer = up(other) if other.id == name.id else None
+        if isinstance(outer, ast.AugAssign) and outer.target is other:
+            yield outer.value
+        elif isinstance(outer, ast.Attribute) and outer.attr in _FILLING:
+            yield None
+        elif isinstance(outer, ast.Subscript) and isinstance(outer.ctx, ast.Store) and outer.value is other:
+            statement = up(outer)
+            yield (
+                statement.value if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign) else None
+            )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline.lint.program.making import is_world_size, made_of
+from drumline.lint.program.making import made_of
 from drumline.lint.program.program import Program
+from drumline.lint.program.ranks import is_world_size
 from drumline.lint.program.tree import class_around, function_around, inside, last_name
 from drumline.lint.program.value import Rank
 

@@ -95,7 +95,7 @@ def _gives_keys(binding: Binding, name: ast.Name) -> bool:
 
 def _is_call_of_step(program: Program, call: ast.Call, depth: int) -> bool:
     name = last_name(call.func)
-    if name in OF_HOST or _says_cpu(call):
+    if name in OF_HOST or says_cpu(call):
         return False
     if is_forward(program, call):
         return True
@@ -107,8 +107,16 @@ def _is_call_of_step(program: Program, call: ast.Call, depth: int) -> bool:
     return any(is_of_step(program, one, depth) for one in (*call.args, owner))
 
 
-def _says_cpu(call: ast.Call) -> bool:
-    return any(isinstance(one, ast.Constant) and one.value == "cpu" for one in call.args)
+def says_cpu(call: ast.Call) -> bool:
+    """`to("cpu")`, `to(device="cpu")`, `to(torch.device("cpu"))`."""
+    given = [*call.args, *(one.value for one in call.keywords if one.arg == "device")]
+    return any(_is_cpu(one) for one in given)
+
+
+def _is_cpu(device: ast.expr) -> bool:
+    if isinstance(device, ast.Call) and last_name(device.func) == "device" and device.args:
+        device = device.args[0]
+    return isinstance(device, ast.Constant) and device.value == "cpu"
 
 
 def is_forward(program: Program, call: ast.Call) -> bool:

@@ -21,6 +21,8 @@ rank = int(os.environ["RANK"])
 CALLED = {
     "assigned": "run = partial(train, 1)\nrun()",
     "by the module's name": "run = functools.partial(train, 1)\nrun()",
+    "by a name of one's own": "from functools import partial as p\nrun = p(train, 1)\nrun()",
+    "by a name that it is given": "p = functools.partial\nrun = p(train, 1)\nrun()",
     "at once": "partial(train, 1)()",
     "twice": "half = partial(train, 1)\nrun = partial(half, b=2)\nrun()",
     "in a loop's way": "run = partial(train, a=1)\nfor x in many:\n    run(b=x)",

@@ -70,6 +70,7 @@ def test_a_run_that_starts_no_group_is_one_process(name: str) -> None:
 OF_RANKS = {
     "it starts a group": f"{DATA}{SCRIPT}dist.init_process_group()\n    prepare()",
     "it may start one": f"{DATA}import lib\n{SCRIPT}lib.init_distributed()\n    prepare()",
+    "it may start one, in capitals": f"{DATA}import lib\n{SCRIPT}lib.initDDP()\n    prepare()",
     "by a function of the files that is not seen": f"{DATA}{SCRIPT}run = find()\n    run()\n    prepare()",
     "training comes there too": DATA.replace("def load():", "def load():\n    prepare()").replace(
         "    load()\n    here()", "    here()"
