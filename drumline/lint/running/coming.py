@@ -37,12 +37,12 @@ def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
         calls = [call for call in program.callers(function) if function_around(call) is not function]
         calls = [call for call in calls if function not in program.started(call)]
         calls = [call for call in calls if _leads_to(program, call, function, node)]
-        open_ = [call for call in calls if is_on_every_rank(program, call)]
-        if not open_:
+        letting_all = [call for call in calls if is_on_every_rank(program, call)]
+        if not letting_all:
             break
-        node = open_[0]
-        nearest = nearest or open_[0]
-        telling = open_[0] if len(open_) < len(calls) else telling
+        node = letting_all[0]
+        nearest = nearest or letting_all[0]
+        telling = letting_all[0] if len(letting_all) < len(calls) else telling
     return telling or nearest
 
 
