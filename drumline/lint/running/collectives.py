@@ -108,7 +108,8 @@ def _find_likely(program: Program) -> set[str]:
         for scope in index.scopes.values():
             for name, bindings in scope.names.items():
                 for binding in bindings:
-                    callers[binding.imported.rpartition(".")[2] or name].add(name)
+                    if binding.imported:
+                        callers[binding.imported.rpartition(".")[2]].add(name)
         for called, calls in index.calls.items():
             callers[called].update(map(_name_around, {scope_node(call) for call in calls}))
     pending = list(likely)
