@@ -18,7 +18,7 @@ from drumline.lint.running.collectives import (
 from drumline.lint.running.conditions import conditions, rank_tests, taken_apart
 from drumline.lint.running.given import Entered, is_on_parameter, truth
 
-MOST_CALLS = 400
+MOST_CALLS = 60
 DEEPEST = 6
 Chain = tuple[ast.Call, ...]
 
