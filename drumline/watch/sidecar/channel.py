@@ -13,7 +13,7 @@ import math
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -255,3 +255,8 @@ async def _connect(peer: Peer) -> socket.socket:
         call.close()
         raise
     return call
+
+
+def heard_at_all(heard_s: Mapping[int, float]) -> dict[int, float]:
+    """The same without nodes that never were."""
+    return {node: age for node, age in heard_s.items() if age < math.inf}

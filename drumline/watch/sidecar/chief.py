@@ -14,7 +14,7 @@ from typing import Any
 
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import NodeFacts, Picture, Silent, node_from_json
-from drumline.watch.sidecar.channel import Channel, Peer
+from drumline.watch.sidecar.channel import Channel, Peer, heard_at_all
 from drumline.watch.sidecar.node import Node
 from drumline.watch.sidecar.telling import Teller
 from drumline.watch.sidecar.terms import Terms
@@ -70,7 +70,7 @@ class Chief:
         self._latest[self.terms.node] = self.node.facts
         nodes = {**self._latest, **(closely or {})}
         heard = {} if self.channel is None else self.channel.heard_s()
-        mine = replace(nodes[self.terms.node], heard_s=_finite(heard))
+        mine = replace(nodes[self.terms.node], heard_s=heard_at_all(heard))
         nodes[self.terms.node] = mine
         # What a silent node said last still holds, and may explain its silence.
         return Picture(
@@ -168,11 +168,6 @@ class Chief:
         else:
             mine.cancel()
         return found
-
-
-def _finite(heard: Mapping[int, float]) -> dict[int, float]:
-    """Of nodes that were heard at all."""
-    return {node: age for node, age in heard.items() if age < math.inf}
 
 
 def is_said(verdict: Verdict) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import shutil
 import signal
@@ -21,7 +20,7 @@ from typing import Any
 from drumline.launch.node.memory_folder import hold
 from drumline.launch.node.watch_folder import SIDECAR
 from drumline.watch.facts import to_json
-from drumline.watch.sidecar.channel import NUM_HUBS, Channel
+from drumline.watch.sidecar.channel import NUM_HUBS, Channel, heard_at_all
 from drumline.watch.sidecar.chief import SILENT_S, Chief, is_said
 from drumline.watch.sidecar.ending import Ending
 from drumline.watch.sidecar.node import Node
@@ -87,9 +86,7 @@ class Sidecar:
         self.ending.has_lost_starter = True
 
     def _heard(self) -> dict[int, float]:
-        """Of nodes that were heard at all."""
-        heard = {} if self.channel is None else self.channel.heard_s()
-        return {node: age for node, age in heard.items() if age < math.inf}
+        return {} if self.channel is None else heard_at_all(self.channel.heard_s())
 
     def _is_chief(self) -> bool:
         heard = self._heard()
