@@ -33,7 +33,7 @@ bench: .venv/ready ## the engine with everything on against a hand-written loop,
 	$(BIN)/python -m benchmarks cpu --device cpu
 
 bench-gpu: .venv/ready ## step, images, tokens and saves on one GPU, beside Lightning, Fabric and Accelerate
-	$(BIN)/python -m benchmarks step images gpt save --limit 240
+	$(BIN)/python -m benchmarks step images gpt save --limit 480
 
 bench-exact: .venv/ready ## what exactness costs: the elastic step, the sample ledger, comparing replicas
 	$(BIN)/python -m benchmarks elastic --device cpu

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from benchmarks.baton import Baton, PassOn
 from benchmarks.harness import Way, synchronize, told
 from benchmarks.options import Options
-from benchmarks.report import Goal, Row, Table, described, ratio
+from benchmarks.report import Goal, Row, Table, described, figure, ratio
 from benchmarks.tables.gpt import Windows, gpt_config, write_tokens
 from benchmarks.ways.ours import whole_run
 from benchmarks.work import Work, plain_optimizer
@@ -244,6 +244,7 @@ def _table(savings: list[Saving], state: int, how: str) -> Table:
     ]
     measured = [saving for saving in savings if saving.total_s]
     notes = [
+        *([f"the first save of ours: {figure(ours.values[0])} ms"] if ours else []),
         "seconds from the call until it is on disk:",
         *(f"  {saving.way.name}: {described(saving.total_s).strip()}" for saving in measured),
         "ms that all later steps of the block took longer:",

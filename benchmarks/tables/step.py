@@ -53,7 +53,7 @@ def make(options: Options, ddp: DDPManager) -> Table:
     batches = _on_device(images, size, ddp.device)
     work = Work(config, {"in_channels": 3, "num_classes": 10}, ddp.device, lambda: Endless(batches))
     ours = [_ours(ddp, steps_of(config, kind), images, batches) for kind in _kinds(ddp.device)]
-    ways = [Way("by hand, eager", partial(by_hand, work)), *peers(work, fabric=True), *ours]
+    ways = [Way("by hand, eager", partial(by_hand, work)), *peers(work), *ours]
     chosen = [way for way in ways if options.wants(way.name)]
     rounds, steps = options.rounds_or(7), 3 if options.tiny else 100
     taken = measure(

@@ -69,7 +69,7 @@ def whole_run(
     warm_up: int | None = None,
 ) -> Way:
     """`drumline train` itself with its run folder: events, ledger, checkpoints, and the watch where ddp has it."""
-    run = folder / re.sub(r"\W+", "-", name)
+    run = run_folder(folder, name)
     # Its length is in steps; what is due at the end of an epoch only would come in some blocks and not in others.
     config = replace(
         config,
@@ -90,6 +90,11 @@ def whole_run(
         rest=partial(_rest, ddp, run),
         warm_up=warm_up,
     )
+
+
+def run_folder(folder: Path, name: str) -> Path:
+    """Where the whole run of that name is."""
+    return folder / re.sub(r"\W+", "-", name)
 
 
 class _Followed(Progress):

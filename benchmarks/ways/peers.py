@@ -20,13 +20,12 @@ from benchmarks.harness import Way
 from benchmarks.work import Batch, Work
 
 
-def peers(work: Work, *, fabric: bool = False, suffix: str = "") -> list[Way]:
+def peers(work: Work, *, suffix: str = "") -> list[Way]:
     """Those that are installed."""
     found = []
     if find_spec("lightning") is not None:
         found.append(Way(f"Lightning{suffix}", partial(lightning, work)))
-        if fabric:
-            found.append(Way(f"Fabric{suffix}", partial(lightning_fabric, work)))
+        found.append(Way(f"Fabric{suffix}", partial(lightning_fabric, work)))
     if find_spec("accelerate") is not None:
         found.append(Way(f"Accelerate{suffix}", partial(accelerate, work)))
     return found
@@ -80,11 +79,13 @@ def lightning_fabric(work: Work, pass_on: PassOn) -> None:
 
     fabric = Fabric(**_where(work))
     fabric.launch()
-    module = work.module()
+    module, batches = work.module(), work.batches()
+    if isinstance(batches, torch.utils.data.DataLoader):
+        batches = fabric.setup_dataloaders(batches)
     compiled = torch.compile(module) if work.is_compiled else module
     model, optimizer = fabric.setup(compiled, work.optimizer(module))
     while True:
-        for inputs, targets in map(work.on_device, work.batches()):
+        for inputs, targets in map(work.on_device, batches):
             loss = model(inputs, targets)
             fabric.backward(loss)
             if work.clip_norm is not None:

@@ -27,6 +27,7 @@ _ALIGNMENT = 512
 # Bits are copied, whatever they mean: every type has a kernel that way, and there are few groups. Single precision,
 # which most of a state is in, has its own, and is spared the view.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_COPIED_AS = (torch.float32, *_INTEGERS.values())
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,17 @@ class Copier:
         self._host_room = host_room
         self._staging = Staging(device) if device.type == "cuda" else None
         self._pinned: Tensor | None = None
+
+    def rehearse(self) -> None:
+        """Copy next to nothing, and drain it: what a GPU loads and allocates for that is then there before the first
+        step, and the first save stops the run no longer than any other."""
+        if self._staging is None:
+            return
+        small = {str(kind): torch.zeros(1, dtype=kind, device=self._device) for kind in _COPIED_AS}
+        [copied] = _beside({"rehearsal": small}, self._device).values()
+        torch.cuda.current_stream(self._device).synchronize()
+        for _ in self._staging.drain(copied.values()):
+            pass
 
     @torch.no_grad()
     def take(self, live: Files) -> Copy:

@@ -1,5 +1,6 @@
 """Saving, as the loop sees it: it stops for a copy of the state, and learns later that the checkpoint stands.
 
+    (entered)  who writes is settled, and the writers rehearse a copy, so that the first save is not slower than others
     make_way   the save before is done, or this one is left out (`checkpoint.when_busy`)
     save       the state is gathered and copied, and the writer's thread begins
     take_news  what the writer has done is reported, or its error raised: from the loop, after some later step
@@ -80,7 +81,7 @@ class Saver:
         self._copier = Copier(job.ddp.device)
         self._end = threading.Event()
         self._store: dist.Store | None = None
-        self._writers: list[WritingRank] | None = None
+        self._writers: list[WritingRank] = []
         self._sums: Tensor | None = None
         self._num_saves = 0
         self._step = 0
@@ -101,13 +102,10 @@ class Saver:
     def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Collective: copy what is to be saved, and begin to write it."""
         began = time.perf_counter()
-        if self._writers is None:
-            self._writers = self._choose_writers()
         self._num_saves += 1
         self._step = progress.step
         me = self._job.ddp.rank
-        is_writer = me in [writer.rank for writer in self._writers]
-        state = gather_state(self._job, progress, self._facts, is_writer=is_writer)
+        state = gather_state(self._job, progress, self._facts, is_writer=self._is_writer())
         if state is None:
             return
         # Held until the next save: were the writer's thread to give this pinned memory back while a step is being
@@ -147,6 +145,10 @@ class Saver:
         self.take_news()
 
     def __enter__(self) -> Self:
+        """Collective."""
+        self._writers = self._choose_writers()
+        if self._is_writer():
+            self._copier.rehearse()
         return self
 
     def __exit__(
@@ -158,8 +160,7 @@ class Saver:
             return
         if self.writer.is_busy:
             self._job.ddp.beat.mark(Phase.SAVE)
-        is_alone = self._writers is None or len(self._writers) == 1
-        if not self.writer.wait(None if is_alone else LAST_PARTS_S):
+        if not self.writer.wait(None if len(self._writers) == 1 else LAST_PARTS_S):
             self._end.set()
         try:
             self.take_news()
@@ -196,6 +197,9 @@ class Saver:
             for rank, (host, local_rank) in enumerate(ranks)
             if rank == 0 or who == "ranks" or local_rank == 0
         ]
+
+    def _is_writer(self) -> bool:
+        return self._job.ddp.rank in [writer.rank for writer in self._writers]
 
     def _copy(self, live: dict[str, dict[str, Tensor]]) -> Copy:
         for group in live.values():
@@ -243,7 +247,6 @@ class Saver:
         )
 
     def _collector(self, shares: Mapping[int, Mapping[str, Any]]) -> Collector | None:
-        assert self._writers is not None
         me, *others = self._writers
         if not others:
             return None

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from drumline.checkpoint import room, store, tensor_file
+from drumline.checkpoint import room, staging, store, tensor_file
 from drumline.checkpoint.copying import Copier, Copy
 from drumline.checkpoint.staging import Staging
 from drumline.checkpoint.state import capture
 from drumline.checkpoint.writer import Writer
 from drumline.config.schema import CheckpointConfig, Config, DistConfig
 from drumline.engine import saver
+from drumline.engine.loop import Loop
 from drumline.metrics.events import read_events
 from drumline.models import MiniResNet
 from tests.gpu.test_hot_path_cuda import waiting_is_an_error
@@ -166,11 +167,11 @@ def test_more_bytes_than_the_buffers_hold_come_out_in_order() -> None:
         torch.randn(3, device=GPU, dtype=torch.bfloat16),
     ]
     torch.cuda.synchronize()
-    staging = Staging(GPU, size=1 << 10)
+    small = Staging(GPU, size=1 << 10)
     for _ in range(2):
-        assert b"".join(map(bytes, staging.drain(tensors))) == b"".join(map(bits, tensors))
+        assert b"".join(map(bytes, small.drain(tensors))) == b"".join(map(bits, tensors))
     named = {str(number): tensor for number, tensor in enumerate(tensors)}
-    assert b"".join(map(bytes, tensor_file.stream(named, staging))) == b"".join(tensor_file.stream(named))
+    assert b"".join(map(bytes, tensor_file.stream(named, small))) == b"".join(tensor_file.stream(named))
 
 
 def test_the_room_on_the_gpu_leaves_what_the_run_needs_at_its_peak() -> None:
@@ -207,6 +208,28 @@ def test_one_rank_gathers_its_state_without_waiting_for_the_gpu(tmp_path: Path) 
     assert run_ranks(1, train_with_saves_that_must_not_wait, config, tmp_path) == [4]
     read = store.read(tmp_path / "checkpoints" / "step-00000003").documents["progress"]["measured"]
     assert read["sums"][1] > 0  # they came to the host in time
+
+
+def train_and_tell_when_memory_is_pinned(config: Config, run: Path) -> list[int]:
+    """How many steps were taken before each of the buffers that a save goes through was made."""
+    take_step, make_buffer, taken, made = Loop.take_step, staging._buffer, [], []
+
+    def take_and_count(self: Loop, *args: Any) -> None:
+        take_step(self, *args)
+        taken.append(1)
+
+    def make_and_tell(size: int) -> Tensor:
+        made.append(len(taken))
+        return make_buffer(size)
+
+    Loop.take_step, staging._buffer = take_and_count, make_and_tell
+    train_here(config, Normalised, run)
+    return made
+
+
+def test_what_saves_need_is_there_before_the_first_step(tmp_path: Path) -> None:
+    config = replace(make_config(), dist=DistConfig(device="cuda"))
+    assert run_ranks(1, train_and_tell_when_memory_is_pinned, config, tmp_path) == [[0, 0]]
 
 
 def test_a_run_saves_beside_its_steps_what_it_would_have_saved_in_them(tmp_path: Path) -> None:
