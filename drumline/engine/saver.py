@@ -1,6 +1,6 @@
 """Saving, as the loop sees it: it stops for a copy of the state, and learns later that the checkpoint stands.
 
-    (entered)  who writes is settled, and the writers rehearse a copy, so that the first save is not slower than others
+    (entered)  who writes is settled, and the writers rehearse a copy: the first save is then not slower than others
     make_way   the save before is done, or this one is left out (`checkpoint.when_busy`)
     save       the state is gathered and copied, and the writer's thread begins
     take_news  what the writer has done is reported, or its error raised: from the loop, after some later step
