@@ -32,7 +32,7 @@ test: check tools ## everything that must pass before a change lands
 bench: .venv/ready ## the engine with everything on against a hand-written loop, on the CPU
 	$(BIN)/python -m benchmarks cpu --device cpu
 
-bench-gpu: .venv/ready ## step, images, tokens and saves on one GPU, beside Lightning, Fabric and Accelerate
+bench-gpu: .venv/ready ## step, images and tokens on one GPU, beside Lightning, Fabric and Accelerate; and saves
 	$(BIN)/python -m benchmarks step images gpt save --limit 480
 
 bench-exact: .venv/ready ## what exactness costs: the elastic step, the sample ledger, comparing replicas

@@ -24,6 +24,7 @@ from benchmarks.ways.ours import run_folder, steps_of, whole_run
 from benchmarks.ways.peers import peers
 from benchmarks.work import Batch, Work
 from drumline.config.schema import CheckpointConfig, Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
+from drumline.engine.run_folder import RunFolder
 from drumline.manager import DDPManager
 from drumline.metrics.events import read_events
 from drumline.tasks import load_task
@@ -115,13 +116,13 @@ def _saves(taken: list[Taken], folder: Path, *, after: int) -> list[str]:
     """What the runs say themselves of those in the blocks that were timed."""
     told = []
     for way in taken:
-        log = run_folder(folder, way.name) / "events" / "rank-00000.jsonl"
+        log = RunFolder(run_folder(folder, way.name)).event_file(0)
         found = read_events(log) if log.exists() else []
         stopped = [e["blocked_s"] * 1e3 for e in found if e["kind"] == "checkpoint" and e["step"] > after]
         if stopped:
             told.append(
-                f"{way.name}: {len(stopped)} saves in {len(way.seconds)} blocks, "
-                f"which took {described(stopped).strip()} ms of the step each"
+                f"{way.name}: saves in {len(way.seconds)} blocks: {len(stopped)}, each of which stopped it, by its own "
+                f"events, for {described(stopped).strip()} ms"
             )
     return told
 

@@ -88,7 +88,7 @@ def make(options: Options, ddp: DDPManager) -> Table:
     chosen = [way for way in ways if options.wants(way.name)]
     rounds, steps = options.rounds_or(7), count // size
     how = (
-        f"n = {rounds} blocks of {steps} steps (an epoch), in turn in one process under DDP; medians; all but ours "
+        f"n = {rounds} blocks of {steps} steps, in turn in one process under DDP; medians; all but ours "
         f"with a DataLoader of {workers} workers"
     )
     taken = measure(

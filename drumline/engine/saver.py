@@ -1,6 +1,6 @@
 """Saving, as the loop sees it: it stops for a copy of the state, and learns later that the checkpoint stands.
 
-    (entered)  who writes is settled, and the writers rehearse a copy: the first save is then not slower than others
+    (entered)  who writes is settled, and the writers rehearse a copy, so that the first save need not load and pin
     make_way   the save before is done, or this one is left out (`checkpoint.when_busy`)
     save       the state is gathered and copied, and the writer's thread begins
     take_news  what the writer has done is reported, or its error raised: from the loop, after some later step
@@ -101,6 +101,7 @@ class Saver:
 
     def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Collective: copy what is to be saved, and begin to write it."""
+        assert self._writers, "a Saver is entered before it saves"
         began = time.perf_counter()
         self._num_saves += 1
         self._step = progress.step

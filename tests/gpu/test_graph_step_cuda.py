@@ -147,14 +147,53 @@ def train_alone(config: Config, run: Path) -> None:
     train_here(config, run)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_captured_run_resumes_bit_for_bit(tmp_path: Path, precision: str) -> None:
-    config = digits("graph", precision=precision)
+@pytest.mark.parametrize(
+    ("step", "precision"),
+    [("graph", "bf16"), ("graph", "fp16"), ("compile", "bf16"), ("compiled_graph", "bf16")],
+)
+def test_a_run_resumes_bit_for_bit(tmp_path: Path, step: str, precision: str) -> None:
+    config = digits(step, precision=precision)
     run_ranks(1, train_here, config, tmp_path / "whole")
     run_ranks(1, train_here, config, tmp_path / "resumed")
     run_ranks(1, train_here, config, tmp_path / "resumed", ImageClassification, 2 * STEPS_OF_AN_EPOCH)
     assert_same_bits(newest(tmp_path / "whole"), newest(tmp_path / "resumed"))
     assert losses(tmp_path / "whole")[-3:] == losses(tmp_path / "resumed")[-3:]
+
+
+class ManyShapes(ImageClassification):
+    """Of every batch some images are left out, more of each than of the one before, until there are ten shapes."""
+
+    def train_data(self) -> Any:
+        return Shrinking(super().train_data())
+
+
+class Shrinking:
+    """A dataset whose batches come in ten sizes."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self._count = inner, 0
+        self.in_channels, self.num_classes = inner.in_channels, inner.num_classes
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def batch(self, indices: Any, draws: Any) -> Any:
+        images, labels = self._inner.batch(indices, draws)
+        self._count += 1
+        kept = len(images) - self._count % 10
+        return images[:kept], labels[:kept]
+
+
+def test_of_more_than_eight_shapes_the_first_eight_are_captured(tmp_path: Path) -> None:
+    for step in ("eager", "graph"):
+        run_ranks(1, train_here, digits(step, steps=4 * STEPS_OF_AN_EPOCH), tmp_path / step, ManyShapes)
+    said = messages(tmp_path / "graph")
+    assert (
+        said.count("batches come in more than 8 shapes: steps of any other run operation by operation") == 1
+    )
+    assert sum("a step of another shape" in message for message in said) == 7
+    assert not any("because" in message for message in said)
+    assert_same_state(newest(tmp_path / "eager"), newest(tmp_path / "graph"))
 
 
 class Waits(ImageClassification):

@@ -210,9 +210,13 @@ def test_one_rank_gathers_its_state_without_waiting_for_the_gpu(tmp_path: Path) 
     assert read["sums"][1] > 0  # they came to the host in time
 
 
-def train_and_tell_when_memory_is_pinned(config: Config, run: Path) -> list[int]:
-    """How many steps were taken before each of the buffers that a save goes through was made."""
-    take_step, make_buffer, taken, made = Loop.take_step, staging._buffer, [], []
+def train_and_tell_what_was_ready(config: Config, run: Path) -> tuple[list[int], set[torch.dtype]]:
+    """How many steps were taken before each of the buffers that a save goes through was made, and which types were
+    copied before the first."""
+    take_step, make_buffer, foreach_copy = Loop.take_step, staging._buffer, torch._foreach_copy_
+    taken: list[int] = []
+    made: list[int] = []
+    copied: set[torch.dtype] = set()
 
     def take_and_count(self: Loop, *args: Any) -> None:
         take_step(self, *args)
@@ -222,14 +226,21 @@ def train_and_tell_when_memory_is_pinned(config: Config, run: Path) -> list[int]
         made.append(len(taken))
         return make_buffer(size)
 
-    Loop.take_step, staging._buffer = take_and_count, make_and_tell
+    def copy_and_tell(targets: list[Tensor], sources: list[Tensor]) -> None:
+        if not taken:
+            copied.update(source.dtype for source in sources)
+        foreach_copy(targets, sources)
+
+    Loop.take_step, staging._buffer, torch._foreach_copy_ = take_and_count, make_and_tell, copy_and_tell
     train_here(config, Normalised, run)
-    return made
+    return made, copied
 
 
 def test_what_saves_need_is_there_before_the_first_step(tmp_path: Path) -> None:
     config = replace(make_config(), dist=DistConfig(device="cuda"))
-    assert run_ranks(1, train_and_tell_when_memory_is_pinned, config, tmp_path) == [[0, 0]]
+    [(made, copied)] = run_ranks(1, train_and_tell_what_was_ready, config, tmp_path)
+    assert made == [0, 0]
+    assert copied == {torch.float32, torch.uint8, torch.int16, torch.int32, torch.int64}
 
 
 def test_a_run_saves_beside_its_steps_what_it_would_have_saved_in_them(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from drumline.checkpoint import look
+from drumline.checkpoint import look, store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.engine import loop
 from drumline.engine import train as engine
@@ -25,6 +26,7 @@ from drumline.engine.request import Request
 from drumline.engine.saving import Progress
 from drumline.errors import ExitCode
 from drumline.metrics.events import read_events
+from drumline.verify.run import verify_run
 from tests.jobs import Everything, make_config, train_on
 from tests.ranks import RanksFailed, run_ranks
 from tests.schedules import digest
@@ -134,6 +136,39 @@ def test_told_to_leave_and_resumed_is_the_same_run(
     train_on(world_size, config(), Everything, run)
     assert digest(run, with_rng=True) == whole_runs(world_size)
     assert not (run / "preempted.json").exists()
+
+
+def told_while_a_save_is_written(config: Config, run: Path) -> tuple[int, int, bool]:
+    """Each save of every fourth step takes longer than several steps, and none is done before the signal has come."""
+    write, kill, is_sent = store.write, os.kill, threading.Event()
+
+    def write_late(root: Path, step: int, **content: Any) -> Path:
+        if step % 4 == 0:
+            assert is_sent.wait(30)
+            time.sleep(0.5)
+        return write(root, step, **content)
+
+    def kill_and_tell(process: int, number: int) -> None:
+        kill(process, number)
+        is_sent.set()
+
+    store.write, os.kill = write_late, kill_and_tell
+    return told("step", (0,), signal.SIGTERM, config, run)
+
+
+def test_told_to_leave_while_a_save_is_written_waits_for_it_and_saves_again(tmp_path: Path) -> None:
+    saves = replace(config(), checkpoint=CheckpointConfig(every_steps=4, every_epochs=0, keep_last=50))
+    [(code, step, _)] = run_ranks(1, told_while_a_save_is_written, saves, tmp_path)
+    assert code == ExitCode.PREEMPTED
+    saved = [*range(4, step, 4), step]
+    told_of = [
+        (event["kind"], event["step"])
+        for event in read_events(tmp_path / "events" / "rank-00000.jsonl")
+        if event["kind"] in ("checkpoint", "preempted")
+    ]
+    assert told_of == [*(("checkpoint", each) for each in saved), ("preempted", step)]
+    assert look.list_steps(tmp_path / "checkpoints") == saved
+    assert verify_run(tmp_path, lambda text: None).problems == []
 
 
 def told_twice(config: Config, run: Path) -> None:
