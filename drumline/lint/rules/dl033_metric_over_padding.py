@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from drumline.lint.finding import Finding, Severity
 from drumline.lint.program.arguments import argument, has_unknown_arguments
 from drumline.lint.program.imports import connected
-from drumline.lint.program.names import DISTRIBUTED_SAMPLER, LOADER
+from drumline.lint.program.names import COLLECTIVES, DISTRIBUTED_SAMPLER, LOADER
 from drumline.lint.program.program import Program
 from drumline.lint.program.tree import Loop, function_around, inside, last_name
 from drumline.lint.program.value import Known
@@ -76,6 +76,8 @@ HANDLING = {
 }
 # What brings the parts of ranks together; `compute` of a metric does.
 _JOINING = re.compile(r"reduce|gather|broadcast|(?<!no_)sync|across|collect|^compute$")
+# Under whatever name a file has them.
+_REDUCING = tuple(name for name in sorted(COLLECTIVES) if re.search(r"reduce|gather", name))
 # Much there is named so and joins nothing: `torch.gather`, `functools.reduce`, `gc.collect`.
 _OF_ONE_PROCESS = ("torch.", "numpy.", "einops.", "functools.", "gc.", "asyncio.")
 
@@ -107,11 +109,12 @@ def _find(program: Program) -> Iterator[ast.Call]:
 
 def _is_joined(program: Program, source: Source) -> bool:
     """Whether results of ranks are brought together anywhere near: one's own part alone holds no sample twice."""
+    near = connected(program, source)
     return any(
         _JOINING.search(last.lower()) and any(_may_join(program, call) for call in calls)
-        for other in connected(program, source)
+        for other in near
         for last, calls in program.index(other).calls.items()
-    )
+    ) or any(program.source_of(call) in near for call in program.all_calls(*_REDUCING))
 
 
 def _may_join(program: Program, call: ast.Call) -> bool:

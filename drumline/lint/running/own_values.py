@@ -21,9 +21,9 @@ def own_loss_in(program: Program, test: ast.expr, loop: Loop) -> str:
     """The name of the loss of this rank that a condition in a training loop asks for; empty if it asks for none."""
     if not _is_asking(test) or _is_shared_before(program, test, loop) or not has_replicas(program):
         return ""
-    losses = {name.id for name in _losses(loop)}
-    for name in inside(test, ast.Name):
-        found = _loss_behind(program, name, losses)
+    losses = set(_losses(loop))
+    for asked in inside(test, ast.Name, ast.Attribute):
+        found = _loss_behind(program, asked, losses)
         if found:
             return found
     return ""
@@ -34,11 +34,16 @@ def has_replicas(program: Program) -> bool:
     return program.remember("has replicas", lambda: next(program.all_calls(DDP, *FSDP), None) is not None)
 
 
-def _losses(loop: Loop) -> Iterator[ast.Name]:
-    """Of `loss.backward()` and `scaler.scale(loss).backward()`."""
+def _losses(loop: Loop) -> Iterator[str]:
+    """Of `loss.backward()`, `out.loss.backward()` and `scaler.scale(loss).backward()`."""
     for call in inside(loop, ast.Call):
         if isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
-            yield from (name for name in inside(call.func.value, ast.Name) if not _is_owner(name, call.func))
+            for part in inside(call.func.value, ast.Name, ast.Attribute):
+                if isinstance(part, ast.Attribute):
+                    if "loss" in part.attr.lower():
+                        yield ast.unparse(part)
+                elif not _is_owner(part, call.func):
+                    yield part.id
 
 
 def _is_owner(name: ast.Name, asked: ast.Attribute) -> bool:
@@ -66,12 +71,16 @@ def _is_shared_before(program: Program, test: ast.expr, loop: Loop) -> bool:
     return any(word in last_name(call.func).lower() for call in calls for word in _SHARING_WORDS)
 
 
-def _loss_behind(program: Program, name: ast.Name, losses: set[str], depth: int = 0) -> str:
-    if name.id in losses:
-        return name.id
-    for value in program.assigned(name) if depth < DEEPEST else ():
+def _loss_behind(program: Program, asked: ast.Name | ast.Attribute, losses: set[str], depth: int = 0) -> str:
+    if (text := ast.unparse(asked)) in losses:
+        return text
+    if isinstance(asked, ast.Attribute) or depth == DEEPEST:
+        return ""
+    for value in program.assigned(asked):
         inner = _kept(value)
-        if isinstance(inner, ast.Name) and (found := _loss_behind(program, inner, losses, depth + 1)):
+        if isinstance(inner, ast.Name | ast.Attribute) and (
+            found := _loss_behind(program, inner, losses, depth + 1)
+        ):
             return found
     return ""
 
