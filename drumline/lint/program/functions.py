@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from drumline.lint.program.arguments import argument
 from drumline.lint.program.classes import called_as, method
+from drumline.lint.program.library_calls import calls_by_word
 from drumline.lint.program.partials import calls_through
 from drumline.lint.program.tree import FunctionNode, class_around, inside, last_name, position, source_of
 from drumline.lint.program.unpacking import any_of
 from drumline.lint.program.value import NOTHING, Class, Function, Instance, Values
 from drumline.lint.program.whole import Whole
+from drumline.lint.reading.source import Source
 
 # They start a function in other processes or threads.
 STARTING = ("spawn", "start_processes", "Process", "Thread")
@@ -53,24 +56,29 @@ def _find_callers(program: Whole, function: FunctionNode) -> list[ast.Call]:
     if isinstance(function, ast.Lambda) or (owner is not None and function.name in ("forward", "__call__")):
         return []  # who calls an instance is not found by a name
     by = owner.name if owner is not None and function.name == "__init__" else function.name
-    calling = program.files.calling
     found = []
-    for source in calling.get(by, ()):
+    for source in program.files.calling.get(by, ()):
         calls = program.files.index(source).calls.get(by, ())
         found += [call for call in calls if function_of(program, call) is function]
     through = calls_through(program, function, by)
     found += [call for call in through if call not in found and function_of(program, call) is function]
+    starting = program.remember("calls that start", lambda: calls_by_word(_all_starting(program)))
+    return found + [call for call in starting.get(by, ()) if function in started(program, call)]
+
+
+def _all_starting(program: Whole) -> Iterator[tuple[Source, list[ast.Call]]]:
     for name in STARTING:
-        for source in calling.get(name, ()):
-            if by in source.text:
-                calls = program.files.index(source).calls.get(name, ())
-                found += [call for call in calls if function in started(program, call)]
-    return found
+        for source in program.files.calling.get(name, ()):
+            calls = program.files.index(source).calls.get(name, ())
+            yield source, [call for call in calls if target_of(call) is not None]
 
 
 def started(program: Whole, call: ast.Call) -> list[FunctionNode]:
     """What a call starts in another process or thread: `mp.spawn(main)`, `Process(target=main)`."""
-    functions = [value.node for value in program.values(target_of(call)) if isinstance(value, Function)]
+    target = target_of(call)
+    if target is None:
+        return []
+    functions = [value.node for value in program.values(target) if isinstance(value, Function)]
     return list(dict.fromkeys(functions))
 
 

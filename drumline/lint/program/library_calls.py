@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -11,6 +12,8 @@ from drumline.lint.program import names
 from drumline.lint.program.tree import last_name, position
 from drumline.lint.program.whole import Whole
 from drumline.lint.reading.source import Source
+
+_WORD = re.compile(r"\w+")
 
 
 def calls_in_all(program: Whole, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
@@ -36,6 +39,16 @@ def calls_in(program: Whole, source: Source, wanted: tuple[str, ...]) -> Iterato
     for alias in aliases(program, source, (*by_last, *wanted)) - by_last.keys():
         found += [call for call in calls.get(alias, ()) if program.name_of(call.func) in wanted]
     return iter(sorted(found, key=position))
+
+
+def calls_by_word(found: Iterable[tuple[Source, Iterable[ast.Call]]]) -> dict[str, list[ast.Call]]:
+    """Calls by every word of their files: who looks for those that may be about a name need not read all texts."""
+    by_word: dict[str, list[ast.Call]] = defaultdict(list)
+    for source, calls in found:
+        every = list(calls)
+        for word in set(_WORD.findall(source.text)) if every else ():
+            by_word[word] += every
+    return by_word
 
 
 @cache

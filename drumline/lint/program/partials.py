@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from drumline.lint.program.library_calls import aliases
+from drumline.lint.program.library_calls import aliases, calls_by_word
 from drumline.lint.program.tree import FunctionNode, names_assigned, up
 from drumline.lint.program.value import Function, Values
 from drumline.lint.program.whole import Whole
@@ -61,21 +61,19 @@ def calls_through(program: Whole, function: FunctionNode, name: str) -> list[ast
 
 
 def _partials_of(program: Whole, function: FunctionNode, name: str) -> Iterator[ast.Call]:
-    for source, calls in program.remember("partials", lambda: _all_partials(program)).items():
-        for call in calls if name in source.text else ():
-            if any(isinstance(one, Function) and one.node is function for one in program.values(call)):
-                yield call
+    by_word = program.remember("partials", lambda: calls_by_word(_all_partials(program)))
+    for call in by_word.get(name, ()):
+        if any(isinstance(one, Function) and one.node is function for one in program.values(call)):
+            yield call
 
 
-def _all_partials(program: Whole) -> dict[Source, list[ast.Call]]:
+def _all_partials(program: Whole) -> Iterator[tuple[Source, list[ast.Call]]]:
     """By their names alone: what those stand for is asked of few."""
-    found = {}
     for source in program.files.sources:
         if "partial" in source.text:
             calls = program.files.index(source).calls
             every = {"partial"} | aliases(program, source, ("partial", PARTIAL))
-            found[source] = [call for one in sorted(every) for call in calls.get(one, ())]
-    return found
+            yield source, [call for one in sorted(every) for call in calls.get(one, ())]
 
 
 def _calls_named(program: Whole, name: str) -> Iterator[ast.Call]:

@@ -55,7 +55,7 @@ _DEVICE_ARGUMENTS = {"device", "map_location"}
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Numbers of GPUs that are written out, wherever a device is asked for, if every rank comes there."""
-    if framework(program, source) or any(_MASK in one.text for one in connected(program, source)):
+    if framework(program, source) or _masking(program) & connected(program, source):
         return  # where each process sees one GPU only, its number is 0
     found = {
         fixed
@@ -67,6 +67,10 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for node in sorted(found, key=position):
         if _is_for_all(program, node) and not _is_chosen_elsewhere(program, source, node):
             yield RULE.at(source, node, f"{source.code(node)} is the same GPU for all ranks of a host")
+
+
+def _masking(program: Program) -> set[Source]:
+    return program.remember("masking", lambda: {source for source in program.sources if _MASK in source.text})
 
 
 def _candidates(program: Program, source: Source) -> Iterator[ast.Call]:

@@ -151,9 +151,12 @@ def _may_be_reached_from(program: Program, caller: ast.Call, called: set[str]) -
 
 def _is_handed_on(program: Program, source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """`atexit.register(cleanup)`: named, not called."""
-    if function.name not in source.text:
-        return False
+    return function.name in program.remember(("handed on", source), lambda: _handed_on(program, source))
+
+
+def _handed_on(program: Program, source: Source) -> set[str]:
+    """What a file names and does not call there."""
     index = program.index(source)
-    named = [one for one in index.every(ast.Name) if one.id == function.name]
-    named += [one for one in index.every(ast.Attribute) if one.attr == function.name]
-    return not all(is_called(one) for one in named)
+    return {
+        last_name(one) for one in (*index.every(ast.Name), *index.every(ast.Attribute)) if not is_called(one)
+    }

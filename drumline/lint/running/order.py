@@ -213,6 +213,8 @@ class _Walk:
 
     def _import(self, node: ast.Import | ast.ImportFrom, frame: _Frame) -> None:
         others = [one for one in imported_by(self.program, node) if one not in self.imported]
+        if not others:
+            return
         self.imported.update(others)
         inner = _Frame(frame.functions, (*frame.through, node))
         for other in reversed(list(dict.fromkeys(others))):
