@@ -66,9 +66,10 @@ class _Walk:
 
 def _is_come_to(program: Program, node: ast.AST, place: Entered) -> bool:
     """Whether nothing keeps one from a place of a function that was entered; a parameter might, if it is not known."""
+    held = program.remember(("held at", node), lambda: list(conditions(program, node)))
     return all(
         _may_be(program, part, part_holds, place)
-        for test, holds in conditions(program, node)
+        for test, holds in held
         if not _is_likely(test, holds) or truth(program, test, place) is not None
         for part, part_holds in taken_apart(test, holds)
     )
