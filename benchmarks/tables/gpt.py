@@ -121,8 +121,8 @@ def _saves(taken: list[Taken], folder: Path, *, after: int) -> list[str]:
         stopped = [e["blocked_s"] * 1e3 for e in found if e["kind"] == "checkpoint" and e["step"] > after]
         if stopped:
             told.append(
-                f"{way.name}: saves in {len(way.seconds)} blocks: {len(stopped)}, each of which stopped it, by its own "
-                f"events, for {described(stopped).strip()} ms"
+                f"{way.name}: {len(stopped)} saves in {len(way.seconds)} blocks; by the run's own events each stopped "
+                f"it for {described(stopped).strip()} ms"
             )
     return told
 

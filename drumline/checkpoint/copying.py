@@ -71,8 +71,8 @@ class Copier:
         self._pinned: Tensor | None = None
 
     def rehearse(self) -> None:
-        """Copy next to nothing, and drain it, before the first step: what is loaded and pinned for that is then there,
-        and the first save does not stop the run for it."""
+        """Copy next to nothing, and drain it, before the first step: kernels are then loaded, and what every copy goes
+        through is pinned; the first save does not stop the run for it."""
         if self._staging is None:
             return
         small = {str(kind): torch.zeros(1, dtype=kind, device=self._device) for kind in _COPIED_AS}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +23,7 @@ from drumline.engine.job import make_manager
 from drumline.engine.loop import Loop
 from drumline.engine.preemption import SAME_WORD_S, Preemption
 from drumline.engine.request import Request
+from drumline.engine.saver import Saver
 from drumline.engine.saving import Progress
 from drumline.errors import ExitCode
 from drumline.metrics.events import read_events
@@ -138,28 +139,35 @@ def test_told_to_leave_and_resumed_is_the_same_run(
     assert not (run / "preempted.json").exists()
 
 
-def told_while_a_save_is_written(config: Config, run: Path) -> tuple[int, int, bool]:
-    """Each save of every fourth step takes longer than several steps, and none is done before the signal has come."""
-    write, kill, is_sent = store.write, os.kill, threading.Event()
+def told_while_a_save_is_written(config: Config, run: Path) -> tuple[int, int, list[bool]]:
+    """No save is done before the next is asked for, but that with which the run leaves. Also: whether one was being
+    written, each time that one was asked for."""
+    write, make_way = store.write, Saver.make_way
+    asked_for, writing = 0.0, []
 
     def write_late(root: Path, step: int, **content: Any) -> Path:
-        if step % 4 == 0:
-            assert is_sent.wait(30)
-            time.sleep(0.5)
+        deadline = time.monotonic() + 30
+        while asked_for <= step and time.monotonic() < deadline:
+            time.sleep(0.01)
         return write(root, step, **content)
 
-    def kill_and_tell(process: int, number: int) -> None:
-        kill(process, number)
-        is_sent.set()
+    def ask(self: Saver, step: int, metrics: Any, *, must_save: bool) -> bool:
+        nonlocal asked_for
+        writing.append(self.is_writing())
+        asked_for = math.inf if must_save else step
+        return make_way(self, step, metrics, must_save=must_save)
 
-    store.write, os.kill = write_late, kill_and_tell
-    return told("step", (0,), signal.SIGTERM, config, run)
+    store.write, Saver.make_way = write_late, ask
+    code, step, _ = told("step", (0,), signal.SIGTERM, config, run)
+    return code, step, writing
 
 
 def test_told_to_leave_while_a_save_is_written_waits_for_it_and_saves_again(tmp_path: Path) -> None:
     saves = replace(config(), checkpoint=CheckpointConfig(every_steps=4, every_epochs=0, keep_last=50))
-    [(code, step, _)] = run_ranks(1, told_while_a_save_is_written, saves, tmp_path)
+    [(code, step, writing)] = run_ranks(1, told_while_a_save_is_written, saves, tmp_path)
     assert code == ExitCode.PREEMPTED
+    assert writing == [False, *[True] * (len(writing) - 1)]
+    assert len(writing) > 1
     saved = [*range(4, step, 4), step]
     told_of = [
         (event["kind"], event["step"])

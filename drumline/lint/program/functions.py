@@ -76,7 +76,7 @@ def _all_starting(program: Whole) -> Iterator[tuple[Source, list[ast.Call]]]:
 def started(program: Whole, call: ast.Call) -> list[FunctionNode]:
     """What a call starts in another process or thread: `mp.spawn(main)`, `Process(target=main)`."""
     target = target_of(call)
-    if target is None:
+    if target is None:  # as of nearly all
         return []
     functions = [value.node for value in program.values(target) if isinstance(value, Function)]
     return list(dict.fromkeys(functions))

@@ -42,7 +42,8 @@ def calls_in(program: Whole, source: Source, wanted: tuple[str, ...]) -> Iterato
 
 
 def calls_by_word(found: Iterable[tuple[Source, Iterable[ast.Call]]]) -> dict[str, list[ast.Call]]:
-    """Calls by every word of their files: who looks for those that may be about a name need not read all texts."""
+    """Calls by every word of their files: who looks for those that may be about a name need not read all texts. One
+    that a file has under a name of another file's is not found."""
     by_word: dict[str, list[ast.Call]] = defaultdict(list)
     for source, calls in found:
         every = list(calls)

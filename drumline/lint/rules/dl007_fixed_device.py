@@ -55,7 +55,7 @@ _DEVICE_ARGUMENTS = {"device", "map_location"}
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Numbers of GPUs that are written out, wherever a device is asked for, if every rank comes there."""
-    if framework(program, source) or _masking(program) & connected(program, source):
+    if framework(program, source) or not connected(program, source).isdisjoint(_masking(program)):
         return  # where each process sees one GPU only, its number is 0
     found = {
         fixed

@@ -151,6 +151,8 @@ def _may_be_reached_from(program: Program, caller: ast.Call, called: set[str]) -
 
 def _is_handed_on(program: Program, source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """`atexit.register(cleanup)`: named, not called."""
+    if function.name not in source.text:  # no need to look at its tree
+        return False
     return function.name in program.remember(("handed on", source), lambda: _handed_on(program, source))
 
 

@@ -114,7 +114,11 @@ def _is_joined(program: Program, source: Source) -> bool:
         _JOINING.search(last.lower()) and any(_may_join(program, call) for call in calls)
         for other in near
         for last, calls in program.index(other).calls.items()
-    ) or any(program.source_of(call) in near for call in program.all_calls(*_REDUCING))
+    ) or not near.isdisjoint(program.remember("reducing files", lambda: _reducing(program)))
+
+
+def _reducing(program: Program) -> set[Source]:
+    return {program.source_of(call) for call in program.all_calls(*_REDUCING)}
 
 
 def _may_join(program: Program, call: ast.Call) -> bool:

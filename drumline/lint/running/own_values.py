@@ -39,17 +39,23 @@ def _losses(loop: Loop) -> Iterator[str]:
     for call in inside(loop, ast.Call):
         if isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
             for part in inside(call.func.value, ast.Name, ast.Attribute):
-                if isinstance(part, ast.Attribute):
-                    if "loss" in part.attr.lower():
-                        yield ast.unparse(part)
-                elif not _is_owner(part, call.func):
-                    yield part.id
+                if not _is_owner(part, call.func) and (isinstance(part, ast.Name) or _is_made_in(part, loop)):
+                    yield ast.unparse(part)
 
 
-def _is_owner(name: ast.Name, asked: ast.Attribute) -> bool:
+def _is_owner(part: ast.Name | ast.Attribute, asked: ast.Attribute) -> bool:
     """Of something else: `args` of `args.weight * loss`, `scaler` of `scaler.scale(loss)`; `loss.mean()` is a loss."""
-    outer = up(name)
+    outer = up(part)
     return isinstance(outer, ast.Attribute) and outer is not asked and outer.attr not in _KEEPING
+
+
+def _is_made_in(part: ast.Attribute, loop: Loop) -> bool:
+    """`out.loss` where the loop makes `out` or its loss; not `args.aux_loss`, and not `args.loss_weight`."""
+    made = {
+        ast.unparse(one) for one in inside(loop, ast.Name, ast.Attribute) if isinstance(one.ctx, ast.Store)
+    }
+    first = ast.unparse(part).partition(".")[0]
+    return part.attr.lower().endswith("loss") and (first in made or ast.unparse(part) in made)
 
 
 def _is_asking(test: ast.expr) -> bool:

@@ -58,6 +58,7 @@ def test_optimizers_are_fused_where_torch_has_them_so(name: str) -> None:
 def arithmetic() -> Iterator[None]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = False, True, False
     yield
     matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
 
