@@ -36,10 +36,13 @@ def has_replicas(program: Program) -> bool:
 
 def _losses(loop: Loop) -> Iterator[str]:
     """Of `loss.backward()`, `out.loss.backward()` and `scaler.scale(loss).backward()`."""
+    parts = list(inside(loop, ast.Name, ast.Attribute))
+    made = {ast.unparse(part) for part in parts if isinstance(part.ctx, ast.Store)}
     for call in inside(loop, ast.Call):
         if isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
             for part in inside(call.func.value, ast.Name, ast.Attribute):
-                if not _is_owner(part, call.func) and (isinstance(part, ast.Name) or _is_made_in(part, loop)):
+                is_loss = isinstance(part, ast.Name) or _is_loss_of(part, made)
+                if is_loss and not _is_owner(part, call.func):
                     yield ast.unparse(part)
 
 
@@ -49,13 +52,10 @@ def _is_owner(part: ast.Name | ast.Attribute, asked: ast.Attribute) -> bool:
     return isinstance(outer, ast.Attribute) and outer is not asked and outer.attr not in _KEEPING
 
 
-def _is_made_in(part: ast.Attribute, loop: Loop) -> bool:
+def _is_loss_of(part: ast.Attribute, made: set[str]) -> bool:
     """`out.loss` where the loop makes `out` or its loss; not `args.aux_loss`, and not `args.loss_weight`."""
-    made = {
-        ast.unparse(one) for one in inside(loop, ast.Name, ast.Attribute) if isinstance(one.ctx, ast.Store)
-    }
-    first = ast.unparse(part).partition(".")[0]
-    return part.attr.lower().endswith("loss") and (first in made or ast.unparse(part) in made)
+    text = ast.unparse(part)
+    return part.attr.lower().endswith("loss") and (text in made or text.partition(".")[0] in made)
 
 
 def _is_asking(test: ast.expr) -> bool:
