@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from drumline.watch.rank.stacks import own_calls
+from drumline.watch.rank.stacks import awaited_workers, own_calls
 
 NUM_LATEST = 16
 # NCCL has a recorder of its own; the other one has gloo's collectives.
@@ -47,7 +47,8 @@ def answer(folder: Path, rank: int, number: int) -> None:
     """Write what there is to the file that the sidecar waits for, whole or not at all."""
     path = folder / f"rank-{rank:05d}.flight.json"
     new = path.with_suffix(".new")
-    new.write_text(json.dumps({"number": number, "calls": own_calls(), "collectives": [], **_dump_guarded()}))
+    own = {"number": number, "calls": own_calls(), "workers": awaited_workers(), "collectives": []}
+    new.write_text(json.dumps({**own, **_dump_guarded()}))
     new.replace(path)
 
 

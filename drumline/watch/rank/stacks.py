@@ -47,6 +47,24 @@ def answer_on_this_thread() -> None:
         return  # then the main thread is asked
 
 
+def awaited_workers() -> list[tuple[int, int]]:
+    """Number and process of each DataLoader worker that the main thread waits for: those of the iterator that it is in,
+    whoever made it. Of what else the rank has forked nobody knows what it is for. A worker whose part of the data is
+    done may end, and so may all of an iterator that is being closed."""
+    torchs = sys.modules.get("torch.utils.data.dataloader")
+    kind = getattr(torchs, "_MultiProcessingDataLoaderIter", None)
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and kind is not None:
+        if frame.f_code.co_filename == torchs.__file__:  # type: ignore[union-attr]
+            iterator = frame.f_locals.get("self")
+            if isinstance(iterator, kind) and not iterator._shutdown:
+                # There is no such list before all of them are started.
+                needed = getattr(iterator, "_workers_status", [True] * len(iterator._workers))
+                return [(n, one.pid) for n, one in enumerate(iterator._workers) if needed[n]]
+        frame = frame.f_back
+    return []
+
+
 def own_calls() -> list[tuple[str, int | None, str]]:
     """File, line and name of the calls that the main thread is in, the innermost first; with Python's lock held, so
     that they stand still."""

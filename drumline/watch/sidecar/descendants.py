@@ -1,8 +1,10 @@
-"""All that a rank started: its DataLoader workers, and how much CPU the whole lot uses."""
+"""All that a rank started, and how much CPU that uses; which of it are DataLoader workers the rank itself says."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from dataclasses import replace
 
 from drumline.watch.facts import WorkerFacts
 from drumline.watch.sidecar import procfs
@@ -11,8 +13,6 @@ from drumline.watch.sidecar.procfs import GONE, TICKS_PER_S, Stat
 # A rank may have hundreds of threads, each with a list of its own of what it started.
 SEARCH_EVERY_S = 15.0
 COUNT_EVERY_S = 1.0
-# torch gives this name to every worker that it starts, also to those that are no forks of the rank.
-WORKER_NAME = "pt_data_worker"
 
 
 class Descendants:
@@ -34,22 +34,16 @@ class Descendants:
             self._count(now_s)
         return sum(self._cores.values())
 
-    def workers(self, now_s: float) -> tuple[WorkerFacts, ...]:
-        """Who loads data for the rank, in the order in which they were started."""
-        self._search(now_s)
-        stats = {pid: stat for pid in self._pids if (stat := procfs.read_stat(pid))}
-        mine = sorted((stat.start, pid) for pid, stat in stats.items() if self._is_worker(stat))
+    def workers(self, told: Iterable[tuple[int, int]]) -> tuple[WorkerFacts, ...]:
+        """Who loads data for the rank. `told`: by the rank, their numbers and processes."""
         return tuple(
-            WorkerFacts(number=number, pid=pid, state=stats[pid].state, cpu=self._cores.get(pid, 0.0))
-            for number, (_, pid) in enumerate(mine)
+            WorkerFacts(number=number, pid=pid, state=_state(pid), cpu=self._cores.get(pid, 0.0))
+            for number, pid in told
         )
 
     def forgive(self) -> None:
         """What they wrote to answer a question does not count as their work."""
         self._moved = {pid: procfs.moved_bytes(pid) for pid in self._moved}
-
-    def _is_worker(self, stat: Stat) -> bool:
-        return stat.name == WORKER_NAME or (stat.parent == self._pid and stat.is_fork)
 
     def _search(self, now_s: float) -> None:
         """Children of children too; not the sidecar, which local rank 0 has started, and what that starts."""
@@ -77,6 +71,9 @@ class Descendants:
 
 def refreshed(worker: WorkerFacts, stack: tuple[str, ...]) -> WorkerFacts:
     """The same worker as it is now."""
-    stat = procfs.read_stat(worker.pid)
-    state = stat.state if stat else GONE
-    return WorkerFacts(number=worker.number, pid=worker.pid, state=state, cpu=worker.cpu, stack=stack)
+    return replace(worker, state=_state(worker.pid), stack=stack)
+
+
+def _state(pid: int) -> str:
+    stat = procfs.read_stat(pid)
+    return stat.state if stat else GONE

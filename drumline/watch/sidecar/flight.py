@@ -40,6 +40,14 @@ def told_calls(folder: Path, rank: int) -> list[tuple[str, int | None, str]]:
         return []
 
 
+def told_workers(folder: Path, rank: int) -> list[tuple[int, int]]:
+    """Number and process of each DataLoader worker that it waits for."""
+    try:
+        return [(int(number), int(pid)) for number, pid in _read(_answer(folder, rank))["workers"]]
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
 def _answer(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.flight.json"
 

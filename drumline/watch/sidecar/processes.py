@@ -14,7 +14,7 @@ from drumline.watch.beats.record import Beat, read_beat
 from drumline.watch.facts import Collective, RankFacts, WorkerFacts
 from drumline.watch.sidecar import procfs
 from drumline.watch.sidecar.descendants import Descendants, refreshed
-from drumline.watch.sidecar.flight import ask_flight, told_calls
+from drumline.watch.sidecar.flight import ask_flight, told_calls, told_workers
 from drumline.watch.sidecar.memory import MemoryWatch
 from drumline.watch.sidecar.procfs import ENDED, GONE, STOPPED, TICKS_PER_S, Process, Stat
 from drumline.watch.sidecar.stacks import described, last_stack, stack_of
@@ -24,7 +24,7 @@ MIN_INTERVAL_S = 0.1
 # Looks that are further apart than this have not seen what was in between.
 LATE_S = 1.0
 STILL_AFTER_S = 1.0
-STACKS_WITHIN_S = 1.2
+QUESTIONED_WITHIN_S = 1.7
 # Python gives its lock to another thread some milliseconds after it asks.
 ANSWERS_WITHIN_S = 0.5
 
@@ -77,16 +77,17 @@ class RankLook:
         self._seen = None
 
     async def _questioned(self, facts: RankFacts, seen: _Seen) -> RankFacts:
-        workers = seen.descendants.workers(time.monotonic())
-        facts = replace(facts, tracer=procfs.tracer(facts.pid), workers=workers)
+        end = time.monotonic() + QUESTIONED_WITHIN_S
+        facts = replace(facts, tracer=procfs.tracer(facts.pid))
         asked = asyncio.create_task(self._ask(facts.state))
         # A rank that answers tells its stack by itself. The signal is for one in which Python stands still: to any
         # other it is a danger (rank/stacks.py).
         await asyncio.wait({asked}, timeout=ANSWERS_WITHIN_S)
         told = told_calls(self._folder, self._rank) if asked.done() and asked.result()[0] else []
-        stack, workers = await self._stacks(None if told else facts.pid, workers)
-        stack = described(facts.pid, told) if told else stack
+        stack = described(facts.pid, told) if told else await stack_of(facts.pid, self._file("stacks"))
         answers, collectives = await asked
+        workers = seen.descendants.workers(told_workers(self._folder, self._rank) if answers else ())
+        workers = await self._with_stacks(workers, end)
         seen.forgive(time.monotonic())
         facts = replace(facts, stack=stack, workers=workers, answers=answers, collectives=collectives)
         latest = self.look(time.monotonic())
@@ -97,21 +98,14 @@ class RankLook:
         # It has ended meanwhile: that is why it did not answer.
         return replace(facts, state=latest.state, exit=latest.exit, answers=None)
 
-    async def _stacks(
-        self, pid: int | None, workers: tuple[WorkerFacts, ...]
-    ) -> tuple[tuple[str, ...], tuple[WorkerFacts, ...]]:
-        """One after the other, because all write into the same file; those for whom there is no time are left out, and
-        a rank that has told its own."""
-        file = self._file("stacks")
-        end = time.monotonic() + STACKS_WITHIN_S
-        stacks: list[tuple[str, ...]] = []
-        for one in (pid, *(worker.pid for worker in workers)):
-            left_s = end - time.monotonic()
-            if one is None or left_s <= 0:
-                stacks.append(())
-            else:
-                stacks.append(await stack_of(one, file, within_s=min(left_s, 0.4)))
-        return stacks[0], tuple(map(refreshed, workers, stacks[1:]))
+    async def _with_stacks(self, workers: tuple[WorkerFacts, ...], end: float) -> tuple[WorkerFacts, ...]:
+        """One after the other, because all write into the same file; those for whom there is no time are left out."""
+        found: list[WorkerFacts] = []
+        for worker in workers:
+            left_s = min(end - time.monotonic(), 0.4)
+            stack = await stack_of(worker.pid, self._file("stacks"), within_s=left_s) if left_s > 0 else ()
+            found.append(refreshed(worker, stack))
+        return tuple(found)
 
     def _file(self, kind: str) -> Path:
         return self._folder / f"rank-{self._rank:05d}.{kind}"

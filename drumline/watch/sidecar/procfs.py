@@ -13,7 +13,6 @@ from typing import NamedTuple
 GONE = "X"
 ENDED = ("Z", GONE)
 STOPPED = ("T", "t")
-_FORKED_ONLY = 0x40  # PF_FORKNOEXEC
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -30,8 +29,6 @@ class Stat(NamedTuple):
     num_threads: int
     start: int
     """In ticks since the machine's start."""
-    is_fork: bool
-    """Whether it runs the program of the process that forked it: it has executed none of its own."""
     exit_status: int
     """As wait() gives it; 0 as well where it may not be read."""
 
@@ -47,7 +44,6 @@ def parse_stat(text: bytes) -> Stat:
         buried_ticks=int(fields[13]) + int(fields[14]),
         num_threads=int(fields[17]),
         start=int(fields[19]),
-        is_fork=bool(int(fields[6]) & _FORKED_ONLY),
         exit_status=int(fields[49]),
     )
 

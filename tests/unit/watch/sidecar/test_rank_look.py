@@ -143,29 +143,39 @@ def test_a_rank_that_hangs_in_the_kernel(start_rank: StartRank, tmp_path: Path) 
     assert close.stack[0].endswith(" in hang"), "another thread answers for one in the kernel"
 
 
-def test_workers_are_seen_with_their_states_and_stacks(start_rank: StartRank, tmp_path: Path) -> None:
+def test_only_workers_of_the_loader_that_it_waits_for_are_workers(
+    start_rank: StartRank, tmp_path: Path
+) -> None:
+    """A plain DataLoader of torch; beside its workers are a helper that has ended, one that runs, and a program."""
     rank = start_rank(
         "import subprocess\n"
-        "def worker():\n"
+        "from torch.utils.data import DataLoader\n"
+        "class Images:\n"
+        "    def __len__(self):\n"
+        "        return 6\n"
+        "    def __getitem__(self, index):\n"
+        "        wait_forever()\n"
+        "if os.fork() == 0:\n"
+        "    os._exit(0)\n"
+        "if os.fork() == 0:\n"
         "    wait_forever()\n"
-        "for _ in range(3):\n"
-        "    if os.fork() == 0:\n"
-        "        worker()\n"
-        "    time.sleep(0.02)\n"
         "subprocess.Popen(['sleep', '600'])\n"
+        "batches = iter(DataLoader(Images(), num_workers=2, multiprocessing_context='fork'))\n"
+        "for process in batches._workers:\n"
+        "    Path(folder, f'worker-{process.pid}').touch()\n"
         "say('ready')\n"
-        "wait_forever()\n"
+        "next(batches)\n"
     )
-    first, second, third = sorted(procfs.children(rank.pid), key=begin)[:3]
+    look = look_at(tmp_path)
+    wait_until(lambda: any("_try_get_data" in frame for frame in closely(look).stack))
+    first, second = sorted(int(path.name.partition("-")[2]) for path in tmp_path.glob("worker-*"))
+    assert len(procfs.children(rank.pid)) == 5
     os.kill(second, signal.SIGSTOP)
-    os.kill(third, signal.SIGKILL)
-    wait_until(lambda: (state_of(second), state_of(third)) == ("T", "Z"))
-    workers = closely(look_at(tmp_path)).workers
-    numbered = [(worker.number, worker.pid) for worker in workers]
-    assert numbered == [(0, first), (1, second), (2, third)], "not the `sleep`"
-    assert [worker.state for worker in workers] == ["S", "T", "Z"]
-    assert workers[0].stack[1].endswith(" in worker")
-    assert workers[1].stack == workers[2].stack == ()
+    wait_until(lambda: state_of(second) == "T")
+    workers = closely(look).workers
+    assert [(one.number, one.pid, one.state) for one in workers] == [(0, first, "S"), (1, second, "T")]
+    assert [frame.rpartition(" in ")[2] for frame in workers[0].stack[:2]] == ["wait_forever", "__getitem__"]
+    assert workers[1].stack == ()
 
 
 def test_cpu_counts_what_a_rank_started_once_it_stands_still(start_rank: StartRank, tmp_path: Path) -> None:
@@ -181,7 +191,7 @@ def test_cpu_counts_what_a_rank_started_once_it_stands_still(start_rank: StartRa
 
     wait_until(computes)
     assert seen[0] < 0.2, "a rank that may still move is looked at alone"
-    assert closely(look).workers[0].cpu > 0.2
+    assert closely(look).workers == (), "a process that it has forked is no DataLoader worker for that"
     for _ in range(6):
         time.sleep(0.22)
         assert not facts_of(look).has_io, "its answers to us are not its own work"
