@@ -47,7 +47,7 @@ def answer(folder: Path, rank: int, number: int) -> None:
     """Write what there is to the file that the sidecar waits for, whole or not at all."""
     path = folder / f"rank-{rank:05d}.flight.json"
     new = path.with_suffix(".new")
-    own = {"number": number, "calls": own_calls(), "workers": awaited_workers(), "collectives": []}
+    own = {"number": number, "calls": own_calls(), "workers": [], "collectives": []}
     new.write_text(json.dumps({**own, **_dump_guarded()}))
     new.replace(path)
 
@@ -55,7 +55,7 @@ def answer(folder: Path, rank: int, number: int) -> None:
 def _dump_guarded() -> dict[str, Any]:
     """That Python answers is worth telling, whatever became of torch's private functions."""
     try:
-        return dump_flight()
+        return {"workers": awaited_workers(), **dump_flight()}
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
 

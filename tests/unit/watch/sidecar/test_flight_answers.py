@@ -125,7 +125,7 @@ def test_a_rank_answers_without_torch_and_whatever_became_of_torchs_private_part
     path = tmp_path / "rank-00003.flight.json"
     record = json.loads(path.read_text())
     assert record.pop("calls")[-1] == ["<string>", 1, "<module>"]
-    assert record == {"number": 7, "collectives": []}
+    assert record == {"number": 7, "collectives": [], "workers": []}
 
     def broken() -> dict[str, Any]:
         raise TypeError("incompatible function arguments")
@@ -137,5 +137,6 @@ def test_a_rank_answers_without_torch_and_whatever_became_of_torchs_private_part
     assert record == {
         "number": 8,
         "collectives": [],
+        "workers": [],
         "error": "TypeError: incompatible function arguments",
     }
