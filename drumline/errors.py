@@ -111,6 +111,12 @@ class CheckpointError(DrumlineError):
     """A checkpoint could not be written or read."""
 
 
+class CheckpointMismatchError(CheckpointError):
+    """A checkpoint is of another model or optimizer than it is loaded into: a restart would not help."""
+
+    exit_code = ExitCode.USAGE
+
+
 class TrainingError(DrumlineError):
     """The run failed in the middle of its work."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from drumline.distributed.wrap import unwrap_model
-from drumline.errors import CheckpointError
+from drumline.errors import CheckpointError, CheckpointMismatchError
 
 
 def model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -33,10 +33,10 @@ def load_model_state(model: nn.Module, tensors: Mapping[str, Tensor], aliases: M
     """Copy the tensors into the model, wherever it is; every name and shape must match, or nothing is copied."""
     saved = {**tensors, **{name: tensors[stored] for name, stored in aliases.items() if stored in tensors}}
     if problems := list(_differences(saved, model)):
-        raise CheckpointError(
+        raise CheckpointMismatchError(
             "\n".join(["the checkpoint is of another model:", *(f"  - {problem}" for problem in problems)]),
-            next_step="set the model up as it was when the checkpoint was made (the run folder's config.toml "
-            "tells), or start a new run",
+            next_step="set the model up as it was when the checkpoint was made (see config.toml in the run folder), or "
+            "start a new run: --fresh moves this one aside, --run DIR trains in another folder",
         )
     unwrap_model(model).load_state_dict(saved)
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from drumline.checkpoint.nested import decode, encode
 from drumline.distributed.wrap import unwrap_model
-from drumline.errors import CheckpointError
+from drumline.errors import CheckpointError, CheckpointMismatchError
 
 # How this machine computes, and what it calls things: the optimizer that is loaded into keeps its own.
 _NOT_SAVED = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
@@ -28,6 +28,7 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, T
     names = _names_by_number(content, groups)
     tensors: dict[str, Tensor] = {}
     document = {
+        "class": type(optimizer).__name__,
         "groups": [
             {"params": list(group), "settings": encode(_settings(saved), f"groups/{index}", tensors)}
             for index, (saved, group) in enumerate(zip(content["param_groups"], groups, strict=True))
@@ -52,13 +53,14 @@ def load_optimizer_state(
 ) -> None:
     """Give an optimizer a saved state, on whatever device; its groups must hold the same parameters by name."""
     groups = _groups(model, optimizer)
-    if problems := [*_differences(document, groups), *_missing(document, tensors)]:
-        raise CheckpointError(
+    differences = [*_other_class(document, optimizer), *_differences(document, groups)]
+    if problems := [*differences, *_missing(document, tensors)]:
+        raise CheckpointMismatchError(
             "\n".join(
                 ["the checkpoint is of another optimizer:", *(f"  - {problem}" for problem in problems)]
             ),
-            next_step="set up the model and the optimizer as they were when the checkpoint was made (the run "
-            "folder's config.toml tells), or start a new run",
+            next_step="set up the model and the optimizer as they were when the checkpoint was made (see config.toml "
+            "in the run folder), or start the optimizer anew and keep the weights with --optim.reset",
         )
     own = optimizer.state_dict()
     parameters = {name: parameter for group in groups for name, parameter in group.items()}
@@ -113,6 +115,15 @@ def _rest(content: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, dic
         "content": {key: value for key, value in content.items() if key not in ("state", "param_groups")},
         "state": {key: value for key, value in content["state"].items() if key not in names},
     }
+
+
+def _other_class(document: Mapping[str, Any], optimizer: Optimizer) -> Iterator[str]:
+    saved, here = (
+        document.get("class"),
+        type(optimizer).__name__,
+    )  # a checkpoint of an earlier version has no class
+    if saved not in (None, here):
+        yield f"the optimizer is {saved} in the checkpoint and {here} here"
 
 
 def _differences(document: Mapping[str, Any], groups: list[dict[str, nn.Parameter]]) -> Iterator[str]:

@@ -117,6 +117,9 @@ class OptimConfig:
     """step: optimizer steps between drops."""
     step_factor: Fraction = 0.1
     """step: what the rate is multiplied by at each drop."""
+    reset: bool = False
+    """On resume, keep the weights and start the optimizer anew: to change it, say. It acts once: a checkpoint that was
+    saved under it is resumed as it is, so a restart of the same command does not reset again."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,12 @@ from typing import Any
 from drumline.checkpoint.retention import best
 from drumline.data.plan import Cursor, plan_step
 from drumline.engine.batch import Batch
-from drumline.engine.facts import changes
+from drumline.engine.facts import changes, resets_optimizer
 from drumline.engine.job import Job
 from drumline.engine.loop import Loop
 from drumline.engine.request import Request
 from drumline.engine.run_folder import RunFolder, write_whole
-from drumline.engine.saving import Found, Progress
+from drumline.engine.saving import Found
 from drumline.launch.commands import resume_command, two_node_command
 from drumline.metrics.events import Reporter
 
@@ -45,14 +45,20 @@ def report_start(reporter: Reporter, request: Request, job: Job, total_steps: in
 
 
 def report_resume(
-    reporter: Reporter, found: Found, batch: Batch, progress: Progress, facts: Mapping[str, Any]
+    reporter: Reporter, found: Found, batch: Batch, request: Request, facts: Mapping[str, Any]
 ) -> None:
     for path, reason in found.torn:
         reporter.report("warning", message=f"the checkpoint {path} is not whole and was skipped: {reason}")
-    reporter.report("resume", step=progress.step, epoch=progress.cursor.epoch + 1, path=str(found.path))
+    step = found.progress.step
+    reporter.report("resume", step=step, epoch=found.progress.cursor.epoch + 1, path=str(found.path))
     if batch.note is not None:
         reporter.report("note", message=batch.note)
-    for change in changes(found.facts, facts):
+    if resets_optimizer(found.facts, request):
+        reporter.report(
+            "note",
+            message=f"the optimizer starts anew at step {step} (--optim.reset); the weights are kept",
+        )
+    for change in changes(found.facts, facts, request):
         reporter.report("warning", message=change)
 
 

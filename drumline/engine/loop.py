@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,8 @@ class Loop:
     """What this run goes on after; until its first step, and on rank 0."""
     clock: StartClock | None = None
     """How long it is since the command; until the first step."""
+    keep_settings: Callable[[], None] = lambda: None
+    """Called after the first step: from then on the run was trained with these settings."""
     is_preempted: bool = False
     pace: Pace = field(default_factory=Pace)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -189,6 +191,7 @@ class Loop:
 
     def _tell_start(self, clock: StartClock) -> None:
         self.clock = None
+        self.keep_settings()
         clock.tell(self.reporter, step=self.progress.step, device=self.job.ddp.device)
 
     def _between_steps(self, train_step: AnyStep) -> None:

@@ -1,7 +1,8 @@
 """The folder that a run leaves behind, and how it is opened: new, again, or afresh.
 
 config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
-trace/rank-NNNNN.jsonl (with log.trace)  preempted.json (while a run that was told to leave waits to go on)
+settings-history.jsonl (which settings changed at which step)  trace/rank-NNNNN.jsonl (with log.trace)
+preempted.json (while a run that was told to leave waits to go on)
 watch/launch.json  verdicts/NNNN-CAUSE.json (what the sidecars said)
 """
 
@@ -33,6 +34,11 @@ class RunFolder:
     @property
     def config_file(self) -> Path:
         return self.path / "config.toml"
+
+    @property
+    def settings_history(self) -> Path:
+        """Which settings changed at which step; config.toml has those of the latest steps. Not there: none changed."""
+        return self.path / "settings-history.jsonl"
 
     @property
     def environment_file(self) -> Path:

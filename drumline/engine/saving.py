@@ -87,6 +87,8 @@ class Found:
 
     path: Path
     facts: dict[str, Any]
+    progress: Progress
+    """How far the run was when it was saved."""
     torn: list[tuple[Path, str]]
 
 
@@ -95,19 +97,22 @@ def find_newest(ddp: DDPManager, root: Path) -> Found | None:
     answer: Any = None
     if ddp.is_main_process():
         path, skipped = look.newest_valid(root)
-        facts = None if path is None else look.read_document(path, "progress")["facts"]
-        answer = [str(path or ""), facts, [(str(torn), reason) for torn, reason in skipped]]
-    path, facts, torn = broadcast_json(answer, device=ddp.device)
+        saved = None if path is None else look.read_document(path, "progress")
+        answer = [str(path or ""), saved, [(str(torn), reason) for torn, reason in skipped]]
+    path, saved, torn = broadcast_json(answer, device=ddp.device)
     if torn and not path:
         raise CheckpointError(
             f"none of the {len(torn)} checkpoints in {root} is whole; the newest: {torn[0][1]}",
             next_step="bring one back from a backup, or start anew with --fresh, which keeps what is there",
         )
-    return Found(Path(path), facts, [(Path(one), reason) for one, reason in torn]) if path else None
+    if not path:
+        return None
+    progress = Progress(saved["step"], Cursor(**saved["cursor"]))
+    return Found(Path(path), saved["facts"], progress, [(Path(one), reason) for one, reason in torn])
 
 
-def restore(job: Job, path: Path) -> Progress:
-    """Collective: put the job back to where a checkpoint was taken; returns how far that was."""
+def restore(job: Job, path: Path, *, with_optimizer: bool = True) -> None:
+    """Collective: put the job back to where a checkpoint was taken. `with_optimizer=False`: its optimizer stays new."""
     job.ddp.beat.mark(Phase.START)
     device = job.ddp.device
     read = store.read(path) if job.ddp.is_main_process() else None
@@ -117,13 +122,21 @@ def restore(job: Job, path: Path) -> Progress:
         for name in ("model", "optimizer", "rng", *tensor_files(documents))
     }
     restore_data_state(job, store.Snapshot(tensors, documents))
-    saved = state.restore(store.Snapshot(tensors, documents), job.model, job.optimizer, scaler=job.scaler)
+    optimizer = job.optimizer if with_optimizer else None
+    own_settings = [_settings_of(group) for group in job.optimizer.param_groups]
+    saved = state.restore(store.Snapshot(tensors, documents), job.model, optimizer, scaler=job.scaler)
+    for group, own in zip(job.optimizer.param_groups, own_settings, strict=True):
+        group.update(own)  # what the checkpoint says of them may be of other settings
     # A rank that the saved world did not have keeps the stream that it was just seeded with.
     if (generators := tensors["rng"].get(_rank_name(job.ddp.rank))) is not None:
         restore_rng(generators, device)
     if job.ddp.is_main_process() and "measured" in saved:
         job.meter.put(**saved["measured"])
-    return Progress(saved["step"], Cursor(**saved["cursor"]))
+
+
+def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that the user chose; the rate is set before each step."""
+    return {name: value for name, value in group.items() if name not in ("params", "lr")}
 
 
 def _rank_name(rank: int) -> str:

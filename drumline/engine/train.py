@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +20,7 @@ from drumline.distributed.determinism import told_of_refused_kernels
 from drumline.distributed.failure import summary
 from drumline.engine.announce import FINISHED, leave_preempted, report_end, report_resume, report_start
 from drumline.engine.batch import choose_batch
-from drumline.engine.facts import facts_of
+from drumline.engine.facts import check_not_finished, facts_of, resets_optimizer
 from drumline.engine.job import Job, build_job, count_steps
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.loop import Loop
@@ -71,18 +73,22 @@ def train(
         job = build_job(request.config, task_class(request.config), ddp, batch, clock)
         stack.callback(job.close)
         clock.mark("model")
-        _resume(job, found, progress)
+        at = Progress() if found is None else found.progress
+        total_steps = count_steps(job, request.config.train, step=at.step, cursor=at.cursor)
+        if found is not None:
+            check_not_finished(found.facts, request, step=at.step, total_steps=total_steps)
+        facts = facts_of(request, job, before=None if found is None else found.facts, step=at.step)
+        _resume(job, found, request, progress)
         clock.mark("checkpoint")
-        _write_down(
-            request, folder, ddp
-        )  # not before: a run that cannot be resumed keeps its own config.toml
+        _write_environment(request, folder, ddp)
+        keep_settings = partial(_write_settings, request, folder, ddp, facts)
+        if found is None:
+            keep_settings()
         ledger_file = _open_ledger(folder, job, request.config.train, progress)
         stack.callback(ledger_file.close)
-        total_steps = count_steps(job, request.config.train, step=progress.step, cursor=progress.cursor)
-        facts = facts_of(request, job, None if found is None else found.facts)
         report_start(reporter, request, job, total_steps)
         if found is not None:
-            report_resume(reporter, found, job.batch, progress, facts)
+            report_resume(reporter, found, job.batch, request, facts)
             if progress.step >= total_steps:
                 reporter.report("note", message=FINISHED)
         if progress.step < total_steps:
@@ -100,6 +106,7 @@ def train(
             preemption=preemption,
             fault=fault,
             clock=clock,
+            keep_settings=keep_settings,
         )
         preemption.is_writing = loop.saver.is_writing
         with told_of_refused_kernels(), loop.saver:
@@ -158,8 +165,21 @@ def _open_folder(folder: RunFolder, request: Request, ddp: DDPManager, stack: Ex
     return moved
 
 
-def _write_down(request: Request, folder: RunFolder, ddp: DDPManager) -> None:
-    """Collective: what the run is and where it runs."""
+def _write_settings(request: Request, folder: RunFolder, ddp: DDPManager, facts: Mapping[str, Any]) -> None:
+    """What the run is trained with, and how that changed on the way. Not before it is so: a run that cannot be
+    resumed, or has finished, keeps what it was trained with."""
+    if not ddp.is_main_process():
+        return
+    header = f"drumline train {request.task} --config {folder.config_file}"
+    write_whole(folder.config_file, to_toml(request.config, header=header))
+    if facts["history"]:
+        write_whole(folder.settings_history, "".join(f"{json.dumps(one)}\n" for one in facts["history"]))
+    else:  # of steps that were lost
+        folder.settings_history.unlink(missing_ok=True)
+
+
+def _write_environment(request: Request, folder: RunFolder, ddp: DDPManager) -> None:
+    """Collective: where the run runs."""
     device = (
         torch.cuda.get_device_name(ddp.device) if ddp.device.type == "cuda" else platform.machine() or "cpu"
     )
@@ -167,8 +187,6 @@ def _write_down(request: Request, folder: RunFolder, ddp: DDPManager) -> None:
         {"rank": ddp.rank, "host": ddp.host, "pid": os.getpid(), "device": device}, device=ddp.device
     )
     if ddp.is_main_process():
-        header = f"drumline train {request.task} --config {folder.config_file}"
-        write_whole(folder.config_file, to_toml(request.config, header=header))
         environment = {
             "command": ["drumline", "train", *request.command],
             "python": platform.python_version(),
@@ -193,9 +211,9 @@ def _open_ledger(folder: RunFolder, job: Job, train: TrainConfig, progress: Prog
     return ledger_file
 
 
-def _resume(job: Job, found: Found | None, progress: Progress) -> None:
-    """Collective: go on from a checkpoint, if there is one."""
+def _resume(job: Job, found: Found | None, request: Request, progress: Progress) -> None:
+    """Collective: resume from a checkpoint, if there is one."""
     if found is not None:
-        saved = restore(job, found.path)
-        progress.step, progress.cursor = saved.step, saved.cursor
-        job.loader.cursor = saved.cursor
+        restore(job, found.path, with_optimizer=not resets_optimizer(found.facts, request))
+        progress.step, progress.cursor = found.progress.step, found.progress.cursor
+        job.loader.cursor = progress.cursor

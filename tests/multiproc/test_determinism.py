@@ -68,8 +68,8 @@ def test_a_resume_with_other_threads_says_that_bits_may_differ(tmp_path: Path) -
     run_ranks(1, train_with_threads, 2, replace(config, train=replace(config.train, epochs=2)), tmp_path)
     events = read_events(tmp_path / "events" / "rank-00000.jsonl")
     assert [event["message"] for event in events if event["kind"] == "warning"] == [
-        "resumed with another train.epochs: 1 before, 2 now",
-        "the run was saved with another number of threads (1, now 2): its bits may differ from here on",
+        "train.epochs changed since the checkpoint: 1 -> 2",
+        "the number of threads changed since the checkpoint: 1 -> 2; bits may differ from here on",
     ]
 
 

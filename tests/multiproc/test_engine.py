@@ -251,8 +251,8 @@ def test_resuming_with_other_data_or_another_task_is_warned_about(tmp_path: Path
     train_here(make_config(epochs=1), Classify, tmp_path)
     train_here(make_config(epochs=2, samples=41), Classify, tmp_path, name="other")
     warnings = [event["message"] for event in events(tmp_path, "warning")]
-    assert "the training data is not what it was when the run was saved" in warnings
-    assert "the run was saved by the task test and goes on with other" in warnings
+    assert "the training data changed since the checkpoint" in warnings
+    assert "task changed since the checkpoint: test -> other" in warnings
 
 
 class NoEvaluation(Classify):

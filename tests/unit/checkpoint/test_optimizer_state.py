@@ -271,10 +271,21 @@ def test_every_difference_is_listed_and_nothing_is_changed() -> None:
         "  - 2.weight is [2, 4] in the checkpoint and [5, 4] here",
         "  - 2.bias is [2] in the checkpoint and [5] here",
         "  - the tensor 0.weight/momentum_buffer is missing in the checkpoint",
-        "  next: set up the model and the optimizer as they were when the checkpoint was made (the run folder's "
-        "config.toml tells), or start a new run",
+        "  next: set up the model and the optimizer as they were when the checkpoint was made (see config.toml in the "
+        "run folder), or start the optimizer anew and keep the weights with --optim.reset",
     ]
     assert receiver.param_groups[0]["lr"] == 7.0
+
+
+def test_another_class_is_named_and_one_of_an_earlier_version_is_not_asked_for() -> None:
+    model = make_model()
+    tensors, document = optimizer_state(model, SGD(model.parameters(), lr=0.1))
+    with pytest.raises(
+        CheckpointError, match="\n  - the optimizer is SGD in the checkpoint and AdamW here\n"
+    ):
+        load_optimizer_state(model, AdamW(model.parameters()), tensors, document)
+    del document["class"]
+    load_optimizer_state(model, SGD(model.parameters()), tensors, document)
 
 
 def test_another_number_of_groups() -> None:
