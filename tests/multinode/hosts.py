@@ -7,6 +7,7 @@
         job = b.start(sys.executable, "serve.py", env={"GLOO_SOCKET_IFNAME": "eth0"})  # background: a Job
         job.wait_for("ready"); job.wait()                  # act on what it says; its exit code
         b.freeze("RANK=1"); b.thaw("RANK=1"); b.kill("RANK=1")   # processes by a word of their environment
+        b.set_clock(-20)                                   # what it starts from then on is 20 s behind; again: it jumps
         b.cut(); b.restore(); b.set_bandwidth(100); b.set_mtu(1400); b.set_names({"a": "10.77.0.1"})
         firewall.drop_port(b, 5000); firewall.lift(b)      # firewall.py has them all
         ssh = SshDaemons(bed); a.run(*ssh.command("b", "hostname"))    # sshd.py
@@ -30,6 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.multinode import processes
+from tests.multinode.clock import set_clock
 from tests.multinode.job import Job, end
 from tests.multinode.space import Space, variables
 
@@ -58,6 +60,7 @@ class Host:
         self._switch = switch
         self._port = f"port-{address.rpartition('.')[2]}"
         self._jobs: list[Job] = []
+        self._clock: dict[str, str] = {}
         folder.mkdir(parents=True)
         (folder / "hosts").touch()
         (folder / "nsswitch.conf").write_text(NSSWITCH)
@@ -100,6 +103,10 @@ class Host:
             text=f"link add {name} type bridge\naddress add {address} dev {name}\nlink set {name} up\n",
         )
 
+    def set_clock(self, ahead_s: int) -> None:
+        """The wall clock of what is started here from now on; of what runs since an earlier call, at once."""
+        self._clock = set_clock(self.folder, ahead_s)
+
     # Commands
 
     def run(
@@ -113,7 +120,7 @@ class Host:
         """Run a command to its end; the caller looks at `returncode`, `stdout` and `stderr`."""
         with subprocess.Popen(
             self._words(command, cwd),
-            env=variables(env),
+            env=variables({**self._clock, **(env or {})}),
             stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -132,7 +139,7 @@ class Host:
         with log.open("wb") as output:
             entry = subprocess.Popen(
                 self._words(command, cwd),
-                env=variables(env),
+                env=variables({**self._clock, **(env or {})}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -15,7 +15,8 @@ lacking() {
     echo "$found"
 }
 for_hosts=$(lacking ip:iproute2 tc:iproute2 nft:nftables sshd:openssh-server ssh:openssh-client \
-    ssh-keygen:openssh-client rsync:rsync nsenter:util-linux unshare:util-linux setpriv:util-linux)
+    ssh-keygen:openssh-client rsync:rsync nsenter:util-linux unshare:util-linux setpriv:util-linux \
+    cc:build-essential)
 for_slurm=$(lacking munged:munge slurmctld:slurm-wlm slurmd:slurm-wlm sbatch:slurm-wlm scontrol:slurm-wlm)
 
 skip() {

@@ -22,6 +22,7 @@ TOOLS = {
     "nsenter": "util-linux",
     "unshare": "util-linux",
     "setpriv": "util-linux",
+    "cc": "build-essential",
 }
 SLURM_TOOLS = {
     "munged": "munge",

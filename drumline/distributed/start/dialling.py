@@ -1,7 +1,7 @@
 """One host opens a door where its data will come in, and the others knock: plain TCP, answered with a word.
 
 The word is the host's own, made up for this start. An address may be held by more than one machine (every docker0 has
-the same), so that somebody answers is not enough.
+the same), so that somebody answers is not enough. With the word comes the time by that host's wall clock.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 CONNECT_S = 3.0
 ANSWER_S = 10.0
 AT_ONCE = 256
+TIME_BYTES = 20
 SILENT, REFUSED, NO_ROUTE, STRANGER, MUTE = "silent", "refused", "no route", "stranger", "mute"
 CAUSES = {
     errno.ECONNREFUSED: REFUSED,
@@ -65,7 +66,7 @@ class OpenDoor:
             with caller:
                 caller.settimeout(ANSWER_S)
                 try:
-                    caller.sendall(self.word.encode())
+                    caller.sendall(f"{self.word}{time.time():{TIME_BYTES}.3f}".encode())
                 except OSError:
                     continue
 
@@ -75,32 +76,41 @@ class _Call:
     door: Door
     heard: bytes = b""
     is_connected: bool = False
+    begun: float = field(default_factory=time.monotonic)
     deadline: float = field(default_factory=lambda: time.monotonic() + CONNECT_S)
 
 
-def knock(doors: Sequence[Door]) -> dict[int, str]:
-    """What stands in the way, by the rank behind each door that did not open; some hundred doors at a time."""
-    failed: dict[int, str] = {}
+@dataclass
+class Answers:
+    """What came of the knocking, by the rank behind each door."""
+
+    failed: dict[int, str] = field(default_factory=dict)
+    """What stands in the way of those that did not open."""
+    clocks: dict[int, float] = field(default_factory=dict)
+    """By how many seconds the wall clocks of the others are ahead of this one, at least."""
+
+
+def knock(doors: Sequence[Door]) -> Answers:
+    """Some hundred doors at a time."""
+    answers = Answers()
     for first in range(0, len(doors), AT_ONCE):
-        failed |= _knock(doors[first : first + AT_ONCE])
-    return failed
+        _knock(doors[first : first + AT_ONCE], answers)
+    return answers
 
 
-def _knock(doors: Sequence[Door]) -> dict[int, str]:
-    failed: dict[int, str] = {}
+def _knock(doors: Sequence[Door], answers: Answers) -> None:
     with selectors.DefaultSelector() as selector:
         for door in doors:
             if cause := _dial(selector, door):
-                failed[door.rank] = cause
+                answers.failed[door.rank] = cause
         while selector.get_map():
             until = min(key.data.deadline for key in selector.get_map().values())
             ready = selector.select(max(0.0, until - time.monotonic()))
             for key, _ in ready:
-                _go_on(selector, key, failed)
+                _go_on(selector, key, answers)
             # Only with nothing to hear: this process itself may not have run for seconds.
             if not ready:
-                _give_up_on_late(selector, failed)
-    return failed
+                _give_up_on_late(selector, answers.failed)
 
 
 def _dial(selector: selectors.BaseSelector, door: Door) -> str | None:
@@ -114,13 +124,13 @@ def _dial(selector: selectors.BaseSelector, door: Door) -> str | None:
     return None
 
 
-def _go_on(selector: selectors.BaseSelector, key: selectors.SelectorKey, failed: dict[int, str]) -> None:
+def _go_on(selector: selectors.BaseSelector, key: selectors.SelectorKey, answers: Answers) -> None:
     call: _Call = key.data
     caller = key.fileobj
     assert isinstance(caller, socket.socket)
     if not call.is_connected:
         if number := caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            failed[call.door.rank] = _cause(number)
+            answers.failed[call.door.rank] = _cause(number)
             _hang_up(selector, caller)
             return
         call.is_connected, call.deadline = True, time.monotonic() + ANSWER_S
@@ -132,11 +142,20 @@ def _go_on(selector: selectors.BaseSelector, key: selectors.SelectorKey, failed:
         part = b""
     call.heard += part
     word = call.door.word.encode()
-    if part and len(call.heard) < len(word):
+    if part and len(call.heard) < len(word) + TIME_BYTES:
         return
-    if call.heard != word:
-        failed[call.door.rank] = STRANGER
+    if call.heard.startswith(word):
+        answers.clocks[call.door.rank] = _ahead(float(call.heard[len(word) :]), call.begun)
+    else:
+        answers.failed[call.door.rank] = STRANGER
     _hang_up(selector, caller)
+
+
+def _ahead(theirs: float, begun: float) -> float:
+    """How far a clock is ahead of ours for certain, when it was read between `begun` and now; negative: behind."""
+    after = theirs - time.time()
+    before = after + time.monotonic() - begun
+    return after if after > 0 else min(before, 0.0)
 
 
 def _give_up_on_late(selector: selectors.BaseSelector, failed: dict[int, str]) -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from drumline.distributed.start.dialling import Door, OpenDoor, knock
 from drumline.distributed.start.roll import Meeting
 from drumline.distributed.start.ruling import follow, hear, rule
-from drumline.distributed.start.ways import VARIABLES, ClosedWay, judge
+from drumline.distributed.start.ways import VARIABLES, ClosedWay, clocks_apart, judge
 from drumline.errors import PreflightError
 from drumline.launch.interfaces import (
     Interface,
@@ -92,11 +92,11 @@ def _knock_at_others(
 ) -> None:
     facts = _read(store, "door", leaders, patience)
     others = [fact for rank, fact in facts.items() if rank != topology.rank]
-    failed = knock([Door(**fact["door"]) for fact in others if "door" in fact])
+    answers = knock([Door(**fact["door"]) for fact in others if "door" in fact])
     # The network that leads to the meeting point is one that works; on its own host, the one that leads back.
     sources = [topology.master_addr, *(fact["source"] for fact in others if fact["source"])]
     wanted = next(filter(None, (interface_towards(interfaces(), source) for source in sources)), None)
-    result = {"failed": failed, "wanted": wanted and wanted.name}
+    result = {"failed": answers.failed, "clocks": answers.clocks, "wanted": wanted and wanted.name}
     store.set(f"ways/{topology.rank}", json.dumps(result))
 
 
@@ -113,7 +113,9 @@ def _judge(store: dist.Store, leaders: Sequence[int], backend: str, patience: ti
     ]
     judged = judge(closed, wanted, backend=backend)
     judged.raise_errors()
-    return list(judged.warnings)
+    hosts = {rank: fact["host"] for rank, fact in facts.items()}
+    ahead = {int(rank): seconds for rank, seconds in results[0]["clocks"].items()}
+    return [*judged.warnings, *clocks_apart(hosts, ahead)]
 
 
 def _check_all_have_doors(

@@ -7,7 +7,7 @@ from host to host: where that is closed, the group waits in silence. Nothing is 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from drumline.distributed.agree import some
@@ -17,6 +17,7 @@ from drumline.launch.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
 
 VARIABLES = {"gloo": GLOO_VARIABLE, "nccl": NCCL_VARIABLE}
 MOST_LINES = 8
+CLOCK_WARNING_S = 1.0
 CAUSES = {
     SILENT: "is silent (a firewall drops it?)",
     REFUSED: "refuses the connection (a firewall rejects it?)",
@@ -118,3 +119,18 @@ def _fixes(ways: Sequence[ClosedWay], wanted: Mapping[int, str | None], backend:
         if way.door.host not in hosts:
             hosts.append(way.door.host)
     return [f"{fix} {some(hosts)}" for fix, hosts in fixes.items()]
+
+
+def clocks_apart(hosts: Mapping[int, str], ahead: Mapping[int, float]) -> Iterator[str]:
+    """The warning, if any. `ahead`: by how many seconds each host's wall clock is ahead of that of rank 0's host."""
+    off = [
+        f"{hosts[rank]} is {abs(seconds):,.1f} s {'ahead of' if seconds > 0 else 'behind'} {hosts[0]}"
+        for rank, seconds in sorted(ahead.items())
+        if abs(seconds) >= CLOCK_WARNING_S
+    ]
+    if off:
+        yield (
+            f"wall clocks differ: {some(off)}. Drumline does not depend on them, but times in logs do, and plain "
+            "torchrun loses nodes whose clocks differ by more than some seconds. Next: synchronize them by NTP "
+            "(sudo chronyc makestep)"
+        )

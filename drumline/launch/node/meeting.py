@@ -9,14 +9,11 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
-    DynamicRendezvousHandler,
-    RendezvousTimeout,
-)
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
 from drumline.errors import PreflightError
 from drumline.launch.node.addresses import LOOPBACK, own_address, wait_for_port
+from drumline.launch.node.node_heartbeats import make_handler
 from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.node.roll import Roll
 from drumline.launch.node.sockets import listen_on_loopback, notice_silence
@@ -80,19 +77,17 @@ def open_rendezvous(node: Node) -> Alone | FixedRanks:
     notice_silence(_port(node), after_s=node.lost_after_s)
     roll.check_job()
     roll.sign_in()
-    inner = DynamicRendezvousHandler.from_backend(
+    settings = RendezvousSettings(
         RUN_ID,
-        store,
-        C10dRendezvousBackend(store, RUN_ID),
         node.min_nodes or node.num_nodes,
         node.num_nodes,
-        local_addr=address,
-        timeout=RendezvousTimeout(
+        RendezvousTimeout(
             join=timedelta(seconds=node.join_timeout_s), last_call=timedelta(seconds=node.last_call_s)
         ),
-        keep_alive_interval=max(1, node.lost_after_s // KEEP_ALIVE_ATTEMPTS),
+        keep_alive_interval=timedelta(seconds=max(1, node.lost_after_s // KEEP_ALIVE_ATTEMPTS)),
         keep_alive_max_attempt=KEEP_ALIVE_ATTEMPTS,
     )
+    inner = make_handler(store, settings, address)
     return FixedRanks(inner, node, address, roll)
 
 

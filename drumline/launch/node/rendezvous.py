@@ -95,7 +95,8 @@ class FixedRanks(RendezvousHandler):
         return RendezvousInfo(info.store, node_rank, info.world_size, place)
 
     def _claims(self, store: dist.Store, info: RendezvousInfo) -> list[dict[str, Any]] | None:
-        """By c10d's numbers; None when a participant is gone before it has said a word: all meet again then."""
+        """By c10d's numbers; None when a participant is gone before it has said a word, or when another has said it in
+        this node's place: all meet again then."""
         mine = {"rank": self.node.node_rank, "address": self.address, "port": _free_port()}
         mine |= {"watch_port": _free_port(), "restarts": self.restarts_used}
         if not self.node.job:  # else whoever started all nodes gave them one secret
@@ -106,7 +107,9 @@ class FixedRanks(RendezvousHandler):
             if self._gone(range(info.world_size)):
                 return None
             time.sleep(POLL_S)
-        return [json.loads(claim) for claim in store.multi_get(keys)]
+        claims = [json.loads(claim) for claim in store.multi_get(keys)]
+        # After a cut two sides may have met apart, under the same numbers.
+        return claims if mine in claims else None
 
     def _gone(self, numbers: Iterable[int]) -> list[int]:
         """Participants that c10d has not heard of for long enough, as of the last question to it."""

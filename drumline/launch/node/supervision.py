@@ -1,7 +1,8 @@
 """What a node's agent is told by its supervisor, and what it tells back: starts and failures of ranks, at once.
 
 The agent knows of a failure before it ends the other ranks, which may take long, and whoever asks which rank was first
-over several nodes must hear of it then. Times are by this machine's clock; the controller knows how that differs.
+over several nodes must hear of it then. Times are by this machine's monotonic clock, which does not jump; the
+controller knows how it differs from its own.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ def rank_output(folder: Path, rank: int, start: int) -> RankOutput:
 
 def failure_time(err: Path | None) -> float:
     """When a rank that has ended just now failed: a process may take long to end after its last words."""
-    now = time.time()
+    now = time.monotonic()
     try:
-        spoke = err.stat().st_mtime if err else now
+        ago_s = time.time() - err.stat().st_mtime if err else 0.0
     except OSError:
         return now
-    if err is None or not now - LAST_WORDS_S < spoke < now:
+    if err is None or not 0 < ago_s < LAST_WORDS_S:
         return now
-    return spoke if any(map(is_traceback, last_lines(err, LAST_LINES))) else now
+    return now - ago_s if any(map(is_traceback, last_lines(err, LAST_LINES))) else now

@@ -61,12 +61,11 @@ class Remote:
     """What the agent said last, when that was no success."""
     ssh_code: int | None = None
     heard_at: float = 0.0
-    """By the clock on the wall, as the times of failures are."""
-    _answered_at: float = 0.0
+    """By this machine's monotonic clock, as the times of failures are."""
     _process: asyncio.subprocess.Process | None = None
     _beats: dict[int, float] = field(default_factory=dict)
     _clock: tuple[float, float] = (float("inf"), 0.0)
-    """The shortest way to and fro, and how far the host's clock was ahead then."""
+    """The shortest way to and fro, and how far the host's monotonic clock was ahead then."""
 
     @property
     def name(self) -> str:
@@ -133,13 +132,13 @@ class Remote:
         while True:
             stdin = self._process.stdin if self._process else None
             if stdin is not None and stdin.transport.get_write_buffer_size() < MAX_UNSENT:
-                self._beats = {**dict(list(self._beats.items())[-10:]), number: time.time()}
+                self._beats = {**dict(list(self._beats.items())[-10:]), number: time.monotonic()}
                 self.send({"kind": "beat", "number": number})
             number += 1
             await asyncio.sleep(BEAT_S)
             if not self.has_begun:
                 self._wait_for_hello(patience)
-            elif time.monotonic() - self._answered_at > SILENCE_S:
+            elif time.monotonic() - self.heard_at > SILENCE_S:
                 self.said.append(f"no answer for {SILENCE_S:g} s")
                 self.hang_up()
 
@@ -166,7 +165,7 @@ class Remote:
         if frame is None:
             self.greeting.append(shown(line))
             return
-        self.heard_at, self._answered_at = time.time(), time.monotonic()
+        self.heard_at = time.monotonic()
         if frame["kind"] == "lines":
             rank = frame["rank"]
             label = self.name if rank is None else f"{self.name} {rank}"

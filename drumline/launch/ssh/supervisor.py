@@ -117,7 +117,7 @@ class Supervisor:
         for frame in self.controller.read():
             self.heard_at = time.monotonic()
             if frame["kind"] == "beat":
-                self.out.send("beat", number=frame["number"], now=time.time())
+                self.out.send("beat", number=frame["number"], now=time.monotonic())
             elif frame["kind"] == "end":
                 self.end(frame["grace_s"])
         if self.controller.is_closed:

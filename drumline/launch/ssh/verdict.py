@@ -17,7 +17,7 @@ class Failure:
     rank: int
     code: int
     at: float
-    """By the controller's clock."""
+    """By the controller's monotonic clock."""
     last_words: tuple[str, ...] = ()
 
     @property

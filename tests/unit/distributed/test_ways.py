@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 
 import pytest
 
 from drumline.distributed.start.dialling import REFUSED, SILENT, STRANGER, Door, OpenDoor, knock
-from drumline.distributed.start.ways import ClosedWay, is_needed, judge
+from drumline.distributed.start.ways import ClosedWay, clocks_apart, is_needed, judge
 from drumline.errors import PreflightError
 
 
@@ -75,18 +76,53 @@ def test_many_doors_open_at_once_and_strangers_do_not_count() -> None:
     opened = [OpenDoor("127.0.0.1") for _ in range(70)]
     doors = [Door(rank, "here", "lo", "127.0.0.1", one.port, one.word) for rank, one in enumerate(opened)]
     try:
-        assert knock(doors) == {}
-        assert knock([Door(7, "here", "lo", "127.0.0.1", opened[0].port, opened[1].word)]) == {7: STRANGER}
+        answers = knock(doors)
+        assert answers.failed == {}
+        assert len(answers.clocks) == 70
+        assert all(abs(ahead) < 0.01 for ahead in answers.clocks.values()), "one machine, however busy"
+        stranger = Door(7, "here", "lo", "127.0.0.1", opened[0].port, opened[1].word)
+        assert knock([stranger]).failed == {7: STRANGER}
     finally:
         for one in opened:
             one.close()
-    assert knock([doors[0]]) == {0: REFUSED}
-    assert knock([]) == {}
+    assert knock([doors[0]]).failed == {0: REFUSED}
+    assert knock([]).failed == {}
 
 
 def test_one_that_ends_the_call_at_once_is_a_stranger() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         answer = threading.Thread(target=lambda: listener.accept()[0].close())
         answer.start()
-        assert knock([Door(1, "x", "lo", "127.0.0.1", listener.getsockname()[1], "word")]) == {1: STRANGER}
+        closed = Door(1, "x", "lo", "127.0.0.1", listener.getsockname()[1], "word")
+        assert knock([closed]).failed == {1: STRANGER}
         answer.join()
+
+
+@pytest.mark.parametrize("shift_s", [3600.0, -20.0])
+def test_a_clock_that_is_off_is_measured_by_the_knock(
+    monkeypatch: pytest.MonkeyPatch, shift_s: float
+) -> None:
+    real = time.time
+    opened = OpenDoor("127.0.0.1")
+    # The door's thread has another clock than the one that knocks.
+    monkeypatch.setattr(
+        time,
+        "time",
+        lambda: real() + (shift_s if threading.current_thread().name == "drumline-door" else 0.0),
+    )
+    begun = time.monotonic()
+    (ahead,) = knock([Door(0, "here", "lo", "127.0.0.1", opened.port, opened.word)]).clocks.values()
+    took_s = time.monotonic() - begun
+    opened.close()
+    assert abs(shift_s) - took_s - 0.01 < abs(ahead) < abs(shift_s) + 0.01
+    assert ahead * shift_s > 0
+
+
+def test_clocks_that_differ_are_one_sentence_that_names_hosts_and_ntp() -> None:
+    hosts = {0: "a", 4: "b", 8: "c"}
+    assert list(clocks_apart(hosts, {4: 0.3, 8: -0.9})) == []
+    assert list(clocks_apart(hosts, {8: 3600.04, 4: -20.0})) == [
+        "wall clocks differ: b is 20.0 s behind a, c is 3,600.0 s ahead of a. Drumline does not depend on them, but "
+        "times in logs do, and plain torchrun loses nodes whose clocks differ by more than some seconds. Next: "
+        "synchronize them by NTP (sudo chronyc makestep)"
+    ]

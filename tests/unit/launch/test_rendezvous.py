@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -123,6 +124,17 @@ def test_a_participant_that_is_gone_before_it_spoke_is_met_without() -> None:
     rounds = iter([inner.info, alone.info])
     inner.next_rendezvous = lambda: next(rounds)  # type: ignore[method-assign]
     assert one.next_rendezvous().world_size == 1
+
+
+def test_nodes_that_met_apart_under_one_number_meet_again() -> None:
+    class Overwritten(dist.HashStore):
+        """The other side has the last word."""
+
+        def set(self, key: str, value: str) -> None:
+            super().set(key, json.dumps({**json.loads(value), "rank": 0}))
+
+    inner = Met(Overwritten(), 0, 1)
+    assert handler(inner, node_of(1, 2))._claims(inner.info.store, inner.info) is None
 
 
 def test_a_node_that_is_gone_is_a_reason_to_start_again() -> None:

@@ -1,0 +1,69 @@
+"""Which nodes are alive, by this node's monotonic clock: the state of torch's c10d rendezvous without its wall clocks.
+
+Each node writes its heartbeat by its own wall clock, and torch compares that with the reader's: a clock that is 15 s
+off or that jumps makes a living node dead. Here a heartbeat is as old as the time since it was last seen to change.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousBackend,
+    RendezvousSettings,
+    _BackendRendezvousStateHolder,
+    _NodeDesc,
+)
+
+LONG_AGO, NEVER = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+
+
+def make_handler(store: dist.Store, settings: RendezvousSettings, address: str) -> DynamicRendezvousHandler:
+    """torch's c10d rendezvous in this store; `address` is what the other nodes call this one."""
+    node = DynamicRendezvousHandler._node_desc_generator.generate(address)
+    backend = C10dRendezvousBackend(store, settings.run_id)
+    holder = ObservedState(backend, settings, node)
+    return DynamicRendezvousHandler(node, settings, backend.name, store, holder)
+
+
+class ObservedState(_BackendRendezvousStateHolder):
+    """The shared state as torch reads and writes it. Only its times are judged here."""
+
+    def __init__(self, backend: RendezvousBackend, settings: RendezvousSettings, node: _NodeDesc) -> None:
+        super().__init__(backend, settings)
+        self._node = node
+        self._seen: dict[_NodeDesc, tuple[datetime, float]] = {}
+        """Each node's last heartbeat, and when it was new here."""
+        self._last_call: float | None = None
+        """When the minimum of nodes was first seen here."""
+
+    def _sanitize(self) -> None:
+        """After each exchange with the store: remove dead nodes, and show torch times that fit its own clock."""
+        state, now = self._state, time.monotonic()
+        written = state.last_heartbeats
+        self._seen = {node: self._observe(node, stamp, now) for node, stamp in written.items()}
+        state.last_heartbeats = {node: self._by_wall_clock(at) for node, (_, at) in self._seen.items()}
+        super()._sanitize()
+        # What this node writes back must not look like another's heartbeat; by its own torch sees when to send one.
+        state.last_heartbeats = {
+            node: stamp if node == self._node else written[node]
+            for node, stamp in state.last_heartbeats.items()
+        }
+        if state.deadline is None:
+            self._last_call = None
+        else:
+            self._last_call = self._last_call or now
+            is_over = now - self._last_call > self._settings.timeout.last_call.total_seconds()
+            state.deadline = LONG_AGO if is_over else NEVER
+
+    def _observe(self, node: _NodeDesc, stamp: datetime, now: float) -> tuple[datetime, float]:
+        seen = self._seen.get(node)
+        return seen if seen is not None and seen[0] == stamp else (stamp, now)
+
+    @staticmethod
+    def _by_wall_clock(at: float) -> datetime:
+        return datetime.now(UTC) - timedelta(seconds=time.monotonic() - at)
