@@ -29,6 +29,7 @@ from drumline.data.loaders import make_evaluation_loader, make_loader
 from drumline.data.plan import Sharing
 from drumline.data.resident import held_on
 from drumline.data.serving import Loading
+from drumline.distributed import group
 from drumline.distributed.agree import check_same, check_same_weights
 from drumline.distributed.collectives import all_sum
 from drumline.distributed.determinism import CUBLAS_WORKSPACE, use_deterministic_kernels
@@ -158,19 +159,26 @@ class DDPManager:
         if self._attendance is not None:
             self._beat = self._attendance.beat
 
-    def cleanup(self, *, broken: bool = False) -> None:
-        """Leave the group; `broken` when a rank has failed, so that nobody waits for it."""
+    def cleanup(self, *, broken: bool = False) -> bool:
+        """Destroy the group; `broken` when a rank has failed, so that nobody waits for it. False: it was not destroyed
+        in time, which is logged, and a process that exits in the usual way may wait for it."""
         if self._is_forked():
-            return
+            return True
         if not broken:
             self._beat.mark(Phase.LEFT)
-        leave_group(broken=broken)
+        in_time = leave_group(broken=broken)
+        if not in_time:
+            log.warning(
+                f"{self.place()}: the process group was not destroyed within {group.LEAVE_S:g} s. Next: release CUDA "
+                "graphs with collectives in them (CUDAGraph.reset) before you leave DDPManager"
+            )
         if self._attendance is not None:
             self._attendance.close()
             self._attendance = None
         self._device = None
         self._store = None
         self._wrapped = None
+        return in_time
 
     def __enter__(self) -> Self:
         self.setup()

@@ -52,7 +52,8 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         _write_traceback(error, RunFolder(folder).log_file(ddp.rank))
         _end_now(_tell(error, ddp, progress))
     preemption.close()
-    ddp.cleanup()
+    if not ddp.cleanup():
+        _end_now(code)
     return code
 
 
@@ -92,7 +93,7 @@ def _exit_code(error: BaseException, progress: Progress) -> int:
 
 
 def _end_now(code: int) -> None:
-    """The group is broken: taking it down in order would wait for ranks that are gone."""
+    """Without Python's own ending, which would wait for a group that is broken or cannot be destroyed."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from drumline.errors import PreflightError
@@ -29,9 +31,14 @@ def choose_device(wanted: str, *, local_rank: int) -> torch.device:
     return device
 
 
-def gpu_uuid(device: torch.device) -> str | None:
-    """What no other GPU is called, on any host."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+def nccl_gpu(device: torch.device, environment: Mapping[str, str]) -> str | None:
+    """What NCCL tells ranks apart by, so that no two may share it: the GPU's UUID, and the host that NCCL_HOSTID names.
+    Ranks with a host of their own each may share a GPU, which tests on one GPU need."""
+    if device.type != "cuda":
+        return None
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    host = environment.get("NCCL_HOSTID")
+    return uuid if host is None else f"{uuid} (NCCL_HOSTID {host})"
 
 
 def choose_backend(wanted: str, *, device: torch.device) -> str:

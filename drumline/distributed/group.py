@@ -7,6 +7,7 @@ not take much longer than a step. So the group is made under the start timeout a
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from drumline.distributed.device import gpu_uuid
+from drumline.distributed.device import nccl_gpu
 from drumline.distributed.start.meeting import open_store
 from drumline.distributed.start.reach import check_ways
 from drumline.distributed.start.roll import call_roll
@@ -24,6 +25,7 @@ from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 
 QUIET_S = 0.02
+LEAVE_S = 30.0
 # NCCL would register the buffers of a collective in a CUDA graph, which all ranks must then do in the same one; but
 # batches of another shape, or a capture that fails, are one rank's own affair.
 NO_REGISTRATION = ("NCCL_GRAPH_REGISTER", "0")
@@ -54,7 +56,7 @@ def join_group(
             deadline=deadline,
             timeout_s=start_timeout_s,
             facts=facts,
-            gpu=gpu_uuid(device) if backend == "nccl" else None,
+            gpu=nccl_gpu(device, environment or {}) if backend == "nccl" else None,
         )
         if environment is not None and len(meeting.hosts) > 1:
             check_ways(meeting, topology, environment, backend=backend, deadline=deadline)
@@ -72,20 +74,31 @@ def join_group(
     return meeting.store
 
 
-def leave_group(*, broken: bool = False) -> None:
-    """End the group. A broken one is aborted: waiting for peers that are gone would be a hang of our own."""
+def leave_group(*, broken: bool = False) -> bool:
+    """Destroy the group. A broken one is aborted: waiting for peers that have exited would be a hang of our own. False:
+    that takes longer than `LEAVE_S`, as it does while a CUDA graph with a collective in it exists."""
     if not dist.is_initialized():
-        return
+        return True
     group = dist.distributed_c10d._get_default_group()
-    if broken:
-        with contextlib.suppress(RuntimeError):
-            group.abort()
-    dist.destroy_process_group()
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+    def destroy() -> None:
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
+        if broken:
+            with contextlib.suppress(RuntimeError):
+                group.abort()
+        dist.destroy_process_group()
+
+    destroying = threading.Thread(target=destroy, name="drumline-leave", daemon=True)
+    destroying.start()
+    destroying.join(LEAVE_S)
     # gloo's destructor waits for its threads while it holds Python's lock. A thread that has just finished the last
     # collective needs that lock to let go of a tensor, and then neither ends (seen with torch 2.13). So the threads get
     # a moment, and the group outlives everything that could still be in the way.
     time.sleep(QUIET_S)
     _parted.append(group)
+    return not destroying.is_alive()
 
 
 def collective_counter() -> Callable[[], int]:

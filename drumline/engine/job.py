@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -32,6 +33,7 @@ from drumline.engine.precision import make_autocast, make_scaler, set_arithmetic
 from drumline.engine.schedule import scaled_rate
 from drumline.engine.start_clock import StartClock
 from drumline.engine.steps.capture_stream import CAPTURING, is_captured, leave_default_stream
+from drumline.engine.steps.captured import CapturedStep
 from drumline.errors import UsageError
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
@@ -60,6 +62,8 @@ class Job:
     meter: Meter
     batch: Batch
     data_fingerprint: str
+    captured_steps: WeakSet[CapturedStep] = field(default_factory=WeakSet)
+    """Those that are still in use."""
 
     def reported(self, means: dict[str, float]) -> dict[str, float]:
         """What the task makes of the means, for the log."""
@@ -68,7 +72,9 @@ class Job:
         return numbers
 
     def close(self) -> None:
-        """End the processes that load data."""
+        """Release captured steps, which must not outlive the process group, and end the processes that load data."""
+        for captured in self.captured_steps:
+            captured.release()
         self.loader.close()
         if self.eval_loader is not None:
             self.eval_loader.close()

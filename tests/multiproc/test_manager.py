@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline import DDPManager, WatchConfig
+from drumline.distributed import group
 from drumline.errors import ConfigError, PreflightError, UsageError
 from tests.jobs import Points
 from tests.ranks import RanksFailed, run_ranks
@@ -237,3 +239,28 @@ class DDPGuard:
 def test_a_group_that_was_taken_down_early_is_no_trouble() -> None:
     assert run_ranks(1, leave_with_an_open_group) == [True]
     assert "RANK" not in os.environ
+
+
+def leave_slowly() -> tuple[bool, list[str]]:
+    """What blocks is put in by hand: without a GPU no group has a reason of its own to."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("drumline").addHandler(handler)
+    destroy, may_end = dist.destroy_process_group, threading.Event()
+    group.LEAVE_S = 0.2
+    dist.destroy_process_group = lambda: (may_end.wait(), destroy())  # type: ignore[assignment]
+    ddp = DDPManager()
+    ddp.setup()
+    in_time = ddp.cleanup()
+    may_end.set()
+    return in_time, said
+
+
+def test_a_group_that_is_not_destroyed_in_time_is_left_behind_with_a_sentence() -> None:
+    for rank, (in_time, said) in enumerate(run_ranks(2, leave_slowly)):
+        assert in_time is False
+        assert [text.partition(": ")[2] for text in said if f"rank {rank}" in text] == [
+            "the process group was not destroyed within 0.2 s. Next: release CUDA graphs with collectives in them "
+            "(CUDAGraph.reset) before you leave DDPManager"
+        ]

@@ -1,14 +1,13 @@
-"""What ranks find out once they have met: devices, collectives, a step under DDP, bandwidth; each within its time."""
+"""What ranks find out once they have met: collectives, a step under DDP, bandwidth; each within its time."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from drumline.distributed.collectives import gather_json
 from drumline.doctor.collectives.ddp_step import ddp_faults
 from drumline.doctor.collectives.exchange import LARGE, SMALL, Exchange, Trial, trials
 from drumline.doctor.collectives.timekeeper import Timekeeper
@@ -16,7 +15,6 @@ from drumline.manager import DDPManager
 
 ROUNDS = 5
 LARGE_ON_GPUS = 16 * LARGE
-DEVICE_FIX = "give each rank a GPU of its own: one process per GPU, LOCAL_RANK from 0 up"
 VALUE_FIX = "test memory and links of that host (nvidia-smi -q -d ECC; dmesg), and leave it out until then"
 
 
@@ -24,9 +22,6 @@ def check_everything(
     ddp: DDPManager, timekeeper: Timekeeper, exchange: Exchange, wrong: Callable[[str, str], None]
 ) -> dict[str, float]:
     """Collective: each fault goes to `wrong`, with its fix; returns what was measured."""
-    with timekeeper.phase("the look at devices"):
-        for what in _shared_devices(ddp):
-            wrong(what, DEVICE_FIX)
     for trial in trials(exchange, rank=ddp.rank, world_size=ddp.world_size):
         with timekeeper.phase(trial.name):
             if fault := _fault(trial, exchange):
@@ -50,17 +45,6 @@ def _fault(trial: Trial, exchange: Exchange) -> str | None:
         if trial.is_needed or "support" not in str(error):
             raise
         return None
-
-
-def _shared_devices(ddp: DDPManager) -> Iterator[str]:
-    """Collective: two ranks on one GPU would each get half of it."""
-    mine = None
-    if ddp.device.type == "cuda":
-        mine = str(torch.cuda.get_device_properties(ddp.device).uuid)
-    everyone = gather_json({"host": ddp.host, "gpu": mine}, device=ddp.device)
-    for other, one in enumerate(everyone[: ddp.rank]):
-        if mine is not None and one == everyone[ddp.rank]:
-            yield f"it computes on the same GPU {mine} as rank {other}"
 
 
 def _measured(exchange: Exchange, world_size: int) -> dict[str, float]:

@@ -70,6 +70,12 @@ class CapturedStep:
         torch._foreach_copy_(self._inputs, shape.tensors)
         self._graph.replay()
 
+    def release(self) -> None:
+        """Wait for the last replay, then destroy the graph, whoever else refers to it. The process group cannot be
+        destroyed before: NCCL waits without end for every graph with a collective in it."""
+        torch.cuda.synchronize()
+        self._graph.reset()
+
 
 def repair(device: torch.device, pool: Any, rng: Tensor) -> None:
     """After a capture that failed, torch believes that it still captures: random numbers would be refused, and memory

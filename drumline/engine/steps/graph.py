@@ -136,6 +136,7 @@ class GraphStep:
             self._give_up(f"CUDA refuses to capture it{place_of(error)}: {_first_line(error)}")
             self._take(step._replace(micro_batches=iter(micro_batches)))
             return None
+        self._job.captured_steps.add(captured)
         self._known[shape.key] = _Known(captured, meter.host_weight - weight, self._inner.grad_norm)
         meter.host_weight = weight
         return self._known[shape.key]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drumline.distributed.device import choose_device
+from drumline.distributed.device import choose_device, nccl_gpu
 from drumline.distributed.start.roll import call_roll
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
@@ -55,3 +55,16 @@ def test_ranks_that_would_share_a_gpu_are_refused_on_all() -> None:
         f"ranks 0 and 2 on {socket.gethostname()} would compute on one GPU, x\n  next: start at most"
     )
     assert "--gpus-per-task=1" in text
+
+
+def test_ranks_may_share_a_gpu_where_nccl_is_told_of_a_host_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        uuid = "GPU-1"
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    gpu = torch.device("cuda", 0)
+    assert nccl_gpu(gpu, {}) == "GPU-1"
+    assert nccl_gpu(torch.device("cpu"), {"NCCL_HOSTID": "a"}) is None
+    hosts = [nccl_gpu(gpu, {"NCCL_HOSTID": name}) for name in ("a", "b", "b")]
+    assert meet(hosts[:2]) == ["", ""]
+    assert "ranks 1 and 2" in meet(hosts)[0]
