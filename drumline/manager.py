@@ -39,7 +39,8 @@ from drumline.distributed.group import NO_REGISTRATION, collective_counter, join
 from drumline.distributed.seeds import seed_rank, seed_shared
 from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
-from drumline.errors import Place, UsageError
+from drumline.errors import ExitCode, Place, UsageError
+from drumline.launch.failure_file import write_failure
 from drumline.launch.topology import Topology, topology_from
 from drumline.watch.beats.own_loop import OwnLoop
 from drumline.watch.beats.phase import Phase
@@ -193,7 +194,9 @@ class DDPManager:
         if error is not None:
             self._say_last(error)
         if isinstance(error, Exception):
-            first = self.claim_failure(error)
+            mine = Failure(self.place(), summary(error), ExitCode.TRAINING_FAILED)
+            first = self.claim_failure(error, mine)
+            write_failure(os.environ, (first or mine).record())
             error.add_note(f"[{self.place()}]")
         self.cleanup(broken=error is not None)
         if first is not None:
@@ -261,13 +264,10 @@ class DDPManager:
         """Where this node's sidecar and its ranks leave things for each other; None: nobody watches."""
         return None if self._attendance is None else self._attendance.folder
 
-    def claim_failure(
-        self, error: BaseException, *, step: int | None = None, exit_code: int = 1
-    ) -> Failure | None:
+    def claim_failure(self, error: BaseException, mine: Failure) -> Failure | None:
         """Tell the others that this rank has failed. None: it is the first; else the failure that came before."""
         if self._store is None:
             return None
-        mine = Failure(self.place(step), summary(error), exit_code)
         return claim_failure(
             self._store,
             mine,

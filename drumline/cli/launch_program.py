@@ -29,10 +29,11 @@ def program_of(target: str, arguments: Sequence[str], *defaults: tuple[str, str 
     program = task_program(target, arguments, *defaults)
     own = {name: kind for name, (kind, *_) in train.OWN_FLAGS.items()}
     flags = read_flags(program.words[1:], own=own, max_words=1)
-    if "procs" in flags.own:
-        raise UsageError(
-            "--procs stands behind the task's name", next_step=f"drumline launch --procs N {target}"
-        )
+    for name in ("procs", "max-restarts"):
+        if name in flags.own:
+            raise UsageError(
+                f"--{name} stands behind the task's name", next_step=f"drumline launch --{name} N {target}"
+            )
     train.settle_before_torch(target, flags)
     return program
 

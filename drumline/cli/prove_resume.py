@@ -50,6 +50,7 @@ OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
 # Of `drumline train`, and what takes their place here.
 ELSEWHERE = {
     "procs": "--world says how many ranks each leg has",
+    "max-restarts": "a killed leg is resumed by the proof itself",
     "run": "--keep DIR says where the run folders stay",
     "fresh": "every proof begins a new run",
 }

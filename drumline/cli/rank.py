@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from drumline.config import PRESETS, Config, Layers, resolve
 from drumline.distributed.failure import summary
+from drumline.engine.failure_report import report_failure
 from drumline.engine.job import make_manager
-from drumline.engine.output import describe_failure, screen
 from drumline.engine.preemption import Preemption
 from drumline.engine.request import Request
-from drumline.engine.run_folder import RunFolder
 from drumline.engine.saving import Progress
 from drumline.engine.start_clock import start_clock
 from drumline.engine.train import train
-from drumline.errors import DrumlineError, ExitCode, Place
+from drumline.errors import ExitCode
 from drumline.launch.late_compiler import load_compiler_late
 from drumline.launch.node.local import INTERRUPTED
-from drumline.launch.topology import let_first_rank_speak, topology_from
+from drumline.launch.topology import topology_from
 from drumline.manager import DDPManager
 from drumline.tasks.base import Task
 from drumline.tasks.load import load_task
@@ -49,8 +46,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         _end_now(ExitCode.INTERRUPTED)
     except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is no success
         ddp.beat.fail(summary(error))
-        _write_traceback(error, RunFolder(folder).log_file(ddp.rank))
-        _end_now(_tell(error, ddp, progress))
+        _end_now(report_failure(error, ddp, progress, run=folder, environment=os.environ))
     preemption.close()
     if not ddp.cleanup():
         _end_now(code)
@@ -61,35 +57,6 @@ def _load(task: str, layers: Layers) -> tuple[type[Task], Config]:
     task_class = load_task(task)
     defaults = PRESETS[task].defaults if task in PRESETS else task_class.defaults
     return task_class, resolve(layers, defaults, task=task_class.__name__)
-
-
-def _tell(error: BaseException, ddp: DDPManager, progress: Progress) -> int:
-    """Say what happened, if this rank was the first to fail; returns the exit code of the whole job."""
-    place = ddp.place(progress.step or None)
-    if ddp.store is None and (topology := topology_from(os.environ)) is not None:
-        let_first_rank_speak(topology)
-        place = Place(host=topology.host, rank=topology.rank)
-    code = _exit_code(error, progress)
-    first = ddp.claim_failure(error, step=place.step, exit_code=code)
-    if first is None:
-        print(describe_failure(error, place), file=screen(), end="", flush=True)
-    else:
-        print(
-            f"drumline: {place} stopped, because {first.place} failed first: {first.error}", file=sys.stderr
-        )
-    return code if first is None else first.exit_code
-
-
-def _write_traceback(error: BaseException, log_file: Path) -> None:
-    with contextlib.suppress(OSError), log_file.open("a") as file:
-        traceback.print_exception(error, file=file)
-
-
-def _exit_code(error: BaseException, progress: Progress) -> int:
-    """Once steps were taken it is the training that failed, whatever the reason."""
-    if isinstance(error, DrumlineError) and progress.step == 0:
-        return error.exit_code
-    return ExitCode.TRAINING_FAILED
 
 
 def _end_now(code: int) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from drumline.config import PRESETS, Flags, Layers, check_layers, read_flags, read_layers, resolve
-from drumline.config.schema import Count
+from drumline.config.schema import Count, CountOrZero
 from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
 from drumline.launch.loading import loading
+from drumline.launch.plan import TASK_RESTARTS
 from drumline.launch.topology import let_first_rank_speak, topology_from
 from drumline.user_code import is_class_spec
 
@@ -24,11 +25,18 @@ OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
     ),
     "run": (str, "DIR", "The run folder [runs/TASK]. The same command again resumes what is there."),
     "procs": (Count, "N", "Ranks to start on this machine [one per GPU, or 1]; not under torchrun or srun."),
+    "max-restarts": (
+        CountOrZero,
+        "N",
+        f"How often --procs restarts ranks that hang, crash or are killed; they resume from the newest checkpoint "
+        f"[{TASK_RESTARTS}]. A failure that a restart cannot mend is not retried.",
+    ),
     "fresh": (bool, "", "Start anew: an earlier run in the folder is moved aside, not deleted."),
     "help": (bool, "", "Show this text; with a TASK, its defaults."),
 }
 USAGE = (
-    "usage: drumline train TASK [--procs N] [--run DIR] [--fresh] [--config FILE] [--section.name value ...]"
+    "usage: drumline train TASK [--procs N] [--max-restarts N] [--run DIR] [--fresh] [--config FILE] "
+    "[--section.name value ...]"
 )
 
 
@@ -90,15 +98,18 @@ def settle_before_torch(task: str | None, flags: Flags) -> Layers:
 def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]) -> int | None:
     """Start several ranks and wait for them; None when one is enough, which is then this process."""
     num_procs = flags.own.get("procs") or (1 if _wants_cpu(layers) else None)
-    if num_procs == 1:
+    max_restarts = flags.own.get("max-restarts")
+    if num_procs == 1 and not max_restarts:
         return None
 
     from drumline.launch.node.local import default_procs, run_ranks
 
     num_procs = num_procs or default_procs()
-    if num_procs == 1:
+    if num_procs == 1 and not max_restarts:
         return None
-    return run_ranks(num_procs, ["train", *argv], log_dir=folder / "logs")
+    if max_restarts is None:
+        max_restarts = TASK_RESTARTS
+    return run_ranks(num_procs, ["train", *argv], max_restarts=max_restarts, log_dir=folder / "logs")
 
 
 def _wants_cpu(layers: Layers) -> bool:

@@ -7,16 +7,21 @@ stay quiet, so that the user reads one traceback, and it is the right one.
 from __future__ import annotations
 
 import json
+import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch.distributed as dist
 
 from drumline.errors import Place
+from drumline.launch.failure_file import FailureRecord
+from drumline.launch.node.guard import parent_of
 
 FIRST = "failure/first"
 COUNT = "failure/count"
 CLAIM_WAIT_S = 2.0
+# A rank that has failed may be slow to report it on a busy machine; one that hangs then is not waited for longer.
+REPORT_WAIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,17 @@ class Failure:
     place: Place
     error: str
     exit_code: int
+    is_own: bool = False
+    """Raised by that rank for its own reasons, and not because another process ended."""
+    can_restart: bool = True
+    """False: a restart would fail the same way."""
+    pid: int = field(default_factory=os.getpid)
+
+    def record(self) -> FailureRecord:
+        """For the launcher."""
+        return FailureRecord(
+            self.place.rank, self.place.step, self.error, is_own=self.is_own, can_restart=self.can_restart
+        )
 
 
 def claim_failure(
@@ -36,10 +52,10 @@ def claim_failure(
     is_secondary = isinstance(error, (dist.DistError, RuntimeError))
     try:
         if is_secondary and (known := _wait_for_claim(store)):
-            return known
+            return _reported(known, mine)
         if store.add(COUNT, 1) > 1:
-            return _wait_for_claim(store)
-        store.set(FIRST, json.dumps({**asdict(mine), "place": asdict(mine.place)}))
+            return _reported(_wait_for_claim(store), mine)
+        store.set(FIRST, json.dumps(asdict(mine)))
     except (dist.DistError, RuntimeError):
         if rank_0_hosts_store and mine.place.rank != 0:
             return Failure(Place(rank=0), "it has ended, and the store with it", mine.exit_code)
@@ -51,8 +67,20 @@ def claim_failure(
 
 def summary(error: BaseException) -> str:
     """The error in one line."""
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r}) was called before the end of the run"
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _reported(first: Failure | None, mine: Failure) -> Failure | None:
+    """Wait for the first to end: a launcher that saw this rank end would end that one before it has reported."""
+    deadline = time.monotonic() + REPORT_WAIT_S
+    while first is not None and first.place.host == mine.place.host and time.monotonic() < deadline:
+        if not parent_of(first.pid):
+            break
+        time.sleep(0.02)
+    return first
 
 
 def _wait_for_claim(store: dist.Store) -> Failure | None:
@@ -60,6 +88,6 @@ def _wait_for_claim(store: dist.Store) -> Failure | None:
     while time.monotonic() < deadline:
         if store.check([FIRST]):
             claim = json.loads(store.get(FIRST))
-            return Failure(Place(**claim["place"]), claim["error"], claim["exit_code"])
+            return Failure(**{**claim, "place": Place(**claim["place"])})
         time.sleep(0.02)
     return None

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import TextIO
-
-from drumline.errors import DrumlineError, Place, UsageError
 
 _screen: TextIO | None = None
 
@@ -28,13 +25,3 @@ def divert_output(path: Path) -> None:
 def screen() -> TextIO:
     """Where the user looks, whatever became of stderr."""
     return _screen or sys.stderr
-
-
-def describe_failure(error: BaseException, place: Place) -> str:
-    """A failure as the user reads it: our own errors explain themselves, others show their traceback."""
-    if isinstance(error, UsageError) and place.step is None:
-        return f"drumline: error: {error}\n"  # the command is wrong, wherever it runs
-    if isinstance(error, DrumlineError):
-        return f"drumline: error: {error.located(**vars(place))}\n"
-    frames = "".join(traceback.format_exception(error))
-    return f"drumline: {place} failed: {type(error).__name__}: {error}\n{frames}"

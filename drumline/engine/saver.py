@@ -104,7 +104,7 @@ class Saver:
         assert self._writers, "a Saver is entered before it saves"
         began = time.perf_counter()
         self._num_saves += 1
-        self._step = progress.step
+        self._step = progress.saved_step = progress.step
         me = self._job.ddp.rank
         state = gather_state(self._job, progress, self._facts, is_writer=self._is_writer())
         if state is None:

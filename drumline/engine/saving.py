@@ -36,6 +36,8 @@ class Progress:
 
     step: int = 0
     cursor: Cursor = field(default_factory=Cursor)
+    saved_step: int | None = None
+    """Of the newest checkpoint that this start has begun to write; None: none yet."""
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def _errors_in_the_beat(ddp: DDPManager) -> Iterator[None]:
 def _errors_as_events(reporter: Reporter, progress: Progress) -> Iterator[None]:
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reporter.report("error", step=progress.step, message=summary(error))
         raise
 

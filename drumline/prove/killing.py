@@ -39,7 +39,7 @@ class Leg:
 
     @property
     def command(self) -> list[str]:
-        ranks = ["--run", str(self.folder), "--procs", str(self.world_size)]
+        ranks = ["--run", str(self.folder), "--procs", str(self.world_size), "--max-restarts", "0"]
         return [sys.executable, "-m", "drumline", "train", *self.arguments, *ranks]
 
 

@@ -50,11 +50,10 @@ def default_procs() -> int:
     return max(1, torch.cuda.device_count())
 
 
-def run_ranks(num_procs: int, arguments: Sequence[str], *, log_dir: Path) -> ExitCode:
+def run_ranks(num_procs: int, arguments: Sequence[str], *, max_restarts: int, log_dir: Path) -> ExitCode:
     """Run `python -m drumline ARGUMENTS` on `num_procs` ranks of this machine, to the end."""
-    return ExitCode(
-        run_node(Node(num_procs=num_procs), Program(tuple(arguments), is_task=True), log_dir=log_dir)
-    )
+    node = Node(num_procs=num_procs, max_restarts=max_restarts)
+    return ExitCode(run_node(node, Program(tuple(arguments), is_task=True), log_dir=log_dir))
 
 
 def run_node(

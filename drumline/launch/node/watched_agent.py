@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, SubprocessCo
 
 from drumline.errors import ExitCode
 from drumline.launch.command_start import COMMAND_START, process_start
+from drumline.launch.failure_file import FAILURE_FILE, FailureRecord, read_failure
 from drumline.launch.node.addresses import say
 from drumline.launch.node.leaving_agent import LeavingAgent
 from drumline.launch.node.meeting import Alone
@@ -47,6 +48,10 @@ class RankFiles(LogsSpecs):
     def root_log_dir(self) -> str:
         return str(self.folder or self.scratch)
 
+    def failure_file(self, rank: int, start: int) -> Path:
+        """What that rank leaves of its failure."""
+        return self.scratch / f"failure-{rank}-{start}.json"
+
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         start, self.num_starts = self.num_starts, self.num_starts + 1
         self.current = {}
@@ -55,6 +60,7 @@ class RankFiles(LogsSpecs):
             rank = int(variables["RANK"])
             variables.update(self.variables)
             error_file = self.scratch / f"error-{rank}-{start}.json"
+            variables[FAILURE_FILE] = str(self.failure_file(rank, start))
             variables["TORCHELASTIC_ERROR_FILE"] = dest.error_files[local_rank] = str(error_file)
             # An empty name leaves the stream as it is.
             dest.stdouts[local_rank] = dest.stderrs[local_rank] = ""
@@ -83,9 +89,13 @@ class WatchedAgent(LeavingAgent):
         """What the sidecars said of the failure that this start ended with."""
         self.failed_first: list[int] = []
         """Global ranks, the first one first; those that the agent ended itself are not among them."""
+        self._failure: FailureRecord | None = None
+        """What this start failed by, as its ranks know it."""
+        self._failure_before: FailureRecord | None = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.failed_first, self.ruling = [], None
+        self._failure_before, self._failure = self._failure, None
         self.files.variables = {
             COMMAND_START: self._command_start(),
             **self._watch_variables(worker_group),
@@ -121,6 +131,7 @@ class WatchedAgent(LeavingAgent):
         if self.failed_first and result.is_failed():
             result.failures = {rank: result.failures[rank] for rank in self.failed_first}
         if result.is_failed():
+            self._read_failures(result.failures)
             first = min(result.failures.values(), key=lambda failure: failure.timestamp)
             self._heed(self._wait_for_ruling(result, noted_at + VERDICT_S), first.exitcode)
         return result
@@ -163,12 +174,31 @@ class WatchedAgent(LeavingAgent):
             if code:
                 output = self.files.current.get(rank)
                 failures.append((failure_time(output.err if output else None), rank, code))
-        self.failed_first = [rank for _, rank, _ in sorted(failures)]
+        followers = self._read_failures([rank for _, rank, _ in failures])
+        failures.sort(key=lambda failure: (failure[1] in followers, *failure))
+        self.failed_first = [rank for _, rank, _ in failures]
         is_watched = bool(failures) and self.watch.has_sidecar()
-        for at, rank, code in sorted(failures):
+        for at, rank, code in failures:
             frame = {"rank": rank, "code": code, "at": at, "restarts_left": self._remaining_restarts}
             start = self.files.num_starts - 1
-            self.tell({"kind": "failed", "start": start, "is_watched": is_watched, **frame})
+            follows = rank in followers
+            self.tell(
+                {"kind": "failed", "start": start, "is_watched": is_watched, "follows": follows, **frame}
+            )
+
+    def _read_failures(self, ranks: Iterable[int]) -> set[int]:
+        """Of ranks that have ended, those that only followed another. No restart is left where none can help."""
+        start, followers = self.files.num_starts - 1, set()
+        for rank in ranks:
+            record = read_failure(self.files.failure_file(rank, start))
+            if record is None:
+                continue
+            self._failure = record
+            if record.rank != rank:
+                followers.add(rank)
+            if not record.can_restart or record.repeats(self._failure_before):
+                self._remaining_restarts = 0
+        return followers
 
 
 def _world_size(worker_group: WorkerGroup) -> int:

@@ -192,9 +192,15 @@ class Remote:
             self.code, self.node_words = frame["code"], frame["last_words"]
         elif kind == "failed":
             at = frame["at"] - self._clock[1]
-            words = tuple(frame["last_words"])
             self.failures.append(
-                Failure(host=self.name, rank=frame["rank"], code=frame["code"], at=at, last_words=words)
+                Failure(
+                    host=self.name,
+                    rank=frame["rank"],
+                    code=frame["code"],
+                    at=at,
+                    last_words=tuple(frame["last_words"]),
+                    is_follower=bool(frame.get("follows")),
+                )
             )
 
     def _set_clock(self, frame: Mapping[str, Any]) -> None:

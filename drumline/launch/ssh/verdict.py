@@ -6,8 +6,6 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-FOLLOWER = " stopped, because "
-
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
@@ -19,11 +17,8 @@ class Failure:
     at: float
     """By the controller's monotonic clock."""
     last_words: tuple[str, ...] = ()
-
-    @property
-    def is_follower(self) -> bool:
-        """A task's ranks know which of them was first; see `drumline.cli.rank`."""
-        return any(FOLLOWER in line for line in self.last_words)
+    is_follower: bool = False
+    """The rank itself knows of another that failed first."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} ({how_it_ended(self.code)})"

@@ -10,13 +10,14 @@ from drumline.launch.node.supervision import failure_time, rank_output
 from drumline.launch.ssh.verdict import Failure, how_it_ended, in_order, last_lines
 
 
-def failure(rank: int, at: float, *words: str, code: int = 1) -> Failure:
-    return Failure(host="ab"[rank % 2], rank=rank, code=code, at=at, last_words=words)
+def failure(rank: int, at: float, *words: str, code: int = 1, is_follower: bool = False) -> Failure:
+    host = "ab"[rank % 2]
+    return Failure(host=host, rank=rank, code=code, at=at, last_words=words, is_follower=is_follower)
 
 
 def test_the_earliest_is_first_unless_it_names_another() -> None:
     assert in_order([failure(1, 2.0), failure(0, 1.0)])[0].rank == 0
-    follower = failure(0, 1.0, "drumline: rank 0 on a stopped, because rank 1 on b failed first: x")
+    follower = failure(0, 1.0, is_follower=True)
     assert in_order([follower, failure(1, 2.0, "x")])[0].rank == 1
 
 

@@ -1,0 +1,123 @@
+"""How a rank that fails reports it: once, by the rank that failed first; and what its launcher reads of it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch.distributed as dist
+
+from drumline.checkpoint import disk
+from drumline.distributed.failure import Failure, summary
+from drumline.engine.output import screen
+from drumline.engine.run_folder import RunFolder
+from drumline.engine.saving import Progress
+from drumline.errors import DrumlineError, ExitCode, Place, TrainingError, UsageError
+from drumline.launch.failure_file import write_failure
+from drumline.launch.topology import let_first_rank_speak, topology_from
+from drumline.manager import DDPManager
+from drumline.watch.verdicts.endings import is_lost_peer
+
+# The file system refuses, and will refuse the next start too.
+REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+# A RuntimeError out of these is as likely the end of another process (a rank, a DataLoader worker) as this rank's own.
+OTHERS_FAULT = ("torch.distributed", "torch.autograd", "torch.utils.data", "drumline.")
+
+
+def report_failure(
+    error: BaseException, ddp: DDPManager, progress: Progress, *, run: Path, environment: Mapping[str, str]
+) -> int:
+    """Print what happened, if this rank was the first to fail; returns the exit code of the whole job. A rank that
+    failed because of another on its host says so in its log alone: that screen has the report."""
+    log_file = RunFolder(run).log_file(ddp.rank)
+    _append(log_file, "".join(traceback.format_exception(error)))
+    place = ddp.place(progress.step or None)
+    if ddp.store is None and (topology := topology_from(environment)) is not None:
+        let_first_rank_speak(topology)
+        place = Place(host=topology.host, rank=topology.rank)
+    may_come_further = ddp.is_restart or progress.saved_step is not None
+    mine = Failure(
+        place,
+        summary(error),
+        _exit_code(error, progress),
+        is_own=is_own(error),
+        can_restart=can_restart(error, may_come_further=may_come_further),
+    )
+    first = ddp.claim_failure(error, mine)
+    failure = first or mine
+    write_failure(environment, failure.record())
+    if first is None:
+        print(describe_failure(error, place, run=run), file=screen(), end="", flush=True)
+    else:
+        line = f"drumline: {place} stopped, because {first.place} failed first: {first.error}\n"
+        _append(log_file, line)
+        if first.place.host != place.host:
+            print(line, file=sys.stderr, end="", flush=True)
+    return failure.exit_code
+
+
+def can_restart(error: BaseException, *, may_come_further: bool) -> bool:
+    """Whether a restart can help. What the first start of a command raises before it has saved anything (then it may
+    not `may_come_further`), the next one raises at the same step."""
+    return refused_by_storage(error) is None and (may_come_further or not is_own(error))
+
+
+def refused_by_storage(error: BaseException | None) -> OSError | None:
+    """The error of the system behind this one: a full disk, a quota, a missing permission, a read-only file system."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in REFUSALS:
+            return error
+        error = error.__cause__
+    return None
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether it is this rank's own, and not what it sees of the end of another process."""
+    if not isinstance(error, RuntimeError):  # torch's DistError is one
+        return True
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    module = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
+    of_others = (
+        isinstance(error, dist.DistError) or module.startswith(OTHERS_FAULT) or is_lost_peer(summary(error))
+    )
+    return not of_others
+
+
+def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
+    """A failure as the user reads it: our own errors and the system's explain themselves, others show their
+    traceback."""
+    if isinstance(error, UsageError) and place.step is None:
+        return f"drumline: error: {error}\n"  # the command is wrong, wherever it runs
+    if isinstance(error, OSError) and error.errno in REFUSALS:
+        error = _explained(error, run)
+    if isinstance(error, DrumlineError):
+        return f"drumline: error: {error.located(**vars(place))}\n"
+    frames = "".join(traceback.format_exception(error))
+    if isinstance(error, SystemExit):
+        return f"drumline: error: {summary(error)} [{place}]\n{frames}"
+    return f"drumline: {place} failed: {type(error).__name__}: {error}\n{frames}"
+
+
+def _explained(error: OSError, run: Path) -> TrainingError:
+    """Its traceback is in the rank's log, if that can be written."""
+    path = error.filename2 or error.filename
+    reason, next_step = disk.explain(error, folder=Path(str(path)).parent if path else run)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = str(path) if path else f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(run)
+    return TrainingError(f"{reason}: {where}", next_step=f"{next_step}, then rerun the same command")
+
+
+def _append(log_file: Path, text: str) -> None:
+    with contextlib.suppress(OSError), log_file.open("a") as file:
+        file.write(text)
+
+
+def _exit_code(error: BaseException, progress: Progress) -> int:
+    """Once steps were taken it is the training that failed, whatever the reason."""
+    if isinstance(error, DrumlineError) and progress.step == 0:
+        return error.exit_code
+    return ExitCode.TRAINING_FAILED

@@ -1,0 +1,75 @@
+"""What `drumline train --procs` starts again, and what it does not: a restart that cannot help."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_command import drumline
+
+pytestmark = pytest.mark.usefixtures("warm")
+# Killed once, at step 3; from then on the same error at step 5, at every start.
+TROUBLED = """
+import os, signal
+from pathlib import Path
+from drumline.tasks.classification import ImageClassification
+
+class Troubled(ImageClassification):
+    defaults = {
+        "data.name": "digits", "model.widths": [4], "train.steps": 9, "train.batch_size": 64,
+        "checkpoint.every_steps": 2, "checkpoint.background": False,
+    }
+
+    def loss(self, model, batch):
+        saved = sorted(Path("runs/Troubled/checkpoints").glob("step-*"))
+        self.step = getattr(self, "step", int(saved[-1].name[5:]) if saved else 0) + 1
+        if os.environ["RANK"] == "1":
+            if self.step == 4 and not Path("killed").exists():
+                Path("killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.step == 6:
+                raise ValueError("label 7 of 3 classes")
+        return super().loss(model, batch)
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], check=True)
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_kill_is_survived_and_an_error_that_repeats_is_not_tried_a_third_time(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TROUBLED)
+    result = drumline("train", "mine.py:Troubled", "--procs", "2", cwd=tmp_path)
+    assert result.returncode == 1, result.stderr
+    again = "drumline: starting the ranks again (restart {} of 3); "
+    assert [result.stderr.count(again.format(number)) for number in (1, 2, 3)] == [1, 1, 0], result.stderr
+    told = f"drumline: rank 1 on {socket.gethostname()}, step 5 failed: ValueError: label 7 of 3 classes\n"
+    assert result.stderr.count(told) == 2, result.stderr
+    assert result.stderr.index(again.format(1)) < result.stderr.index(told), "first it was killed"
+    assert result.stderr.count("Traceback") == 2, "once for each start"
+    assert "resumed at step 2" in result.stdout
+    assert "resumed at step 4" in result.stdout
+
+
+def test_a_full_disk_is_told_once_and_no_restart_is_tried(small_disk: Path) -> None:
+    words = ["--model.widths", "8", "--checkpoint.every_steps", "1", "--checkpoint.keep_last", "500"]
+    result = drumline("train", "digits", "--procs", "2", "--run", "run", *words, cwd=small_disk)
+    assert result.returncode == 1, result.stderr
+    assert "starting the ranks again" not in result.stderr
+    assert result.stderr.count("the disk is full") == 1, result.stderr
+    (first, *_) = [line for line in result.stderr.splitlines() if line.startswith("drumline: error: ")]
+    assert f"[rank 0 on {socket.gethostname()}, step " in first
+    assert "Traceback" not in result.stderr
+    assert "OSError" not in result.stderr
