@@ -7,8 +7,7 @@ few bytes; the values themselves travel only when they differ.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import blake3
@@ -16,11 +15,9 @@ import torch
 from torch import nn
 
 from drumline.distributed.collectives import gather_json, gather_tensors
-from drumline.distributed.rank_list import ranks_text
+from drumline.distributed.rank_list import by_rank
 from drumline.distributed.tensor_hash import hash_tensors
 from drumline.errors import PreflightError
-
-MOST_HOSTS = 4
 
 
 def check_same(values: Mapping[str, Any], *, host: str, device: torch.device, next_step: str) -> None:
@@ -57,26 +54,3 @@ def check_same_weights(model: nn.Module, *, host: str, device: torch.device) -> 
                 f"ranks start from different weights; first difference in {name}: {by_rank(shown, hosts)}",
                 next_step=next_step,
             )
-
-
-def by_rank(values: Sequence[Any], hosts: Sequence[str]) -> str:
-    """`rank 0, 2 (node-a): 5; rank 1 (node-b): 7`, the most common value first."""
-    ranks: dict[str, list[int]] = defaultdict(list)
-    for rank, value in enumerate(values):
-        ranks[_short(value)].append(rank)
-    groups = sorted(ranks.items(), key=lambda item: (-len(item[1]), item[1]))
-    return "; ".join(
-        f"rank {ranks_text(group)} ({some(sorted({hosts[rank] for rank in group}))}): {value}"
-        for value, group in groups
-    )
-
-
-def some(names: Sequence[str]) -> str:
-    """`a, b, c, d and 60 more`."""
-    more = len(names) - MOST_HOSTS
-    return ", ".join(names) if more < 2 else f"{', '.join(names[:MOST_HOSTS])} and {more} more"
-
-
-def _short(value: Any, *, limit: int = 200) -> str:
-    text = str(value)
-    return text if len(text) <= limit else f"{text[:limit]}... ({blake3.blake3(text.encode()).hexdigest(4)})"

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
+
+import blake3
+
+MOST_HOSTS = 4
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -14,3 +20,26 @@ def ranks_text(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank])
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def by_rank(values: Sequence[Any], hosts: Sequence[str]) -> str:
+    """`rank 0, 2 (node-a): 5; rank 1 (node-b): 7`, the most common value first."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, value in enumerate(values):
+        ranks[_short(value)].append(rank)
+    groups = sorted(ranks.items(), key=lambda item: (-len(item[1]), item[1]))
+    return "; ".join(
+        f"rank {ranks_text(group)} ({some(sorted({hosts[rank] for rank in group}))}): {value}"
+        for value, group in groups
+    )
+
+
+def some(names: Sequence[str]) -> str:
+    """`a, b, c, d and 60 more`."""
+    more = len(names) - MOST_HOSTS
+    return ", ".join(names) if more < 2 else f"{', '.join(names[:MOST_HOSTS])} and {more} more"
+
+
+def _short(value: Any, *, limit: int = 200) -> str:
+    text = str(value)
+    return text if len(text) <= limit else f"{text[:limit]}... ({blake3.blake3(text.encode()).hexdigest(4)})"

@@ -6,36 +6,18 @@ differ but should be known (the kind of GPU) is a warning.
 
 from __future__ import annotations
 
-import logging
 import math
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from drumline.distributed.agree import by_rank
 from drumline.distributed.start.loaded_code import code_hashes
-from drumline.errors import PreflightError
 
-log = logging.getLogger("drumline")
-
-Facts = Mapping[str, Mapping[str, Any]]
-MOST_DIFFERENCES = 8
-
-NEXT_STEPS = {
-    "versions": "install the same versions on every node",
-    "variables": "set the same environment variables on every node before the ranks start",
-    "settings": "start every rank with the same command and settings",
-    "code": "bring every node to the same code: the same commit, with no change of its own; if it must differ, "
-    "--no-dist.same_code or DDPManager(same_code=False)",
-    "machine": "The slowest sets the pace, and last bits may differ.",
-}
-# Groups in which a difference is told and no more.
-MAY_DIFFER = {"machine"}
 # What changes which collectives are called or how they are carried, so that ranks that differ wait for each other.
 ANY_BACKEND = ("TORCH_DISTRIBUTED_DEBUG", "NVIDIA_TF32_OVERRIDE")
 OF_BACKEND = {
@@ -69,19 +51,6 @@ DEFAULTS = {
     "TORCH_GLOO_LAZY_INIT": "0",
 }
 DRIVER = Path("/proc/driver/nvidia/version")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One thing in which ranks are not alike, with the value of each rank."""
-
-    group: str
-    name: str
-    values: Sequence[Any]
-
-    @property
-    def may_be(self) -> bool:
-        return self.group in MAY_DIFFER
 
 
 def rank_facts(
@@ -143,39 +112,6 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
         "the kind of GPU": torch.cuda.get_device_name(device),
         "the driver's version": driver.group() if driver else "not known",
     }
-
-
-def check_differences(everyone: Sequence[Facts], hosts: Sequence[str]) -> None:
-    """Raise with the value of each rank, given what all of them said; what may differ is a warning."""
-    found = differences(everyone)
-    for one in found:
-        if one.may_be:
-            log.warning(f"ranks differ in {one.name}: {by_rank(one.values, hosts)}. {NEXT_STEPS[one.group]}")
-    wrong = [one for one in found if not one.may_be]
-    if not wrong:
-        return
-    lines = [f"{one.name}: {by_rank(one.values, hosts)}" for one in wrong[:MOST_DIFFERENCES]]
-    if len(wrong) > MOST_DIFFERENCES:
-        lines.append(f"and {len(wrong) - MOST_DIFFERENCES} more")
-    text = lines[0] if len(lines) == 1 else f"{len(wrong)} things:\n  - " + "\n  - ".join(lines)
-    groups = dict.fromkeys(one.group for one in wrong)
-    raise PreflightError(
-        f"ranks differ in {text}", next_step="; ".join(NEXT_STEPS[group] for group in groups)
-    )
-
-
-def differences(everyone: Sequence[Facts]) -> list[Difference]:
-    """In the order of the groups. A module that some ranks have not loaded is no difference: rank 0 may well have
-    imported more than the others."""
-    found = []
-    for group in NEXT_STEPS:
-        parts = [facts.get(group, {}) for facts in everyone]
-        for name in dict.fromkeys(name for part in parts for name in part):
-            values = [part.get(name) for part in parts]
-            known = [value for value in values if value is not None] if group == "code" else values
-            if any(value != known[0] for value in known):
-                found.append(Difference(group, name, values))
-    return found
 
 
 def plain(value: Any) -> Any:

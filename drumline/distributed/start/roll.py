@@ -20,8 +20,8 @@ import blake3
 import torch.distributed as dist
 
 from drumline.distributed.start.absent import first_is_late, too_late, waiting_for, waiting_for_first
+from drumline.distributed.start.fact_differences import Facts, check_differences
 from drumline.distributed.start.meeting import Notices
-from drumline.distributed.start.rank_facts import Facts, check_differences
 from drumline.distributed.start.ruling import Ruling, follow, has_ruled, hear, rule
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from drumline.distributed.agree import some
+from drumline.distributed.rank_list import some
 from drumline.distributed.start.dialling import MUTE, NO_ROUTE, REFUSED, SILENT, STRANGER, Door
 from drumline.errors import PreflightError
 from drumline.launch.interfaces import GLOO_VARIABLE, NCCL_VARIABLE

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from drumline.distributed.agree import by_rank
-from drumline.distributed.rank_list import ranks_text
+from drumline.distributed.rank_list import by_rank, ranks_text
 from drumline.distributed.start.absent import too_late, waiting_for
+from drumline.distributed.start.fact_differences import check_differences, differences
 from drumline.distributed.start.loaded_code import code_hashes
-from drumline.distributed.start.rank_facts import check_differences, differences, plain, rank_facts
+from drumline.distributed.start.rank_facts import plain, rank_facts
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 

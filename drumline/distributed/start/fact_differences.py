@@ -1,0 +1,81 @@
+"""In which facts ranks differ, and how that reads. Without torch: the sidecar compares scripts' ranks so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drumline.distributed.rank_list import by_rank
+from drumline.errors import PreflightError
+
+log = logging.getLogger("drumline")
+
+Facts = Mapping[str, Mapping[str, Any]]
+MOST_DIFFERENCES = 8
+
+NEXT_STEPS = {
+    "versions": "install the same versions on every node",
+    "variables": "set the same environment variables on every node before the ranks start",
+    "settings": "start every rank with the same command and settings",
+    "code": "bring every node to the same code: the same commit, with no change of its own; if it must differ, "
+    "--no-dist.same_code or DDPManager(same_code=False)",
+    "arguments": "start the script with the same arguments on every node",
+    "packages": "install the same versions on every node",
+    "script": "bring every node to the same code: the same commit, with no change of its own",
+    "machine": "The slowest sets the pace, and last bits may differ.",
+}
+# Groups in which a difference is told and no more.
+MAY_DIFFER = {"machine"}
+# Groups that list what is loaded: rank 0 may well have imported more than the others.
+OF_WHAT_IS_LOADED = {"code", "packages", "script"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing in which ranks are not alike, with the value of each rank."""
+
+    group: str
+    name: str
+    values: Sequence[Any]
+
+    @property
+    def may_be(self) -> bool:
+        return self.group in MAY_DIFFER
+
+
+def check_differences(everyone: Sequence[Facts], hosts: Sequence[str]) -> None:
+    """Raise with the value of each rank, given what all of them said; what may differ is a warning."""
+    found = differences(everyone)
+    for one in found:
+        if one.may_be:
+            log.warning(f"ranks differ in {one.name}: {by_rank(one.values, hosts)}. {NEXT_STEPS[one.group]}")
+    wrong = [one for one in found if not one.may_be]
+    if not wrong:
+        return
+    text, next_step = described(wrong, hosts)
+    raise PreflightError(text, next_step=next_step)
+
+
+def described(found: Sequence[Difference], hosts: Sequence[str]) -> tuple[str, str]:
+    """What differs, with the value of each rank, and what to do about it."""
+    lines = [f"{one.name}: {by_rank(one.values, hosts)}" for one in found[:MOST_DIFFERENCES]]
+    if len(found) > MOST_DIFFERENCES:
+        lines.append(f"and {len(found) - MOST_DIFFERENCES} more")
+    text = lines[0] if len(lines) == 1 else f"{len(found)} things:\n  - " + "\n  - ".join(lines)
+    groups = dict.fromkeys(one.group for one in found)
+    return f"ranks differ in {text}", "; ".join(dict.fromkeys(NEXT_STEPS[group] for group in groups))
+
+
+def differences(everyone: Sequence[Facts]) -> list[Difference]:
+    """In the order of the groups. What some ranks have not loaded is no difference."""
+    found = []
+    for group in NEXT_STEPS:
+        parts = [facts.get(group, {}) for facts in everyone]
+        for name in dict.fromkeys(name for part in parts for name in part):
+            values = [part.get(name) for part in parts]
+            known = [value for value in values if value is not None] if group in OF_WHAT_IS_LOADED else values
+            if any(value != known[0] for value in known):
+                found.append(Difference(group, name, values))
+    return found
