@@ -22,15 +22,15 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
-def by_rank(values: Sequence[Any], hosts: Sequence[str]) -> str:
-    """`rank 0, 2 (node-a): 5; rank 1 (node-b): 7`, the most common value first."""
-    ranks: dict[str, list[int]] = defaultdict(list)
-    for rank, value in enumerate(values):
-        ranks[_short(value)].append(rank)
-    groups = sorted(ranks.items(), key=lambda item: (-len(item[1]), item[1]))
+def by_rank(values: Sequence[Any], hosts: Sequence[str], ranks: Sequence[int] | None = None) -> str:
+    """`rank 0, 2 (node-a): 5; rank 1 (node-b): 7`, the most common value first. `ranks`: whose they are; all."""
+    host_of = dict(zip(range(len(hosts)) if ranks is None else ranks, hosts, strict=True))
+    groups: dict[str, list[int]] = defaultdict(list)
+    for rank, value in zip(host_of, values, strict=True):
+        groups[_short(value)].append(rank)
     return "; ".join(
-        f"rank {ranks_text(group)} ({some(sorted({hosts[rank] for rank in group}))}): {value}"
-        for value, group in groups
+        f"rank {ranks_text(group)} ({some(sorted({host_of[rank] for rank in group}))}): {value}"
+        for value, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
     )
 
 

@@ -92,6 +92,8 @@ class NodeFacts:
     """What is wrong with its own network interface: `eth0 is down`."""
     kernel: tuple[str, ...] = ()
     """Lines of the kernel's log that may matter."""
+    activity: tuple[RankFacts, ...] = ()
+    """Of ranks that run a script: where their time goes, and how often they have called backward, in place of steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +137,7 @@ def node_from_json(record: Mapping[str, Any]) -> NodeFacts:
             "ranks": tuple(_rank(rank) for rank in record["ranks"]),
             "heard_s": {int(node): float(age) for node, age in record["heard_s"].items()},
             "kernel": tuple(map(str, record["kernel"])),
+            "activity": tuple(_rank(rank) for rank in record["activity"]),
         }
     )
 

@@ -44,13 +44,19 @@ class Attendance:
         self.rank = rank
         # Of a folder that a launcher has made, that one sees to it.
         self._hold = hold(self.folder) if terms.owns_folder and met.is_first else None
-        for kind in ("beat", "stacks", "ask"):  # of an earlier group in this very process
-            self._file(kind).unlink(missing_ok=True)
-        self.beat = BeatWriter(self._file("beat"), rank=rank)
-        register_stacks(self._file("stacks"))
-        os.mkfifo(self._file("ask"), 0o600)
+        for kind in (
+            "beat",
+            "stacks",
+            "ask",
+            "notes",
+            "activity",
+        ):  # of an earlier group in this very process
+            self.file(kind).unlink(missing_ok=True)
+        self.beat = BeatWriter(self.file("beat"), rank=rank)
+        register_stacks(self.file("stacks"))
+        os.mkfifo(self.file("ask"), 0o600)
         # For reading and writing: a pipe without a writer would be at its end, again and again.
-        self._questions = os.open(self._file("ask"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._questions = os.open(self.file("ask"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_up, self._waker = os.pipe2(os.O_CLOEXEC)
         self._sidecar = Beside(terms, met.listener)
         if met.is_first:
@@ -83,7 +89,7 @@ class Attendance:
         else:
             self.beat.fail(f"{type(error).__name__}: {error}".rstrip(": "))
 
-    def _file(self, kind: str) -> Path:
+    def file(self, kind: str) -> Path:
         return self.folder / f"rank-{self.rank:05d}.{kind}"
 
     def _attend(self) -> None:

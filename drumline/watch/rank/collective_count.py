@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 
 from drumline.watch.beats.phase import Phase
 from drumline.watch.beats.record import BeatWriter
@@ -17,8 +18,12 @@ EVERY_S = 1.0
 class CollectiveCount:
     """Runs until it is closed. torch is never loaded from here."""
 
-    def __init__(self, beat: BeatWriter, *, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self, beat: BeatWriter, *, every_s: float = EVERY_S, also: Callable[[], None] = lambda: None
+    ) -> None:
+        """`also`: what else this thread does as often."""
         self._beat = beat
+        self._also = also
         self._every_s = every_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="drumline-collectives", daemon=True)
@@ -36,6 +41,7 @@ class CollectiveCount:
                 last = number
                 self._beat.count_collectives(number)
                 self._beat.mark(Phase.USER)
+            self._also()
 
 
 def collectives_begun() -> int | None:

@@ -2,7 +2,8 @@
 
 `drumline launch --watch` starts ranks so. The script is run as Python itself would: it is `__main__`, has its own
 arguments, path, tracebacks and exit code, and torch is loaded only if it loads it. What is different: a beat, the
-answers to a sidecar, and one thread that looks once a second how many collectives there were.
+answers to a sidecar, one thread that looks once a second how many collectives there were, and, once the script has
+imported torch, notes of what can be compared with the other ranks (seams.py).
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 
 from drumline.launch.environment import own_variables
+from drumline.launch.topology import topology_from
 from drumline.watch.beats.phase import Phase
 from drumline.watch.beats.record import BeatWriter
-from drumline.watch.rank.attend import attend_script
+from drumline.watch.rank.attend import Attendance, attend_script
 from drumline.watch.rank.collective_count import CollectiveCount
+from drumline.watch.rank.script_notes import ScriptNotes
+from drumline.watch.rank.seams import observe_torch
 
 CANNOT_OPEN = 2
 
@@ -30,7 +34,7 @@ def main(words: list[str]) -> None:
     """Never returns before the script does; what it raises is raised."""
     if not words:
         sys.exit("usage: python -m drumline.watch.rank.script SCRIPT.py|-m MODULE [arguments]")
-    attended = _Attended()
+    attended = _Attended(words)
     try:
         if words[0] == "-m":
             _run_module(words[1:])
@@ -45,10 +49,11 @@ def main(words: list[str]) -> None:
 class _Attended:
     """The watch over this process: to its very end, and not over what it forks."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: list[str]) -> None:
         self._attendance = attend_script(own_variables())
         self._beat = BeatWriter() if self._attendance is None else self._attendance.beat
-        self._count = CollectiveCount(self._beat)
+        self._notes = None if self._attendance is None else _observe(self._attendance, words)
+        self._count = CollectiveCount(self._beat, also=self._notes.write if self._notes else lambda: None)
         self._error: BaseException | None = None
         self._pid = os.getpid()
         # Those that the script registers come before it, and its threads end before those.
@@ -63,10 +68,23 @@ class _Attended:
     def _close(self) -> None:
         if os.getpid() == self._pid:
             self._count.close()
+            if self._notes is not None:
+                self._notes.write()
             if self._error is None:
                 self._beat.mark(Phase.LEFT)
             if self._attendance is not None:
                 self._attendance.close()
+
+
+def _observe(attendance: Attendance, words: list[str]) -> ScriptNotes | None:
+    variables = own_variables()
+    topology = topology_from(variables)
+    if topology is None or topology.world_size == 1:
+        return None
+    notes = ScriptNotes(attendance.file("notes"), topology, node_rank=int(variables.get("GROUP_RANK", "0")))
+    notes.note_arguments(words[1:] if words[0] != "-m" else words[2:])
+    observe_torch(BeatWriter(attendance.file("activity"), rank=topology.rank), notes)
+    return notes
 
 
 def _run_script(words: list[str]) -> None:

@@ -6,7 +6,7 @@ What every rank holds is known here as hashes; see `sentinel.py` for how they co
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ class Difference:
     """The names of all that differ, in the order of the model."""
     groups: list[list[int]]
     """Ranks that hold the same as each other, the largest group first; of equals, the one with the lowest rank."""
-    hosts: list[str]
+    hosts: Mapping[int, str]
     """Of every rank."""
     same_kinds: bool
     """Whether at least names, types and shapes are the same everywhere."""
@@ -74,18 +74,20 @@ class Difference:
         return f"rank {_listed([str(rank) for rank in ranks])} ({_listed(hosts)})"
 
 
-def find_difference(holdings: Sequence[dict[str, Any]]) -> Difference:
-    """What differs between ranks that each hold `{"host": HOST, "tensors": {NAME: [KIND, HASH]}}`."""
+def find_difference(holdings: Sequence[dict[str, Any]], ranks: Sequence[int] | None = None) -> Difference:
+    """What differs between ranks that each hold `{"host": HOST, "tensors": {NAME: [KIND, HASH]}}`. `ranks`: who they
+    are; all, in order."""
+    ranks = range(len(holdings)) if ranks is None else ranks
     tensors = [one["tensors"] for one in holdings]
     names = list(dict.fromkeys(name for one in tensors for name in one))
     groups: dict[str, list[int]] = defaultdict(list)
-    for rank, one in enumerate(tensors):
+    for rank, one in zip(ranks, tensors, strict=True):
         groups[repr([one.get(name) for name in names])].append(rank)
     kinds = [{name: kind for name, (kind, _) in one.items()} for one in tensors]
     return Difference(
         tensors=[name for name in names if any(one.get(name) != tensors[0].get(name) for one in tensors)],
         groups=sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks)),
-        hosts=[one["host"] for one in holdings],
+        hosts={rank: one["host"] for rank, one in zip(ranks, holdings, strict=True)},
         same_kinds=all(one == kinds[0] for one in kinds),
     )
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import NodeFacts, Picture, Silent, node_from_json
+from drumline.watch.scripts.differing import ScriptComparison
+from drumline.watch.scripts.notes import Note, note_from_json
 from drumline.watch.sidecar.channel import Channel, Peer, heard_at_all
 from drumline.watch.sidecar.node import Node
 from drumline.watch.sidecar.telling import Teller
@@ -52,6 +54,8 @@ class Chief:
         self._vigil = Vigil(hang_s=terms.hang_s, world_size=terms.world_size)
         self._stragglers = Stragglers(terms.slow_factor)
         self._unheard = Unheard(terms.host)
+        self._notes: dict[int, Note] = {}
+        self._comparison = ScriptComparison(terms.world_size)
         self.last_words: list[str] = []
         self.has_acted = False
         """Whether the run was ended: nothing that follows is news."""
@@ -60,6 +64,9 @@ class Chief:
         self._latest[node] = node_from_json(message["facts"])
         if message.get("is_last"):
             self._gone.add(node)
+
+    def hear_note(self, rank: int, record: Mapping[str, Any]) -> None:
+        self._notes[rank] = note_from_json(record)
 
     def hear_gathered(self, node: int, message: Mapping[str, Any]) -> None:
         if message["number"] == self._gathering:
@@ -114,7 +121,8 @@ class Chief:
             return
         if isinstance(wish, Recovery):
             self._tell_recovery(wish)
-        for straggler in self._stragglers.look(picture, now):
+        self.report_differences()
+        for straggler in self._stragglers.look(_activity(picture), now):
             kind = "recovery" if straggler.is_over else "straggler"
             self.teller.notice(kind, rank=straggler.rank, host=straggler.host, message=straggler.sentence)
             self.last_words.append(straggler.sentence)
@@ -124,6 +132,14 @@ class Chief:
         if wish is Wish.GATHER:
             closely = self.picture(await self._gather())
             self._conclude(judge(closely), closely, clock())
+
+    def report_differences(self) -> None:
+        """Of ranks that run a script."""
+        for found in self._comparison.look(self._notes):
+            self.teller.notice(
+                "difference", rank=found.rank, host=found.host, step=found.step, message=found.sentence
+            )
+            self.last_words.append(found.sentence)
 
     def _conclude(self, verdict: Verdict | None, picture: Picture, now: float) -> None:
         word = self._vigil.decide(verdict, self.picture(), now)
@@ -168,6 +184,12 @@ class Chief:
         else:
             mine.cancel()
         return found
+
+
+def _activity(picture: Picture) -> Picture:
+    """With what scripts are seen to do, where ranks mark no phases themselves."""
+    nodes = tuple(replace(node, ranks=node.activity or node.ranks) for node in picture.nodes)
+    return replace(picture, nodes=nodes)
 
 
 def is_said(verdict: Verdict) -> bool:

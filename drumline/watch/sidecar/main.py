@@ -24,6 +24,7 @@ from drumline.watch.sidecar.channel import NUM_HUBS, Channel, heard_at_all
 from drumline.watch.sidecar.chief import SILENT_S, Chief, is_said
 from drumline.watch.sidecar.ending import Ending
 from drumline.watch.sidecar.node import Node
+from drumline.watch.sidecar.noted import Noted
 from drumline.watch.sidecar.telling import Teller
 from drumline.watch.sidecar.terms import Terms, terms_from_json
 from drumline.watch.status.record import StepRates, status_record
@@ -50,6 +51,7 @@ class Sidecar:
         self.node = Node(terms, "" if listener is None else listener.getsockname()[0])
         self.channel = None if listener is None else self._open_channel(listener)
         self.chief = Chief(terms, self.node, self.channel, self.teller, self._act)
+        self.noted = Noted(terms)
         self.ending = Ending(Path(terms.folder), self.node, self.chief)
         self._considering: asyncio.Task[None] | None = None
         self._awake_s = 0.0
@@ -73,6 +75,7 @@ class Sidecar:
             before = now
             self.node.look(now, self._heard())
             self.node.hear_ends(loop)
+            self._share_notes()
             self._send_pulse(now)
             self._consider(now)
             self._show_status(now)
@@ -106,6 +109,11 @@ class Sidecar:
             self._considered_at = now
             work = self.chief.consider(lambda: self._awake_s, speaks=self._is_chief())
             self._considering = asyncio.ensure_future(work)
+
+    def _share_notes(self) -> None:
+        for rank, record in self.noted.look(self.channel):
+            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+                self.chief.hear_note(rank, record)
 
     def _send_pulse(self, now: float, *, is_last: bool = False) -> None:
         if self.channel is None or (now - self._pulse_at < PULSE_S and not is_last):
@@ -151,6 +159,8 @@ class Sidecar:
             match message["kind"]:
                 case "pulse":
                     self.chief.hear_pulse(node, message)
+                case "note":
+                    self.chief.hear_note(int(message["rank"]), message["note"])
                 case "gathered":
                     self.chief.hear_gathered(node, message)
                 case "gather":
@@ -197,6 +207,9 @@ class Sidecar:
             self.chief.has_acted = True  # or it would be told once more when the chief has left
 
     async def _leave(self) -> None:
+        self._share_notes()
+        if self._is_chief() and not self.chief.has_acted:
+            self.chief.report_differences()
         if self.channel is not None:
             self._send_pulse(time.monotonic(), is_last=True)
             await asyncio.sleep(0)

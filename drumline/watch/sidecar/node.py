@@ -41,6 +41,9 @@ class Node:
             host=self.terms.host,
             ranks=tuple(facts for facts in found if facts is not None),
             heard_s=heard_s,
+            activity=tuple(
+                activity for look in self._looks if (activity := look.activity(now_s)) is not None
+            ),
         )
         return self.facts
 

@@ -58,6 +58,21 @@ class RankLook:
         self._seen.look(now_s, is_still=now_s - self._beat_s >= STILL_AFTER_S)
         return self._facts(beat, self._seen, now_s)
 
+    def activity(self, now_s: float) -> RankFacts | None:
+        """Of a script, which marks no phases itself (rank/seams.py)."""
+        record = read_beat(self._file("activity"))
+        if record is None:
+            return None
+        return RankFacts(
+            rank=self._rank,
+            host=self._host,
+            pid=record.pid,
+            step=record.step,
+            phase=record.phase,
+            age_s=max(0.0, now_s - record.since_ns / 1e9),
+            spent_s=tuple(spent / 1e9 for spent in record.spent_ns),
+        )
+
     async def look_closely(self) -> RankFacts:
         """All that can be found out. Never raises for a rank that ends meanwhile. One at a time for each rank."""
         facts = self.look(time.monotonic())

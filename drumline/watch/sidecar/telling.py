@@ -58,9 +58,9 @@ class Teller:
         record = {"word": word, "action": action, "was_told": was_told, "verdict": verdict.to_json()}
         write_whole(self._folder / "verdict.json", json.dumps(record))
 
-    def notice(self, kind: str, *, rank: int | None, host: str, message: str) -> None:
-        """For rank 0 to report with its next log line. Where nobody does so (there is no such file: a loop of the
-        user's own, or another node) it is said here."""
+    def notice(self, kind: str, *, rank: int | None, host: str, message: str, step: int = 0) -> None:
+        """For rank 0 to report with its next log line. Where nobody does so (there is no such file: a script, a loop of
+        the user's own, or another node) it is printed here, and logged as an event."""
         record = {"kind": kind, "time": time.time(), "rank": rank, "host": host, "message": message}
         try:
             with (self._folder / NOTICES).open("r+b") as file:
@@ -68,6 +68,8 @@ class Teller:
                 file.write(json.dumps(record).encode() + b"\n")
         except OSError:
             self.say(message)
+            if (run := self._run) is not None:
+                self._jobs.put(lambda: self._append_event(run, {"step": step, **record}))
 
     def show_status(self, record: Mapping[str, Any]) -> None:
         """What `drumline watch` reads; left out while the one before is still being written."""
@@ -108,13 +110,14 @@ class Teller:
             at=at,
         )
         place = {"rank": verdict.rank, "host": verdict.host, "step": verdict.step}
-        stamp = {"time": at, "number": self._num_events, "kind": word, **place}
-        self._num_events += 1
+        said = {"cause": verdict.cause, "action": action, "message": verdict.sentence(word)}
+        self._append_event(run, {"time": at, "kind": word, **place, **said})
+
+    def _append_event(self, run: Path, event: Mapping[str, Any]) -> None:
         lines = JsonLines(run / "events" / "watch.jsonl")
-        lines.append(
-            json.dumps({**stamp, "cause": verdict.cause, "action": action, "message": verdict.sentence(word)})
-        )
+        lines.append(json.dumps({"number": self._num_events, **event}))
         lines.close()
+        self._num_events += 1
 
 
 def launch_of(run: Path) -> str:

@@ -1,0 +1,161 @@
+"""Where a script without Drumline is observed: functions of torch, which are wrapped when the script imports it.
+
+What is wrapped returns what it always did. Nothing is attached to a module, a loader or an optimizer, so that whatever
+the script copies or pickles is its own; and what is being compiled is passed through.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import FunctionType, ModuleType
+from typing import Any, cast
+
+from drumline.watch.beats.phase import BACKWARD, DATA, FORWARD, OPTIMIZER, Phase
+from drumline.watch.beats.record import BeatWriter
+from drumline.watch.rank.script_notes import ScriptNotes
+
+
+def observe_torch(activity: BeatWriter, notes: ScriptNotes) -> None:
+    """From the moment the script has imported torch; never, if it does not."""
+    after = _AfterTorch(lambda: _wrap(_Clock(activity), notes))
+    if "torch" in sys.modules:
+        after.call_back()
+    else:
+        sys.meta_path.insert(0, after)
+
+
+class _AfterTorch(MetaPathFinder):
+    """Finds nothing itself; calls back when torch has been loaded."""
+
+    def __init__(self, loaded: Callable[[], None]) -> None:
+        self._loaded = loaded
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch" or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            load(module)
+            self.call_back()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def call_back(self) -> None:
+        try:
+            self._loaded()
+        except Exception as error:
+            # The watch is no reason not to train.
+            said = f"drumline: this version of torch cannot be observed: {type(error).__name__}: {error}"
+            print(f"{said}; ranks are not compared", file=sys.stderr, flush=True)
+
+
+class _Clock:
+    """What the main thread is doing, in the record of its activity: where its time goes, for finding stragglers."""
+
+    def __init__(self, record: BeatWriter) -> None:
+        self.record = record
+        self._phase = int(Phase.BETWEEN)
+        self._main = threading.main_thread().ident
+        self._num_backward = 0
+        record.mark(self._phase)
+
+    def is_here(self) -> bool:
+        return threading.get_ident() == self._main
+
+    def enter(self, phase: int) -> int:
+        """The phase to go back to."""
+        before, self._phase = self._phase, phase
+        self.record.mark(phase)
+        return before
+
+    def count_backward(self) -> None:
+        self._num_backward += 1
+        self.record.begin_step(self._num_backward)
+
+
+def _wrap(clock: _Clock, notes: ScriptNotes) -> None:
+    import torch
+    from torch._C._distributed_c10d import Work
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+    from torch.utils.data import DataLoader
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    is_compiling = torch.compiler.is_compiling
+
+    def begin_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_compiling() and clock.is_here():
+            notes.modules.saw(optimizer)
+            clock.enter(OPTIMIZER)
+
+    def end_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_compiling() and clock.is_here():
+            clock.enter(Phase.BETWEEN)
+
+    def timed(phase: int, before: Callable[[Any], None] | None = None) -> Callable[..., Any]:
+        def wrapper(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not clock.is_here():
+                return call(*args, **kwargs)
+            if before is not None:
+                before(args[0])
+            last = clock.enter(phase)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                clock.enter(last)
+
+        return wrapper
+
+    def build(call: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> None:
+        call(module, *args, **kwargs)
+        notes.note_facts()
+        notes.modules.add(module)
+
+    def iterate(call: Callable[..., Any], loader: Any) -> Any:
+        notes.note_loader(loader, sys._getframe(2))
+        return call(loader)
+
+    _around(DistributedDataParallel, "__init__", build)
+    _around(DistributedDataParallel, "forward", timed(FORWARD, notes.modules.look))
+    _around(torch.Tensor, "backward", timed(BACKWARD, lambda _: clock.count_backward()))
+    # A rank waits there for the others, as it does in backward.
+    _around(Work, "wait", timed(BACKWARD))
+    _around(DataLoader, "__iter__", iterate)
+    _around(_BaseDataLoaderIter, "__next__", timed(DATA))
+    register_optimizer_step_pre_hook(begin_optimizer)
+    register_optimizer_step_post_hook(end_optimizer)
+
+
+def _around(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace a method by `wrapper(method, *its arguments)`."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(method, *args, **kwargs)
+
+    if isinstance(method, FunctionType):
+        # torch.compile decides by its file whether a function is torch's own, which it leaves alone.
+        code = method.__code__
+        inner = cast(FunctionType, wrapped)
+        inner.__code__ = inner.__code__.replace(
+            co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
+        )
+    setattr(owner, name, wrapped)

@@ -1,0 +1,159 @@
+"""In what ranks of a script are found to differ, and in what not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from drumline.watch.scripts.arguments import by_name, is_own
+from drumline.watch.scripts.differing import ScriptComparison
+from drumline.watch.scripts.notes import Held, LoaderNote, ModuleNote, Note, note_from_json
+
+HOSTS = ("a", "a", "b", "b")
+
+
+def note(rank: int, **more: Any) -> Note:
+    owner = {"host": HOSTS[rank], "rank": rank, "local_rank": rank % 2, "node_rank": rank // 2}
+    return Note(owner=owner, **more)
+
+
+def sentences(notes: list[Note], comparison: ScriptComparison | None = None) -> list[str]:
+    """As of notes that have gone over the wire."""
+    sent = {rank: note_from_json(json.loads(json.dumps(one.to_json()))) for rank, one in enumerate(notes)}
+    return [found.sentence for found in (comparison or ScriptComparison(len(notes))).look(sent)]
+
+
+def held(value: int, **settings: Any) -> Held:
+    return Held(tensors={"w": ("float32 [2]", 7), "b": ("float32 [1]", value)}, settings=settings)
+
+
+def module(steps: Mapping[int, Held], ranks: tuple[int, ...] = (0, 1)) -> dict[str, ModuleNote]:
+    return {"0": ModuleNote(name="Net", ranks=ranks, held=steps)}
+
+
+def test_words_have_names() -> None:
+    words = ["--lr", "0.1", "--shift", "-0.5", "--amp", "--seed=3", "data", "model.depth=4", "-v"]
+    assert by_name(words) == {
+        "--lr": "0.1",
+        "--shift": "-0.5",
+        "--amp": "given",
+        "--seed": "3",
+        "argument 1": "data",
+        "model.depth": "4",
+        "-v": "given",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("--node-rank", "0 0 1 1"),
+        ("--machine", "0 0 1 1"),
+        ("--gpu", "0 1 0 1"),
+        ("--worker", "1 2 3 4"),
+        ("--seed", "17 17 99 99"),
+        ("--node", "a a b b"),
+        ("--bind", "10.0.0.1:80 10.0.0.1:80 10.0.0.2:80 10.0.0.2:80"),
+        ("--dump", "/runs/node0 /runs/node0 /runs/node1 /runs/node1"),
+        ("--dump", "/runs/a/x /runs/a/x /runs/b/x /runs/b/x"),
+        ("--data", "/disk/imagenet /disk/imagenet /mnt/imagenet /mnt/imagenet"),
+        ("--log-dir", "here here there there"),
+    ],
+)
+def test_who_a_rank_is_is_no_difference(name: str, values: str) -> None:
+    assert is_own(name, values.split(), [note(rank).owner for rank in range(4)])
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("--lr", "0.1 0.1 0.2 0.2"),
+        ("--lr", "1e-0 1e-0 1e-1 1e-1"),
+        ("--epochs", "10 10 20 20"),
+        ("--data", "/disk/v1 /disk/v1 /disk/v2 /disk/v2x"),
+        ("--amp", "given given None None"),
+        ("--backend", "gloo gloo gloo nccl"),
+        ("--blog", "x x y y"),
+    ],
+)
+def test_what_changes_the_training_is_a_difference(name: str, values: str) -> None:
+    assert not is_own(name, values.split(), [note(rank).owner for rank in range(4)])
+
+
+def test_facts_are_one_warning() -> None:
+    def facts(rank: int) -> dict[str, dict[str, Any]]:
+        return {
+            "arguments": {"the argument --lr": "0.1" if rank else "0.2", "the argument --node-rank": str(rank // 2)},
+            "variables": {"the variable NCCL_ALGO": "Ring" if rank > 1 else "not set"},
+            "packages": {"torch's version": "2.13.0", **({"tensorboard's version": "2"} if rank == 0 else {})},
+            "script": {"the code of train.py": "12" if rank < 3 else "34"},
+        }  # fmt: skip
+
+    comparison = ScriptComparison(4)
+    assert sentences([note(rank) for rank in range(4)], comparison) == [], "nobody has a group yet"
+    everyone = [note(rank, facts=facts(rank)) for rank in range(4)]
+    assert sentences(everyone[:3], comparison) == [], "one is missing"
+    assert sentences(everyone, comparison) == [
+        "warning: ranks differ in 3 things:\n"
+        "  - the variable NCCL_ALGO: rank 0, 1 (a): not set; rank 2, 3 (b): Ring\n"
+        "  - the argument --lr: rank 1-3 (a, b): 0.1; rank 0 (a): 0.2\n"
+        "  - the code of train.py: rank 0-2 (a, b): 12; rank 3 (b): 34. "
+        "Next: set the same environment variables on every node before the ranks start; "
+        "start the script with the same arguments on every node; "
+        "bring every node to the same code: the same commit, with no change of its own"
+    ]
+    assert sentences(everyone, comparison) == [], "once"
+
+
+@pytest.mark.parametrize(
+    ("loaders", "what"),
+    [
+        ([(50, 800), (50, 800)], None),
+        ([(50, 800), (25, 400)], "the length of the dataset"),
+        ([(50, 800), (50, 799)], "the length of the dataset"),
+        ([(None, 800), (None, 400)], "the length of the dataset"),
+        ([(50, None), (40, None)], "the number of batches"),
+        ([(50, None), (49, None)], None),
+        ([(50, None), (None, None)], None),
+        ([(50, 800), None], None),
+    ],
+)
+def test_loaders(loaders: list[tuple[int | None, int | None] | None], what: str | None) -> None:
+    notes = [
+        note(rank, loaders={"train.py:42": LoaderNote(batches=one[0], samples=one[1])} if one else {})
+        for rank, one in enumerate(loaders)
+    ]
+    found = sentences(notes)
+    assert len(found) == (what is not None)
+    if what:
+        assert found[0].startswith(
+            f"warning: ranks differ in {what} of the DataLoader at train.py:42: rank 0 (a): "
+        )
+        assert " Next: give every rank the same dataset" in found[0]
+
+
+def test_replicas_that_drift_are_named_with_the_setting_that_differs() -> None:
+    comparison = ScriptComparison(2)
+
+    def look(*steps: dict[int, Held]) -> list[str]:
+        return sentences([note(rank, modules=module(one)) for rank, one in enumerate(steps)], comparison)
+
+    assert look({0: held(1)}, {0: held(1)}) == []
+    assert look({0: held(1), 1: held(2)}, {0: held(1)}) == [], "rank 1 is not there yet"
+    drifted = {1: held(3, lr=0.2), 10: held(4)}
+    assert look({1: held(2, lr=0.1)}, drifted) == [
+        "warning: DDP module Net: the replicas differ at step 1: rank 0 (a) and rank 1 (a) differ in b, and no "
+        "majority tells which is right; all agreed at step 0; their optimizers differ in lr: rank 0 (a): 0.1; "
+        "rank 1 (a): 0.2. Next: look for what some ranks do otherwise: learning rate, seed, clipping, code under "
+        "`if rank`; stop the job: what it trains is no longer one model"
+    ]
+    assert look({10: held(5)}, drifted) == [], "once"
+
+
+def test_a_module_of_some_ranks_is_compared_among_them() -> None:
+    notes = [note(0), note(1)] + [note(rank, modules=module({1: held(rank)}, (2, 3))) for rank in (2, 3)]
+    [found] = sentences(notes)
+    assert "rank 2 (b) and rank 3 (b) differ in b" in found
