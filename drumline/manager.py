@@ -166,13 +166,15 @@ class DDPManager:
         if self._is_forked():
             return True
         if not broken:
-            self._beat.mark(Phase.LEFT)
+            self._beat.mark(Phase.LEAVING)
         in_time = leave_group(broken=broken)
         if not in_time:
             log.warning(
                 f"{self.place()}: the process group was not destroyed within {group.LEAVE_S:g} s. Next: release CUDA "
                 "graphs with collectives in them (CUDAGraph.reset) before you leave DDPManager"
             )
+        if not broken:
+            self._beat.mark(Phase.LEFT)
         if self._attendance is not None:
             self._attendance.close()
             self._attendance = None

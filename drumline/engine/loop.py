@@ -112,7 +112,7 @@ class Loop:
                     break
         self.pace.stop()
         self.saver.finish()
-        self._beat.mark(Phase.LEFT)
+        self._beat.mark(Phase.LEAVING)
 
     def take_step(self, train_step: AnyStep, step: Step) -> None:
         """Collective: one optimizer step, and the note that it was taken. This is all that every step pays for."""

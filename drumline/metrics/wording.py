@@ -28,6 +28,7 @@ _FAULTS = {
     "not_entered": "did not come to a collective",
     "mismatch": "was in another collective",
     "left_early": "had left the loop",
+    "teardown": "did not exit",
     "unreachable": "was out of reach",
     "storage": "was stuck in storage",
     "slow": "was too slow",

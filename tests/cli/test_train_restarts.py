@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -73,3 +74,29 @@ def test_a_full_disk_is_told_once_and_no_restart_is_tried(small_disk: Path) -> N
     assert f"[rank 0 on {socket.gethostname()}, step " in first
     assert "Traceback" not in result.stderr
     assert "OSError" not in result.stderr
+
+
+NEVER_EXITS = """
+import os, time
+import torch.distributed as dist
+from drumline.distributed import group
+from drumline.tasks.classification import ImageClassification
+
+group.LEAVE_S = 600  # so that the rank itself does not give up before the watchdog
+
+class NeverExits(ImageClassification):
+    defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 9, "train.batch_size": 64}
+
+if os.environ.get("RANK") == "1":
+    dist.destroy_process_group = lambda: time.sleep(600)
+"""
+
+
+def test_a_rank_that_does_not_exit_after_its_last_step_is_named_and_ended(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(NEVER_EXITS)
+    words = ["--procs", "2", "--run", "run", "--watch.hang_s", "3", "--watch.on_hang", "stop"]
+    result = drumline("train", "mine.py:NeverExits", *words, cwd=tmp_path)
+    assert result.returncode == 70, result.stderr
+    assert "done: 9 steps" in result.stdout
+    hang = rf"drumline: hang: rank 1 on {re.escape(socket.gethostname())} left the loop \S+ s ago and has not exited"
+    assert re.search(hang, result.stderr), result.stderr

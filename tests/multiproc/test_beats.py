@@ -177,7 +177,7 @@ def test_every_phase_of_a_run_is_seen_from_outside(tmp_path: Path, exact: str) -
         assert places["evaluation data"] == ["EVALUATION", "START"]
         if rank == 0:
             assert "SAVE" in places["state"]
-        assert places["after the loop"] == places["after the end"] == ["LEFT"]
+        assert (places["after the loop"], places["after the end"]) == (["LEAVING"], ["LEFT"])
         # Two epochs of two steps, each of two micro-batches.
         assert facts["loss"] == [("FORWARD", step, micro) for step in range(4) for micro in (1, 2)]
         assert facts["moves"]
@@ -263,7 +263,7 @@ def test_a_loop_of_ones_own_has_the_beats_of_its_loaders(tmp_path: Path) -> None
     [
         (ValueError("no such label"), Phase.FAILED, "ValueError: no such label"),
         (KeyboardInterrupt(), Phase.FAILED, "KeyboardInterrupt"),
-        (SystemExit("no data"), Phase.FAILED, "SystemExit: no data"),
+        (SystemExit("no data"), Phase.FAILED, "sys.exit('no data') was called before the end of the run"),
         (SystemExit(0), Phase.LEFT, ""),
     ],
 )

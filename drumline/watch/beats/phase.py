@@ -22,9 +22,11 @@ class Phase(IntEnum):
     USER = 8
     """In a loop that is the user's own, all that is not data."""
     LEFT = 9
-    """Out of the loop: done, told to leave, or too early."""
+    """Out of the loop and of the process group: nothing is left to observe."""
     FAILED = 10
     """An error is on its way to the user; the record has it in a line."""
+    LEAVING = 11
+    """Out of the loop: done, preempted, or too early. Workers, files and the process group are being closed."""
 
 
 # As plain numbers, for the hot path: to look one up in an enum, and to count with it, takes a fifth of a mark's time.

@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 LONG_S = 3.0
+OUT = ("leaving", "left")
 """In one phase, before anything is said of it."""
 IDLE = 0.1
 """Of a core."""
@@ -104,8 +105,8 @@ def _in_words(row: Mapping[str, Any], waiting: int, ranks: Sequence[Mapping[str,
         return "stopped by a signal", Level.BAD
     if state == "t":
         return "held by a debugger", Level.ODD
-    if phase == "left":
-        is_alone = any(other["phase"] != "left" for other in ranks)
+    if phase in OUT:
+        is_alone = any(other["phase"] not in OUT for other in ranks)
         return ("has left the loop; others have not", Level.ODD) if is_alone else ("done", Level.GOOD)
     if row["age_s"] < LONG_S or phase == "start":
         return {"start": "starts", "evaluation": "evaluates", "save": "saves"}.get(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from drumline.watch.facts import Picture
 from drumline.watch.verdicts.collectives import judge_mismatch
 from drumline.watch.verdicts.ended import judge_ended, judge_lost_peers
-from drumline.watch.verdicts.left import judge_left
+from drumline.watch.verdicts.left import judge_left, judge_teardown
 from drumline.watch.verdicts.reach import judge_late, judge_reach, judge_unheard
 from drumline.watch.verdicts.scene import Scene
 from drumline.watch.verdicts.standing import judge_standing, judge_unknown
@@ -28,6 +28,7 @@ _ORDER: tuple[Callable[[Scene], Verdict | None], ...] = (
     judge_lost_peers,
     judge_debugged,
     judge_late,
+    judge_teardown,
     judge_standing,
     judge_unknown,
 )

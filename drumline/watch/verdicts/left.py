@@ -1,4 +1,4 @@
-"""Ranks that left the loop while others are still in it."""
+"""Ranks that left the loop while others are still in it; and those that left it last, and do not exit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import Collective, RankFacts
 from drumline.watch.verdicts.collectives import signature
 from drumline.watch.verdicts.endings import is_lost_peer
+from drumline.watch.verdicts.frames import innermost
 from drumline.watch.verdicts.scene import (
     ORDERLY_EXITS,
+    OUT,
     Scene,
     has_ended,
     is_busy,
@@ -18,7 +20,7 @@ from drumline.watch.verdicts.scene import (
     seems_to_wait,
 )
 from drumline.watch.verdicts.verdict import Cause, Verdict
-from drumline.watch.verdicts.wording import name, names, who_waits
+from drumline.watch.verdicts.wording import name, names, seconds, who_waits
 
 # What the last ranks of a run do that ends in order, after others have left.
 _ENDING = (Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE, Phase.OPTIMIZER)
@@ -48,7 +50,7 @@ def judge_left(scene: Scene) -> Verdict | None:
 
 def _has_left(rank: RankFacts) -> bool:
     """In order, or to be ended by gloo in a collective that comes after the loop."""
-    return is_done(rank) or (rank.phase is Phase.LEFT and rank.exit == -signal.SIGABRT)
+    return is_done(rank) or (rank.phase in OUT and rank.exit == -signal.SIGABRT)
 
 
 def _goes_on(scene: Scene, left: list[RankFacts], staying: list[RankFacts]) -> Verdict:
@@ -96,3 +98,20 @@ def _rest(scene: Scene, left: list[RankFacts], staying: list[RankFacts]) -> str:
             else f"; {len(lost)} ranks lost the connection"
         )
     return who_waits(scene, left)
+
+
+def judge_teardown(scene: Scene) -> Verdict | None:
+    """All ranks are out of the loop, and one is still being closed."""
+    closing = [rank for rank in scene.ranks if rank.phase is Phase.LEAVING and not has_ended(rank)]
+    if not closing or scene.in_loop:
+        return None
+    rank = max(closing, key=lambda rank: (rank.age_s, -rank.rank))
+    frame = innermost(rank.stack)
+    return scene.about(
+        rank,
+        Cause.TEARDOWN,
+        what=f"{name(rank)} left the loop {seconds(rank.age_s)} ago and has not exited: it closes its files, its "
+        f"workers and the process group{f', in {frame}' if frame else ''}",
+        next_step="see what it waits for in the stack; release CUDA graphs with collectives in them before the process "
+        "group is destroyed",
+    )

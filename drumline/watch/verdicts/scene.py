@@ -18,6 +18,8 @@ from drumline.watch.verdicts.verdict import Cause, Verdict
 
 BUSY_CORES = 0.3
 GONE = ("X", "Z")
+OUT = (Phase.LEAVING, Phase.LEFT)
+"""Of the loop."""
 ORDERLY_EXITS = (0, 75)
 """Done, or preempted after a save."""
 # In the order of a step: the count of micro-batches goes up before a forward pass, so data is for the one after it. Who
@@ -47,7 +49,7 @@ class Scene:
     @cached_property
     def in_loop(self) -> list[RankFacts]:
         """Those who run, and neither left nor failed."""
-        out = (Phase.LEFT, Phase.FAILED)
+        out = (*OUT, Phase.FAILED)
         return [rank for rank in self.ranks if not has_ended(rank) and rank.phase not in out]
 
     @cached_property
@@ -108,7 +110,7 @@ def has_ended(rank: RankFacts) -> bool:
 
 def is_done(rank: RankFacts) -> bool:
     """Out of the loop, and in order as far as it knows."""
-    return rank.phase is Phase.LEFT if rank.exit is None else rank.exit in ORDERLY_EXITS
+    return rank.phase in OUT if rank.exit is None else rank.exit in ORDERLY_EXITS
 
 
 def is_busy(rank: RankFacts) -> bool:

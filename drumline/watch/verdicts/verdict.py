@@ -26,6 +26,7 @@ class Cause(StrEnum):
     MISMATCH = "mismatch"
     """Ranks are in different collectives, or in one with different shapes."""
     LEFT_EARLY = "left_early"
+    TEARDOWN = "teardown"
     UNREACHABLE = "unreachable"
     STORAGE = "storage"
     SLOW = "slow"

@@ -199,7 +199,7 @@ class Vigil:
     def _holds_up(self, verdict: Verdict) -> bool:
         """Whether anybody waits for it: a rank that has more to do than others after the loop is in nobody's way."""
         others = [rank for rank in self._seen.values() if rank.rank != verdict.rank]
-        return not others or not all(map(is_done, others))
+        return verdict.cause is Cause.TEARDOWN or not others or not all(map(is_done, others))
 
     def _is_told(self, verdict: Verdict) -> bool:
         """A stall is told once; a better reason for it is worth another word."""
@@ -220,8 +220,10 @@ class Vigil:
     # What kind of run it is at the moment
 
     def _is_over(self) -> bool:
-        """Every rank has left the loop, or ended in order."""
-        return len(self._seen) >= self._world_size and all(map(is_done, self._seen.values()))
+        """Every rank has left the loop and the group, or ended in order."""
+        ranks = self._seen.values()
+        is_closing = any(rank.phase is Phase.LEAVING and not has_ended(rank) for rank in ranks)
+        return len(ranks) >= self._world_size and all(map(is_done, ranks)) and not is_closing
 
     def _note(self, picture: Picture) -> None:
         for rank in picture.ranks:

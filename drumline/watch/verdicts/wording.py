@@ -22,6 +22,7 @@ DOING = {
     Phase.SAVE: "a save",
     Phase.USER: "user code",
     Phase.LEFT: "what follows the loop",
+    Phase.LEAVING: "teardown",
     Phase.FAILED: "its failure",
 }
 _MOST_HOSTS = 4
@@ -62,7 +63,7 @@ def since(scene: Scene, rank: RankFacts) -> str:
 def at(scene: Scene, rank: RankFacts) -> str:
     """` at step 812, in forward`, as far as that is known."""
     parts = [f"at step {rank.step}"] if scene.has_steps else []
-    if rank.phase not in (Phase.FAILED, Phase.LEFT, Phase.START):
+    if rank.phase not in (Phase.FAILED, Phase.LEFT, Phase.LEAVING, Phase.START):
         parts.append(f"in {DOING[rank.phase]}")
     return f" {', '.join(parts)}" if parts else ""
 

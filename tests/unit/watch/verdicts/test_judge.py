@@ -154,6 +154,18 @@ WHOLE = [
         id="left early",
     ),
     pytest.param(
+        picture(
+            person(0, phase=Phase.LEFT),
+            person(1, phase=Phase.LEAVING, age_s=600.0, stack=("/home/me/job/close.py:7 in upload",)),
+            world_size=2,
+        ),
+        Cause.TEARDOWN,
+        "stall: rank 1 on node-a left the loop 10 min ago and has not exited: it closes its files, its workers and "
+        "the process group, in job/close.py:7 in upload. Next: see what it waits for in the stack; release CUDA graphs "
+        "with collectives in them before the process group is destroyed",
+        id="teardown",
+    ),
+    pytest.param(
         picture(silent=(B_GONE,)),
         Cause.UNREACHABLE,
         "hang: node-b has not been heard for 3.4 s (no answer), with ranks 4-7; 4 ranks wait in all_reduce #4410. "
