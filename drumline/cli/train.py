@@ -12,6 +12,7 @@ from typing import Any
 from drumline.config import PRESETS, Flags, Layers, check_layers, read_flags, read_layers, resolve
 from drumline.config.schema import Count, CountOrZero
 from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
+from drumline.launch.interrupts import INTERRUPTED_EARLY, interruptible
 from drumline.launch.loading import loading
 from drumline.launch.plan import TASK_RESTARTS
 from drumline.launch.topology import let_first_rank_speak, topology_from
@@ -64,11 +65,13 @@ def run(argv: Sequence[str]) -> int:
         raise
     assert task is not None
     folder = run_folder(flags, task)
-    if topology is None and (code := _start_ranks(flags, layers, folder, argv)) is not None:
-        return code
+    # Among several ranks the launcher says it.
+    with interruptible(INTERRUPTED_EARLY if topology is None else ""):
+        if topology is None and (code := _start_ranks(flags, layers, folder, argv)) is not None:
+            return code
 
-    with loading():
-        from drumline.cli.rank import run_rank
+        with loading():
+            from drumline.cli.rank import run_rank
 
     return run_rank(task, layers, folder=folder, fresh=bool(flags.own.get("fresh")), argv=argv)
 

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from drumline.errors import DrumlineError, ExitCode
+from drumline.launch.interrupts import ENDING
 from drumline.launch.node.agent import TellingAgent
 from drumline.launch.node.rendezvous import FixedRanks
+
+# A shell, a scheduler or `timeout` may send one signal twice.
+SAME_SIGNAL_S = 1.0
 
 
 class LeftAsTold(Exception):  # noqa: N818  # no error
@@ -35,12 +43,18 @@ class LeavingAgent(TellingAgent):
         self.is_task = is_task
         self.told: signal.Signals | None = None
         """What this node's ranks were told to leave by."""
+        self._asked_to_end: signal.Signals | None = None
+        self._asked_at = 0.0
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self.told:  # while the nodes met again
             raise LeftAsTold(has_told=False)
         ids: dict[int, Any] = super()._start_workers(worker_group)
         signal.signal(signal.SIGUSR1, self._pass_on)
+        for number in ENDING:
+            # Only where torch has set its own: the others are ignored.
+            if signal.getsignal(number) is _terminate_process_handler:
+                signal.signal(number, self._end)
         if self.told:  # while these were being started, so to those before them
             self._pass_on(self.told, None)
         return ids
@@ -54,6 +68,20 @@ class LeavingAgent(TellingAgent):
         for rank in self._ranks():
             if rank.proc.poll() is None:
                 rank.proc.send_signal(number)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        """As torch's own handler, but what the main thread drops where it happens to be is raised again."""
+        if self._asked_to_end is not None:
+            if time.monotonic() - self._asked_at > SAME_SIGNAL_S:  # the guard does the rest
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            return
+        self._asked_to_end, self._asked_at = signal.Signals(number), time.monotonic()
+        self._raise_if_asked()
+
+    def _raise_if_asked(self) -> None:
+        if self._asked_to_end is not None:
+            raise SignalException(f"told to end by {self._asked_to_end.name}", sigval=self._asked_to_end)
 
     def _ranks(self) -> list[SubprocessHandler]:
         return list(getattr(self._pcontext, "subprocess_handlers", {}).values())
@@ -69,6 +97,7 @@ class LeavingAgent(TellingAgent):
             raise LeftAsTold(has_told=ExitCode.PREEMPTED in codes)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._raise_if_asked()
         if self.told and self._are_leaving():
             return RunResult(state=WorkerState.HEALTHY)  # torch would end those that still save
         result: RunResult = super()._monitor_workers(worker_group)
@@ -95,6 +124,15 @@ class LeavingAgent(TellingAgent):
             return worker_group.spec.rdzv_handler.num_nodes_waiting() > 0
         return False
 
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **kwargs: Any) -> None:
+        """Ctrl-C ends a rank of a task that has not begun by SIGTERM: Python, as it starts, shows a traceback for the
+        other, or drops it."""
+        if death_sig == signal.SIGINT and self.is_task:
+            for rank in self._ranks():
+                if not _catches(rank.proc.pid, signal.SIGTERM):
+                    rank.proc.terminate()
+        super()._shutdown(death_sig, *args, **kwargs)
+
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """By SIGTERM, which lets ranks save before a node is let in. Without those of a lost node they could not."""
         handler = worker_group.spec.rdzv_handler
@@ -107,3 +145,13 @@ class LeavingAgent(TellingAgent):
         if self.told:
             raise LeftAsTold(has_told=False)
         super()._restart_workers(worker_group)
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for it; a rank of ours has one for SIGTERM when its imports are done."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next((line for line in lines if line.startswith("SigCgt:")), "SigCgt: 0")
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)

@@ -14,10 +14,10 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from drumline.errors import ExitCode
+from drumline.launch.interrupts import ENDING, INTERRUPTED_EARLY, Handler, end_at_once, heed
 from drumline.launch.late_module import LateModule
 from drumline.launch.loading import loading
 from drumline.launch.node import guard
@@ -62,6 +62,8 @@ def run_node(
     """Run this node's ranks to the end; the exit code is that of the rank that failed first."""
     if node.num_nodes > 1 and node.node_rank == 0:
         check_is_own(node.endpoint)
+    for number, early in _early_handlers(program).items():
+        heed(number, early)
     terms = supervision or Supervision()
     os.environ[guard.VARIABLE] = terms.job
     watch, code = WatchFolder(terms.job), None
@@ -72,7 +74,7 @@ def run_node(
     finally:
         # The agent's handlers raise, which is of no use any more: from here on the guard does the rest alone.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
+            heed(number, signal.SIG_DFL)
         watcher.close(in_order=code == ExitCode.SUCCESS)
         watch.close()
 
@@ -91,11 +93,9 @@ def _run_guarded(
     num_procs = node.num_procs or default_procs()
     # Several ranks that each take all cores would only fight for them.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_procs)))
-    signal.signal(signal.SIGUSR1, _end_early)
-    if (
-        signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    ):  # under nohup; torch would heed the end of a terminal
-        os.environ.setdefault(HEEDED, "SIGTERM,SIGINT,SIGQUIT")
+    heeded = [number.name for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    if len(heeded) < len(ENDING):  # under nohup torch would heed the end of a terminal
+        os.environ.setdefault(HEEDED, ",".join(heeded))
     try:
         result, ruling = _run_agent(node, num_procs, program, terms, watch)
     except LeftAsTold as left:
@@ -120,10 +120,15 @@ def _run_guarded(
     return ExitCode.HANG if ruling is not None and ruling.is_hang else code
 
 
-def _end_early(number: int, frame: FrameType | None) -> None:
-    """SIGUSR1 while there are no ranks yet to pass it on to."""
-    print(TOO_EARLY, file=sys.stderr, flush=True)
-    os._exit(ExitCode.PREEMPTED)
+def _early_handlers(program: Program) -> dict[signal.Signals, Handler]:
+    """While there are no ranks yet to pass a signal on to; the guard takes away what there is."""
+    leave = end_at_once(ExitCode.PREEMPTED, TOO_EARLY)
+    message = INTERRUPTED_EARLY if program.is_task else STOPPED
+    return {
+        signal.SIGINT: end_at_once(ExitCode.INTERRUPTED, message),
+        signal.SIGTERM: leave if program.is_task else end_at_once(ExitCode.INTERRUPTED, STOPPED),
+        signal.SIGUSR1: leave,
+    }
 
 
 def _run_agent(
@@ -137,6 +142,9 @@ def _run_agent(
     from drumline.launch.node.rendezvous import FixedRanks
     from drumline.launch.node.watched_agent import WatchedAgent
 
+    if node.num_nodes > 1:  # from here on the other nodes are informed
+        heed(signal.SIGINT, signal.default_int_handler)
+        heed(signal.SIGTERM, signal.SIG_DFL)
     # For what it knows of this machine: which cores are near which GPU.
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs)
     rendezvous = open_rendezvous(node)
