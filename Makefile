@@ -61,6 +61,9 @@ soak-restarts: .venv/ready tools ## restart after restart under gloo, on two hos
 soak-faults: .venv/ready tools ## hundreds of faults on two hosts: who is named, how soon, what is lost; against torchrun
 	$(BIN)/python -m tests.multinode.faults --count 360 --plain 3
 
+soak-storm: .venv/ready tools ## one launch under a fault every 45 s, unattended: does it recover, how much time is left to train
+	$(BIN)/python -m tests.multinode.storm --minutes 13
+
 soak-calm: .venv/ready tools ## 10,000 healthy steps with pauses of every kind: no false alarm
 	$(BIN)/python -m tests.multinode.faults --false-alarms
 
@@ -70,4 +73,4 @@ soak-demo: .venv/ready ## the demo to its end: does it still learn to read digit
 clean: ## remove what the targets above made
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check tools test bench bench-gpu bench-exact bench-doctor bench-preflight bench-watch bench-lint soak-exact soak-demo soak-restarts soak-faults soak-calm clean
+.PHONY: help setup demo check tools test bench bench-gpu bench-exact bench-doctor bench-preflight bench-watch bench-lint soak-exact soak-demo soak-restarts soak-faults soak-storm soak-calm clean

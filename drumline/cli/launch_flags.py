@@ -89,6 +89,18 @@ OF_WATCH: FlagTable = {
 OF_HOSTS: FlagTable = {
     "hosts": (str, "A,B:4,C", "On these hosts, over ssh; each with its number of ranks if they differ."),
     "hostfile": (str, "FILE", "The same from a file, one on a line: `host` or `host slots=N`."),
+    "spare": (
+        str,
+        "D,E",
+        "Hosts that take the place of one that is lost or unreachable, in this order, with as many ranks as it has "
+        "or as given (`D:4`).",
+    ),
+    "standby": (
+        bool,
+        "",
+        "Keep a process beside each rank of a task that has loaded torch and waits, so that a restart takes seconds "
+        "less [on; about 150 MB of memory each].",
+    ),
     "port": (
         Annotated[int, Bounds(low=1, high=65535)],
         "N",

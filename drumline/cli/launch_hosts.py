@@ -20,11 +20,12 @@ from drumline.cli.launch_program import (
 from drumline.config import Flags, read_flags
 from drumline.errors import ConfigError, ExitCode
 from drumline.launch.counts import least_nodes
-from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag
+from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, spares_from_flag
 from drumline.launch.node.guard import GRACE_S, new_job
 from drumline.launch.plan import nodes_of_hosts
+from drumline.launch.ssh.attempts import run_on_hosts
 from drumline.launch.ssh.client import ssh_client
-from drumline.launch.ssh.controller import HostsJob, run_on_hosts
+from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.sync import Sync
 from drumline.launch.ssh.variables import variables_for_ranks, wrong_variables
 from drumline.launch.torchrun import DEFAULT_PORT, Node, Program, torchrun_command
@@ -34,6 +35,7 @@ def launch_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     """Start the job and stay with it; with --print show the line to run on each host."""
     listed, file = flags.own.get("hosts"), flags.own.get("hostfile")
     hosts = hosts_from_flag(listed) if listed is not None else hosts_from_file(Path(str(file)))
+    spares = spares_from_flag(flags.own["spare"], hosts) if "spare" in flags.own else []
     program, name = watched(program_of(target, arguments), flags), new_job()
     least = least_nodes(flags.own.get("nnodes"), len(hosts), known_from="the list of hosts")
     nodes = nodes_of_hosts(
@@ -52,17 +54,20 @@ def launch_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
         return ExitCode.SUCCESS
     if problems := list(wrong_variables(flags.own.get("env", []), os.environ)):
         raise ConfigError(problems)
-    job = _job(flags, hosts, nodes, program)
+    job = _job(flags, hosts, nodes, program, spares)
     if flags.own.get("sync"):
-        others = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+        all_hosts = [*hosts, *spares]
+        others = f"{len(all_hosts)} host{'s' if len(all_hosts) > 1 else ''}"
         print(f"drumline: copying {job.cwd} to {others} with rsync", flush=True)
         sync = Sync(job.cwd, job.client, job.python, job.python_path)
-        digest = sync.run(hosts, flags.own.get("exclude", []))
+        digest = sync.run(all_hosts, flags.own.get("exclude", []))
         print(f"drumline: the code is the same on all hosts ({digest[:12]})", flush=True)
     return run_on_hosts(job)
 
 
-def _job(flags: Flags, hosts: Sequence[Host], nodes: Sequence[Node], program: Program) -> HostsJob:
+def _job(
+    flags: Flags, hosts: Sequence[Host], nodes: Sequence[Node], program: Program, spares: Sequence[Host]
+) -> HostsJob:
     given, name = flags.own, nodes[0].job
     logs = Path(given.get("logs") or launch_folder(name))
     return HostsJob(
@@ -80,6 +85,8 @@ def _job(flags: Flags, hosts: Sequence[Host], nodes: Sequence[Node], program: Pr
         grace_s=given.get("grace", GRACE_S),
         min_nodes=nodes[0].min_nodes,
         script_watch=script_watch(flags, logs),
+        spares=spares,
+        standby=given.get("standby", True),
     )
 
 

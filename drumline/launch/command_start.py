@@ -17,6 +17,7 @@ COMMAND_START = "DRUMLINE_COMMAND_START"
 OWN_STAT = Path("/proc/self/stat")
 # Fields of the file before the one we want, counted from behind the name, which may hold blanks.
 STARTTIME = 19
+_began: float | None = None
 
 
 def now() -> float:
@@ -24,8 +25,16 @@ def now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def begin_now() -> None:
+    """This process has waited for something to do, and that begins now."""
+    global _began
+    _began = now()
+
+
 def process_start() -> float:
     """When this process began, Python's own start included; now, where the system does not tell."""
+    if _began is not None:
+        return _began
     try:
         fields = OWN_STAT.read_text().rpartition(")")[2].split()
         start = int(fields[STARTTIME]) / os.sysconf("SC_CLK_TCK")

@@ -43,11 +43,18 @@ class _Entry:
 
 def hosts_from_flag(text: str) -> list[Host]:
     """The hosts of `--hosts a,b:4,c`."""
-    entries = []
-    for part in (part.strip() for part in text.split(",")):
-        name, colon, slots = part.partition(":")
-        entries.append(_Entry("--hosts", name, slots if colon else None))
-    return _settled(entries, [])
+    return _settled(_entries(text, "--hosts"), [])
+
+
+def spares_from_flag(text: str, hosts: Iterable[Host]) -> list[Host]:
+    """The hosts of `--spare d,e`, none of which is one of the job's already."""
+    taken = [_Entry("the list of hosts", host.name, None) for host in hosts]
+    return _settled([*taken, *_entries(text, "--spare")], [])[len(taken) :]
+
+
+def _entries(text: str, where: str) -> list[_Entry]:
+    parts = (part.strip().partition(":") for part in text.split(","))
+    return [_Entry(where, name, slots if colon else None) for name, colon, slots in parts]
 
 
 def hosts_from_file(path: Path) -> list[Host]:

@@ -30,10 +30,11 @@ def new_job() -> str:
     return secrets.token_hex(8)
 
 
-def marked(job: str) -> list[int]:
-    """The processes that carry the job's name, this one apart."""
-    word = f"{VARIABLE}={job}".encode()
-    return [pid for pid in _everyone() if word in _read(pid, "environ").split(b"\0") and pid != os.getpid()]
+def marked(*jobs: str) -> list[int]:
+    """The processes that carry the name of one of these jobs, this one apart."""
+    words = {f"{VARIABLE}={job}".encode() for job in jobs}
+    found = (pid for pid in _everyone() if words.intersection(_read(pid, "environ").split(b"\0")))
+    return [pid for pid in found if pid != os.getpid()]
 
 
 def descendants(pid: int) -> list[int]:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "drumline: interrupted; the same command goes on from the last checkpoint"
 STORE_LOG = "TORCH_CPP_LOG_LEVEL"
+# All that a task's rank loads before it knows what it is to do.
+RANK_MODULE = "drumline.cli.rank"
 # What torch knows of tensors without data takes a third of its import, and is for compilers.
 TENSOR_RULES = "torch._meta_registrations"
 # Read by torch's agent: what ends it and its ranks.
@@ -140,6 +142,7 @@ def _run_agent(
 
     from drumline.launch.node.meeting import address_of, open_rendezvous
     from drumline.launch.node.rendezvous import FixedRanks
+    from drumline.launch.node.standby import Standby
     from drumline.launch.node.watched_agent import WatchedAgent
 
     if node.num_nodes > 1:  # from here on the other nodes are informed
@@ -170,6 +173,8 @@ def _run_agent(
             is_task=program.is_task,
             goes_on="they go on from the newest checkpoint" if program.is_task else "the script begins anew",
         )
+        if terms.standby and program.is_task:
+            agent.standby = Standby(program.of_python(), module=RANK_MODULE, count=num_procs)
         try:
             result: RunResult = agent.run()
             agent.check_left_as_told(agent.told)
@@ -184,12 +189,20 @@ def _run_agent(
             rendezvous.shutdown()
             raise
         finally:
+            if agent.standby:
+                agent.standby.close()
             if isinstance(rendezvous, FixedRanks):
                 rendezvous.remind()
         if isinstance(rendezvous, FixedRanks) and result.is_failed() and not agent.has_left(result):
             rendezvous.tell_failure(*_how_it_failed(result, agent.ruling))
         rendezvous.shutdown()
     return result, agent.ruling
+
+
+def load_agent() -> None:
+    """What a node's agent is made of, before there is anything to run: most of the time it takes to start."""
+    _load_torch_quietly(computes=False)
+    import drumline.launch.node.watched_agent  # noqa: F401
 
 
 def _load_torch_quietly(*, computes: bool) -> None:

@@ -36,6 +36,10 @@ class Supervision:
     """Of the sidecars. On several nodes that were started one by one, node 0's counts."""
     script_watch: ScriptWatch | None = None
     """How a script is watched; a task is by itself, and says how."""
+    standby: bool = False
+    """Whether processes wait beside the ranks of a task, to begin in when these are started again."""
+    first_start: int = 0
+    """The number of the first start of ranks here: earlier attempts of the launch have those before it."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ what the sidecar says of it decides whether they are started again.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import signal
 import time
@@ -26,6 +27,7 @@ from drumline.launch.node.addresses import say
 from drumline.launch.node.leaving_agent import LeavingAgent
 from drumline.launch.node.meeting import Alone
 from drumline.launch.node.rendezvous import FixedRanks
+from drumline.launch.node.standby import Standby
 from drumline.launch.node.supervision import RankOutput, Supervision, failure_time, rank_output
 from drumline.launch.node.watch_folder import VERDICT_S, Ruling, WatchFolder
 from drumline.launch.watch_terms import FOLDER, NODES, SECRET
@@ -34,11 +36,11 @@ from drumline.launch.watch_terms import FOLDER, NODES, SECRET
 class RankFiles(LogsSpecs):
     """Where ranks write. torch's own names files by the node's own numbers, and empties those of an earlier start."""
 
-    def __init__(self, scratch: str, folder: Path | None) -> None:
+    def __init__(self, scratch: str, folder: Path | None, first_start: int = 0) -> None:
         super().__init__(scratch, Std.NONE, Std.NONE)
         self.scratch = Path(scratch)
         self.folder = folder
-        self.num_starts = 0
+        self.num_starts = first_start
         self.variables: Mapping[str, str] = {}
         """For all ranks of the next start."""
         self.current: dict[int, RankOutput] = {}
@@ -77,7 +79,7 @@ class WatchedAgent(LeavingAgent):
     def __init__(
         self, *args: Any, supervision: Supervision, scratch: str, watch: WatchFolder, **kwargs: Any
     ) -> None:
-        self.files = RankFiles(scratch, supervision.folder)
+        self.files = RankFiles(scratch, supervision.folder, supervision.first_start)
         # torch 2.11 takes 30 s whatever is wished; who waits for less kills the rest.
         if "shutdown_timeout" in inspect.signature(LocalElasticAgent).parameters:
             kwargs["shutdown_timeout"] = max(1, round(supervision.grace_s))
@@ -85,6 +87,8 @@ class WatchedAgent(LeavingAgent):
         self.supervision = supervision
         self.tell = supervision.tell
         self.watch = watch
+        self.standby: Standby | None = None
+        """Where ranks may begin that are started again."""
         self.ruling: Ruling | None = None
         """What the sidecars said of the failure that this start ended with."""
         self.failed_first: list[int] = []
@@ -100,12 +104,12 @@ class WatchedAgent(LeavingAgent):
             COMMAND_START: self._command_start(),
             **self._watch_variables(worker_group),
         }
-        ids: dict[int, Any] = super()._start_workers(worker_group)
+        with self.standby.serving() if self.standby else contextlib.nullcontext():
+            ids: dict[int, Any] = super()._start_workers(worker_group)
         start = self.files.num_starts - 1
         ranks = [worker.global_rank for worker in worker_group.workers]
-        self.tell(
-            {"kind": "started", "ranks": ranks, "world_size": _world_size(worker_group), "start": start}
-        )
+        facts = {"start": start, "restarts_left": self._remaining_restarts}
+        self.tell({"kind": "started", "ranks": ranks, "world_size": _world_size(worker_group), **facts})
         return ids
 
     def _command_start(self) -> str:
@@ -126,6 +130,8 @@ class WatchedAgent(LeavingAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._note_ends(worker_group)
+        if self.standby and not self.failed_first and self._remaining_restarts:
+            self.standby.fill()
         noted_at = time.monotonic()
         result = super()._monitor_workers(worker_group)
         if self.failed_first and result.is_failed():

@@ -11,9 +11,9 @@ from drumline.launch.hosts import Host
 
 VARIABLE = "DRUMLINE_SSH"
 CONNECT_TIMEOUT_S = 10
-# Two missed answers and ssh gives up: a cut network looks like silence, not like an end.
+# A cut network looks like silence, not like an end. Our own heartbeats notice first (`remote.py`), and say so.
 ALIVE_EVERY_S = 5
-ALIVE_COUNT = 2
+ALIVE_COUNT = 5
 OPTIONS = (
     "BatchMode=yes",  # nobody is there to type a password
     f"ConnectTimeout={CONNECT_TIMEOUT_S}",

@@ -1,32 +1,31 @@
-"""Runs a job on several hosts from one command: starts a supervisor on each, shows what all ranks write, ends all.
+"""One attempt of a job on several hosts: starts a supervisor on each, shows what all ranks write, ends all.
 
-A host that fails or is lost ends the job on the others. So does a signal to this process; and should this process be
-killed or cut off, each supervisor ends its own part.
+A host that fails or is lost ends the attempt on the others; `attempts.py` decides whether there is another. So does a
+signal to this process; and should this process be killed or cut off, each supervisor ends its own part.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-from drumline.errors import DrumlineError, ExitCode, PreflightError
+from drumline.errors import DrumlineError, ExitCode, PreflightError, TrainingError
 from drumline.launch.hosts import Host
+from drumline.launch.node.addresses import Patience
 from drumline.launch.node.local import INTERRUPTED, STOPPED, exit_code_of
 from drumline.launch.node.watch_folder import VERDICT_S
-from drumline.launch.ssh.client import ssh_words
-from drumline.launch.ssh.errors import not_reached, was_lost
+from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, ssh_words
+from drumline.launch.ssh.errors import SSH_FAILED, not_reached, was_lost
 from drumline.launch.ssh.frames import PROTOCOL
+from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
-from drumline.launch.ssh.supervisor import LEASE_S
-from drumline.launch.ssh.verdict import Failure, in_order, last_lines
-from drumline.launch.torchrun import Node, Program
-from drumline.launch.watch_terms import ScriptWatch, new_secret
+from drumline.launch.ssh.supervisor import LEASE_S, LOST_GRACE_S
+from drumline.launch.ssh.verdict import Failure, how_it_ended, in_order, last_lines
 
 # After a rank has failed, others that fail with it are heard of before all are ended.
 SETTLE_S = 1.0
@@ -34,54 +33,33 @@ SETTLE_S = 1.0
 ENDING_S = 5.0
 # A jump host's sshd turns away at random when many knock at once.
 MAX_LOGGING_IN = 10
+# How long a host that was lost may take to answer again, and the pause between two tries.
+RECONNECT_S = 60.0
+RETRY_S = 0.5
+# When nothing was heard of a host for so long, its supervisor has ended its part: a spare may take it over.
+SURELY_ENDED_S = LEASE_S + LOST_GRACE_S + 1.0
+# Of an agent that another start may help: one that a signal ended, or that met no other.
+MENDABLE = (ExitCode.TRAINING_FAILED, ExitCode.INTERRUPTED)
 # What asks a run to save and leave; the others only end it.
 LEAVING = (signal.SIGTERM, signal.SIGUSR1)
-SIGNALS = (signal.SIGINT, signal.SIGHUP, *LEAVING)
 LEFT = "drumline: told to leave by {}; the ranks have saved, and the same command goes on from there"
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostsJob:
-    """What runs, and where."""
-
-    job: str
-    hosts: Sequence[Host]
-    nodes: Sequence[Node]
-    program: Program
-    client: Sequence[str]
-    """The words that call ssh."""
-    python: str
-    python_path: str | None = None
-    cwd: Path
-    logs: Path
-    task_logs: Path | None = None
-    """Where ranks of a task write by themselves."""
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    grace_s: float
-    min_nodes: int | None = None
-    """As long as so many hosts are there, the loss of one that is not the first does not end the job; None: all."""
-    secret: str = field(default_factory=new_secret, repr=False)
-    """Of the sidecars beside the ranks."""
-    script_watch: ScriptWatch | None = None
-
-
-def run_on_hosts(job: HostsJob) -> int:
-    """To the end; returns the exit code, when all that can be said has been said."""
-    sys.stdout.flush()
-    screen = Screen()
-    try:
-        return asyncio.run(Controller(job, screen).run())
-    finally:
-        screen.close()
 
 
 class Controller:
     """The job while it runs."""
 
-    def __init__(self, job: HostsJob, screen: Screen) -> None:
+    def __init__(self, job: HostsJob, screen: Screen, last_heard: Mapping[Host, float] | None = None) -> None:
+        """`last_heard`: hosts of the attempt before that are lost, and when they were last heard (monotonic)."""
         self.job = job
         self.screen = screen
-        self.remotes = [self._remote(host, node) for host, node in zip(job.hosts, job.nodes, strict=True)]
+        self.spares = list(job.spares)
+        self.remotes = [self._remote(number, host) for number, host in enumerate(job.hosts)]
+        self.last_heard = dict(last_heard or {})
+        self.lost = ""
+        """Why the job is to be started again on all hosts; empty: it is not."""
+        self.has_started = False
+        self._mendable = ""
+        """Why an agent ended before its time, where others may know better."""
         self.problems: list[DrumlineError] = []
         self.ended_first: Remote | None = None
         """Whose part of the job failed without us."""
@@ -94,41 +72,38 @@ class Controller:
         self.num_ranks = 0
         self._ruling_said = ""
 
-    async def run(self) -> int:
-        loop = asyncio.get_running_loop()
-        # Under nohup, a terminal that goes away is none of our business.
-        heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        for number in heeded:
-            loop.add_signal_handler(number, self._interrupted, number)
-        count = len(self.remotes)
-        self.screen.say(f"{count} host{'s' if count > 1 else ''}; logs in {self.job.logs} on each")
-        await asyncio.gather(*(self._stay_with(remote) for remote in self.remotes))
-        for number in heeded:
-            loop.remove_signal_handler(number)
-        return self._conclude()
+    async def run(self) -> None:
+        """Until no host has anything left to do."""
+        await asyncio.gather(*(self._stay_with(number) for number in range(len(self.remotes))))
+        self._give_up(self._mendable)  # the others may have been done before it was said
 
-    def _remote(self, host: Host, node: Node) -> Remote:
+    def _remote(self, number: int, host: Host, *, tries: int = 0) -> Remote:
         job = self.job
         given = [f"PYTHONPATH={job.python_path}"] if job.python_path else []
         command = [*given, job.python, "-m", "drumline.launch.ssh.supervisor"]
-        spec = {
-            "kind": "spec",
-            "protocol": PROTOCOL,
-            "job": job.job,
-            "node": asdict(node),
-            "program": asdict(job.program),
-            "environment": dict(job.environment),
-            "logs": str(job.logs),
-            "task_logs": str(job.task_logs) if job.task_logs else None,
-            "grace_s": job.grace_s,
-            "lease_s": LEASE_S,
-            "secret": job.secret,
-            "script_watch": asdict(job.script_watch) if job.script_watch else None,
-        }
-        words = ssh_words(job.client, host, command, cwd=job.cwd)
-        return Remote(host, words, spec, self.screen, self._heard)
+        # One that was there before is asked often: the first option of a name counts.
+        hurry = f"ConnectTimeout={min(2 + tries, CONNECT_TIMEOUT_S)}"
+        client = [*job.client, "-o", hurry] if job.earlier else job.client
+        words = ssh_words(client, host, command, cwd=job.cwd)
+        return Remote(host, words, job.spec(job.nodes[number]), self.screen, self._heard)
 
-    async def _stay_with(self, remote: Remote) -> None:
+    async def _stay_with(self, number: int) -> None:
+        patience, tries = Patience(), 0
+        while True:
+            remote = self.remotes[number]
+            await self._follow(remote)
+            if remote.code is not None or remote.was_refused:
+                return
+            host = self._try_next(remote, patience)
+            if host is None:
+                self._lost(remote)
+                return
+            tries = 0 if host is not remote.host else tries + 1
+            await asyncio.sleep(RETRY_S)
+            self.remotes[number] = self._remote(number, host, tries=tries)
+
+    async def _follow(self, remote: Remote) -> None:
+        """From the login to the end of the connection."""
         async with self.logging_in:
             if self.is_ending:  # before its turn came
                 remote.ssh_code, remote.was_refused = -1, True
@@ -140,19 +115,53 @@ class Controller:
         try:
             await running
         except OSError as error:
-            remote.ssh_code = -1
+            remote.ssh_code, remote.was_refused = -1, True
             what = f"{self.job.client[0]} cannot be started: {error.strerror}"
             self._fail(
                 PreflightError(what, next_step="install OpenSSH's client, or say how to call it: --ssh")
             )
-        if remote.code is None and not remote.was_refused:
-            self._lost(remote)
+
+    def _try_next(self, remote: Remote, patience: Patience) -> Host | None:
+        """Who is asked after a host that could not be reached: the same one, a spare, or nobody."""
+        if remote.has_begun or self.is_ending or remote.ssh_code != SSH_FAILED:
+            return None
+        heard_at = self.last_heard.get(remote.host)
+        if self.job.earlier and patience.waited_s > RECONNECT_S:
+            return None
+        if self.spares and (heard_at is None or time.monotonic() - heard_at > SURELY_ENDED_S):
+            spare = self.spares.pop(0)
+            self.spares += (
+                [remote.host] if self.job.earlier else []
+            )  # it may be there again when it is needed
+            why = next((line for line in reversed(remote.said) if line.strip()), "no answer")
+            self.screen.say(
+                f"{spare.address} replaces {remote.name}, which is unreachable ({why})", is_error=True
+            )
+            return spare
+        if not self.job.earlier:
+            return None
+        if patience.is_over():
+            waited = f"{patience.waited_s:.0f} s so far, at most {RECONNECT_S:g}"
+            self.screen.say(f"waiting for {remote.name} to answer again: {waited}", is_error=True)
+        return remote.host
+
+    def _start_all(self) -> None:
+        """When every host is there, and what an earlier attempt left there has ended."""
+        if self.has_started or self.is_ending or not all(remote.has_begun for remote in self.remaining):
+            return
+        self.has_started = True
+        nodes = self.job.placed([remote.host for remote in self.remotes])
+        for remote, node in zip(self.remotes, nodes, strict=True):
+            if remote.is_running:
+                remote.send({"kind": "start", "node": asdict(node)})
 
     def _heard(self, remote: Remote, frame: Mapping[str, Any]) -> None:
         kind = frame["kind"]
         if kind == "hello" and frame["protocol"] != PROTOCOL:
             next_step = "install the same version on all hosts"
             self._fail(PreflightError(f"{remote.name} has another version of drumline", next_step=next_step))
+        elif kind == "hello":
+            self._start_all()
         elif kind == "refused":
             for what, step in frame["problems"]:
                 self._fail(PreflightError(f"{remote.name}: {what}", next_step=step))
@@ -180,7 +189,32 @@ class Controller:
         if by_signal and self._goes_on_without(remote, f"the job was ended on {remote.name}"):
             return
         self.ended_first = self.ended_first or remote
-        asyncio.get_running_loop().call_later(SETTLE_S, self._end, self.job.grace_s)
+        if code < 0:
+            self._give_up(f"the launcher's agent on {remote.name} was {_killed(code)}")
+        loop = asyncio.get_running_loop()
+        if not self.is_ending and code in MENDABLE and self.may_restart:
+            self._mendable = f"the job ended on {remote.name} with exit code {code}"
+            loop.call_later(SETTLE_S, self._give_up, self._mendable)
+        elif not self.is_ending:
+            loop.call_later(SETTLE_S, self._end, self.job.grace_s)
+
+    @property
+    def restarts_left(self) -> int:
+        """As the agents count them, for all hosts together."""
+        counts = (remote.restarts_left for remote in self.remotes)
+        return min((count for count in counts if count is not None), default=self.job.nodes[0].max_restarts)
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether another attempt is allowed, and may help: not when it is known that it would fail in the same way."""
+        is_last = any(remote.ruling is not None and remote.ruling.is_final for remote in self.remotes)
+        return self.told is None and not self.problems and not is_last and self.restarts_left > 0
+
+    def _give_up(self, why: str) -> None:
+        """End this attempt on all hosts at once, for the next. Ranks have nothing to save without the others."""
+        if why and not self.is_ending and self.may_restart:
+            self.lost = why
+            self._end(0)
 
     def _started(self, num_ranks: int) -> None:
         here = [remote for remote in self.remaining if remote.is_running and remote.world_size == num_ranks]
@@ -197,9 +231,19 @@ class Controller:
                 return
             said, job = list(remote.said) or list(remote.greeting), self.job
             error = not_reached(remote.host, code or 0, said, python=job.python, cwd=str(job.cwd))
+            if job.earlier:  # it was there before
+                error = TrainingError(
+                    f"no answer for {RECONNECT_S:g} s: {error.what}", next_step=error.next_step
+                )
         else:
             error = was_lost(remote.host, code, list(remote.said))
-        if not self._goes_on_without(remote, error.what):
+        if self._goes_on_without(remote, error.what):
+            self._start_all()
+            return
+        if remote.has_begun:
+            self.last_heard[remote.host] = remote.heard_at
+            self._give_up(error.what)
+        if not self.lost:
             self._fail(error)
 
     def _goes_on_without(self, remote: Remote, why: str) -> bool:
@@ -226,7 +270,8 @@ class Controller:
         self.problems.append(error)
         self._end(self.job.grace_s)
 
-    def _interrupted(self, number: signal.Signals) -> None:
+    def interrupted(self, number: signal.Signals) -> None:
+        """By a signal to this process."""
         if self.told is not None:
             self.screen.say("ending all ranks at once", is_error=True)
             self._end(0)
@@ -248,7 +293,7 @@ class Controller:
             remote.end(grace_s)
             asyncio.get_running_loop().call_later(grace_s + ENDING_S, remote.hang_up)
 
-    def _conclude(self) -> int:
+    def conclude(self) -> int:
         """The last lines, and the exit code."""
         code = self._tell_result()
         if code:
@@ -304,3 +349,7 @@ class Controller:
         return min(
             (remote.heard_at for remote in self.remaining if remote.code is None), default=float("inf")
         )
+
+
+def _killed(code: int) -> str:
+    return how_it_ended(code).replace("ended by", "killed by")

@@ -104,11 +104,11 @@ def not_reached(host: Host, code: int, said: Sequence[str], *, python: str, cwd:
 
 
 def was_lost(host: Host, code: int | None, said: Sequence[str]) -> DrumlineError:
-    """A host on which ranks ran."""
+    """A host on which ranks ran. It may be there: what is known is that the connection is not."""
     last = next((line for line in reversed(said) if line.strip()), None)
     is_silent = code is None or code < 0 or code == SSH_FAILED
-    why = last or ("it no longer answers" if is_silent else f"its supervisor ended with {code}")
+    why = last or ("it was closed" if is_silent else f"its supervisor exited with {code}")
     return TrainingError(
-        f"{host.name} was lost: {why}",
+        f"the connection to {host.name} was lost: {why}",
         next_step="see whether it is up and its network works; its part of the job has ended, or will within seconds",
     )

@@ -1,7 +1,8 @@
-"""A node's job as its supervisor starts it: `python -m drumline.launch.ssh.node_job FD`, which runs the node's agent.
+"""A node's job as its supervisor starts it: `python -m drumline.launch.ssh.node_job FD SUPERVISOR`, the node's agent.
 
-It reads what to run from stdin, and writes starts and failures of ranks to the pipe FD. It ends when the supervisor
-does: the kernel sends it a SIGTERM then, the agent ends its ranks, and the guard beside it ends whatever is left.
+It loads torch, then reads what to run from stdin, which comes when all hosts are there. It writes starts and failures
+of ranks to the pipe FD. It ends when the supervisor does: the kernel sends it a SIGTERM then, the agent ends its ranks,
+and the guard beside it ends whatever is left.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from drumline.errors import DrumlineError
+from drumline.errors import DrumlineError, ExitCode
 from drumline.launch.node.supervision import Supervision
 from drumline.launch.ssh.frames import FrameWriter
 from drumline.launch.torchrun import Node, Program
@@ -24,12 +25,18 @@ from drumline.launch.watch_terms import ScriptWatch
 PR_SET_PDEATHSIG = 1
 
 
-def main(fd: int) -> int:
+def main(fd: int, supervisor: int) -> int:
     """Run the job that stdin describes."""
-    spec: dict[str, Any] = json.loads(sys.stdin.buffer.read())
-    _end_with(spec["supervisor"])
+    _end_with(supervisor)
     os.set_inheritable(fd, False)
     logging.disable(logging.CRITICAL)  # torch's agent tells what we tell better
+
+    from drumline.launch.node.local import load_agent, run_node
+
+    load_agent()
+    spec: dict[str, Any] = json.loads(sys.stdin.buffer.read() or b"{}")
+    if not spec:  # ended before the start
+        return ExitCode.INTERRUPTED
     status = FrameWriter(fd)
     supervision = Supervision(
         job=spec["job"],
@@ -38,11 +45,10 @@ def main(fd: int) -> int:
         tell=lambda frame: status.send(**frame),
         secret=spec["secret"],
         script_watch=ScriptWatch(**spec["script_watch"]) if spec["script_watch"] else None,
+        first_start=spec["first_start"],
+        standby=spec["standby"],
     )
     program = Program(**{**spec["program"], "words": tuple(spec["program"]["words"])})
-
-    from drumline.launch.node.local import run_node
-
     try:
         return run_node(Node(**spec["node"]), program, supervision=supervision)
     except DrumlineError as error:
@@ -57,4 +63,4 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -19,11 +19,12 @@ from drumline.launch.ssh.errors import NOT_STARTED
 from drumline.launch.ssh.follow import shown
 from drumline.launch.ssh.frames import decode, encode
 from drumline.launch.ssh.screen import Screen
+from drumline.launch.ssh.supervisor import LEASE_S
 from drumline.launch.ssh.verdict import Failure, how_it_ended
 
 BEAT_S = 2.0
 # ssh itself mostly notices sooner; not where the connection is one that others share.
-SILENCE_S = 15.0
+SILENCE_S = LEASE_S
 # More than that unsent is a network that is cut; beats that wait in a queue prove nothing.
 MAX_UNSENT = 1 << 14
 # An ssh that was asked to end and does not (it is stopped, or a wrapper that does not listen) is killed.
@@ -51,6 +52,10 @@ class Remote:
     ranks: list[int] = field(default_factory=list)
     world_size: int = 0
     """How many ranks the job had when these were started; others may have been started again since."""
+    num_starts: int = 0
+    """Of ranks here, over all attempts of the launch."""
+    restarts_left: int | None = None
+    """As its agent counts them; None: it has not started ranks yet."""
     failures: list[Failure] = field(default_factory=list)
     """Since the ranks were last started."""
     ruling: Ruling | None = None
@@ -139,7 +144,7 @@ class Remote:
             if not self.has_begun:
                 self._wait_for_hello(patience)
             elif time.monotonic() - self.heard_at > SILENCE_S:
-                self.said.append(f"no answer for {SILENCE_S:g} s")
+                self.said.append(f"no heartbeat for {SILENCE_S:g} s")
                 self.hang_up()
 
     def _wait_for_hello(self, patience: Patience) -> None:
@@ -185,12 +190,14 @@ class Remote:
             self.was_refused = True
         elif kind == "started":
             self.ranks, self.world_size, self.failures = frame["ranks"], frame["world_size"], []
+            self.num_starts, self.restarts_left = frame["start"] + 1, frame["restarts_left"]
             self.ruling = None
         elif kind == "ruling":
             self.ruling = Ruling(**{name: frame[name] for name in ("word", "action", "sentence", "was_told")})
         elif kind == "ended":
             self.code, self.node_words = frame["code"], frame["last_words"]
         elif kind == "failed":
+            self.restarts_left = frame["restarts_left"]
             at = frame["at"] - self._clock[1]
             self.failures.append(
                 Failure(

@@ -1,8 +1,9 @@
 """One node's supervisor, started over ssh by the controller: `python -m drumline.launch.ssh.supervisor`, without torch.
 
-Its stdin has what to run, then a beat every few seconds. It starts the node's job, follows the files that the ranks
-write, and sends what is new as frames on its stdout. When stdin ends, or no beat came for a lease, the controller is
-gone or out of reach: it ends the job, all of it.
+Its stdin has what to run, then a heartbeat every few seconds. It ends what an earlier attempt of the launch has left
+here, starts the node's job, which waits until all hosts are there, follows the files that the ranks write, and sends
+what is new as frames on its stdout. When stdin ends, or no heartbeat came for a lease, the controller is gone or
+unreachable: it ends the job, all of it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from drumline.launch.node import guard
 from drumline.launch.node.supervision import LAST_LINES, rank_output
@@ -28,7 +29,8 @@ from drumline.launch.ssh.follow import Follower, last_lines
 from drumline.launch.ssh.frames import PROTOCOL, FrameReader, FrameWriter
 
 PR_SET_CHILD_SUBREAPER = 36
-LEASE_S = 15.0
+# After a cut of 10 s TCP sends again within 13 s; a host that was only cut off that long is not lost.
+LEASE_S = 20.0
 # After a lease has run out there is nobody to save with: the ranks cannot reach each other either, most likely.
 LOST_GRACE_S = 3.0
 TICK_S = 0.1
@@ -48,6 +50,7 @@ class Supervisor:
         self.heard_at = time.monotonic()
         self.ending: guard.Ending | None = None
         self.followers: dict[tuple[int | None, str], Follower] = {}
+        self._job_input: IO[bytes] | None = None
 
     def run(self) -> None:
         """To the end of the job, which is told."""
@@ -56,6 +59,7 @@ class Supervisor:
             signal.signal(number, self._told)
         self.followers[None, "err"] = Follower(self.node_log, from_end=True)
         job, self.status = self._start()
+        self._job_input = job.stdin
         while job.poll() is None or self.ending:
             self._wait()
             _bury_all_but(job.pid)
@@ -91,7 +95,7 @@ class Supervisor:
         }
         with self.node_log.open("ab") as log:
             job = subprocess.Popen(
-                [sys.executable, "-m", "drumline.launch.ssh.node_job", str(writing)],
+                [sys.executable, "-m", "drumline.launch.ssh.node_job", str(writing), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -100,10 +104,13 @@ class Supervisor:
                 start_new_session=True,
             )
         os.close(writing)
-        assert job.stdin
-        with job.stdin as stdin:
-            stdin.write(json.dumps({**self.spec, "environment": {}, "supervisor": os.getpid()}).encode())
         return job, FrameReader(reading)
+
+    def _go(self, node: dict[str, Any]) -> None:
+        """All hosts are there: the job may start its ranks."""
+        if self._job_input is not None:
+            with contextlib.suppress(OSError), self._job_input as stdin:
+                stdin.write(json.dumps({**self.spec, "node": node, "environment": {}}).encode())
 
     def _find(self) -> set[int]:
         """All of the job: by its name, and by descent, for those that have changed their environment."""
@@ -118,6 +125,8 @@ class Supervisor:
             self.heard_at = time.monotonic()
             if frame["kind"] == "beat":
                 self.out.send("beat", number=frame["number"], now=time.monotonic())
+            elif frame["kind"] == "start":
+                self._go(frame["node"])
             elif frame["kind"] == "end":
                 self.end(frame["grace_s"])
         if self.controller.is_closed:
@@ -190,6 +199,9 @@ def main() -> int:
         if controller.is_closed or not select.select([0], [], [], LEASE_S)[0]:
             return 1
     spec = frames[0]
+    if spec["protocol"] == PROTOCOL and spec["earlier"]:
+        # No two attempts of a launch may write to one run folder.
+        guard.Ending(lambda: guard.marked(*spec["earlier"]), 0).finish()
     out.send("hello", host=socket.gethostname(), protocol=PROTOCOL)
     problems = list(refusals(spec)) if spec["protocol"] == PROTOCOL else []
     if problems or spec["protocol"] != PROTOCOL:

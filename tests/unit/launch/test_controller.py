@@ -17,8 +17,10 @@ from drumline.launch.hosts import Host
 from drumline.launch.plan import nodes_of_hosts
 from drumline.launch.ssh import controller as controller_module
 from drumline.launch.ssh import remote as remote_module
-from drumline.launch.ssh.controller import Controller, HostsJob
+from drumline.launch.ssh.attempts import run_attempts
+from drumline.launch.ssh.controller import Controller
 from drumline.launch.ssh.frames import PROTOCOL
+from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.torchrun import Program
@@ -63,16 +65,16 @@ def hear(remote: Remote, kind: str, **content: Any) -> None:
 
 
 def conclude(controller: Controller, said: Path) -> tuple[int, list[str]]:
-    code = controller._conclude()
+    code = controller.conclude()
     controller.screen.close()
     return code, said.read_text().splitlines()
 
 
-async def start(controller: Controller) -> tuple[Remote, Remote, Remote]:
+async def start(controller: Controller, left: int = 0) -> tuple[Remote, Remote, Remote]:
     a, b, c = controller.remotes
     for rank, remote in enumerate((a, b, c)):
         hear(remote, "hello", host=remote.name, protocol=PROTOCOL)
-        hear(remote, "started", ranks=[rank], world_size=3, start=0)
+        hear(remote, "started", ranks=[rank], world_size=3, start=0, restarts_left=left)
     return a, b, c
 
 
@@ -164,7 +166,7 @@ def test_failures_before_a_restart_are_forgotten(make: Make, said: Path) -> None
         controller = make()
         a, b, c = await start(controller)
         hear(b, "failed", rank=1, code=9, at=1.0, restarts_left=1, last_words=[], start=0)
-        hear(b, "started", ranks=[1], world_size=3, start=1)
+        hear(b, "started", ranks=[1], world_size=3, start=1, restarts_left=0)
         for remote in (a, b, c):
             hear(remote, "ended", code=0, last_words=[])
         return controller
@@ -185,7 +187,7 @@ def test_ranks_that_fail_after_a_host_was_lost_are_not_to_blame(make: Make, said
 
     code, lines = conclude(asyncio.run(go()), said)
     assert code == 1
-    assert lines[1] == "drumline: error: me@b was lost: it no longer answers"
+    assert lines[1] == "drumline: error: the connection to me@b was lost: it was closed"
     assert lines[3] == (
         "drumline: the others: rank 0 on a (exit code 1) failed after it; 2 ranks were stopped"
     )
@@ -205,8 +207,11 @@ def test_a_job_that_may_have_fewer_nodes_goes_on_without_one(make: Make, said: P
 
     code, lines = conclude(asyncio.run(go()), said)
     assert code == 1
-    assert lines[1] == "drumline: WARNING: c was lost: it no longer answers; the job goes on with a, b"
-    assert lines[2] == "drumline: error: me@b was lost: it no longer answers"
+    assert (
+        lines[1]
+        == "drumline: WARNING: the connection to c was lost: it was closed; the job goes on with a, b"
+    )
+    assert lines[2] == "drumline: error: the connection to me@b was lost: it was closed"
 
     async def lose_first() -> None:
         controller = make(min_nodes=2)
@@ -225,7 +230,7 @@ def test_a_host_that_is_shut_down_takes_its_own_part_alone(make: Make, said: Pat
         hear(c, "failed", rank=2, code=-15, at=1.0, restarts_left=3, last_words=[], start=0)
         hear(c, "ended", code=130, last_words=[])
         assert controller.left_behind == [c], "a signal ended that host's part alone"
-        controller._interrupted(signal.SIGTERM)
+        controller.interrupted(signal.SIGTERM)
         for remote in (a, b):
             hear(remote, "ended", code=75, last_words=[])
         return controller
@@ -240,7 +245,7 @@ def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(make: 
         controller = make(min_nodes=2)
         a, b, c = await start(controller)
         for rank, remote in enumerate((a, b)):  # c is frozen: nothing is known of it yet
-            hear(remote, "started", ranks=[rank], world_size=2, start=1)
+            hear(remote, "started", ranks=[rank], world_size=2, start=1, restarts_left=0)
         for remote in (a, b):
             hear(remote, "ended", code=0, last_words=[])
             remote.ssh_code = 0
@@ -252,7 +257,7 @@ def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(make: 
     assert code == 0
     assert lines[1:] == [
         "drumline: 2 ranks run on 2 hosts",
-        "drumline: WARNING: c was lost: it no longer answers; the others are done",
+        "drumline: WARNING: the connection to c was lost: it was closed; the others are done",
         "drumline: done; logs in logs on each host",
     ]
 
@@ -286,9 +291,9 @@ def test_of_many_hosts_one_that_refuses_us_ends_the_start(make: Make, said: Path
     hosts = [Host(f"h{number}") for number in range(40)]
     nodes = nodes_of_hosts(hosts, num_procs=1, port=1, max_restarts=0)
     job = replace(make().job, hosts=hosts, nodes=nodes, client=[str(client)])
-    controller = Controller(job, make().screen)
-    assert asyncio.run(controller.run()) == 3
-    controller.screen.close()
+    screen = make().screen
+    assert asyncio.run(run_attempts(job, screen)) == 3
+    screen.close()
     assert "drumline: error: h13: it refused our key (Permission denied)\n" in said.read_text()
     called = log.read_text().split()
     assert "h13" in called
@@ -307,7 +312,7 @@ def test_a_host_that_says_nothing_is_named_and_an_ssh_that_does_not_listen_is_ki
     hosts = [Host("slow")]
     nodes = [replace(make().job.nodes[0], join_timeout_s=0)]
     controller = make(hosts=hosts, nodes=nodes, client=[str(client)])
-    assert asyncio.run(controller.run()) == 3
+    assert asyncio.run(run_attempts(controller.job, controller.screen)) == 3
     controller.screen.close()
     assert (
         "drumline: error: slow: ssh is there, but nothing starts (nothing has started within 1 s)\n"

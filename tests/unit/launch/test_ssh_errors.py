@@ -43,8 +43,8 @@ def test_a_host_that_was_not_reached(code: int, said: str, what: str, step: str)
 def test_a_host_that_was_lost() -> None:
     host = Host("b")
     assert was_lost(host, 255, ["Timeout, server b not responding."]).what == (
-        "b was lost: Timeout, server b not responding."
+        "the connection to b was lost: Timeout, server b not responding."
     )
-    assert was_lost(host, -15, []).what == "b was lost: it no longer answers"
-    assert was_lost(host, 137, []).what == "b was lost: its supervisor ended with 137"
+    assert was_lost(host, -15, []).what == "the connection to b was lost: it was closed"
+    assert was_lost(host, 137, []).what == "the connection to b was lost: its supervisor exited with 137"
     assert was_lost(host, 255, []).exit_code is ExitCode.TRAINING_FAILED

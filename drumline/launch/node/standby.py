@@ -1,0 +1,120 @@
+"""Processes that have loaded what a rank needs, and wait: ranks that are started again begin in one of them.
+
+To load torch takes seconds, most of what a restart takes. Beside the ranks of a job that may be restarted, one such
+process per rank is started when they have run for a while; it costs memory, and no CPU time once it waits. A rank
+that begins in one is this agent's own child, with the environment and output files that it would have had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drumline.launch.command_start import begin_now
+from drumline.launch.loading import loading
+
+# The ranks of a start are busy at first, with loading the same.
+AFTER_S = 10.0
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    process: subprocess.Popen[bytes]
+    pipe: int
+    """What it waits at."""
+
+
+class Standby:
+    """As many as there are ranks here, once `fill` was called often enough."""
+
+    def __init__(self, program: Sequence[str], *, module: str, count: int) -> None:
+        """`program`: the arguments of Python that make a rank; `module`: what is imported ahead of that."""
+        self._program = tuple(program)
+        self._module = module
+        self._count = count
+        self._waiting: list[_Waiting] = []
+        self._fill_at = time.monotonic() + AFTER_S
+
+    def fill(self) -> None:
+        """One more, if it is time: one after the other, so that they are never all busy at once."""
+        if len(self._waiting) >= self._count or time.monotonic() < self._fill_at:
+            return
+        reading, writing = os.pipe()
+        # The program is there for whoever lists processes.
+        words = ["-m", "drumline.launch.node.standby", str(reading), self._module, *self._program]
+        with contextlib.suppress(OSError):
+            process = subprocess.Popen([sys.executable, *words], pass_fds=[reading], start_new_session=True)
+            self._waiting.append(_Waiting(process, writing))
+        os.close(reading)
+        self._fill_at = time.monotonic() + AFTER_S / 2
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """Within, the ranks that torch's agent starts begin in those that wait, as far as there are any."""
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+        cold = SubprocessHandler._popen
+
+        def start(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
+            return self._take(args, env, handler._stdout, handler._stderr) or cold(handler, args, env)
+
+        SubprocessHandler._popen = start  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            SubprocessHandler._popen = cold  # type: ignore[method-assign]
+            self._fill_at = time.monotonic() + AFTER_S
+
+    def _take(
+        self, args: tuple[str, ...], env: Mapping[str, str], out: Any, err: Any
+    ) -> subprocess.Popen[bytes] | None:
+        """None where none waits, or the rank is to be started in another way, such as on chosen cores."""
+        if args != (sys.executable, *self._program):
+            return None
+        order = {"env": dict(env), "files": [file.name if file else None for file in (out, err)]}
+        while self._waiting:
+            one = self._waiting.pop(0)
+            with contextlib.suppress(OSError):  # that one was killed
+                with open(one.pipe, "wb") as pipe:  # noqa: PTH123
+                    pipe.write(json.dumps(order).encode())
+                if one.process.poll() is None:
+                    return one.process
+        return None
+
+    def close(self) -> None:
+        """Those that wait end with their pipe."""
+        for one in self._waiting:
+            os.close(one.pipe)
+        self._waiting = []
+
+
+def main(pipe: str, module: str, *program: str) -> None:
+    """Load, wait for the order, and become a rank."""
+    with loading():
+        importlib.import_module(module)
+    with open(int(pipe), "rb") as file:  # noqa: PTH123
+        order = json.loads(file.read() or b"{}")
+    if not order:  # not needed
+        return
+    begin_now()
+    os.environ.update(order["env"])
+    for number, path in enumerate(order["files"], start=1):
+        if path is not None:
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+    (_, name), sys.argv = program[:2], list(program[1:])
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,93 @@
+"""`drumline launch --hosts` continues by itself when a host's part is lost: its agent, its link, the host itself."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.multinode import processes
+from tests.multinode.hosts import Host, Testbed
+from tests.multinode.sshd import SshDaemons
+
+ROOT = Path(__file__).parents[2]
+AGENT = "drumline.launch.ssh.node_job"
+CUT_S = 10.0
+# Ranks that load no torch, and note their starts. Rank 1 exits with 0 when it is asked to, and rank 0 fails for it, as
+# one whose peer is gone does.
+RANKS = """
+import os, socket, sys, time
+from pathlib import Path
+rank = os.environ["RANK"]
+with Path(f"starts-{rank}").open("a") as starts:
+    starts.write("x")
+start = Path(f"starts-{rank}").stat().st_size
+print(f"rank {rank} on {socket.gethostname()}: start {start}, restarted {os.environ.get('DRUMLINE_RESTARTED')}")
+while not Path("finish").exists():
+    time.sleep(0.05)
+    if rank == "1" and Path("leave").exists():
+        Path("leave").rename("left")
+        os._exit(0)
+    if rank == "0" and Path("left").exists():
+        Path("left").unlink()
+        sys.exit(9)
+"""
+
+
+def kill_agent(host: Host) -> None:
+    (agent,) = [pid for pid in host.space.pids() if AGENT in processes.command(pid)]
+    processes.send([agent], signal.SIGKILL)
+
+
+def test_what_is_lost_is_started_again_by_itself(
+    make_testbed: Callable[..., Testbed], tmp_path: Path
+) -> None:
+    bed = make_testbed("a", "b", "c")
+    ssh, folder = SshDaemons(bed), tmp_path / "mine"
+    folder.mkdir()
+    (folder / "ranks.py").write_text(RANKS)
+    job = bed["a"].start(
+        *(sys.executable, "-m", "drumline", "launch", "--hosts", "a,b", "--spare", "c", "--procs", "1"),
+        *("--max-restarts", "20", "--env", "PYTHONUNBUFFERED=1", "ranks.py"),
+        env={"PYTHONPATH": str(ROOT), "DRUMLINE_SSH": f"ssh -F {ssh.config}"},
+        cwd=folder,
+    )
+
+    def wait_for_start(number: int, hosts: str = "ab", timeout_s: float = 90) -> None:
+        for rank, host in enumerate(hosts):
+            job.wait_for(f"rank {rank} on {host}: start {number}, ", timeout_s=timeout_s)
+
+    wait_for_start(1)
+    kill_agent(bed["b"])
+    wait_for_start(2)
+    assert (
+        "drumline: WARNING: the launcher's agent on b was killed by SIGKILL; starting all ranks again "
+        "(restart 1 of 20), the script begins anew\n"
+    ) in job.text()
+    assert "rank 0 on a: start 2, restarted 1\n" in job.text()
+
+    kill_agent(bed["a"])  # where the nodes meet
+    wait_for_start(3)
+    assert "agent on a was killed by SIGKILL; starting all ranks again (restart 2 of 20)" in job.text()
+
+    (folder / "leave").touch()
+    wait_for_start(4)
+    assert not (folder / "left").exists()
+
+    bed["b"].cut()
+    time.sleep(CUT_S)
+    bed["b"].restore()
+    assert job.is_running()
+    before = (folder / "starts-1").stat().st_size
+
+    bed["b"].power_off()
+    job.wait_for("drumline: c replaces b, which is unreachable (", timeout_s=90)
+    wait_for_start(before + 1, "ac")
+    (folder / "finish").touch()
+    assert job.wait(60) == 0, job.text()
+    (logs,) = (folder / "runs" / "launch").iterdir()
+    assert (logs / "rank-00000.restart-2.out").read_text().startswith("rank 0 on a: start 3, "), (
+        "each start has files of its own"
+    )

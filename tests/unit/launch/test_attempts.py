@@ -1,0 +1,181 @@
+"""Whether a job on several hosts is started again when a part of it was lost: how often, where, and what is said."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.launch.hosts import Host
+from drumline.launch.node.addresses import Patience
+from drumline.launch.plan import nodes_of_hosts
+from drumline.launch.ssh import controller as controller_module
+from drumline.launch.ssh.attempts import run_attempts
+from drumline.launch.ssh.controller import RECONNECT_S, SURELY_ENDED_S, Controller
+from drumline.launch.ssh.frames import PROTOCOL
+from drumline.launch.ssh.hosts_job import HostsJob
+from drumline.launch.ssh.screen import Screen
+from drumline.launch.topology import RESTARTED
+from drumline.launch.torchrun import Program
+from tests.unit.launch.test_controller import RULING, hear
+
+
+def make_job(*names: str, max_restarts: int = 3, **more: Any) -> HostsJob:
+    hosts = [Host(name) for name in names]
+    return HostsJob(
+        job="first",
+        hosts=hosts,
+        nodes=nodes_of_hosts(hosts, num_procs=2, port=29500, max_restarts=max_restarts, job="first"),
+        program=Program(("train", "digits"), is_task=True),
+        python="python",
+        cwd=Path("/code"),
+        logs=Path("logs"),
+        grace_s=1,
+        **{"client": ["ssh"], **more},
+    )
+
+
+# A host over ssh: each call is answered by the next file of its own, and notes what it was told.
+FAKE_SSH = """#!/bin/sh
+for word; do host=$before before=$word; done
+number=$(cat {folder}/$host.calls 2>/dev/null | wc -l); echo call >> {folder}/$host.calls
+answer={folder}/$host.$number; [ -e "$answer" ] || answer={folder}/default
+. "$answer"
+"""
+HELLO = f"""
+read -r spec; echo "$spec" >> {{folder}}/$host.specs
+echo '{{{{"kind": "hello", "host": "x", "protocol": {PROTOCOL}}}}}'
+until echo "$start" | grep -q '"kind": "start"'; do read -r start; done; echo "$start" >> {{folder}}/$host.starts
+echo '{{{{"kind": "started", "ranks": [0], "world_size": 2, "start": {{start}}, "restarts_left": {{left}}}}}}'
+"""
+ENDS = """echo '{{"kind": "ended", "code": {code}, "last_words": []}}'"""
+WAITS = """until echo "$end" | grep -q '"kind": "end"'; do read -r end; done; """ + ENDS.format(code=-9)
+REFUSED = "echo 'ssh: connect to host x port 22: Connection refused' >&2; exit 255"
+
+
+def go(folder: Path, job: HostsJob, answers: dict[str, str]) -> tuple[int, list[str]]:
+    """A launch over these answers, each named HOST.CALL: its exit code, and what it said."""
+    client, said = folder / "ssh", folder / "said"
+    client.write_text(FAKE_SSH.format(folder=folder))
+    client.chmod(0o755)
+    for name, text in answers.items():
+        (folder / name).write_text(text.replace("{folder}", str(folder)))
+    with said.open("wb") as file:
+        screen = Screen(file.fileno(), file.fileno())
+        code = asyncio.run(run_attempts(job, screen))
+        screen.close()
+    return code, said.read_text().splitlines()
+
+
+def hello(start: int = 0, left: int = 3) -> str:
+    return (
+        HELLO.replace("{start}", str(start))
+        .replace("{left}", str(left))
+        .replace("{{", "{")
+        .replace("}}", "}")
+    )
+
+
+def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "RETRY_S", 0.01)
+    job = make_job("a", "b", client=[str(tmp_path / "ssh")], spares=[Host("c"), Host("d")])
+    code, lines = go(
+        tmp_path,
+        job,
+        {
+            "a.0": hello() + WAITS,
+            "b.0": hello() + ENDS.format(code=-9),
+            "a.1": hello(1, 2) + ENDS.format(code=0),
+            "b.1": REFUSED,
+            "c.0": REFUSED,
+            "d.0": hello(1, 2) + ENDS.format(code=0),
+        },
+    )
+    assert code == 0, lines
+    assert [line for line in lines if "ranks run on" not in line] == [
+        "drumline: 2 hosts; logs in logs on each",
+        "drumline: WARNING: the launcher's agent on b was killed by SIGKILL; "
+        "starting all ranks again (restart 1 of 3), resuming from the newest checkpoint",
+        "drumline: c replaces b, which is unreachable (ssh: connect to host x port 22: Connection refused)",
+        "drumline: d replaces c, which is unreachable (ssh: connect to host x port 22: Connection refused)",
+        "drumline: done; logs in logs on each host",
+    ]
+    (first, second) = (tmp_path / "a.specs").read_text().splitlines()
+    assert '"earlier": []' in first
+    assert '"earlier": ["first"]' in second
+    (again,) = (tmp_path / "d.starts").read_text().splitlines()
+    assert '"peers": ["a", "d"]' in again
+
+
+def make_controller(tmp_path: Path, *, earlier: Sequence[str] = (), **more: Any) -> Controller:
+    with (tmp_path / "said").open("ab") as file:
+        screen = Screen(file.fileno(), file.fileno())
+    return Controller(make_job("a", "b", earlier=tuple(earlier), **more), screen)
+
+
+@pytest.mark.parametrize(
+    ("left", "number", "ruling", "is_restarted"),
+    [
+        (2, None, None, True),
+        (0, None, None, False),
+        (2, signal.SIGTERM, None, False),
+        (2, None, RULING, False),
+    ],
+)
+def test_a_lost_part_is_started_again_while_that_is_allowed_and_may_help(
+    tmp_path: Path,
+    left: int,
+    number: signal.Signals | None,
+    ruling: dict[str, Any] | None,
+    is_restarted: bool,
+) -> None:
+    async def lose() -> Controller:
+        controller = make_controller(tmp_path)
+        for rank, remote in enumerate(controller.remotes):
+            hear(remote, "hello", host="x", protocol=PROTOCOL)
+            hear(remote, "started", ranks=[rank], world_size=2, start=0, restarts_left=left)
+        if number:
+            controller.interrupted(number)
+        a, b = controller.remotes
+        if ruling:
+            hear(a, "ruling", **ruling, is_last=True)
+        b.ssh_code = 255
+        controller._lost(b)
+        return controller
+
+    assert bool(asyncio.run(lose()).lost) is is_restarted
+
+
+def test_the_next_attempt_is_told_apart_from_the_one_before() -> None:
+    job = make_job("a", "b")
+    again = job.again([Host("c"), Host("b")], [Host("a")], restarts_left=2, first_start=4)
+    spec = again.spec(again.nodes[0])
+    assert spec["earlier"] == ("first",)
+    assert spec["job"] == again.nodes[1].job != "first"
+    assert spec["secret"] != job.secret
+    assert spec["first_start"] == 4
+    assert spec["environment"] == {RESTARTED: "1"}
+    assert again.nodes[1].endpoint == "c:29500", "the nodes meet at the new first one"
+    assert (again.nodes[0].address, again.nodes[0].max_restarts) == ("c", 2)
+
+
+def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(tmp_path: Path) -> None:
+    controller = make_controller(tmp_path, earlier=["one"], spares=[Host("c")])
+    a, now = controller.remotes[0], time.monotonic()
+    a.ssh_code = 255
+    controller.last_heard[a.host] = now
+    assert controller._try_next(a, Patience()) == a.host, "its ranks may still write to the run folder"
+    controller.last_heard[a.host] = now - SURELY_ENDED_S - 1
+    assert controller._try_next(a, Patience()) == Host("c")
+    patience = Patience()
+    patience.begin -= RECONNECT_S + 1
+    assert controller._try_next(a, patience) is None
+    a.ssh_code = 127
+    assert controller._try_next(a, Patience()) is None, "it answers; what it lacks is not there later either"
