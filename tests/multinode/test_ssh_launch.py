@@ -168,7 +168,8 @@ def test_no_rank_outlives_the_controller_and_the_supervisor(make_desk: MakeDesk)
 
 def test_a_lost_host_ends_the_job_on_all(make_desk: MakeDesk) -> None:
     desk = make_desk("a", "b", "c")
-    job, marker = desk.sleepers("--grace", "2")
+    # The agent on b would notice first that the store is unreachable; here the supervisor is looked at.
+    job, marker = desk.sleepers("--grace", "2", "--lost-after", "60")
     b, c = desk.bed["b"], desk.bed["c"]
     b.cut()
     c.power_off()
