@@ -24,9 +24,10 @@ def is_class_spec(name: str) -> bool:
     return ":" in name
 
 
-def load_class(spec: str) -> type[Any]:
-    """The class that `file.py:Class` or `package.module:Class` names."""
-    found: type[Any] = _load(spec, "class", "ClassName", inspect.isclass)
+def load_class(spec: str, base: type[Any] = object) -> type[Any]:
+    """The class that `file.py:Class` or `package.module:Class` names. `base`: what a name that is not there may have
+    meant is a subclass of it."""
+    found: type[Any] = _load(spec, "class", "ClassName", inspect.isclass, base)
     return found
 
 
@@ -36,7 +37,7 @@ def load_function(spec: str) -> Callable[..., Any]:
     return found
 
 
-def _load(spec: str, kind: str, example: str, is_one: Callable[[Any], bool]) -> Any:
+def _load(spec: str, kind: str, example: str, is_one: Callable[[Any], bool], base: type[Any] = object) -> Any:
     module_name, _, name = spec.rpartition(":")
     if not module_name or not name.isidentifier():
         raise UsageError(
@@ -44,10 +45,22 @@ def _load(spec: str, kind: str, example: str, is_one: Callable[[Any], bool]) -> 
             next_step=f"write path/to/file.py:{example} or package.module:{example}",
         )
     module = _load_file(Path(module_name)) if module_name.endswith(".py") else _load_module(module_name)
-    known = {known for known, value in vars(module).items() if is_one(value)}
+    known = {known: value for known, value in vars(module).items() if is_one(value)}
     if name not in known:
-        raise UsageError(f"{module_name} has no {kind} {name!r}; {did_you_mean(name, known)}")
-    return getattr(module, name)
+        raise UsageError(
+            f"{module_name} has no {kind} {name!r}; {_what_was_meant(name, known, module, base)}"
+        )
+    return known[name]
+
+
+def _what_was_meant(name: str, known: Mapping[str, Any], module: ModuleType, base: type[Any]) -> str:
+    """What a file defines itself comes before what it imports, such as the class that its own ones are made from."""
+    fitting = {one: value for one, value in known.items() if base is object or issubclass(value, base)}
+    own = [one for one, value in fitting.items() if value.__module__ == module.__name__]
+    choices = own or [one for one, value in fitting.items() if value is not base]
+    if not choices:
+        return "it defines none" if base is object else f"it defines no {base.__name__}"
+    return did_you_mean(name, choices)
 
 
 def _load_file(path: Path) -> ModuleType:

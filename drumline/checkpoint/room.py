@@ -31,7 +31,7 @@ def host_room() -> int:
 
 def _left_in_system() -> int:
     try:
-        lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+        lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
         return next(int(words[1]) << 10 for words in lines if words[0] == "MemAvailable:")
     except (OSError, ValueError, IndexError, StopIteration):
         return _UNKNOWN
@@ -40,11 +40,11 @@ def _left_in_system() -> int:
 def _left_in_group() -> int:
     """What this process's control group leaves it; the file cache that it holds can be had back."""
     try:
-        own = Path("/proc/self/cgroup").read_text().rpartition("::/")[2].strip()
+        own = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::/")[2].strip()
         group = next(path for path in (_GROUPS / own, _GROUPS) if (path / "memory.max").is_file())
-        limit = (group / "memory.max").read_text().strip()
-        used = int((group / "memory.current").read_text())
-        lines = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+        limit = (group / "memory.max").read_text(encoding="utf-8").strip()
+        used = int((group / "memory.current").read_text(encoding="utf-8"))
+        lines = (line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
         cache = next(int(count) for name, count in lines if name == "inactive_file")
     except (OSError, ValueError, StopIteration):
         return _UNKNOWN

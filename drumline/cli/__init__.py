@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 
@@ -38,6 +39,7 @@ exit codes: 0 success, 1 training failed (verify, watch, lint: something is
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
+    _escape_what_cannot_be_encoded()
     arguments = list(sys.argv[1:] if argv is None else argv)
     # `torchrun -m drumline -- train`: some versions of argparse hand the dashes on.
     if arguments[:1] == ["--"]:
@@ -49,6 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+
+
+def _escape_what_cannot_be_encoded() -> None:
+    """A name with an umlaut ends no job whose output goes to an ASCII terminal or pipe, whoever prints it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _dispatch(arguments: list[str]) -> int:

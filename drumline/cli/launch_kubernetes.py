@@ -53,7 +53,7 @@ def write_manifest(flags: Flags, target: str, arguments: Sequence[str]) -> int:
 
 def _write(out: str, text: str) -> None:
     try:
-        Path(out).write_text(text)
+        Path(out).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror}", next_step="check --out") from error
 
@@ -66,7 +66,7 @@ def _apply(text: str) -> int:
             "--apply needs kubectl, which is not installed here",
             next_step="install kubectl, or write the manifest with --out and apply it elsewhere",
         )
-    done = subprocess.run([kubectl, "apply", "-f", "-"], input=text, text=True, check=False)
+    done = subprocess.run([kubectl, "apply", "-f", "-"], input=text, encoding="utf-8", check=False)
     if done.returncode:
         raise PreflightError(
             f"kubectl did not take the manifest (exit code {done.returncode}); what it said is above",

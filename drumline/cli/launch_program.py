@@ -35,7 +35,7 @@ def program_of(target: str, arguments: Sequence[str], *defaults: tuple[str, str 
                 f"--{name} stands behind the task's name", next_step=f"drumline launch --{name} N {target}"
             )
     train.settle_before_torch(target, flags)
-    return program
+    return replace(program, run=str(train.run_folder(flags, target)))
 
 
 def watched(program: Program, flags: Flags) -> Program:

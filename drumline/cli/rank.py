@@ -17,8 +17,8 @@ from drumline.engine.saving import Progress
 from drumline.engine.start_clock import start_clock
 from drumline.engine.train import train
 from drumline.errors import ExitCode
+from drumline.launch.commands import interrupted
 from drumline.launch.late_compiler import load_compiler_late
-from drumline.launch.node.local import INTERRUPTED
 from drumline.launch.topology import topology_from
 from drumline.manager import DDPManager
 from drumline.tasks.base import Task
@@ -42,7 +42,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     except KeyboardInterrupt as error:
         ddp.beat.fail(summary(error))
         if ddp.store is None:  # among several ranks the launcher says so, once
-            print(INTERRUPTED, file=sys.stderr)
+            print(interrupted(folder, argv), file=sys.stderr)
         _end_now(ExitCode.INTERRUPTED)
     except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is no success
         ddp.beat.fail(summary(error))

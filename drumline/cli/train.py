@@ -112,7 +112,7 @@ def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]
         return None
     if max_restarts is None:
         max_restarts = TASK_RESTARTS
-    return run_ranks(num_procs, ["train", *argv], max_restarts=max_restarts, log_dir=folder / "logs")
+    return run_ranks(num_procs, ["train", *argv], max_restarts=max_restarts, run=folder)
 
 
 def _wants_cpu(layers: Layers) -> bool:

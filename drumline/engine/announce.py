@@ -81,7 +81,7 @@ def report_end(reporter: Reporter, request: Request, loop: Loop) -> None:
         ),
         stragglers=loop.notices.stragglers,
         run=str(request.run),
-        resume_command=resume_command(request.command) if is_one_node else None,
+        resume_command=resume_command(request.command, procs=job.ddp.world_size) if is_one_node else None,
         two_node_command=two_nodes if is_one_node else None,
     )
 

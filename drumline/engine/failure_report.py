@@ -112,7 +112,10 @@ def _explained(error: OSError, run: Path) -> TrainingError:
 
 
 def _append(log_file: Path, text: str) -> None:
-    with contextlib.suppress(OSError), log_file.open("a") as file:
+    with (
+        contextlib.suppress(OSError),
+        log_file.open("a", encoding="utf-8", errors="backslashreplace") as file,
+    ):
         file.write(text)
 
 

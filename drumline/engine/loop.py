@@ -84,6 +84,7 @@ class Loop:
             ledger_file=self.ledger_file,
         )
         self._saved_step = self.progress.step
+        self._is_best_metric_checked = False
         self._beat = self.job.ddp.beat
         self._num_collectives = collective_counter()
 
@@ -260,7 +261,19 @@ class Loop:
             seconds=time.perf_counter() - started,
             **self.metrics,
         )
+        if not self._is_best_metric_checked and self.job.ddp.is_main_process():
+            self._check_best_metric()
         return self.metrics
+
+    def _check_best_metric(self) -> None:
+        """Once, at the first evaluation of this start."""
+        self._is_best_metric_checked, task = True, self.job.task
+        if task.best_metric not in self.metrics:
+            self.reporter.report(
+                "warning",
+                message=f"{type(task).__name__}.best_metric is {task.best_metric!r}, which the evaluation does not "
+                f"report, so no checkpoint is kept as the best; it reports {', '.join(self.metrics)}",
+            )
 
     def _save(self, metrics: Mapping[str, float], *, must_save: bool = False) -> None:
         """Collective. The last save of a run is never left out."""

@@ -15,7 +15,7 @@ def divert_output(path: Path) -> None:
     global _screen
     sys.stdout.flush()
     sys.stderr.flush()
-    _screen = os.fdopen(os.dup(2), "w")
+    _screen = os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors="backslashreplace")
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(target, 1)
     os.dup2(target, 2)

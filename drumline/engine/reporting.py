@@ -33,7 +33,9 @@ class _WarningsAsEvents(logging.Handler):
 def open_reporter(settings: LogConfig, folder: RunFolder, ddp: DDPManager) -> Iterator[Reporter]:
     """A reporter for one run on one rank."""
     with ExitStack() as stack:
-        log_file = stack.enter_context(folder.log_file(ddp.rank).open("a", buffering=1))
+        log_file = stack.enter_context(
+            folder.log_file(ddp.rank).open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
+        )
         log = make_display("plain", log_file)
         sinks: list[Sink] = [EventLog(folder.event_file(ddp.rank))]
         if ddp.is_main_process():

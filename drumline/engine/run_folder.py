@@ -142,7 +142,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
 
 def _open_lock(folder: RunFolder) -> TextIO:
     try:
-        return (folder.path / ".lock").open("a+")
+        return (folder.path / ".lock").open("a+", encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"the run folder {folder.path} cannot be written to: {error.strerror}",
@@ -154,7 +154,7 @@ def job_at_work(folder: RunFolder) -> str | None:
     """Who is training in this folder now, as `locked` wrote it down; None: nobody. Asks only: no lock is taken, which
     a job that starts at this moment would find in its way."""
     try:
-        with (folder.path / ".lock").open("r") as file:
+        with (folder.path / ".lock").open("r", encoding="utf-8") as file:
             return file.read().strip() if _is_locked(file.fileno()) else None
     except OSError:
         return None
@@ -173,7 +173,7 @@ def write_whole(path: Path, text: str) -> None:
     """Replace a file at once, so that a full disk never leaves half of it, or none."""
     beside = path.with_name(f".{path.name}.partial")
     try:
-        beside.write_text(text)
+        beside.write_text(text, encoding="utf-8")
         beside.replace(path)
     except OSError as error:
         with suppress(OSError):

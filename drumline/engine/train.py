@@ -40,6 +40,7 @@ from drumline.errors import ExitCode
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
 from drumline.tasks.base import Task
+from drumline.tasks.foreign import uncalled_methods
 
 
 def train(
@@ -62,6 +63,9 @@ def train(
         if moved_to is not None:
             reporter.report("note", message=f"the earlier run was moved to {moved_to}")
         stack.enter_context(_errors_as_events(reporter, progress))
+        if ddp.is_main_process():
+            for sentence in uncalled_methods(task_class):
+                reporter.report("warning", message=sentence)
         fault = begin_launch(folder, ddp)
         preemption = preemption or Preemption()
         stack.enter_context(looking_for_notice(request.config.watch.notice, ddp, preemption))

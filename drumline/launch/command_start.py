@@ -36,7 +36,7 @@ def process_start() -> float:
     if _began is not None:
         return _began
     try:
-        fields = OWN_STAT.read_text().rpartition(")")[2].split()
+        fields = OWN_STAT.read_text(encoding="utf-8").rpartition(")")[2].split()
         start = int(fields[STARTTIME]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return now()

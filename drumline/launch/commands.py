@@ -1,14 +1,30 @@
-"""Commands that a user can copy from our output."""
+"""What a user does next: commands to copy from our output, and what the same command would do."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 
-def resume_command(arguments: Sequence[str]) -> str:
-    """The command that goes on with this run: the same one, less the wish for a new start."""
-    return shlex.join(["drumline", "train", *(word for word in arguments if word != "--fresh")])
+def resume_command(arguments: Sequence[str], *, procs: int) -> str:
+    """The command that resumes this run, on as many ranks: the same one without `--fresh`, and with `--procs` where a
+    launcher had it."""
+    rest = [word for word in arguments if word != "--fresh"]
+    has_procs = any(word.partition("=")[0] == "--procs" for word in rest)
+    return shlex.join(
+        ["drumline", "train", *rest, *([] if has_procs or procs == 1 else ["--procs", str(procs)])]
+    )
+
+
+def interrupted(run: Path | None, arguments: Sequence[str]) -> str:
+    """The last line after Ctrl-C. `run`: the run folder, where it is known here; `arguments` of `drumline train`."""
+    again = "rerun the same command without --fresh" if "--fresh" in arguments else "rerun the same command"
+    if run is None:
+        return f"drumline: interrupted; {again} to resume from the newest checkpoint, if one was saved"
+    if any((run / "checkpoints").glob("step-*")):
+        return f"drumline: interrupted; {again} to resume from the newest checkpoint"
+    return "drumline: interrupted before the first save; rerun the same command to start from the beginning"
 
 
 def two_node_command(task: str, arguments: Sequence[str], *, procs: int) -> str:

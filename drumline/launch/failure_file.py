@@ -36,12 +36,12 @@ def write_failure(environment: Mapping[str, str], record: FailureRecord) -> None
     """Where no launcher of ours is, nothing."""
     if path := environment.get(FAILURE_FILE):
         with contextlib.suppress(OSError):
-            Path(path).write_text(json.dumps(asdict(record)))
+            Path(path).write_text(json.dumps(asdict(record)), encoding="utf-8")
 
 
 def read_failure(path: Path) -> FailureRecord | None:
     """None: the rank could not write it (it was killed), or is a script."""
     try:
-        return FailureRecord(**json.loads(path.read_text()))
+        return FailureRecord(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None

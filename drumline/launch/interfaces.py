@@ -176,7 +176,7 @@ def _ipv6_addresses() -> dict[str, list[str]]:
     """By interface; those of the link alone (fe80) are no use to others."""
     found: dict[str, list[str]] = {}
     try:
-        lines = IPV6_ADDRESSES.read_text().splitlines()
+        lines = IPV6_ADDRESSES.read_text(encoding="utf-8").splitlines()
     except OSError:
         return found
     for digits, _, _, scope, _, name in (line.split() for line in lines):

@@ -62,6 +62,8 @@ class Program:
     is_task: bool = False
     is_watched: bool = False
     """A script that is run beside what lets a sidecar see it."""
+    run: str | None = None
+    """The run folder of a task, if all of the job is on this machine."""
 
     def of_python(self) -> list[str]:
         """The arguments of Python."""

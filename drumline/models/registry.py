@@ -54,7 +54,7 @@ def build(
 
 def _find(name: str) -> Callable[..., nn.Module]:
     if is_class_spec(name):
-        return load_class(name)
+        return load_class(name, nn.Module)
     if name not in _builders:
         raise UsageError(
             f"there is no model {name!r}; {did_you_mean(name, _builders)}",

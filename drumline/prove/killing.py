@@ -69,7 +69,7 @@ def run_and_kill(leg: Leg, kill: Kill) -> bool:
 
 def failed(leg: Leg, code: int) -> RunFailedError:
     """What to say of a leg that ended with an error of its own."""
-    lines = leg.log.read_text(errors="replace").rstrip().splitlines()[-LAST_LINES:]
+    lines = leg.log.read_text(errors="replace", encoding="utf-8").rstrip().splitlines()[-LAST_LINES:]
     advice = "make the job run without kills first"
     if code in (ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED):  # it knew what to do
         own = [line.strip().removeprefix(NEXT) for line in lines if line.strip().startswith(NEXT)]

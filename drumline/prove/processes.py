@@ -108,6 +108,11 @@ def _birth(pid: int) -> int | None:
 def _stat(pid: int) -> list[str] | None:
     """What the system says of a process, from its state on; its name may hold anything and is left out."""
     try:
-        return (PROCESSES / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        return (
+            (PROCESSES / str(pid) / "stat")
+            .read_text(errors="replace", encoding="utf-8")
+            .rpartition(")")[2]
+            .split()
+        )
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None

@@ -33,7 +33,7 @@ def load_task(spec: str) -> type[Task]:
 
 
 def _own_task(spec: str) -> type[Task]:
-    found = load_class(spec)
+    found = load_class(spec, Task)
     if not issubclass(found, Task):
         raise UsageError(f"{spec} is not a Task", next_step=f"write `class {found.__name__}(drumline.Task)`")
     return found

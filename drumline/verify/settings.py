@@ -47,7 +47,7 @@ def tell_missing(missing: list[str], part: Part, *, has_begun: bool, is_at_work:
 
 def _load(path: Path, parse: Callable[[str], Any], part: Part) -> dict[str, Any] | None:
     try:
-        content = parse(path.read_text())
+        content = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -188,6 +188,7 @@ def test_train_on_two_ranks_then_again_then_by_torchrun(
         timeout=120,
     )
     assert result.returncode == 0, result.stderr
+    assert "--log.every_steps 5 --procs 2\n" in result.stdout.replace("\\\n      ", ""), result.stdout
     ours, theirs = (
         (folder / "checkpoints" / "step-00000023" / "model.safetensors").read_bytes()
         for folder in (run, tmp_path / "theirs")
@@ -347,10 +348,61 @@ def test_ctrl_c_ends_every_process_and_the_run_can_go_on(tmp_path: Path, num_pro
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert errors.count("drumline: interrupted; the same command goes on from the last checkpoint") == 1
+    assert errors.count("interrupted; rerun the same command to resume from the newest checkpoint\n") == 1
     assert "Traceback" not in errors
     assert list(checkpoints.glob("step-*"))
     assert not children_that_stay()
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("words", [["train", "digits"], ["launch", "--procs", "2", "digits"]])
+def test_ctrl_c_before_the_first_save_promises_no_checkpoint(tmp_path: Path, words: list[str]) -> None:
+    process = subprocess.Popen(
+        [*python_m("drumline"), *words, "--train.epochs=500", "--checkpoint.every_epochs=0", "--run=here"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    events = tmp_path / "here" / "events" / "rank-00000.jsonl"
+    while process.poll() is None and not (events.exists() and '"first_step"' in events.read_text()):
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors.count("drumline: interrupted before the first save; rerun the same command to start") == 1
+    assert not list((tmp_path / "here" / "checkpoints").glob("step-*"))
+
+
+OTHER_LETTERS = """
+from drumline.tasks.classification import ImageClassification
+
+class Größe(ImageClassification):
+    defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 4, "train.batch_size": 64}
+    best_metric = "treffer"
+
+    def configure_optimizers(self):
+        print("never")
+
+    def report(self, means):
+        print("größe")
+        return {**means, "größe": 1.0}
+"""
+
+
+def test_letters_that_the_output_cannot_have_are_escaped(tmp_path: Path) -> None:
+    (tmp_path / "eigen.py").write_text(OTHER_LETTERS, encoding="utf-8")
+    command = ("train", "eigen.py:Größe", "--run", "läufe", "--procs", "2")
+    result = drumline(*command, cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert result.returncode == 0, result.stderr
+    assert "run folder   l\\xe4ufe" in result.stdout
+    assert "   gr\\xf6\\xdfe 1.0000   in " in result.stdout
+    assert "\ngr\\xf6\\xdfe\n" in result.stdout, "what the user prints, too"
+    assert "warning: Gr\\xf6\\xdfe.configure_optimizers() is never called: " in result.stdout
+    assert result.stdout.count("treffer") == 1
+    assert "Größe.best_metric is 'treffer'" in (tmp_path / "läufe/logs/rank-00000.log").read_text("utf-8")
 
 
 @pytest.mark.usefixtures("warm")

@@ -255,6 +255,20 @@ def test_resuming_with_other_data_or_another_task_is_warned_about(tmp_path: Path
     assert "task changed since the checkpoint: test -> other" in warnings
 
 
+class WantsAnother(Classify):
+    best_metric = "acc"
+
+
+def test_a_best_metric_that_is_never_reported_is_told_at_the_first_evaluation(tmp_path: Path) -> None:
+    train_here(make_config(epochs=3), WantsAnother, tmp_path)
+    (warning,) = events(tmp_path, "warning")
+    assert (warning["step"], warning["message"]) == (
+        5,
+        "WantsAnother.best_metric is 'acc', which the evaluation does not report, so no checkpoint is kept as the "
+        "best; it reports loss, accuracy",
+    )
+
+
 class NoEvaluation(Classify):
     def eval_data(self) -> None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,30 @@ def test_environment_variables_are_read_by_launch_alone() -> None:
     assert readers == {"launch", "cli", "manager"}, (
         "cli and manager hand the environment to launch and config"
     )
+
+
+def test_text_has_an_encoding_of_its_own_not_that_of_the_machine() -> None:
+    """Else a letter that the locale lacks ends a job, and a file that one node wrote cannot be read on another."""
+    calls = [
+        f"{path.relative_to(PACKAGE)}:{call.lineno}"
+        for path in modules()
+        for call in text_calls_without_encoding(path)
+    ]
+    assert calls == []
+
+
+def text_calls_without_encoding(path: Path) -> Iterator[ast.Call]:
+    for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(call, ast.Call) or any(keyword.arg == "encoding" for keyword in call.keywords):
+            continue
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        modes = [
+            one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)
+        ]
+        opens_text = name in ("open", "fdopen") and any(set(mode) <= set("rwax+t") for mode in modes)
+        runs_text = any(keyword.arg in ("text", "universal_newlines") for keyword in call.keywords)
+        if name in ("read_text", "write_text") or opens_text or (runs_text and name in ("run", "Popen")):
+            yield call
 
 
 def test_the_public_names_are_these() -> None:

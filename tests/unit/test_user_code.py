@@ -52,6 +52,37 @@ def test_bad_names_are_explained(spec: str, message: str) -> None:
         load_class(spec)
 
 
+MANY_CLASSES = """
+from collections import Counter, OrderedDict
+class Base: pass
+class Trains(Base): pass
+class Counts(Counter): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "meant"),
+    [
+        ("Count", "object", "did you mean 'Counts'?"),  # not Counter, which is only imported
+        ("Train", "Base", "did you mean 'Trains'?"),
+        ("Bases", "Base", "did you mean 'Base'?"),
+        ("Counters", "Base", "known: Base, Trains"),
+        ("Train", "Exception", "it defines no Exception"),
+    ],
+)
+def test_a_name_that_is_not_there_means_what_fits_and_is_the_files_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, base: str, meant: str
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "many_classes", raising=False)
+    (tmp_path / "many_classes.py").write_text(MANY_CLASSES)
+    bases = {"object": object, "Exception": Exception}
+    wanted = bases.get(base) or load_class(f"{tmp_path}/many_classes.py:{base}")
+    with pytest.raises(UsageError) as caught:
+        load_class(f"{tmp_path}/many_classes.py:{name}", wanted)
+    assert str(caught.value) == f"{tmp_path}/many_classes.py has no class {name!r}; {meant}"
+
+
 def test_a_file_that_would_shadow_a_loaded_module_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

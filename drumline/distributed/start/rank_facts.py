@@ -105,7 +105,7 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {}
     try:
-        driver = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text())
+        driver = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text(encoding="utf-8"))
     except OSError:
         driver = None
     return {

@@ -46,7 +46,7 @@ def _packages_in(folder: Path) -> Iterator[tuple[str, str]]:
 
 def _noted_version(info: Path) -> str:
     try:
-        text = (info / "PKG-INFO").read_text(errors="replace")
+        text = (info / "PKG-INFO").read_text(errors="replace", encoding="utf-8")
     except OSError:
         return "?"
     found = re.search(r"^Version: (.*)$", text, re.MULTILINE)
@@ -62,7 +62,7 @@ def _torch_version(packages: dict[str, str]) -> tuple[str | None, str | None]:
     if spec is None or spec.origin is None:
         return None, None
     try:
-        values = _constants(Path(spec.origin).with_name("version.py").read_text())
+        values = _constants(Path(spec.origin).with_name("version.py").read_text(encoding="utf-8"))
     except (OSError, SyntaxError):
         values = {}
     return values.get("__version__") or packages.get("torch", "?"), values.get("cuda")

@@ -20,7 +20,7 @@ TIMEX_BYTES = 512
 def memory_facts() -> dict[str, int | None]:
     """`limit_bytes` is the container's, where it is less than there is."""
     numbers = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
         numbers[name] = int(value.split()[0]) * 1024
     limits = [
@@ -80,7 +80,7 @@ def disk_facts(folder: Path) -> dict[str, Any]:
         "free_bytes": status.f_frsize * status.f_bavail,
         "free_files": status.f_favail if status.f_files else None,
         "error": _write_error(parent),
-        "file_system": file_system_of(parent, Path("/proc/self/mounts").read_text()),
+        "file_system": file_system_of(parent, Path("/proc/self/mounts").read_text(encoding="utf-8")),
     }
 
 
@@ -121,7 +121,7 @@ def _write_error(folder: Path) -> str:
 def _cgroup(controller: str, *names: str) -> list[str]:
     """What these files say, of this process's group and of the root that it sees, in versions 1 and 2."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     folders = {CGROUPS, CGROUPS / controller}
@@ -133,7 +133,7 @@ def _cgroup(controller: str, *names: str) -> list[str]:
     for folder in sorted(folders):
         for name in names:
             try:
-                texts.append((folder / name).read_text().strip())
+                texts.append((folder / name).read_text(encoding="utf-8").strip())
             except OSError:
                 continue
     return texts

@@ -121,12 +121,12 @@ def batch_text(job: BatchJob) -> str:
 def write_batch_file(path: Path, text: str) -> None:
     """Over one that was written here before, never over another file."""
     try:
-        if path.exists() and WRITTEN not in path.read_text(errors="replace"):
+        if path.exists() and WRITTEN not in path.read_text(errors="replace", encoding="utf-8"):
             raise UsageError(
                 f"{path} is there, and was not written by drumline launch",
                 next_step="give another path with --out",
             )
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", next_step="check --out") from error
 
@@ -143,7 +143,13 @@ def check_sbatch(search_path: str | None) -> str:
 
 def submit(sbatch: str, path: Path) -> str:
     """The job's number."""
-    done = subprocess.run([sbatch, "--parsable", str(path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sbatch, "--parsable", str(path)],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
     if done.returncode != 0:
         raise UsageError(
             f"sbatch refused {path}: {done.stderr.strip() or f'exit code {done.returncode}'}",

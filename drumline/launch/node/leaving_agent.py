@@ -150,7 +150,7 @@ class LeavingAgent(TellingAgent):
 def _catches(pid: int, number: signal.Signals) -> bool:
     """Whether a process has a handler for it; a rank of ours has one for SIGTERM when its imports are done."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError:
         return False
     caught = next((line for line in lines if line.startswith("SigCgt:")), "SigCgt: 0")

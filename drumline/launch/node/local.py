@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drumline.errors import ExitCode
+from drumline.launch.commands import interrupted
 from drumline.launch.interrupts import ENDING, INTERRUPTED_EARLY, Handler, end_at_once, heed
 from drumline.launch.late_module import LateModule
 from drumline.launch.loading import loading
@@ -29,7 +30,6 @@ from drumline.launch.torchrun import Node, Program
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult
 
-INTERRUPTED = "drumline: interrupted; the same command goes on from the last checkpoint"
 STORE_LOG = "TORCH_CPP_LOG_LEVEL"
 # All that a task's rank loads before it knows what it is to do.
 RANK_MODULE = "drumline.cli.rank"
@@ -52,10 +52,11 @@ def default_procs() -> int:
     return max(1, torch.cuda.device_count())
 
 
-def run_ranks(num_procs: int, arguments: Sequence[str], *, max_restarts: int, log_dir: Path) -> ExitCode:
-    """Run `python -m drumline ARGUMENTS` on `num_procs` ranks of this machine, to the end."""
+def run_ranks(num_procs: int, arguments: Sequence[str], *, max_restarts: int, run: Path) -> ExitCode:
+    """Run `python -m drumline ARGUMENTS` on `num_procs` ranks of this machine, to the end. `run`: the run folder."""
     node = Node(num_procs=num_procs, max_restarts=max_restarts)
-    return ExitCode(run_node(node, Program(tuple(arguments), is_task=True), log_dir=log_dir))
+    program = Program(tuple(arguments), is_task=True, run=str(run))
+    return ExitCode(run_node(node, program, log_dir=run / "logs"))
 
 
 def run_node(
@@ -106,7 +107,9 @@ def _run_guarded(
         return ExitCode.PREEMPTED
     except (SignalException, KeyboardInterrupt):
         if terms.folder is None:
-            print(INTERRUPTED if program.is_task else STOPPED, file=sys.stderr)
+            # On several nodes it is rank 0's host that has the checkpoints.
+            run = Path(program.run) if program.run and node.num_nodes == 1 else None
+            print(interrupted(run, program.words) if program.is_task else STOPPED, file=sys.stderr)
         return ExitCode.INTERRUPTED
     if not result.is_failed():
         return ExitCode.SUCCESS

@@ -89,7 +89,7 @@ class WatchFolder:
         self._written.add(rank)
         path = self.current / f"exit-{rank:05d}"
         with contextlib.suppress(OSError):
-            path.with_suffix(".partial").write_text(f"{code}\n")
+            path.with_suffix(".partial").write_text(f"{code}\n", encoding="utf-8")
             path.with_suffix(".partial").replace(path)
 
     def wait_for_ruling(self, deadline: float) -> Ruling | None:
@@ -115,7 +115,7 @@ class WatchFolder:
         if self.current is None:
             return False
         try:
-            os.kill(int((self.current / SIDECAR).read_text()), 0)
+            os.kill(int((self.current / SIDECAR).read_text(encoding="utf-8")), 0)
         except PermissionError:
             return True
         except (OSError, ValueError):

@@ -14,9 +14,10 @@ from dataclasses import asdict
 from typing import Any
 
 from drumline.errors import DrumlineError, ExitCode, PreflightError, TrainingError
+from drumline.launch.commands import interrupted
 from drumline.launch.hosts import Host
 from drumline.launch.node.addresses import Patience
-from drumline.launch.node.local import INTERRUPTED, STOPPED, exit_code_of
+from drumline.launch.node.local import STOPPED, exit_code_of
 from drumline.launch.node.watch_folder import VERDICT_S
 from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, ssh_words
 from drumline.launch.ssh.errors import SSH_FAILED, not_reached, was_lost
@@ -309,7 +310,8 @@ class Controller:
             self.screen.write(LEFT.format(self.told.name if self.told else "a signal to a rank") + "\n")
             return ExitCode.PREEMPTED
         if self.told is not None:
-            self.screen.write((INTERRUPTED if self.job.program.is_task else STOPPED) + "\n")
+            words = self.job.program.words
+            self.screen.write((interrupted(None, words) if self.job.program.is_task else STOPPED) + "\n")
             return ExitCode.INTERRUPTED
         failures = in_order([failure for remote in self.remaining for failure in remote.failures])
         if failures and (code := self._pass_on_ruling(failures[0])) is not None:

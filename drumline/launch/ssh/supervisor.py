@@ -80,7 +80,10 @@ class Supervisor:
         """Ask all to end, and see to it that they do. The controller may not know why: the node's log does."""
         if self.ending is None:
             if why:
-                with contextlib.suppress(OSError), self.node_log.open("a") as log:
+                with (
+                    contextlib.suppress(OSError),
+                    self.node_log.open("a", encoding="utf-8", errors="backslashreplace") as log,
+                ):
                     log.write(f"drumline: {why}\n")
             self.ending = guard.Ending(self._find, grace_s)
         self.ending.hurry(grace_s)

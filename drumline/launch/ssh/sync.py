@@ -108,7 +108,7 @@ class Sync:
             env={**own_variables(), guard.VARIABLE: self.job},
             input=text,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             errors="replace",
             check=False,
         )

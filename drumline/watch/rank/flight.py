@@ -48,7 +48,7 @@ def answer(folder: Path, rank: int, number: int) -> None:
     path = folder / f"rank-{rank:05d}.flight.json"
     new = path.with_suffix(".new")
     own = {"number": number, "calls": own_calls(), "workers": [], "collectives": []}
-    new.write_text(json.dumps({**own, **_dump_guarded()}))
+    new.write_text(json.dumps({**own, **_dump_guarded()}), encoding="utf-8")
     new.replace(path)
 
 

@@ -27,7 +27,7 @@ class Standing:
 def this_machine() -> str:
     """The same for two processes if they see each other in /proc."""
     try:
-        return f"{BOOT.read_text().strip()}/{PROCESSES.stat().st_ino}"
+        return f"{BOOT.read_text(encoding='utf-8').strip()}/{PROCESSES.stat().st_ino}"
     except OSError:  # no Linux, or nothing to see: then the name of the host must do
         return ""
 

@@ -77,7 +77,7 @@ class ScriptNotes:
             text = json.dumps(asdict(note))
             if text != self._written:
                 self._written = text
-                self._file.with_suffix(".new").write_text(text)
+                self._file.with_suffix(".new").write_text(text, encoding="utf-8")
                 self._file.with_suffix(".new").replace(self._file)
 
     def _place(self, frame: FrameType | None) -> str:

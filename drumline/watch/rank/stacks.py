@@ -26,7 +26,7 @@ def register_stacks(path: Path) -> None:
     """From now on STACK_SIGNAL adds the stacks of all threads to this file. Only on the main thread of a process that
     runs no other handler for that signal."""
     # Opened to append: the reader empties the file, and the next stacks begin it again.
-    file = path.open("a")
+    file = path.open("a", encoding="utf-8")
     faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
     # In a worker it is the main thread that gets the signal, and its own stack is enough.
     os.register_at_fork(
@@ -42,7 +42,7 @@ def answer_on_this_thread() -> None:
     the main thread hangs in the kernel, and no call of the main thread is cut short by a signal."""
     name = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
     try:
-        name.write_text(ANSWERING)
+        name.write_text(ANSWERING, encoding="utf-8")
     except OSError:
         return  # then the main thread is asked
 

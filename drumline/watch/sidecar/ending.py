@@ -41,7 +41,7 @@ class Ending:
 
     def _has_place(self) -> bool:
         try:
-            return self._place.read_text() == str(os.getpid())
+            return self._place.read_text(encoding="utf-8") == str(os.getpid())
         except OSError:
             return False
 

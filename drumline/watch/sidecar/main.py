@@ -229,7 +229,7 @@ def main() -> None:
     os.nice(NICE)
     terms = terms_from_json(sys.stdin.readline())
     try:
-        Path(terms.folder, SIDECAR).write_text(str(os.getpid()))
+        Path(terms.folder, SIDECAR).write_text(str(os.getpid()), encoding="utf-8")
         if terms.owns_folder:
             hold(Path(terms.folder))  # to the end
     except FileNotFoundError:  # the job was over before this process was there

@@ -212,6 +212,6 @@ def _is_other(stat: Stat | None, beat: Beat) -> bool:
 def _exit_file(folder: Path, rank: int, seen: int | None) -> int | None:
     """What the launcher wrote, who was told by the kernel; else what was seen of the process itself."""
     try:
-        return int((folder / f"exit-{rank:05d}").read_text())
+        return int((folder / f"exit-{rank:05d}").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return seen

@@ -123,7 +123,7 @@ class Teller:
 def launch_of(run: Path) -> str:
     """The name of this launch, which a restart keeps; rank 0 wrote it down."""
     try:
-        return str(json.loads((run / LAUNCH_FILE).read_text())["launch"])
+        return str(json.loads((run / LAUNCH_FILE).read_text(encoding="utf-8"))["launch"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 

@@ -53,7 +53,7 @@ def read_verdicts(folder: Path) -> list[dict[str, Any]]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text(encoding="utf-8"))
         Verdict.from_json(record["verdict"])
         is_whole = all(isinstance(record[name], str) for name in ("word", "sentence", "launch"))
     except (OSError, ValueError, TypeError, KeyError):
@@ -93,7 +93,7 @@ def _number(path: Path) -> int | None:
 def write_whole(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.partial")
     try:
-        beside.write_text(text)
+        beside.write_text(text, encoding="utf-8")
         beside.replace(path)
     except OSError:
         with suppress(OSError):

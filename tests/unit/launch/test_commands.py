@@ -1,12 +1,42 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from drumline.launch.commands import resume_command, two_node_command
+from drumline.launch.commands import interrupted, resume_command, two_node_command
 
 
-def test_resuming_is_the_same_command_less_the_wish_for_a_new_start() -> None:
-    assert resume_command(["digits", "--fresh", "--run", "my run"]) == "drumline train digits --run 'my run'"
+@pytest.mark.parametrize(
+    ("words", "procs", "resumes"),
+    [
+        (["digits", "--fresh", "--run", "my run"], 1, "digits --run 'my run'"),
+        (["digits", "--procs", "2"], 2, "digits --procs 2"),
+        (["--procs=2", "digits"], 2, "--procs=2 digits"),
+        (["digits"], 2, "digits --procs 2"),  # the launcher had it
+    ],
+)
+def test_resuming_is_the_same_command_less_the_wish_for_a_new_start(
+    words: list[str], procs: int, resumes: str
+) -> None:
+    assert resume_command(words, procs=procs) == f"drumline train {resumes}"
+
+
+def test_after_an_interrupt_the_same_command_resumes_only_what_was_saved(tmp_path: Path) -> None:
+    assert interrupted(None, ["digits"]) == (
+        "drumline: interrupted; rerun the same command to resume from the newest checkpoint, if one was saved"
+    )
+    (tmp_path / "checkpoints" / ".step-00000005.partial").mkdir(parents=True)
+    assert interrupted(tmp_path, ["digits", "--fresh"]) == (
+        "drumline: interrupted before the first save; rerun the same command to start from the beginning"
+    )
+    (tmp_path / "checkpoints" / "step-00000005").mkdir()
+    assert interrupted(tmp_path, ["digits"]) == (
+        "drumline: interrupted; rerun the same command to resume from the newest checkpoint"
+    )
+    assert interrupted(tmp_path, ["digits", "--fresh"]) == (
+        "drumline: interrupted; rerun the same command without --fresh to resume from the newest checkpoint"
+    )
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,16 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     assert "path/to/file.py:ClassName" in str(caught.value)
 
 
+def test_a_typo_is_answered_with_a_task_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "own_misspelt_task.py"
+    file.write_text(
+        "from torch.utils.data import Dataset\nfrom drumline import Task\n"
+        "class SpiralData(Dataset):\n    pass\nclass Spirals(Task):\n    pass\n"
+    )
+    with pytest.raises(UsageError, match="has no class 'SpiralDat'; did you mean 'Spirals'"):
+        load_task(f"{file}:SpiralDat")
+
+
 def test_a_class_that_is_no_task_is_refused() -> None:
     with pytest.raises(UsageError, match="collections:Counter is not a Task") as caught:
         load_task("collections:Counter")
