@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from drumline.checkpoint import disk
 from drumline.distributed.failure import Failure, summary
-from drumline.engine.output import screen
+from drumline.engine.output import is_diverted, screen
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.saving import Progress
 from drumline.errors import DrumlineError, ExitCode, Place, TrainingError, UsageError
-from drumline.launch.failure_file import write_failure
+from drumline.launch.failure_file import LOGS_SHOWN, write_failure
 from drumline.launch.topology import let_first_rank_speak, topology_from
 from drumline.manager import DDPManager
 from drumline.watch.verdicts.endings import is_lost_peer
@@ -31,10 +31,7 @@ OTHERS_FAULT = ("torch.distributed", "torch.autograd", "torch.utils.data", "drum
 def report_failure(
     error: BaseException, ddp: DDPManager, progress: Progress, *, run: Path, environment: Mapping[str, str]
 ) -> int:
-    """Print what happened, if this rank was the first to fail; returns the exit code of the whole job. A rank that
-    failed because of another on its host says so in its log alone: that screen has the report."""
-    log_file = RunFolder(run).log_file(ddp.rank)
-    _append(log_file, "".join(traceback.format_exception(error)))
+    """Print what happened, if this rank was the first to fail; returns the exit code of the whole job."""
     place = ddp.place(progress.step or None)
     if ddp.store is None and (topology := topology_from(environment)) is not None:
         let_first_rank_speak(topology)
@@ -50,14 +47,34 @@ def report_failure(
     first = ddp.claim_failure(error, mine)
     failure = first or mine
     write_failure(environment, failure.record())
-    if first is None:
-        print(describe_failure(error, place, run=run), file=screen(), end="", flush=True)
-    else:
-        line = f"drumline: {place} stopped, because {first.place} failed first: {first.error}\n"
-        _append(log_file, line)
-        if first.place.host != place.host:
-            print(line, file=sys.stderr, end="", flush=True)
+    _print_once(
+        error, place, first, run=run, log_file=RunFolder(run).log_file(ddp.rank), environment=environment
+    )
     return failure.exit_code
+
+
+def _print_once(
+    error: BaseException,
+    place: Place,
+    first: Failure | None,
+    *,
+    run: Path,
+    log_file: Path,
+    environment: Mapping[str, str],
+) -> None:
+    """On the screen once for the job, and in this rank's log. Some launchers show the logs on their screen too."""
+    is_log_shown = bool(environment.get(LOGS_SHOWN)) and is_diverted()
+    if not is_log_shown:
+        _append(log_file, "".join(traceback.format_exception(error)))
+    if first is None:
+        text = describe_failure(error, place, run=run)
+        if not (is_log_shown and _append(log_file, text)):
+            print(text, file=screen(), end="", flush=True)
+        return
+    line = f"drumline: {place} stopped, because {first.place} failed first: {first.error}\n"
+    _append(log_file, line)
+    if first.place.host != place.host and not environment.get(LOGS_SHOWN):  # its screen may be another one
+        print(line, file=sys.stderr, end="", flush=True)
 
 
 def can_restart(error: BaseException, *, may_come_further: bool) -> bool:
@@ -111,12 +128,15 @@ def _explained(error: OSError, run: Path) -> TrainingError:
     return TrainingError(f"{reason}: {where}", next_step=f"{next_step}, then rerun the same command")
 
 
-def _append(log_file: Path, text: str) -> None:
+def _append(log_file: Path, text: str) -> bool:
+    """Whether it could be."""
     with (
         contextlib.suppress(OSError),
         log_file.open("a", encoding="utf-8", errors="backslashreplace") as file,
     ):
         file.write(text)
+        return True
+    return False
 
 
 def _exit_code(error: BaseException, progress: Progress) -> int:

@@ -22,6 +22,11 @@ def divert_output(path: Path) -> None:
     os.close(target)
 
 
+def is_diverted() -> bool:
+    """Whether what this process prints goes to its log."""
+    return _screen is not None
+
+
 def screen() -> TextIO:
     """Where the user looks, whatever became of stderr."""
     return _screen or sys.stderr

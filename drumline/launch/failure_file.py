@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FAILURE_FILE = "DRUMLINE_FAILURE_FILE"
+LOGS_SHOWN = "DRUMLINE_LOGS_SHOWN"
+"""Set where the launcher also shows what ranks other than 0 write to their logs in the run folder."""
 
 
 @dataclass(frozen=True)

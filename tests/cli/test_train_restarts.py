@@ -100,3 +100,40 @@ def test_a_rank_that_does_not_exit_after_its_last_step_is_named_and_ended(tmp_pa
     assert "done: 9 steps" in result.stdout
     hang = rf"drumline: hang: rank 1 on {re.escape(socket.gethostname())} left the loop \S+ s ago and has not exited"
     assert re.search(hang, result.stderr), result.stderr
+
+
+# Rank 0 fails first and takes its time to report that; rank 1 fails right then, for reasons of its own.
+BOTH_FAIL = """
+import os, time, traceback
+from pathlib import Path
+from drumline.tasks.classification import ImageClassification
+
+class SlowToPrintError(ValueError):
+    def __str__(self):
+        if "describe_failure" in [frame.name for frame in traceback.extract_stack()]:
+            Path("reporting").touch()
+            time.sleep(2)
+        return "the first"
+
+class Both(ImageClassification):
+    defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 9, "train.batch_size": 64}
+
+    def loss(self, model, batch):
+        if os.environ["RANK"] == "0":
+            raise SlowToPrintError
+        while not Path("reporting").exists():
+            time.sleep(0.02)
+        raise ValueError("the second")
+"""
+
+
+def test_the_rank_that_failed_first_has_reported_before_another_ends(tmp_path: Path) -> None:
+    """The launcher ends the rest when it sees one end: a busy first rank would be ended before it has printed."""
+    (tmp_path / "mine.py").write_text(BOTH_FAIL)
+    result = drumline("train", "mine.py:Both", "--procs", "2", cwd=tmp_path)
+    assert result.returncode == 1, result.stderr
+    assert (
+        f"drumline: rank 0 on {socket.gethostname()} failed: SlowToPrintError: the first\n" in result.stderr
+    )
+    assert result.stderr.count("Traceback") == 1, result.stderr
+    assert "the second" not in result.stderr

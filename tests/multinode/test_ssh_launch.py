@@ -135,9 +135,12 @@ def test_all_ranks_are_on_one_screen_and_the_first_failure_is_told_last(make_des
     assert whole.endswith(b"no end")
     assert "bytes are not shown; all is in" in text
     last = text[text.rindex("drumline: rank") :].splitlines()
-    assert last[0] == "drumline: rank 1 on b (exit code 1) failed first:"
-    assert last[1] == "  Traceback (most recent call last):"
-    assert last[-3] == "  ValueError: this is the first"
+    assert last[:2] == [
+        "drumline: rank 1 on b (exit code 1) failed first: ValueError: this is the first",
+        "  next: see the lines above that begin with [b 1]",
+    ]
+    assert text.count("[b 1] Traceback (most recent call last):\n") == 1
+    assert text.count("ValueError: this is the first") == 2, "its traceback, and the line that names the rank"
     assert last[-2] in (
         "drumline: the others: rank 2 on c (exit code 9) failed after it; 2 ranks were stopped",
         "drumline: the others: 3 ranks were stopped",  # on a busy machine rank 2 is stopped before it fails
@@ -293,3 +296,37 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
     job = desk.launch(*words)
     assert job.wait() == 3
     assert "error: b: rsync is not installed there\n  next: apt-get install rsync" in job.text()
+
+
+RAISES = """
+import os
+from drumline.tasks.classification import ImageClassification
+
+class Raises(ImageClassification):
+    defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 50, "train.batch_size": 64}
+    seen = 0
+
+    def loss(self, model, batch):
+        self.seen += 1
+        if self.seen == 4 and os.environ["RANK"] == "1":
+            raise ValueError("label 7 of 3 classes")
+        return super().loss(model, batch)
+"""
+
+
+def test_a_rank_that_raises_is_reported_once_and_named_at_the_end(make_desk: MakeDesk) -> None:
+    desk = make_desk("a", "b")
+    (desk.folder / "mine.py").write_text(RAISES)
+    job = desk.launch(
+        *("--hosts", "a,b", "--procs", "1", "--env", "OMP_NUM_THREADS=1", "mine.py:Raises", "--run", "run")
+    )
+    code, text = job.wait(120), job.text()
+    assert code == 1, text
+    assert "starting the ranks again" not in text, "it would raise at the same step"
+    assert text.count("Traceback (most recent call last)") == 1, text
+    report = "[b 1] drumline: rank 1 on b, step 3 failed: ValueError: label 7 of 3 classes\n"
+    assert text.count(report) == 1, text
+    closing = "drumline: rank 1 on b (exit code 1) failed first: ValueError: label 7 of 3 classes\n"
+    assert text.count(closing) == 1, text
+    assert text.index(report) < text.index(closing)
+    assert "stopped, because" not in text

@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, SubprocessCo
 
 from drumline.errors import ExitCode
 from drumline.launch.command_start import COMMAND_START, process_start
-from drumline.launch.failure_file import FAILURE_FILE, FailureRecord, read_failure
+from drumline.launch.failure_file import FAILURE_FILE, LOGS_SHOWN, FailureRecord, read_failure
 from drumline.launch.node.addresses import say
 from drumline.launch.node.leaving_agent import LeavingAgent
 from drumline.launch.node.meeting import Alone
@@ -102,6 +102,7 @@ class WatchedAgent(LeavingAgent):
         self._failure_before, self._failure = self._failure, None
         self.files.variables = {
             COMMAND_START: self._command_start(),
+            LOGS_SHOWN: "1" if self.is_task and self.supervision.folder is not None else "",
             **self._watch_variables(worker_group),
         }
         with self.standby.serving() if self.standby else contextlib.nullcontext():
@@ -187,10 +188,9 @@ class WatchedAgent(LeavingAgent):
         for at, rank, code in failures:
             frame = {"rank": rank, "code": code, "at": at, "restarts_left": self._remaining_restarts}
             start = self.files.num_starts - 1
-            follows = rank in followers
-            self.tell(
-                {"kind": "failed", "start": start, "is_watched": is_watched, "follows": follows, **frame}
-            )
+            record = read_failure(self.files.failure_file(rank, start))
+            known = {"follows": rank in followers, "error": record.error if record else ""}
+            self.tell({"kind": "failed", "start": start, "is_watched": is_watched, **known, **frame})
 
     def _read_failures(self, ranks: Iterable[int]) -> set[int]:
         """Of ranks that have ended, those that only followed another. No restart is left where none can help."""

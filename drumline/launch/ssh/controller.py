@@ -313,7 +313,9 @@ class Controller:
             words = self.job.program.words
             self.screen.write((interrupted(None, words) if self.job.program.is_task else STOPPED) + "\n")
             return ExitCode.INTERRUPTED
-        failures = in_order([failure for remote in self.remaining for failure in remote.failures])
+        failures = in_order(
+            [remote.marked(failure) for remote in self.remaining for failure in remote.failures]
+        )
         if failures and (code := self._pass_on_ruling(failures[0])) is not None:
             return code
         if failures:

@@ -7,13 +7,14 @@ import contextlib
 import os
 import signal
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drumline.launch.hosts import Host
 from drumline.launch.node.addresses import Patience
+from drumline.launch.node.supervision import LAST_LINES
 from drumline.launch.node.watch_folder import Ruling
 from drumline.launch.ssh.errors import NOT_STARTED
 from drumline.launch.ssh.follow import shown
@@ -68,6 +69,10 @@ class Remote:
     heard_at: float = 0.0
     """By this machine's monotonic clock, as the times of failures are."""
     _process: asyncio.subprocess.Process | None = None
+    _shown: defaultdict[int | None, deque[str]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=2 * LAST_LINES))
+    )
+    """The latest lines on the screen, by rank, without what it prints to stdout."""
     _beats: dict[int, float] = field(default_factory=dict)
     _clock: tuple[float, float] = (float("inf"), 0.0)
     """The shortest way to and fro, and how far the host's monotonic clock was ahead then."""
@@ -107,6 +112,11 @@ class Remote:
         stdin = self._process.stdin if self._process else None
         if stdin is not None and not stdin.is_closing():
             stdin.write(encode(frame))
+
+    def marked(self, failure: Failure) -> Failure:
+        """With whether the user has read its last words. To be asked when all lines have come."""
+        shown = set(self._shown[failure.rank])
+        return replace(failure, was_shown=bool(failure.last_words) and shown.issuperset(failure.last_words))
 
     def last_words(self) -> str:
         """How its part of the job ended, when no rank was to blame."""
@@ -174,7 +184,9 @@ class Remote:
         if frame["kind"] == "lines":
             rank = frame["rank"]
             label = self.name if rank is None else f"{self.name} {rank}"
-            self.screen.show(label, frame["lines"], is_error=frame["stream"] == "err")
+            is_all_shown = self.screen.show(label, frame["lines"], is_error=frame["stream"] == "err")
+            if is_all_shown and frame["stream"] != "out":
+                self._shown[rank].extend(frame["lines"])
         elif frame["kind"] == "beat":
             self._set_clock(frame)
         else:
@@ -207,6 +219,7 @@ class Remote:
                     at=at,
                     last_words=tuple(frame["last_words"]),
                     is_follower=bool(frame.get("follows")),
+                    error=frame.get("error", ""),
                 )
             )
 

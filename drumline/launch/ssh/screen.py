@@ -32,10 +32,12 @@ class Screen:
         """A word of Drumline's own."""
         self._put("err" if is_error else "out", f"drumline: {text}\n")
 
-    def show(self, label: str, lines: Iterable[str], *, is_error: bool = False) -> None:
-        """Lines of a rank or a host."""
+    def show(self, label: str, lines: Iterable[str], *, is_error: bool = False) -> bool:
+        """Lines of a rank or a host; whether none was left out."""
+        before = self._left_out
         for line in lines:
             self._put("err" if is_error else "out", f"[{label}] {line}\n")
+        return self._left_out <= before
 
     def write(self, text: str) -> None:
         """A last word, as it is, where errors go. The job is over: a slow screen may hold us up now."""

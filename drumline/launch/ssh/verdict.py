@@ -19,6 +19,14 @@ class Failure:
     last_words: tuple[str, ...] = ()
     is_follower: bool = False
     """The rank itself knows of another that failed first."""
+    error: str = ""
+    """What it failed by, in one line, where the rank could tell."""
+    was_shown: bool = False
+    """Whether its last words are on the screen already, marked with its host and rank."""
+
+    @property
+    def in_a_line(self) -> str:
+        return self.error or next((line.strip() for line in reversed(self.last_words) if line.strip()), "")
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} ({how_it_ended(self.code)})"
@@ -47,8 +55,12 @@ def last_lines(failures: Sequence[Failure], num_ranks: int, *, lost_first: bool 
     later = in_order(failures)
     if not lost_first:
         first = later.pop(0)
-        yield f"drumline: {first} failed first{':' if first.last_words else ''}"
-        yield from (f"  {line}" for line in first.last_words)
+        if first.was_shown:
+            yield f"drumline: {first} failed first: {first.in_a_line}"
+            yield f"  next: see the lines above that begin with [{first.host} {first.rank}]"
+        else:
+            yield f"drumline: {first} failed first{':' if first.last_words else ''}"
+            yield from (f"  {line}" for line in first.last_words)
     parts = [f"{failure} failed after it" for failure in later[:3]]
     if len(later) > 3:
         parts.append(f"{len(later) - 3} more failed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from drumline.launch.node.supervision import failure_time, rank_output
@@ -34,6 +35,13 @@ def test_the_others_are_one_line() -> None:
     assert list(last_lines([failure(0, 1.0)], 2, lost_first=True)) == [
         "drumline: the others: rank 0 on a (exit code 1) failed after it; 1 rank was stopped"
     ]
+    told = replace(failure(0, 1.0, "Traceback", "ValueError: x"), was_shown=True)
+    assert list(last_lines([told], 1)) == [
+        "drumline: rank 0 on a (exit code 1) failed first: ValueError: x",
+        "  next: see the lines above that begin with [a 0]",
+    ]
+    (first, _) = last_lines([replace(told, error="KeyError: y")], 1)
+    assert first.endswith("failed first: KeyError: y")
     assert how_it_ended(-99) == "ended by signal 99"
 
 
