@@ -81,7 +81,10 @@ def has_loaded(pid: int, name: str) -> bool:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, errors = process.communicate(timeout=120)
+    try:
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()  # one that has not ended would train on; its guard ends the rest
     assert "Traceback" not in errors
     assert not children_that_stay()
     return process.returncode, errors
