@@ -24,14 +24,14 @@ DOCUMENT = ".json"
 
 
 class Skipped(NamedTuple):
-    """A checkpoint that cannot be used, and why."""
+    """A checkpoint that is not used, and why."""
 
     path: Path
     reason: str
 
 
 class Found(NamedTuple):
-    """The newest checkpoint that is whole, and the newer ones that are not."""
+    """The newest checkpoint to resume from, and the newer ones that were skipped."""
 
     path: Path | None
     skipped: list[Skipped]
@@ -60,16 +60,21 @@ def glance(path: Path) -> Manifest:
 
 
 def newest_valid(root: Path) -> Found:
-    """The newest checkpoint that is whole, every byte read."""
+    """The newest checkpoint that is whole, every byte read, and finite; where none is finite, the newest whole one."""
     skipped: list[Skipped] = []
+    fallback = Found(None, skipped)
     for path in _candidates(root):
         try:
-            verify(path)
+            found = verify(path)
         except TornCheckpointError as error:
             skipped.append(Skipped(path, error.reason))
-        else:
+            continue
+        if found.non_finite is None:
             return Found(path, skipped)
-    return Found(None, skipped)
+        if fallback.path is None:
+            fallback = Found(path, list(skipped))
+        skipped.append(Skipped(path, f"{found.non_finite} is not finite"))
+    return fallback if fallback.path is not None else Found(None, skipped)
 
 
 def list_steps(root: Path) -> list[int]:

@@ -47,6 +47,9 @@ class Manifest:
     created: str
     metrics: Mapping[str, float]
     files: Mapping[str, FileRecord]
+    non_finite: str | None = None
+    """The first tensor that holds a NaN or an infinity, as FILE/NAME. None: all are finite, or an older version wrote
+    it."""
 
 
 def render(manifest: Manifest) -> bytes:
@@ -56,6 +59,7 @@ def render(manifest: Manifest) -> bytes:
         "step": manifest.step,
         "created": manifest.created,
         "metrics": dict(manifest.metrics),
+        "non_finite": manifest.non_finite,
         "files": {
             name: {"bytes": record.size, "blake3": record.blake3} for name, record in manifest.files.items()
         },
@@ -80,7 +84,7 @@ def parse(raw: bytes) -> Manifest:
             f"its format is {content.get('format')}, and this version of Drumline reads {FORMAT}"
         )
     files = {name: FileRecord(entry["bytes"], entry["blake3"]) for name, entry in content["files"].items()}
-    return Manifest(content["step"], content["created"], content["metrics"], files)
+    return Manifest(content["step"], content["created"], content["metrics"], files, content.get("non_finite"))
 
 
 def read(folder: Path) -> Manifest:

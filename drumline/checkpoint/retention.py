@@ -1,4 +1,6 @@
-"""Which checkpoints stay: the last few and the best few. Called after each save, on rank 0."""
+"""Which checkpoints stay: the last few and the best few. Called after each save, on rank 0.
+
+One that is not finite never counts among them, so a run that has become NaN deletes no finite checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def prune(
     higher_is_better: bool,
     newest: Path | None = None,
 ) -> list[Path]:
-    """Remove all but the newest `keep_last` and the best `keep_best`; the newest valid one always stays.
+    """Remove all but the newest `keep_last` and the best `keep_best` finite ones; the newest valid one always stays.
 
     `newest`: the one that this process has just written. Without it, every byte is read to find the newest valid one:
     an older one goes only when that is known to be good.
@@ -31,7 +33,8 @@ def prune(
     newest_step = look.glance(newest).step
     folders = [root / look.folder_name(step) for step in look.list_steps(root) if step <= newest_step]
     whole = _whole(folders)
-    last = sorted(whole, key=lambda path: -whole[path].step)[:keep_last]
+    finite = [path for path in whole if whole[path].non_finite is None]
+    last = sorted(finite, key=lambda path: -whole[path].step)[:keep_last]
     keep = {newest, *last, *_best(whole, metric, higher_is_better)[:keep_best]}
     removed = [path for path in folders if path not in keep]
     for path in removed:
@@ -42,7 +45,7 @@ def prune(
 def is_best(root: Path, metrics: Mapping[str, float], *, metric: str, higher_is_better: bool) -> bool:
     """Whether a checkpoint with these metrics would be the best of those that are there."""
     value = metrics.get(metric, math.nan)
-    if math.isnan(value):
+    if not math.isfinite(value):
         return False
     whole = _whole([root / look.folder_name(step) for step in look.list_steps(root)])
     ranked = _best(whole, metric, higher_is_better)
@@ -76,6 +79,6 @@ def _best(whole: Mapping[Path, Manifest], metric: str, higher_is_better: bool) -
     scores = {
         path: (sign * found.metrics[metric], -found.step)
         for path, found in whole.items()
-        if not math.isnan(found.metrics.get(metric, math.nan))
+        if found.non_finite is None and math.isfinite(found.metrics.get(metric, math.nan))
     }
     return sorted(scores, key=lambda path: scores[path])

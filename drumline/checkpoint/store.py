@@ -71,12 +71,14 @@ def write(
     tensors: Mapping[str, Mapping[str, Tensor]],
     documents: Mapping[str, Any],
     metrics: Mapping[str, float],
+    non_finite: str | None = None,
     stream: Stream = tensor_file.stream,
     others: Others | None = None,
 ) -> Path:
     """Save a checkpoint. When this returns it is whole and on the device; until then earlier ones stand.
 
-    `stream`: how the bytes of a file of tensors are had. `others`: who else writes to the folder.
+    `non_finite`: the first tensor that is not finite, if any. `stream`: how the bytes of a file of tensors are had.
+    `others`: who else writes to the folder.
     """
     final = root / look.folder_name(step)
     contents = {f"{name}{_TENSORS}": stream(group) for name, group in tensors.items()}
@@ -88,7 +90,12 @@ def write(
         disk.make_folder(root)
         _tidy(root)
         partial = _hidden(final, "partial")
-        _fill(partial, step, {**contents, **{name: [text] for name, text in texts.items()}}, metrics, others)
+        files = _fill(partial, {**contents, **{name: [text] for name, text in texts.items()}}, others)
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        numbers = {name: float(value) for name, value in metrics.items()}
+        whole = Manifest(step, created, numbers, files, non_finite)
+        disk.write_file(partial / manifest.FILE_NAME, [manifest.render(whole)])
+        disk.flush_folder(partial)
         _put_in_place(partial, final)
     except BaseException as error:
         if others is not None:
@@ -166,12 +173,8 @@ def remove(path: Path) -> None:
 
 
 def _fill(
-    partial: Path,
-    step: int,
-    contents: Mapping[str, Iterable[bytes | memoryview]],
-    metrics: Mapping[str, float],
-    others: Others | None,
-) -> None:
+    partial: Path, contents: Mapping[str, Iterable[bytes | memoryview]], others: Others | None
+) -> dict[str, FileRecord]:
     partial.mkdir()
     if others is not None:
         others.begin(partial)
@@ -180,10 +183,7 @@ def _fill(
     }
     if others is not None:
         files.update(others.collect(partial))
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    whole = Manifest(step, created, {name: float(value) for name, value in metrics.items()}, files)
-    disk.write_file(partial / manifest.FILE_NAME, [manifest.render(whole)])
-    disk.flush_folder(partial)
+    return files
 
 
 def _put_in_place(partial: Path, final: Path) -> None:

@@ -18,7 +18,8 @@ usage: drumline verify RUN [RUN ...] [--json]
 
 Checks run folders, and changes nothing in them:
 
-  checkpoints  every byte of each against the checksums of its manifest; the one saved last is there
+  checkpoints  every byte of each against the checksums of its manifest, and that it is finite (no NaN or
+               infinity); the one saved last is there
   samples      the ledger: each sample exactly once an epoch, over all restarts and numbers of ranks,
                and where the checkpoints stand
   events       every rank's file: no event missing, no line damaged, each start goes on from a step that was reached
@@ -75,9 +76,9 @@ def _closing(verdict: Verdict) -> str:
     if any(problem.part == "checkpoints" for problem in verdict.problems):
         step = verdict.last_whole_step
         onward = (
-            "; no checkpoint is whole"
+            "; no checkpoint is whole and finite"
             if step is None
-            else f"; the newest whole checkpoint is of step {step:,}"
+            else f"; the newest checkpoint to resume from is of step {step:,}"
         )
     else:
         onward = ""

@@ -159,6 +159,9 @@ class TrainConfig:
     """Only kernels that give the same bits each time (CUDA; on the CPU they do). `elastic` turns it on."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type of autocast arithmetic; fp16 brings loss scaling. Weights stay fp32."""
+    on_nan: Literal["stop", "skip", "warn"] = "stop"
+    """When a loss is NaN or infinite: stop the run and name the step, the rank and the module; leave such an update out
+    on all ranks (a gradient that is not finite counts, too), and report how many; or only report it."""
     eval_every_epochs: CountOrZero = 1
     """Evaluate after this many epochs; 0 evaluates at the end only."""
     eval_batch_size: Count = 256

@@ -83,11 +83,21 @@ class Loader(StepLoader):
             if self._cursor != plan.following:
                 raise not_taken_whole()
 
-    def preview(self) -> Any:
-        """The next micro-batch, which stays the next."""
+    def preview(self, most: int | None = None) -> Any:
+        """The next micro-batch, which stays the next; of its samples `most`, if given."""
         piece = next(self._plans(self._cursor)).pieces[0]
-        request = Request(self._cursor.epoch, piece.low, piece.high, shuffled=True)
-        return self._delivery.now(self._fetch[request])
+        high = piece.high if most is None else min(piece.high, piece.low + most)
+        return self._made(piece.low, high, self._cursor.epoch)
+
+    def batches_after(self, cursor: Cursor, num_steps: int) -> Iterator[Any]:
+        """The micro-batches of the step so many steps after a cursor, made anew; nothing is moved."""
+        for _ in range(num_steps):
+            cursor = next(self._plans(cursor)).following
+        for piece in next(self._plans(cursor)).pieces:
+            yield self._made(piece.low, piece.high, cursor.epoch)
+
+    def _made(self, low: int, high: int, epoch: int) -> Any:
+        return self._delivery.now(self._fetch[Request(epoch, low, high, shuffled=True)])
 
     def close(self) -> None:
         """End the worker processes."""

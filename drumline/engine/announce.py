@@ -47,8 +47,13 @@ def report_start(reporter: Reporter, request: Request, job: Job, total_steps: in
 def report_resume(
     reporter: Reporter, found: Found, batch: Batch, request: Request, facts: Mapping[str, Any]
 ) -> None:
-    for path, reason in found.torn:
-        reporter.report("warning", message=f"the checkpoint {path} is not whole and was skipped: {reason}")
+    for path, reason in found.skipped:
+        reporter.report("warning", message=f"the checkpoint {path} was skipped: {reason}")
+    if found.non_finite is not None:
+        message = (
+            f"no checkpoint is finite: {found.non_finite} of {found.path} is not; start anew with --fresh"
+        )
+        reporter.report("warning", message=message)
     step = found.progress.step
     reporter.report("resume", step=step, epoch=found.progress.cursor.epoch + 1, path=str(found.path))
     if batch.note is not None:

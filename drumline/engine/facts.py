@@ -15,6 +15,7 @@ FREE_TO_CHANGE = (
     "log.",
     "checkpoint.",
     "watch.",
+    "train.on_nan",
     "dist.device",  # the machine's facts tell
     "dist.threads",
     "dist.same_code",

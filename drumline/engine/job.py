@@ -25,6 +25,7 @@ from drumline.data.loaders import AnyEvaluationLoader, AnyLoader
 from drumline.data.plan import Cursor
 from drumline.data.streamed_loader import StreamLoader
 from drumline.distributed.agree import check_same
+from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.determinism import machine_facts
 from drumline.distributed.wrap import gains_from_channels_last, has_batchnorm, unwrap_model
 from drumline.engine.batch import Batch, choose_batch
@@ -34,6 +35,7 @@ from drumline.engine.schedule import scaled_rate
 from drumline.engine.start_clock import StartClock
 from drumline.engine.steps.capture_stream import CAPTURING, is_captured, leave_default_stream
 from drumline.engine.steps.captured import CapturedStep
+from drumline.engine.steps.finite import FiniteSteps
 from drumline.errors import UsageError
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
@@ -60,6 +62,7 @@ class Job:
     loader: AnyLoader
     eval_loader: AnyEvaluationLoader | None
     meter: Meter
+    finite: FiniteSteps
     batch: Batch
     data_fingerprint: str
     captured_steps: WeakSet[CapturedStep] = field(default_factory=WeakSet)
@@ -131,18 +134,28 @@ def build_job(
             "--checkpoint.every_steps"
         )
     peak_lr = scaled_rate(config.optim.lr, rule=config.optim.scale_lr, world_size=batch.num_shares)
+    optimizer = make_optimizer(model, config.optim, lr=peak_lr, in_graph=is_in_graph)
+    scaler, meter = make_scaler(config.train.precision, ddp.device), Meter(ddp.device)
     return Job(
         task=task,
         ddp=ddp,
         model=model,
         applied=applied,
-        optimizer=make_optimizer(model, config.optim, lr=peak_lr, in_graph=is_in_graph),
+        optimizer=optimizer,
         peak_lr=peak_lr,
-        scaler=make_scaler(config.train.precision, ddp.device),
+        scaler=scaler,
         autocast=make_autocast(config.train.precision, ddp.device),
         loader=loader,
         eval_loader=eval_loader,
-        meter=Meter(ddp.device),
+        meter=meter,
+        finite=FiniteSteps(
+            config.train.on_nan,
+            meter=meter,
+            buffers=LiveBuffers(model),
+            optimizer=optimizer,
+            scaler=scaler,
+            device=ddp.device,
+        ),
         batch=batch,
         data_fingerprint=data_fingerprint,
     )

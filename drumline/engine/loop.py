@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from drumline.config.schema import Config
 from drumline.data.ledger import Ledger
 from drumline.data.steps import Step
@@ -20,6 +22,7 @@ from drumline.distributed.group import collective_counter
 from drumline.engine.evaluate import evaluate
 from drumline.engine.job import Job
 from drumline.engine.ledger_file import LedgerFile
+from drumline.engine.non_finite import NonFinite
 from drumline.engine.notices import Notices
 from drumline.engine.optimizer import rate_of, set_rate
 from drumline.engine.pace import Pace
@@ -75,6 +78,9 @@ class Loop:
             on_difference=self.config.watch.on_difference,
             include_buffers=self.config.dist.broadcast_buffers,
         )
+        self._non_finite = NonFinite(
+            self.job, self.progress, on_nan=self.config.train.on_nan, reporter=self.reporter
+        )
         self.saver = Saver(
             self.job,
             root=self.checkpoints,
@@ -82,6 +88,7 @@ class Loop:
             facts=self.facts,
             reporter=self.reporter,
             ledger_file=self.ledger_file,
+            check_state=self._non_finite.check_state,
         )
         self._saved_step = self.progress.step
         self._is_best_metric_checked = False
@@ -166,7 +173,10 @@ class Loop:
     def _log(self, train_step: AnyStep) -> None:
         """Collective. The only place where the loop waits for the device."""
         meter = self.job.meter
-        numbers = self.job.reported(means(all_sum(meter.take()).tolist(), meter.names))
+        *sums, num_bad, _ = all_sum(torch.cat([meter.take(), self.job.finite.counts])).tolist()
+        if num_bad and not sums[1]:  # all were skipped
+            sums = [math.nan, 1.0, *[math.nan] * len(meter.names)]
+        numbers = self.job.reported(means(sums, meter.names))
         if train_step.grad_norm is not None:
             numbers["grad_norm"] = float(train_step.grad_norm)
         step = self.progress.step
@@ -181,10 +191,7 @@ class Loop:
             **numbers,
         )
         self.notices.report(self.reporter)
-        if not math.isfinite(numbers["loss"]):
-            self.reporter.report(
-                "warning", step=step, message=f"the loss is {numbers['loss']} at step {step}"
-            )
+        self._non_finite.act_on(num_bad)
 
     def _tell_recovery(self, fault: Fault) -> None:
         step, self.fault = self.progress.step, None
@@ -208,11 +215,15 @@ class Loop:
             epoch_ended and self._is_due(cursor.epoch, config.checkpoint.every_epochs)
         )
         compares = saves or self._is_due(self.progress.step, config.watch.replicas_every)
+        # Before replicas are compared: `--train.on_nan stop` freezes the weights of the rank whose loss is not finite.
+        checks = compares and not logs
         if not (logs or compares or evaluates):
             return
         self._beat.mark(Phase.BETWEEN)
         if logs:
             self._log(train_step)
+        if checks:
+            self._non_finite.check()
         # Before evaluation, which sends rank 0's buffers to all, and with them what may be wrong in them.
         if compares:
             self._compare_replicas()
@@ -235,6 +246,7 @@ class Loop:
         self.is_preempted = True
         if self._saved_step != step:
             self.pace.stop()
+            self._non_finite.check()
             self._compare_replicas()
             self._save({}, must_save=True)
 

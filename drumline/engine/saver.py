@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,7 +70,9 @@ class Saver:
         facts: Mapping[str, Any],
         reporter: Reporter,
         ledger_file: LedgerFile | None = None,
+        check_state: Callable[[], str | None] = lambda: None,
     ) -> None:
+        """`check_state`: the first tensor that is not finite, if one is; or an error."""
         self.writer: Writer[Saved | None] = Writer()
         self._job = job
         self._root = root
@@ -78,6 +80,7 @@ class Saver:
         self._facts = facts
         self._reporter = reporter
         self._ledger_file = ledger_file
+        self._check_state = check_state
         self._copier = Copier(job.ddp.device)
         self._end = threading.Event()
         self._store: dist.Store | None = None
@@ -102,6 +105,7 @@ class Saver:
     def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Collective: copy what is to be saved, and begin to write it."""
         assert self._writers, "a Saver is entered before it saves"
+        non_finite = self._check_state()
         began = time.perf_counter()
         self._num_saves += 1
         self._step = progress.saved_step = progress.step
@@ -116,7 +120,7 @@ class Saver:
         copied = self._copy(shares[me])
         if me == 0:
             self.writer.start(
-                partial(self._write, state, copied, shares, dict(metrics), progress.step, began)
+                partial(self._write, state, copied, shares, dict(metrics), non_finite, progress.step, began)
             )
         else:
             self.writer.start(partial(self._contribute, copied, progress.step))
@@ -213,6 +217,7 @@ class Saver:
         copied: Copy,
         shares: Mapping[int, Mapping[str, Any]],
         metrics: Mapping[str, float],
+        non_finite: str | None,
         step: int,
         began: float,
     ) -> Saved:
@@ -226,6 +231,7 @@ class Saver:
             tensors={**copied.tensors, **state.own},
             documents=state.all_documents(),
             metrics=metrics,
+            non_finite=non_finite,
             stream=copied.stream,
             others=self._collector(shares),
         )

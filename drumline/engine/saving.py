@@ -85,13 +85,15 @@ def gather_state(job: Job, progress: Progress, facts: Mapping[str, Any], *, is_w
 
 @dataclass(frozen=True)
 class Found:
-    """The newest whole checkpoint, and the torn ones that are newer, each with what is wrong with it."""
+    """The newest checkpoint that is whole and finite, and newer ones that were skipped, each with the reason."""
 
     path: Path
     facts: dict[str, Any]
     progress: Progress
     """How far the run was when it was saved."""
-    torn: list[tuple[Path, str]]
+    skipped: list[tuple[Path, str]]
+    non_finite: str | None
+    """Where no checkpoint is finite: a tensor of this one that is not."""
 
 
 def find_newest(ddp: DDPManager, root: Path) -> Found | None:
@@ -100,17 +102,19 @@ def find_newest(ddp: DDPManager, root: Path) -> Found | None:
     if ddp.is_main_process():
         path, skipped = look.newest_valid(root)
         saved = None if path is None else look.read_document(path, "progress")
-        answer = [str(path or ""), saved, [(str(torn), reason) for torn, reason in skipped]]
-    path, saved, torn = broadcast_json(answer, device=ddp.device)
-    if torn and not path:
+        non_finite = None if path is None else look.glance(path).non_finite
+        answer = [str(path or ""), saved, [(str(one), reason) for one, reason in skipped], non_finite]
+    path, saved, skipped, non_finite = broadcast_json(answer, device=ddp.device)
+    if skipped and not path:
         raise CheckpointError(
-            f"none of the {len(torn)} checkpoints in {root} is whole; the newest: {torn[0][1]}",
+            f"none of the {len(skipped)} checkpoints in {root} is whole; the newest: {skipped[0][1]}",
             next_step="bring one back from a backup, or start anew with --fresh, which keeps what is there",
         )
     if not path:
         return None
     progress = Progress(saved["step"], Cursor(**saved["cursor"]))
-    return Found(Path(path), saved["facts"], progress, [(Path(one), reason) for one, reason in torn])
+    named = [(Path(one), reason) for one, reason in skipped]
+    return Found(Path(path), saved["facts"], progress, named, non_finite)
 
 
 def restore(job: Job, path: Path, *, with_optimizer: bool = True) -> None:

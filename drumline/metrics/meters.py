@@ -6,6 +6,7 @@ log, it takes the sums, adds them up over the ranks and only then asks the devic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -20,7 +21,7 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         # Double precision, so that a long epoch's sum loses nothing; MPS has no float64.
-        self._dtype = torch.float32 if device.type == "mps" else torch.float64
+        self.dtype = torch.float32 if device.type == "mps" else torch.float64
         self._device = device
         self._names: tuple[str, ...] | None = None
         self.host_weight = 0.0
@@ -41,7 +42,7 @@ class Meter:
             self._names = given
             self._lay_out(given)
             if self._kept is not None and self._kept[0] == given:
-                self._sums.copy_(torch.tensor(self._kept[1], dtype=self._dtype))
+                self._sums.copy_(torch.tensor(self._kept[1], dtype=self.dtype))
         elif self._names != given:
             raise TrainingError(
                 f"the loss came with the metrics {list(given)}, and before with {list(self._names)}",
@@ -52,7 +53,7 @@ class Meter:
         """Add the sums of one micro-batch. Waits for nothing."""
         if self._names is None or metrics.keys() != self._metrics.keys():
             self.prepare(metrics)
-        self._loss.add_(loss_total.detach())
+        self.loss.add_(loss_total.detach())
         if isinstance(weight, Tensor):
             self._weight.add_(weight.detach())
         else:
@@ -75,14 +76,23 @@ class Meter:
         return sums
 
     def put(self, sums: Sequence[float], names: Sequence[str]) -> None:
-        """Go on from sums that were kept, on one of the ranks: the next log line then covers what they cover too.
-        Unless the metrics turn out to be others."""
-        self._kept = (tuple(names), sums)
+        """Continue with sums that were kept, on one of the ranks: the next log line then covers what they cover too.
+        Unless the metrics turn out to be others, or the sums are not finite."""
+        if all(map(math.isfinite, sums)):
+            self._kept = (tuple(names), sums)
+
+    def keep(self) -> Tensor:
+        """A copy of what is on the device, for `put_back_if`."""
+        return self._sums.clone()
+
+    def put_back_if(self, is_so: Tensor, kept: Tensor) -> None:
+        """Take back what was added since `keep`, where the tensor `is_so` is true. Waits for nothing."""
+        self._sums.copy_(torch.where(is_so, kept, self._sums))
 
     def _lay_out(self, names: Sequence[str]) -> None:
-        self._sums = torch.zeros(2 + len(names), dtype=self._dtype, device=self._device)
+        self._sums = torch.zeros(2 + len(names), dtype=self.dtype, device=self._device)
         # Views made once: adding to one of them is a single operation on the device.
-        self._loss, self._weight, *metrics = self._sums.unbind()
+        self.loss, self._weight, *metrics = self._sums.unbind()
         self._metrics = dict(zip(names, metrics, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Every checkpoint of a run against its manifest, byte for byte."""
+"""Every checkpoint of a run against its manifest, byte for byte; and whether it is marked as not finite."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Position:
     step: int
     epoch: int
     position: int
+    is_finite: bool = True
 
 
 def check_checkpoints(root: Path, part: Part, progress: Progress) -> list[Position]:
@@ -45,9 +46,17 @@ def check_checkpoints(root: Path, part: Part, progress: Progress) -> list[Positi
         part.note(f"{root.name}/{name}", "left by a save that did not finish; the next save clears it away")
     num_bytes = sum(record.size for found in whole.values() for record in found.files.values())
     count = len(whole) + len(part.problems)  # one that a job at work has removed meanwhile does not count
-    part.counts = {"checkpoints": count, "whole": len(whole), "bytes": num_bytes}
     part.summary = _summary(count, [found.step for found in whole.values()], num_bytes)
-    positions = [_position(path, part) for path in whole]
+    positions = [_position(path, found, part) for path, found in whole.items()]
+    non_finite = {path: found.non_finite for path, found in whole.items() if found.non_finite is not None}
+    part.counts = {
+        "checkpoints": count,
+        "whole": len(whole),
+        "non_finite": len(non_finite),
+        "bytes": num_bytes,
+    }
+    for path, tensor in non_finite.items():
+        part.problem(f"{root.name}/{path.name}", f"{tensor} is not finite (NaN or infinity)")
     return [position for position in positions if position is not None]
 
 
@@ -73,13 +82,13 @@ def _note_others(path: Path, found: Manifest, part: Part) -> None:
         )
 
 
-def _position(path: Path, part: Part) -> Position | None:
+def _position(path: Path, manifest: Manifest, part: Part) -> Position | None:
     where = f"{path.parent.name}/{path.name}/progress.json"
     try:
         progress: Any = look.read_document(path, "progress")
         cursor = progress["cursor"]
-        found = Position(progress["step"], cursor["epoch"], cursor["position"])
-        if not all(type(value) is int for value in astuple(found)):
+        found = Position(progress["step"], cursor["epoch"], cursor["position"], manifest.non_finite is None)
+        if not all(type(value) is int for value in astuple(found)[:3]):
             raise ValueError("not a position")
     except (TornCheckpointError, ValueError, KeyError, TypeError):
         if path.is_dir():

@@ -25,7 +25,7 @@ class Verdict:
     job_at_work: str | None
     """Who is training in it, if anyone is: then it was looked at as far as it is."""
     last_whole_step: int | None
-    """Of the newest checkpoint that is whole."""
+    """Of the newest checkpoint that is whole and finite."""
 
     @property
     def problems(self) -> list[Finding]:
@@ -54,7 +54,7 @@ def verify_run(run: Path, progress: Progress) -> Verdict:
         tell_no_ledger(samples, is_expected=is_expected)
     has_begun = reported.has_started or bool(saved) or history is not None
     tell_missing(missing, settings, has_begun=has_begun, is_at_work=is_at_work)
-    last = max((position.step for position in saved), default=None)
+    last = max((position.step for position in saved if position.is_finite), default=None)
     return Verdict(run, [checkpoints, samples, events, settings], holder, last)
 
 

@@ -72,10 +72,12 @@ def test_what_is_wrong_is_listed_and_the_exit_code_is_1(runs: Path) -> None:
         "  note: checkpoints/.step-00000012.partial: left by a save that did not finish; the next save clears it away",
         "  wrong: checkpoints/step-00000010: torn: rng.safetensors is missing",
     ]
-    assert first.splitlines()[-1] == "1 thing is wrong; the newest whole checkpoint is of step 5"
-    assert second.splitlines()[-1] == "2 things are wrong; the newest whole checkpoint is of step 5"
+    assert first.splitlines()[-1] == "1 thing is wrong; the newest checkpoint to resume from is of step 5"
+    assert second.splitlines()[-1] == "2 things are wrong; the newest checkpoint to resume from is of step 5"
     shutil.rmtree(runs / "runs/other/checkpoints/step-00000005")
-    assert verify("runs/other", cwd=runs).stdout.endswith("2 things are wrong; no checkpoint is whole\n")
+    assert verify("runs/other", cwd=runs).stdout.endswith(
+        "2 things are wrong; no checkpoint is whole and finite\n"
+    )
 
 
 def test_json_for_scripts(runs: Path) -> None:

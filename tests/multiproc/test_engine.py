@@ -302,16 +302,6 @@ def test_a_lonely_last_sample_before_batchnorm_is_warned_about(tmp_path: Path) -
     assert "(33 samples in batches of 8)" in warning
 
 
-class Exploding(Classify):
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-        return Loss(super().loss(model, batch).total * float("nan"))
-
-
-def test_a_loss_that_is_no_number_is_warned_about(tmp_path: Path) -> None:
-    train_here(make_config(epochs=1), Exploding, tmp_path)
-    assert "the loss is nan at step 2" in [event["message"] for event in events(tmp_path, "warning")]
-
-
 class OtherData(Classify):
     def train_data(self) -> Dataset[Any]:
         import os

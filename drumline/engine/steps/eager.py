@@ -74,6 +74,7 @@ class TrainStep:
         self._applied = job.applied
         self._optimizer = job.optimizer
         self._meter = job.meter
+        self._finite = job.finite
         self._autocast = job.autocast
         self._scaler = job.scaler
         self._clip_norm = clip_norm
@@ -95,6 +96,7 @@ class TrainStep:
         them; the loop has marked that the step begins, with its data."""
         scale = self._world_size / step.plan.global_size
         weight: Tensor | None = None
+        self._finite.begin()
         for micro in step.micro_batches:
             with nullcontext() if micro.is_last else self._no_sync():
                 loss = self._forward(micro)
@@ -119,14 +121,14 @@ class TrainStep:
 
     def _backward(self, loss: LossParts, scale: float) -> None:
         self._beat.mark(BACKWARD)
-        total = loss.total * scale
+        total = self._finite.spread(loss.total * scale, loss.total)
         (total if self._scaler is None else self._scaler.scale(total)).backward()  # type: ignore[no-untyped-call]
 
     def _measure(self, loss: LossParts, micro: Micro) -> None:
         if micro.size == 0:
             self._meter.prepare(loss.metrics)
         else:
-            self._meter.add(loss.total, micro.size if loss.weight is None else loss.weight, loss.metrics)
+            self._finite.measure(loss.total, micro.size if loss.weight is None else loss.weight, loss.metrics)
 
     def _add_weight(
         self, so_far: Tensor | None, weight: Tensor | float | None, micro: Micro
@@ -157,11 +159,8 @@ class TrainStep:
             torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], correction)
         if self._clip_norm is not None:
             self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-        if self._scaler is None:
-            self._optimizer.step()
-        else:
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
+        self._finite.judge(self._parameters, self.grad_norm)
+        self._finite.update()
         self._optimizer.zero_grad(set_to_none=True)
 
 

@@ -59,6 +59,7 @@ class ElasticStep(TrainStep):
         plan = step.plan
         weights: Tensor | None = None
         shard = None
+        self._finite.begin()
         self._shard_buffers.start(has_several=plan.has_several_parts)
         for micro in step.micro_batches:
             if micro.part != shard:

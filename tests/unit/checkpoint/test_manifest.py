@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,18 @@ def test_comes_back_as_it_was() -> None:
 
 def test_is_plain_json_that_tells_all() -> None:
     content = json.loads(manifest.render(EXAMPLE))
-    assert set(content) == {"format", "step", "created", "metrics", "files", "digest"}
+    assert set(content) == {"format", "step", "created", "metrics", "non_finite", "files", "digest"}
     assert content["format"] == 1
     assert content["files"]["model.safetensors"] == {"bytes": 10, "blake3": "ab"}
+
+
+def test_a_tensor_that_is_not_finite_is_named_and_an_older_manifest_names_none() -> None:
+    marked = replace(EXAMPLE, non_finite="model/fc.weight")
+    assert manifest.parse(manifest.render(marked)) == marked
+    content = json.loads(manifest.render(EXAMPLE))
+    del content["digest"], content["non_finite"]
+    older = manifest._to_bytes({**content, "digest": manifest._digest(content)})
+    assert manifest.parse(older) == EXAMPLE
 
 
 def test_a_metric_that_is_no_number_survives() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from drumline.checkpoint import look, manifest, store
 from drumline.checkpoint.manifest import Manifest
-from drumline.checkpoint.retention import is_best, prune
+from drumline.checkpoint.retention import best, is_best, prune
 
 
 def make(root: Path, step: int, **metrics: float) -> Path:
@@ -53,6 +53,36 @@ def test_of_equals_the_newer_is_the_best(tmp_path: Path) -> None:
     make(tmp_path, 4, loss=1.0)
     by_loss(tmp_path, best=1)
     assert look.list_steps(tmp_path) == [3, 4]
+
+
+def test_one_that_is_not_finite_is_never_the_best_and_deletes_no_finite_one(tmp_path: Path) -> None:
+    for step, is_finite in enumerate([True, True, True, False, False], start=1):
+        store.write(
+            tmp_path,
+            step,
+            tensors={},
+            documents={},
+            metrics={"loss": 1.0 / step},
+            non_finite=None if is_finite else "model/w",
+        )
+        prune(
+            tmp_path,
+            keep_last=2,
+            keep_best=1,
+            metric="loss",
+            higher_is_better=False,
+            newest=tmp_path / look.folder_name(step),
+        )
+    assert look.list_steps(tmp_path) == [2, 3, 5], "the last two finite ones, and the newest"
+    assert best(tmp_path, metric="loss", higher_is_better=False) == 3
+    found = look.newest_valid(tmp_path)
+    assert found == (tmp_path / "step-00000003", [(tmp_path / "step-00000005", "model/w is not finite")])
+
+
+def test_where_none_is_finite_the_newest_is_found(tmp_path: Path) -> None:
+    for step in (1, 2):
+        store.write(tmp_path, step, tensors={}, documents={}, metrics={}, non_finite="model/w")
+    assert look.newest_valid(tmp_path) == (tmp_path / "step-00000002", [])
 
 
 def test_a_save_that_would_be_the_best_is_known_before(tmp_path: Path) -> None:
@@ -153,7 +183,7 @@ def test_the_rules_hold_for_any_history(
         if is_torn:
             (path / "manifest.json").write_bytes(b"torn")
     whole = [step for step, (_, is_torn) in enumerate(entries, start=1) if not is_torn]
-    scored = [step for step in whole if (score := entries[step - 1][0]) is not None and not math.isnan(score)]
+    scored = [step for step in whole if (score := entries[step - 1][0]) is not None and math.isfinite(score)]
     prune(root, keep_last=last, keep_best=best, metric="m", higher_is_better=higher)
     left = set(look.list_steps(root))
     kept = left & set(whole)
