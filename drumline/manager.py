@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -46,6 +46,7 @@ from drumline.watch.beats.own_loop import OwnLoop
 from drumline.watch.beats.phase import Phase
 from drumline.watch.beats.record import BeatWriter
 from drumline.watch.rank.attend import Attendance, attend
+from drumline.watch.rank.collective_count import AFTER_PATIENCE_S, CollectiveCount
 
 log = logging.getLogger("drumline")
 
@@ -73,21 +74,24 @@ class DDPManager:
         when it comes to it, not all in the same step. `threads`: of the CPU, for this rank.
         `settings`: your own (`vars(args)`, say), which `setup()` then compares across ranks. `same_code`: whether it
         compares your modules too. `watch`: what is done about a rank that holds up the others; `run`: a folder in which
-        it is written down."""
+        it is written down. `train_timeout_s`: how long one collective may take; in a watched run at least 90 s more
+        than `watch.hang_s`."""
         self._wanted_device = device
         self._wanted_backend = backend
         self._start_timeout_s = start_timeout_s
-        self._train_timeout_s = train_timeout_s
+        self._watch = watch or WatchConfig()
+        check_section("watch", self._watch)
+        least_s = 0.0 if self._watch.sidecar == "off" else self._watch.hang_s + AFTER_PATIENCE_S
+        self._train_timeout_s = max(train_timeout_s, least_s)
         self._seed = seed
         self._deterministic = deterministic
         self._captures = captures
         self._threads = threads
         self._settings = settings or {}
         self._same_code = same_code
-        self._watch = watch or WatchConfig()
-        check_section("watch", self._watch)
         self._run = None if run is None else Path(run)
         self._attendance: Attendance | None = None
+        self._count: CollectiveCount | None = None
         self._topology = Topology()
         self._device: torch.device | None = None
         self._store: dist.Store | None = None
@@ -159,6 +163,16 @@ class DDPManager:
             )
         if self._attendance is not None:
             self._beat = self._attendance.beat
+            self._beat.mark(Phase.USER)
+            self._count = CollectiveCount(self._beat, patience_s=self._watch.hang_s, sign=self._versions)
+
+    def _versions(self) -> Hashable:
+        """What changes with a backward pass and a step of the optimizer: tensors count what is written to them."""
+        parameters = iter(()) if self._wrapped is None else self._wrapped.parameters()
+        trained = next((one for one in parameters if one.requires_grad), None)
+        if trained is None or (grad := trained.grad) is None:
+            return trained is None or trained._version
+        return trained._version, id(grad), grad._version
 
     def cleanup(self, *, broken: bool = False) -> bool:
         """Destroy the group; `broken` when a rank has failed, so that nobody waits for it. False: it was not destroyed
@@ -167,6 +181,9 @@ class DDPManager:
             return True
         if not broken:
             self._beat.mark(Phase.LEAVING)
+        if self._count is not None:
+            self._count.close()
+            self._count = None
         in_time = leave_group(broken=broken)
         if not in_time:
             log.warning(

@@ -18,7 +18,7 @@ from drumline.launch.node.guard import GRACE_S
 from drumline.launch.plan import SCRIPT_RESTARTS, TASK_RESTARTS
 from drumline.launch.ssh.variables import NAMES, PREFIXES
 from drumline.launch.torchrun import DEFAULT_PORT, JOIN_TIMEOUT_S, LAST_CALL_S, LOST_AFTER_S
-from drumline.launch.watch_terms import DEFAULT_HANG_S, DEFAULT_ON_HANG
+from drumline.launch.watch_terms import DEFAULT_ON_HANG
 
 # Its type, what stands for the value in the help, and the help.
 FlagTable = Mapping[str, tuple[Any, str, str]]
@@ -80,10 +80,10 @@ OF_WATCH: FlagTable = {
         f"or it is only told [{DEFAULT_ON_HANG}].",
     ),
     "hang-after": (
-        Annotated[float, Bounds(above=0, high=500)],
+        Annotated[float, Bounds(above=0)],
         "SECONDS",
-        f"How long a rank may keep the others waiting before that follows [{DEFAULT_HANG_S:g}]; what cannot go on "
-        "by itself is not waited for.",
+        "How long what may be innocent (a download, a slow disk) may keep the other ranks waiting before that follows "
+        "[for ever: it is only reported]; what cannot continue by itself is not waited for.",
     ),
 }
 OF_HOSTS: FlagTable = {

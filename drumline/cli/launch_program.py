@@ -14,7 +14,7 @@ from drumline.launch.node.guard import GRACE_S, new_job
 from drumline.launch.node.supervision import Supervision
 from drumline.launch.plan import default_restarts, task_program
 from drumline.launch.torchrun import Node, Program
-from drumline.launch.watch_terms import DEFAULT_HANG_S, DEFAULT_ON_HANG, ScriptWatch
+from drumline.launch.watch_terms import DEFAULT_ON_HANG, ScriptWatch
 
 
 def is_script(target: str) -> bool:
@@ -51,7 +51,7 @@ def script_watch(flags: Flags, folder: Path) -> ScriptWatch | None:
     return ScriptWatch(
         run=str(folder.absolute()),
         on_hang=given.get("on-hang", DEFAULT_ON_HANG),
-        hang_s=given.get("hang-after", DEFAULT_HANG_S),
+        hang_s=given.get("hang-after"),
     )
 
 

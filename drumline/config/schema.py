@@ -179,7 +179,8 @@ class DistConfig:
     start_timeout_s: Positive = 180.0
     """How long ranks wait for each other at the start."""
     train_timeout_s: Positive = 600.0
-    """How long one collective may take once training runs."""
+    """How long one collective may take once training runs. In a watched run at least 90 s more than
+    `watch.hang_s`: the watchdog, which names the rank, comes first."""
     same_code: bool = True
     """Ranks whose own modules differ are refused; off, for nodes that each import a module of their own."""
     sync_batchnorm: bool = False
@@ -236,10 +237,9 @@ class WatchConfig:
     on_hang: Literal["restart", "stop", "report"] = "restart"
     """What then follows: the job is ended and started again from the newest checkpoint, as often as the launcher's
     --max-restarts allows; or it is ended; or it is only told."""
-    hang_s: Annotated[float, Bounds(above=0, high=500)] = 60.0
-    """How long one rank may keep the others waiting without a sign of work before that follows. It is told after some
-    seconds. What cannot go on by itself (a rank that was stopped, a host that is gone) is not waited for; a rank that
-    computes, evaluates or saves gets five times as long, though never ten minutes."""
+    hang_s: Annotated[float, Bounds(above=0)] = 600.0
+    """How long one rank may keep the others waiting before that follows. It is reported after some seconds, and again
+    at growing intervals. What cannot continue by itself (a rank that was stopped, a lost host) is not waited for."""
     slow_factor: Annotated[float, Bounds(above=1)] = 2.0
     """A rank whose own work takes so many times as long as that of its peers is named."""
     notice: str | None = None

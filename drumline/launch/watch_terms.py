@@ -22,7 +22,6 @@ ON_HANG = "DRUMLINE_WATCH_ON_HANG"
 HANG_S = "DRUMLINE_WATCH_HANG_S"
 ON_HANG_WORDS = ("restart", "stop", "report")
 DEFAULT_ON_HANG = "restart"
-DEFAULT_HANG_S = 60.0
 
 
 def new_secret() -> str:
@@ -37,10 +36,12 @@ class ScriptWatch:
     run: str
     """The folder for verdicts, in the place that a run folder has for a task."""
     on_hang: str = DEFAULT_ON_HANG
-    hang_s: float = DEFAULT_HANG_S
+    hang_s: float | None = None
+    """None: a script that only waits is never ended."""
 
     def variables(self) -> dict[str, str]:
-        return {RUN: self.run, ON_HANG: self.on_hang, HANG_S: f"{self.hang_s:g}"}
+        given = {RUN: self.run, ON_HANG: self.on_hang}
+        return given if self.hang_s is None else {**given, HANG_S: f"{self.hang_s:g}"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class WatchTerms:
     run: Path | None = None
     """Only a script has it: where verdicts go."""
     on_hang: str = DEFAULT_ON_HANG
-    hang_s: float = DEFAULT_HANG_S
+    hang_s: float | None = None
 
 
 def watch_terms_from(environment: Mapping[str, str]) -> WatchTerms:
@@ -71,7 +72,7 @@ def watch_terms_from(environment: Mapping[str, str]) -> WatchTerms:
         nodes=tuple(_node(word) for word in environment.get(NODES, "").split(",") if word),
         run=Path(run) if run else None,
         on_hang=on_hang,
-        hang_s=_seconds(environment.get(HANG_S, str(DEFAULT_HANG_S))),
+        hang_s=_seconds(environment[HANG_S]) if HANG_S in environment else None,
     )
 
 

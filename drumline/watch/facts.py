@@ -48,8 +48,12 @@ class RankFacts:
     micro: int = 0
     beats: int = 0
     collective: int = 0
+    moves: int = 0
+    """How often a thread of its own saw that it moves where it marks nothing: see rank/collective_count.py."""
     age_s: float = 0.0
     """How long it has been in this phase."""
+    moved_s: float | None = None
+    """How long ago the last of its moves was seen; None: there was none."""
     state: str = "S"
     """As in /proc: R S D T t Z; X when it is gone."""
     state_s: float = 0.0
@@ -76,6 +80,11 @@ class RankFacts:
     """Whether Python runs in it: a thread of its own answered. None: nobody asked."""
     collectives: tuple[Collective, ...] = ()
     """The latest ones, the newest last."""
+
+    @property
+    def still_s(self) -> float:
+        """For how long nothing has moved in it, as far as can be seen."""
+        return self.age_s if self.moved_s is None else min(self.age_s, self.moved_s)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -395,7 +395,7 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
             ["--print: torchrun alone does not watch a script; leave --watch out"],
         ),
         (["--watch", "--kubernetes", "--image", "i", "x.py"], ["--watch: is not for --kubernetes"]),
-        (["--watch", "--hang-after", "900", "--on-hang", "wait", "x.py"], ["--hang-after", "--on-hang"]),
+        (["--watch", "--hang-after", "0", "--on-hang", "wait", "x.py"], ["--hang-after", "--on-hang"]),
     ],
 )
 def test_what_is_wrong_is_said(

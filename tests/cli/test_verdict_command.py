@@ -155,6 +155,45 @@ def test_a_script_that_knows_nothing_of_drumline_is_watched(tmp_path: Path) -> N
     ] * 2
 
 
+# Healthy: a process that it has forked ends and is not waited for; workers end with each epoch; and data comes late.
+WAITS = """
+import os, time, torch
+from datetime import timedelta
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+class Numbers:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        time.sleep(9 * (index == 2 and os.environ["RANK"] == "1" and os.environ["EPOCH"] == "1"))
+        return torch.ones(1)
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+if os.fork() == 0:
+    os._exit(0)
+for epoch in range(3):
+    os.environ["EPOCH"] = str(epoch)
+    for batch in DataLoader(Numbers(), num_workers=1, multiprocessing_context="fork"):
+        dist.all_reduce(batch)
+if os.environ["RANK"] == "0":
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    print(backend.options._timeout.total_seconds())
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_that_only_waits_is_not_ended_and_torch_waits_longer_than_the_watch(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(WAITS)
+    code, output, errors = finish(
+        start("--watch", "--hang-after", "50", "--procs", "2", "waits.py", cwd=tmp_path)
+    )[0]
+    assert (code, output) == (0, "140.0\n"), errors
+    assert "hang: " not in errors
+
+
 ENDS_WITHOUT_A_WORD = """
 import os, sys, time
 from pathlib import Path

@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from drumline import DDPManager
 from drumline.config.schema import Config, WatchConfig
@@ -30,7 +31,8 @@ from drumline.engine.train import train
 from drumline.errors import ExitCode
 from drumline.tasks.base import Loss
 from drumline.watch.beats.phase import Phase
-from drumline.watch.beats.record import BeatWriter, read_beat
+from drumline.watch.beats.record import Beat, BeatWriter, read_beat
+from drumline.watch.rank.collective_count import CollectiveCount
 from tests.jobs import Classify, Points, make_config
 from tests.ranks import run_ranks
 
@@ -256,6 +258,40 @@ def test_a_loop_of_ones_own_has_the_beats_of_its_loaders(tmp_path: Path) -> None
         last = read_beat(tmp_path / f"rank-{rank:05d}.beat")
         assert last is not None
         assert last.phase == Phase.LEFT
+
+
+def loop_without_our_loader(folder: Path) -> list[Beat]:
+    """torch's own DataLoader; the group and the model are ours."""
+    with DDPManager(watch=NO_SIDECAR) as ddp, watched(ddp, folder):
+        path = folder / f"rank-{ddp.rank:05d}.beat"
+        count = CollectiveCount(ddp.beat, sign=ddp._versions, every_s=0.02)  # as where there is a sidecar
+        model = ddp.wrap(nn.Linear(6, 2).double())
+        looks = [beat_when(path, lambda beat: beat.moves > 0)]
+        for waits in (model.no_sync, nullcontext):
+            for _ in range(10):
+                for inputs, targets in DataLoader(Points(10), batch_size=5):
+                    with waits():
+                        functional.cross_entropy(model(inputs), targets).backward()
+                time.sleep(0.05)
+            looks.append(beat_when(path, lambda beat: True))
+        count.close()
+    return looks
+
+
+def beat_when(path: Path, condition: Callable[[Beat], bool]) -> Beat:
+    deadline = time.monotonic() + 60
+    while (beat := read_beat(path)) is None or not condition(beat):
+        assert time.monotonic() < deadline, beat
+        time.sleep(0.02)
+    return beat
+
+
+def test_a_loop_with_torchs_own_loader_is_seen_to_move(tmp_path: Path) -> None:
+    """By its collectives, and where there are none (gradients are accumulated) by its gradients."""
+    for first, accumulated, trained in run_ranks(2, loop_without_our_loader, tmp_path):
+        assert first.moves + 2 <= accumulated.moves <= trained.moves - 2
+        assert (trained.beats, trained.phase) == (1, Phase.USER)
+        assert first.collective == accumulated.collective < trained.collective
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A script's collectives are counted from beside it."""
+"""A rank that marks no phases is seen to move from beside it: by its collectives, or by its parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from drumline.watch.beats.phase import Phase
 from drumline.watch.beats.record import Beat, BeatWriter, read_beat
-from drumline.watch.rank.collective_count import CollectiveCount, collectives_begun
+from drumline.watch.rank.collective_count import AFTER_PATIENCE_S, CollectiveCount, collectives_begun
 from tests.ranks import run_ranks
 
 
@@ -25,9 +25,14 @@ def seen(path: Path, number: int | None) -> Beat:
     return beat
 
 
+def timeout_s() -> float:
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    return float(backend.options._timeout.total_seconds())
+
+
 def work(folder: Path) -> tuple[list[int | None], list[Beat]]:
     path = folder / f"{time.monotonic_ns()}.beat"
-    count = CollectiveCount(BeatWriter(path), every_s=0.02)
+    count = CollectiveCount(BeatWriter(path), patience_s=4000.0, every_s=0.02)
     numbers, beats = [collectives_begun()], []
     dist.init_process_group("gloo")
     for _ in range(2):
@@ -37,6 +42,7 @@ def work(folder: Path) -> tuple[list[int | None], list[Beat]]:
         beats.append(seen(path, numbers[-1]))
     time.sleep(0.2)
     beats.append(seen(path, numbers[-1]))
+    assert timeout_s() == 4000.0 + AFTER_PATIENCE_S, "torch's own comes after the watchdog"
     dist.destroy_process_group()
     numbers.append(collectives_begun())
     count.close()
@@ -49,8 +55,26 @@ def test_the_number_moves_with_the_script_and_stands_with_it(tmp_path: Path) -> 
         assert (before, gone) == (None, None)
         assert after - first == 3
         assert {beat.phase for beat in beats} == {Phase.USER}
-        assert beats[0].beats < beats[1].beats == beats[2].beats, "a look that finds nothing new is no beat"
+        assert beats[0].moves < beats[1].moves == beats[2].moves, "a look that finds nothing new is no move"
+        assert beats[1].moved_ns == beats[2].moved_ns > beats[0].moved_ns > 0
     assert results[0][0] == results[1][0], "the same collective has the same number everywhere"
+
+
+def test_where_phases_are_marked_collectives_are_no_moves(tmp_path: Path) -> None:
+    """They would be seen up to a second late, and hold up what is said of a hang."""
+    beat, signs = BeatWriter(tmp_path / "beat"), iter(range(10**9))
+
+    def sign() -> int:
+        beat.mark(Phase.BACKWARD)
+        return next(signs)
+
+    count = CollectiveCount(beat, sign=sign, every_s=0.005)
+    while beat.marks < 10:
+        time.sleep(0.01)
+    count.close()
+    found = read_beat(tmp_path / "beat")
+    assert found is not None
+    assert (found.moves, found.phase) == (0, Phase.BACKWARD)
 
 
 def test_without_torch_there_is_nothing_to_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,11 @@ from time import monotonic
 
 from drumline.watch.beats.phase import Phase
 
-MAGIC = 0x3142544145424C44  # "DLBEATB1" from the right
+MAGIC = 0x3242544145424C44  # "DLBEATB2" from the right
 _PID, _RANK, _STEP, _MICRO, _COLLECTIVE, _NOW, _START, _SPENT = range(1, 9)
 _PHASES = 32  # that the record has room for; in _NOW a mark counts as many
-_NUM_WORDS = _SPENT + _PHASES
+_MOVES, _MOVED = _SPENT + _PHASES, _SPENT + _PHASES + 1
+_NUM_WORDS = _MOVED + 1
 _TEXT_BYTES = 512
 SIZE = _NUM_WORDS * 8 + _TEXT_BYTES
 _LOOKS = 4
@@ -60,6 +61,18 @@ class BeatWriter:
     def count_collectives(self, number: int) -> None:
         """How many the group has begun, as the backend counts them."""
         self._words[_COLLECTIVE] = number
+
+    @property
+    def marks(self) -> int:
+        """How many there were."""
+        return self._words[_NOW] // _PHASES
+
+    def move(self, num_collectives: int | None) -> None:
+        """The rank was seen to move, by a thread beside it: no phase of it is known."""
+        if num_collectives is not None:
+            self._words[_COLLECTIVE] = num_collectives
+        self._words.cast("B").cast("d")[_MOVED] = monotonic()
+        self._words[_MOVES] += 1
 
     def fail(self, error: str) -> None:
         """The last word: what went wrong, in a line. What is done to clean up after it, and errors in that, are not
@@ -119,6 +132,10 @@ class Beat:
     since_ns: int
     """When the phase began, by CLOCK_MONOTONIC."""
     collective: int
+    moves: int
+    """How often it was seen to move without a mark."""
+    moved_ns: int
+    """When it last was, by CLOCK_MONOTONIC; 0: never."""
     spent_ns: tuple[int, ...]
     """By phase: the time in all that was spent in it, the present one's without what it has taken so far."""
     failure: str
@@ -133,7 +150,11 @@ def read_beat(path: Path) -> Beat | None:
     times = memoryview(data)[: _NUM_WORDS * 8].cast("d")
     beats, phase = divmod(words[_NOW], _PHASES)
     start, spent = times[_START], times[_SPENT : _SPENT + len(Phase)].tolist()
-    if words[0] != MAGIC or phase >= len(Phase) or not all(0 <= time < _LONG_S for time in (start, *spent)):
+    if (
+        words[0] != MAGIC
+        or phase >= len(Phase)
+        or not all(0 <= time < _LONG_S for time in (start, times[_MOVED], *spent))
+    ):
         return None
     return Beat(
         rank=words[_RANK],
@@ -144,6 +165,8 @@ def read_beat(path: Path) -> Beat | None:
         micro=words[_MICRO],
         since_ns=int((start + math.fsum(spent)) * 1e9),
         collective=words[_COLLECTIVE],
+        moves=words[_MOVES],
+        moved_ns=int(times[_MOVED] * 1e9),
         spent_ns=tuple(int(seconds * 1e9) for seconds in spent),
         failure=data[_NUM_WORDS * 8 :].partition(b"\0")[0].decode(errors="ignore"),
     )

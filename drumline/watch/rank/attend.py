@@ -42,6 +42,8 @@ class Attendance:
         """`terms`: for the sidecar, which the first rank of a node starts."""
         self.folder = met.folder
         self.rank = rank
+        self.patience_s = terms.hang_s
+        """How long the watchdog waits for what may be innocent; None: for ever."""
         # Of a folder that a launcher has made, that one sees to it.
         self._hold = hold(self.folder) if terms.owns_folder and met.is_first else None
         for kind in (

@@ -52,8 +52,15 @@ class _Attended:
     def __init__(self, words: list[str]) -> None:
         self._attendance = attend_script(own_variables())
         self._beat = BeatWriter() if self._attendance is None else self._attendance.beat
-        self._notes = None if self._attendance is None else _observe(self._attendance, words)
-        self._count = CollectiveCount(self._beat, also=self._notes.write if self._notes else lambda: None)
+        self._notes, activity = (
+            (None, None) if self._attendance is None else _observe(self._attendance, words)
+        )
+        self._count = CollectiveCount(
+            self._beat,
+            patience_s=None if self._attendance is None else self._attendance.patience_s,
+            sign=lambda: None if activity is None else activity.marks,
+            also=self._notes.write if self._notes else lambda: None,
+        )
         self._error: BaseException | None = None
         self._pid = os.getpid()
         # Those that the script registers come before it, and its threads end before those.
@@ -76,15 +83,16 @@ class _Attended:
                 self._attendance.close()
 
 
-def _observe(attendance: Attendance, words: list[str]) -> ScriptNotes | None:
+def _observe(attendance: Attendance, words: list[str]) -> tuple[ScriptNotes, BeatWriter] | tuple[None, None]:
     variables = own_variables()
     topology = topology_from(variables)
     if topology is None or topology.world_size == 1:
-        return None
+        return None, None
     notes = ScriptNotes(attendance.file("notes"), topology, node_rank=int(variables.get("GROUP_RANK", "0")))
     notes.note_arguments(words[1:] if words[0] != "-m" else words[2:])
-    observe_torch(BeatWriter(attendance.file("activity"), rank=topology.rank), notes)
-    return notes
+    activity = BeatWriter(attendance.file("activity"), rank=topology.rank)
+    observe_torch(activity, notes)
+    return notes, activity
 
 
 def _run_script(words: list[str]) -> None:

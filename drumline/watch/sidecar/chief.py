@@ -145,6 +145,8 @@ class Chief:
         word = self._vigil.decide(verdict, self.picture(), now)
         if word is None or verdict is None:
             return
+        if word == "stall":
+            verdict = self._vigil.lasting(verdict, is_ended=self.terms.on_hang != "report")
         at = time.time()
         action = self.terms.on_hang if word == "hang" else "none"
         sentence = verdict.sentence(word)

@@ -21,6 +21,8 @@ from drumline.watch.sidecar.stacks import described, last_stack, stack_of
 
 # Looks that follow each other faster tell nothing new of CPU time, which is counted in hundredths of a second.
 MIN_INTERVAL_S = 0.1
+# What a rank that stands still uses is measured over so long: where others compute too, it gets the CPU now and then.
+MEASURED_S, LEAST_MEASURED_S = 2.0, 0.8
 # Looks that are further apart than this have not seen what was in between.
 LATE_S = 1.0
 STILL_AFTER_S = 1.0
@@ -52,7 +54,7 @@ class RankLook:
         if self._seen is None or self._beat is None or beat.pid != self._beat.pid:
             self.close()
             self._seen = _Seen(beat)
-        if self._beat is None or beat.beats != self._beat.beats:
+        if self._beat is None or (beat.beats, beat.moves) != (self._beat.beats, self._beat.moves):
             self._beat_s = now_s
         self._beat = beat
         self._seen.look(now_s, is_still=now_s - self._beat_s >= STILL_AFTER_S)
@@ -139,6 +141,8 @@ class RankLook:
             micro=beat.micro,
             beats=beat.beats,
             collective=beat.collective,
+            moves=beat.moves,
+            moved_s=max(0.0, now_s - beat.moved_ns / 1e9) if beat.moves else None,
             age_s=max(0.0, now_s - beat.since_ns / 1e9),
             state=seen.state,
             state_s=now_s - seen.state_since_s,
@@ -162,9 +166,8 @@ class _Seen:
         self.state, self.state_since_s, self._looked_s = "", 0.0, math.inf
         self.exit: int | None = None
         self.cpu, self.has_io = 0.0, False
-        self._counted_s: float | None = None
-        self._ticks = 0
-        self._moved: int | None = None
+        self._readings: list[tuple[float, int, int | None]] = []
+        """When, CPU time, and bytes read and written; the newest last."""
 
     def look(self, now_s: float, *, is_still: bool) -> None:
         stat = self.process.stat()
@@ -179,26 +182,30 @@ class _Seen:
             if stat and (stat.exit_status or stat.num_threads <= 1):
                 self.exit = os.waitstatus_to_exitcode(stat.exit_status)
             return
-        if self._counted_s is None or now_s - self._counted_s >= MIN_INTERVAL_S:
+        if not self._readings or now_s - self._readings[-1][0] >= MIN_INTERVAL_S:
             self._count(stat, now_s, is_still=is_still)
 
     def forgive(self, now_s: float) -> None:
         """What the rank did to answer a question does not count as its work."""
         if stat := self.process.stat():
-            self._ticks, self._counted_s = stat.ticks, now_s
-            self._moved = procfs.moved_bytes(self.process.pid)
+            self._readings = [(now_s, stat.ticks, procfs.moved_bytes(self.process.pid))]
         self.descendants.forgive()
 
     def _count(self, stat: Stat, now_s: float, *, is_still: bool) -> None:
-        if self._counted_s is not None:
-            self.cpu = (stat.ticks - self._ticks) / ((now_s - self._counted_s) * TICKS_PER_S)
         # A rank that moves works, whatever its files and its workers do.
         moved = procfs.moved_bytes(self.process.pid) if is_still else None
-        self.has_io = None not in (moved, self._moved) and moved != self._moved
+        self._readings = [*(self._readings if is_still else self._readings[-1:]), (now_s, stat.ticks, moved)]
+        while len(self._readings) > 2 and now_s - self._readings[1][0] >= MEASURED_S:
+            del self._readings[0]
+        begun_s, ticks, _ = self._readings[0]
+        measured_s = now_s - begun_s
+        if not measured_s or (is_still and measured_s < LEAST_MEASURED_S):
+            return
+        self.cpu = (stat.ticks - ticks) / (measured_s * TICKS_PER_S)
+        self.has_io = len({bytes_ for *_, bytes_ in self._readings if bytes_ is not None}) > 1
         if is_still:
             self.cpu += self.descendants.cores(now_s)
             self.has_io |= self.descendants.has_io
-        self._ticks, self._moved, self._counted_s = stat.ticks, moved, now_s
 
 
 def _is_other(stat: Stat | None, beat: Beat) -> bool:

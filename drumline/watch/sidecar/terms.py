@@ -25,7 +25,8 @@ class Terms:
     run: str | None = None
     """Where verdicts are written down."""
     on_hang: str = "restart"
-    hang_s: float = 60.0
+    hang_s: float | None = None
+    """None: what may be innocent is reported, and never acted on."""
     slow_factor: float = 2.0
     secret: str = field(default="", repr=False)
     peers: tuple[Peer, ...] = ()

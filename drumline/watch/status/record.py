@@ -26,7 +26,7 @@ def status_record(
     *,
     now: float,
     world_size: int,
-    hang_s: float,
+    hang_s: float | None,
     rates: Mapping[int, float] | None = None,
     words: Sequence[str] = (),
     has_ended: bool = False,

@@ -50,6 +50,7 @@ _MEETING = re.compile(
     r"(^|/)torch/distributed/(?!elastic|run\.|launcher)|(^|/)drumline/distributed/(collectives|shard_sum)\.py:"
 )
 _BACKWARD = re.compile(r" in _engine_run_backward$")
+_DEBUGGER = re.compile(r"(^|/)(pdb|bdb)\.py:|(^|/)(_?pydevd|debugpy)[/_]")
 _IDLE_WORKER = re.compile(r" in _worker_loop$")
 
 
@@ -72,6 +73,11 @@ def is_meeting(stack: Sequence[str]) -> bool:
     """Whether it is in a collective that the user or we called, or in a backward pass, where DDP has its own."""
     inner = takewhile(lambda frame: not _is_users(frame), stack)
     return any(_MEETING.search(frame) or _BACKWARD.search(frame) for frame in inner)
+
+
+def is_at_prompt(stack: Sequence[str]) -> bool:
+    """Whether a debugger of Python's own has stopped it in the user's code, at a breakpoint."""
+    return any(_DEBUGGER.search(frame) for frame in takewhile(lambda frame: not _is_users(frame), stack))
 
 
 def is_idle_worker(stack: Sequence[str]) -> bool:

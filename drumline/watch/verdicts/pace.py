@@ -77,4 +77,4 @@ def _unusual_s(gaps: list[float]) -> float:
 
 def _key(rank: RankFacts) -> Hashable:
     """What changes when a rank moves."""
-    return rank.step, rank.phase, rank.micro, rank.beats, rank.collective
+    return rank.step, rank.phase, rank.micro, rank.beats, rank.moves, rank.collective

@@ -195,4 +195,5 @@ def _verdict(
         next_step=next_step,
         is_certain=is_certain,
         since_s=_longest(gone),
+        num_blocked=len(scene.waiting),
     )

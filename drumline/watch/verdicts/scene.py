@@ -16,7 +16,8 @@ from drumline.watch.facts import Collective, Picture, RankFacts
 from drumline.watch.verdicts.frames import is_loading, is_meeting
 from drumline.watch.verdicts.verdict import Cause, Verdict
 
-BUSY_CORES = 0.3
+BUSY_CORES = 0.1
+"""Over a second or two. Who computes gets at least that, also where many others do."""
 GONE = ("X", "Z")
 OUT = (Phase.LEAVING, Phase.LEFT)
 """Of the loop."""
@@ -66,7 +67,7 @@ class Scene:
         is_certain: bool = False,
         since_s: float | None = None,
     ) -> Verdict:
-        """A verdict on this rank; without a `since_s`, since it came into its phase."""
+        """A verdict on this rank; without a `since_s`, since it last moved."""
         return Verdict(
             cause=cause,
             host=rank.host,
@@ -75,7 +76,8 @@ class Scene:
             what=what,
             next_step=next_step,
             is_certain=is_certain,
-            since_s=rank.age_s if since_s is None else since_s,
+            since_s=rank.still_s if since_s is None else since_s,
+            num_blocked=len(self.waiting.keys() - {rank.rank}),
         )
 
     @cached_property

@@ -47,7 +47,7 @@ def find_suspects(scene: Scene) -> list[RankFacts]:
     """Those whom others wait for, the likeliest first; when nobody waits, all that stand."""
     idle = [rank for rank in scene.in_loop if rank.rank not in scene.waiting]
     suspects = scene.behind or idle
-    return sorted(suspects, key=lambda rank: (-_weight(rank), -rank.age_s, rank.rank))
+    return sorted(suspects, key=lambda rank: (-_weight(rank), -rank.still_s, rank.rank))
 
 
 def judge_unknown(scene: Scene) -> Verdict | None:
@@ -55,7 +55,7 @@ def judge_unknown(scene: Scene) -> Verdict | None:
     ranks = scene.in_loop
     if not ranks:
         return None
-    first = max(ranks, key=lambda rank: (rank.age_s, -rank.rank))
+    first = max(ranks, key=lambda rank: (rank.still_s, -rank.rank))
     places: dict[str, list[RankFacts]] = {}
     for rank in ranks:
         one = pending(rank)
@@ -74,7 +74,8 @@ def judge_unknown(scene: Scene) -> Verdict | None:
         next_step="read the stacks in the verdict's file; where all are in one collective, try the network with "
         "drumline doctor",
         is_certain=False,
-        since_s=min(rank.age_s for rank in ranks),
+        since_s=min(rank.still_s for rank in ranks),
+        num_blocked=len(scene.waiting),
     )
 
 

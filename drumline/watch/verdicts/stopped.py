@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drumline.watch.facts import RankFacts
-from drumline.watch.verdicts.frames import innermost
+from drumline.watch.verdicts.frames import innermost, is_at_prompt
 from drumline.watch.verdicts.scene import Scene, has_ended
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.wording import DOING, name, names, seconds, since, who_waits
@@ -34,8 +34,8 @@ def judge_stopped(scene: Scene) -> Verdict | None:
 
 
 def judge_debugged(scene: Scene) -> Verdict | None:
-    """A rank in state t: somebody looks at it, and knows."""
-    held = [rank for rank in scene.ranks if rank.state == "t"]
+    """A rank in state t, or at a breakpoint: somebody looks at it, and knows."""
+    held = [rank for rank in scene.ranks if rank.state == "t" or is_at_prompt(rank.stack)]
     if not held:
         return None
     first = max(held, key=lambda rank: (rank.state_s, -rank.rank))

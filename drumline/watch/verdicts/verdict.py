@@ -50,6 +50,8 @@ class Verdict:
     """Whether it cannot go on by itself: then there is nothing to wait for."""
     since_s: float
     """How long ago it began, as far as can be told."""
+    num_blocked: int = 0
+    """Ranks that are blocked in a collective meanwhile."""
 
     def sentence(self, word: str) -> str:
         """`word`: `hang`, `stall` or `failure`."""

@@ -1,22 +1,23 @@
 """When is something wrong, and when is it time to say so, or to act?
 
 The chief among the sidecars shows every picture to the vigil, about twice a second. What is certain (a process is gone,
-a rank is stopped, a host is silent) is looked into at once. All else has to stand still for longer than this run
-usually does, is then told, and is acted on when the user's patience (`hang_s`) is over: five times that for what
-computes, evaluates, saves, or has only begun.
+a rank is stopped, a host is silent) is looked into at once. All else may be innocent: when nothing has moved for longer
+than is usual in this run, it is reported, again at growing intervals, and acted on when the user's patience (`hang_s`)
+is over. Where every rank computes and none is blocked in a collective, nobody waits for anybody, and nothing is said.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import Picture, RankFacts
 from drumline.watch.verdicts import evidence
 from drumline.watch.verdicts.pace import QUIET, Pace
-from drumline.watch.verdicts.scene import has_ended, is_done
+from drumline.watch.verdicts.scene import BUSY_CORES, OUT, has_ended, is_done
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.wording import seconds
 
@@ -29,11 +30,13 @@ _GRACE_WITHOUT_WORD_S = 1.0
 _GATHERING_S = 2.5
 _LOOKING_S = 0.5
 _AWAKE_S = 2.0
-_PATIENCE_FACTOR = 5.0
-_LONGEST_S = 590.0
-"""Never ten minutes."""
+_QUIET_S, _QUIET_IDLE_S = 60.0, 10.0
+"""What takes its time is reported later: when it computes, and when it does not."""
+_START_S = 60.0
+"""The least patience with the first steps: libraries are loaded and kernels compiled in them."""
+_REPEAT_S = 30.0
 _NUM_FIRST_STEPS, _NUM_FIRST_BEATS, _NUM_FIRST_MOVES = 3, 40, 5
-_BUSY_CORES, _NUM_RECENT = 0.15, 10
+_NUM_RECENT = 10
 ENDED = (Cause.KILLED, Cause.OUT_OF_MEMORY, Cause.EXCEPTION)
 
 
@@ -67,8 +70,9 @@ class Recovery:
 class Vigil:
     """Holds the run's pace and what was said. Pure but for that: it is told the time."""
 
-    def __init__(self, *, hang_s: float, world_size: int) -> None:
-        self._hang_s, self._world_size = hang_s, world_size
+    def __init__(self, *, hang_s: float | None, world_size: int) -> None:
+        """`hang_s`: None: what may be innocent is never acted on."""
+        self._hang_s, self._world_size = math.inf if hang_s is None else hang_s, world_size
         self._pace = Pace()
         self._picture = Picture(me=0, nodes=())
         self._seen: dict[int, RankFacts] = {}
@@ -82,6 +86,7 @@ class Vigil:
         self._gather_at_s: float | None = None
         self._said: tuple[Word, Verdict] | None = None
         self._said_at = (0, 0)
+        self._said_still_s = 0.0
         self._stood_s = 0.0
         self._has_moved = False
 
@@ -109,14 +114,27 @@ class Vigil:
         if word is None or (word is Word.STALL and self._is_told(verdict)):
             return None
         self._said, self._said_at, self._stood_s = (word, verdict), _reached(self._picture), 0.0
+        self._said_still_s = self._pace.still_s
         return word
+
+    def lasting(self, verdict: Verdict, *, is_ended: bool) -> Verdict:
+        """What is reported again, with how long it has lasted by now. `is_ended`: whether patience has an end."""
+        still, patience = self._pace.still_s, self._act_s(verdict)
+        if still < _REPEAT_S:
+            return verdict
+        is_ended &= patience < math.inf
+        end = f"ends the job after {seconds(patience)}" if is_ended else "does not end the job for that"
+        return replace(
+            verdict,
+            what=f"{verdict.what}; for {seconds(still)} by now",
+            next_step=f"{verdict.next_step}; the watchdog {end}",
+        )
 
     def _follow(self, picture: Picture, now: float) -> None:
         self._picture, self._looked = picture, now
         # A node whose ranks are done goes silent, and what it said last still holds.
         self._seen.update((rank.rank, rank) for rank in picture.ranks)
-        is_busy = any(map(self._is_busy, self._work))
-        if self._pace.look(picture, now, counts=self._num_steps() > 0, is_busy=is_busy):
+        if self._pace.look(picture, now, counts=self._num_steps() > 0, is_busy=self._somebody_works()):
             self._has_moved, self._gather_at_s = True, None
             self._stood_s = max(self._stood_s, self._pace.stood_s)
         self._note(picture)
@@ -157,12 +175,7 @@ class Vigil:
             self._gather_at_s = max(_SUSPECT_QUIET_S if quiet else _SUSPECT_S, 0.75 * self._pace.limit_s)
         if still < self._gather_at_s:
             return False
-        limits = (
-            self._pace.limit_s,
-            self._pace.busy_limit_s,
-            self._hang_s,
-            min(_PATIENCE_FACTOR * self._hang_s, _LONGEST_S),
-        )
+        limits = (self._pace.limit_s, self._pace.busy_limit_s, self._hang_s, self._repeat_s())
         again = still + max(_AGAIN_S, 0.5 * still)
         self._gather_at_s = min([limit for limit in limits if limit > still] + [again])
         return True
@@ -185,16 +198,22 @@ class Vigil:
         return Word.STALL if still >= self._tell_s(verdict) else None
 
     def _tell_s(self, verdict: Verdict) -> float:
-        limit = self._pace.limit_s
-        all_busy = all(self._is_busy(rank.rank) for rank in self._picture.ranks)
-        if self._takes_its_time() or all_busy:
-            return max(self._hang_s, limit)
-        return self._pace.busy_limit_s if self._works(verdict) else limit
+        if not _is_waited_for(verdict) and self._somebody_works():
+            return math.inf
+        limit, works = self._pace.limit_s, self._works(verdict)
+        if self._takes_its_time():
+            return max(_QUIET_S if works else _QUIET_IDLE_S, limit)
+        return self._pace.busy_limit_s if works else limit
 
     def _act_s(self, verdict: Verdict) -> float:
-        is_patient = self._takes_its_time() or self._works(verdict)
-        patience = self._hang_s * (_PATIENCE_FACTOR if is_patient else 1.0)
-        return min(max(patience, self._pace.limit_s), _LONGEST_S)
+        """The user's patience, where somebody is blocked; or where there are heartbeats, and they stop without work."""
+        if not _is_waited_for(verdict) and (self._somebody_works() or self._is_plain(self._picture.ranks)):
+            return math.inf
+        return max(self._hang_s, _START_S) if self._is_young() else self._hang_s
+
+    def _repeat_s(self) -> float:
+        """When what was reported is reported again."""
+        return math.inf if self._said is None else max(_REPEAT_S, 2.0 * self._said_still_s)
 
     def _holds_up(self, verdict: Verdict) -> bool:
         """Whether anybody waits for it: a rank that has more to do than others after the loop is in nobody's way."""
@@ -202,8 +221,11 @@ class Vigil:
         return verdict.cause is Cause.TEARDOWN or not others or not all(map(is_done, others))
 
     def _is_told(self, verdict: Verdict) -> bool:
-        """A stall is told once; a better reason for it is worth another word."""
+        """A stall is told at growing intervals, a better reason for it at once; who debugs a rank knows."""
         if self._said is None:
+            return False
+        is_due = self._pace.still_s >= self._repeat_s()
+        if is_due and verdict.cause is not Cause.DEBUGGED and self._holds_up(verdict):
             return False
         return self._said[1].cause is not Cause.UNKNOWN or verdict.cause is Cause.UNKNOWN
 
@@ -230,7 +252,7 @@ class Vigil:
             if self._first_step is None and rank.beats:
                 self._first_step = rank.step
             recent = self._work.setdefault(rank.rank, deque(maxlen=_NUM_RECENT))
-            recent.append(rank.cpu >= _BUSY_CORES or rank.has_io or rank.state == "R")
+            recent.append(rank.cpu >= BUSY_CORES or rank.has_io or rank.state == "R")
 
     def _takes_its_time(self) -> bool:
         """It begins, evaluates, saves, or some ranks are done and others have something left to do."""
@@ -251,16 +273,17 @@ class Vigil:
         return max(rank.step for rank in ranks) - (self._first_step or 0)
 
     def _is_plain(self, ranks: list[RankFacts]) -> bool:
-        """A script that knows nothing of us: it has no beats, only collectives."""
-        return all(
-            rank.phase in (Phase.START, Phase.USER) and not rank.step and rank.beats < 4 for rank in ranks
-        )
+        """A loop without heartbeats: nobody marks what it does, and only collectives and steps of DDP are seen."""
+        return all(rank.beats < 2 or rank.phase in OUT for rank in ranks)
 
     def _is_in(self, phases: tuple[Phase, ...]) -> bool:
         ranks = self._picture.ranks
         if self._is_plain(ranks):
             return False
         return any(rank.phase in phases for rank in ranks if not has_ended(rank))
+
+    def _somebody_works(self) -> bool:
+        return any(map(self._is_busy, self._work))
 
     def _works(self, verdict: Verdict) -> bool:
         ranks = self._work if verdict.rank is None else [verdict.rank]
@@ -270,6 +293,11 @@ class Vigil:
         """In most of the last looks; a single tick of work is none."""
         recent = self._work.get(rank, ())
         return bool(recent) and 2 * sum(recent) > len(recent)
+
+
+def _is_waited_for(verdict: Verdict) -> bool:
+    """By other ranks, or by the user, whose job is done but for its end."""
+    return verdict.num_blocked > 0 or verdict.cause is Cause.TEARDOWN
 
 
 def _reached(picture: Picture) -> tuple[int, int]:

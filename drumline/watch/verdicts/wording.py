@@ -57,7 +57,7 @@ def seconds(value: float) -> str:
 
 def since(scene: Scene, rank: RankFacts) -> str:
     """`since step 812`; where nobody counts steps, `for 12 s`."""
-    return f"since step {rank.step}" if scene.has_steps else f"for {seconds(rank.age_s)}"
+    return f"since step {rank.step}" if scene.has_steps else f"for {seconds(rank.still_s)}"
 
 
 def at(scene: Scene, rank: RankFacts) -> str:

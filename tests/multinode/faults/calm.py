@@ -16,6 +16,7 @@ from drumline.metrics.events import read_events
 from tests.multinode.faults import reading
 from tests.multinode.faults.calm_task import PAUSES, VARIABLE
 from tests.multinode.faults.catalogue import HOSTS, RANKS_PER_HOST
+from tests.multinode.faults.healthy import run_healthy
 from tests.multinode.faults.reading import Said
 from tests.multinode.hosts import Testbed
 
@@ -103,14 +104,26 @@ def _judge(folder: Path, codes: list[int], seconds: float, text: str) -> Calmnes
 
 
 def main(folder: Path, *, steps: int) -> int:
+    """Both kinds: the healthy jobs side by side, then the long run."""
+    outcomes = run_healthy(folder)
+    for one in outcomes:
+        print(f"{one.name}: exit code {one.code}, {len(one.said)} stalls, {len(one.unexpected)} false alarms")
+        if not one.is_fine:
+            print(f"{reading.to_text(one.unexpected)}\n{one.text[-4000:]}\nsee {folder / one.name}")
+    is_calm = _main_calm(folder, steps=steps)
+    if not is_calm or not all(one.is_fine for one in outcomes):
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+def _main_calm(folder: Path, *, steps: int) -> bool:
     calm = run_calm(folder, steps=steps)
     print(
         f"{calm.steps} steps in {calm.seconds / 60:.0f} min with {len(calm.paused)} pauses; exit codes {calm.codes}"
     )
     print(f"false alarms: {len(calm.false_alarms)}; the data stall was noted {len(calm.noted)} times")
     print(reading.to_text([*calm.false_alarms, *calm.noted]))
-    if calm.is_fine:
-        shutil.rmtree(folder)
-        return 0
-    print(f"{calm.text[-4000:]}\nsee {folder}; pauses: {calm.paused}")
-    return 1
+    if not calm.is_fine:
+        print(f"{calm.text[-4000:]}\nsee {folder}; pauses: {calm.paused}")
+    return calm.is_fine

@@ -15,7 +15,7 @@ def test_under_another_launcher_nothing_is_told() -> None:
     terms = watch_terms_from({})
     assert terms == WatchTerms()
     assert (terms.folder, terms.secret, terms.nodes, terms.run) == (None, None, (), None)
-    assert (terms.on_hang, terms.hang_s) == ("restart", 60.0)
+    assert (terms.on_hang, terms.hang_s) == ("restart", None)
 
 
 def test_what_is_told_is_read_and_the_secret_is_not_shown() -> None:

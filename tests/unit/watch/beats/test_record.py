@@ -49,6 +49,12 @@ def test_a_record_says_where_its_rank_is(tmp_path: Path) -> None:
     assert (now.beats, now.step, now.phase, now.micro, now.collective) == (3, 812, Phase.BACKWARD, 2, 4410)
     writer.begin_step(813)
     assert (beat_of(path).step, beat_of(path).micro) == (813, 0)
+    assert (now.moves, now.moved_ns, writer.marks) == (0, 0, 3)
+    writer.move(4420)
+    writer.move(None)
+    moved = beat_of(path)
+    assert (moved.moves, moved.collective, moved.beats) == (2, 4420, 3)
+    assert moved.moved_ns == pytest.approx(before, abs=2e9)
 
 
 def test_time_is_counted_by_phase_and_tells_when_the_present_one_began(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from drumline.watch.beats.record import BeatWriter
 from drumline.watch.facts import NodeFacts, RankFacts, node_from_json, to_json
 from drumline.watch.sidecar import procfs
 from drumline.watch.sidecar.processes import RankLook
+from drumline.watch.verdicts.scene import BUSY_CORES
 from tests.unit.watch.sidecar.conftest import StartRank, wait_until
 
 
@@ -197,9 +198,25 @@ def test_cpu_counts_what_a_rank_started_once_it_stands_still(start_rank: StartRa
         assert not facts_of(look).has_io, "its answers to us are not its own work"
 
 
-def begin(pid: int) -> int:
-    stat = procfs.read_stat(pid)
-    return stat.start if stat else 0
+def test_cpu_is_measured_over_an_interval(start_rank: StartRank, tmp_path: Path) -> None:
+    """A rank that gets the CPU now and then, as on a busy machine; a look may find it without."""
+    start_rank(
+        "say('ready')\n"
+        "while True:\n"
+        "    until = time.thread_time() + 0.12\n"
+        "    while time.thread_time() < until: pass\n"
+        "    time.sleep(0.5)\n"
+    )
+    look = look_at(tmp_path)
+    wait_until(lambda: time.sleep(0.2) or facts_of(look).cpu > 0)
+    for _ in range(8):
+        time.sleep(0.2)
+        facts_of(look)
+    seen = []
+    for _ in range(12):
+        time.sleep(0.2)
+        seen.append(facts_of(look).cpu)
+    assert min(seen) >= BUSY_CORES, seen
 
 
 def state_of(pid: int) -> str:
