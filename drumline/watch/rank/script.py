@@ -52,9 +52,10 @@ class _Attended:
     def __init__(self, words: list[str]) -> None:
         self._attendance = attend_script(own_variables())
         self._beat = BeatWriter() if self._attendance is None else self._attendance.beat
-        self._notes, activity = (
-            (None, None) if self._attendance is None else _observe(self._attendance, words)
-        )
+        self._notes: ScriptNotes | None = None
+        activity: BeatWriter | None = None
+        if self._attendance is not None:
+            self._notes, activity = _observe(self._attendance, words)
         self._count = CollectiveCount(
             self._beat,
             patience_s=None if self._attendance is None else self._attendance.patience_s,
