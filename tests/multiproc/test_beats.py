@@ -32,7 +32,7 @@ from drumline.errors import ExitCode
 from drumline.tasks.base import Loss
 from drumline.watch.beats.phase import Phase
 from drumline.watch.beats.record import Beat, BeatWriter, read_beat
-from drumline.watch.rank.collective_count import CollectiveCount
+from drumline.watch.rank.collective_count import CollectiveCount, collectives_begun
 from tests.jobs import Classify, Points, make_config
 from tests.ranks import run_ranks
 
@@ -266,7 +266,7 @@ def loop_without_our_loader(folder: Path) -> list[Beat]:
         path = folder / f"rank-{ddp.rank:05d}.beat"
         count = CollectiveCount(ddp.beat, sign=ddp._versions, every_s=0.02)  # as where there is a sidecar
         model = ddp.wrap(nn.Linear(6, 2).double())
-        looks = [beat_when(path, lambda beat: beat.moves > 0)]
+        looks = [beat_when(path, lambda beat: beat.collective == collectives_begun())]
         for waits in (model.no_sync, nullcontext):
             for _ in range(10):
                 for inputs, targets in DataLoader(Points(10), batch_size=5):

@@ -33,6 +33,12 @@ def test_alone_the_same_script_runs_on_one_process() -> None:
     assert not dist.is_initialized()
 
 
+def test_torchs_own_timeout_comes_after_the_watchs_patience() -> None:
+    assert DDPManager(watch=WatchConfig(hang_s=900))._train_timeout_s == 990
+    assert DDPManager(train_timeout_s=3600)._train_timeout_s == 3600
+    assert DDPManager(train_timeout_s=5, watch=WatchConfig(sidecar="off"))._train_timeout_s == 5
+
+
 def test_settings_of_the_watch_are_checked_before_anybody_meets() -> None:
     with pytest.raises(ConfigError) as caught:
         DDPManager(watch=WatchConfig(on_hang="restrat", hang_s=0))  # type: ignore[arg-type]
