@@ -67,10 +67,14 @@ soak-storm: .venv/ready tools ## one launch under a fault every 45 s, unattended
 soak-calm: .venv/ready tools ## 10,000 healthy steps with pauses of every kind: no false alarm
 	$(BIN)/python -m tests.multinode.faults --false-alarms
 
+soak-forks: .venv/ready ## thousands of DataLoader workers forked right after broadcasts: none may hang
+	$(BIN)/python -m tests.forks --count 10000
+	$(BIN)/python -m tests.forks --count 400 --press
+
 soak-demo: .venv/ready ## the demo to its end: does it still learn to read digits?
 	$(BIN)/python -m tests.multiproc.test_train_built_ins
 
 clean: ## remove what the targets above made
 	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check tools test bench bench-gpu bench-exact bench-doctor bench-preflight bench-watch bench-lint soak-exact soak-demo soak-restarts soak-faults soak-storm soak-calm clean
+.PHONY: help setup demo check tools test bench bench-gpu bench-exact bench-doctor bench-preflight bench-watch bench-lint soak-exact soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks clean

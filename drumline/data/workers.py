@@ -1,21 +1,101 @@
-"""The life and death of DataLoader worker processes, where torch leaves something to be wished for.
+"""How DataLoader worker processes start and end, where torch is not strict enough.
 
-Signals for the rank do not end its workers; a worker that dies is named; ending them cannot hang. The only
-file that uses private parts of torch's DataLoader.
+One that hangs in `fork` is forked again; signals for the rank do not end its workers; a worker that dies is named;
+ending them cannot hang. The only file that uses private parts of torch's DataLoader.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import wait
+from multiprocessing.context import ForkContext, ForkProcess
+from multiprocessing.popen_fork import Popen
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data._utils import signal_handling
 
 from drumline.errors import TrainingError
+
+FORK_ATTEMPTS = 5
+STUCK_AFTER_S = 1.0
+"""Asleep without a break, in code that never sleeps."""
+LOOK_EVERY_S = 0.05
+
+log = logging.getLogger("drumline")
+
+
+class _ForkedWorker(ForkProcess):
+    """A child that reports when it runs Python, and is forked again if it never does.
+
+    On Python 3.11 a child hangs in `fork` if a C++ thread (gloo's, NCCL's) is in `PyThreadState_New` at that moment:
+    the thread holds a lock of the interpreter, and the child, which has no such thread, waits for it. Nothing that
+    Python can do before a fork keeps that thread out, since it does not hold the GIL. Python 3.12 takes the lock first.
+    """
+
+    _ready: tuple[int, int]
+
+    def run(self) -> None:
+        """In the child."""
+        os.write(self._ready[1], b".")
+        for end in self._ready:
+            os.close(end)
+        super().run()
+
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> Popen:  # noqa: N802 - what multiprocessing calls to fork
+        assert isinstance(process_obj, _ForkedWorker)
+        for attempt in range(1, FORK_ATTEMPTS + 1):
+            process_obj._ready = os.pipe()
+            try:
+                child = Popen(process_obj)
+                # The last one is left to itself: whatever it sleeps in comes every time, so it is no such race.
+                if attempt == FORK_ATTEMPTS or _has_left_fork(child.pid, process_obj._ready[0]):
+                    return child
+            finally:
+                for end in process_obj._ready:
+                    os.close(end)
+            child.kill()
+            child.wait()
+            child.close()
+            log.warning(
+                f"DataLoader worker {child.pid} hung in fork (fixed in Python 3.12) and was forked again"
+            )
+        raise AssertionError
+
+
+class _ForkAgain(ForkContext):
+    Process = _ForkedWorker
+
+
+def fork_context() -> ForkContext:
+    """How a DataLoader starts its workers."""
+    return ForkContext() if sys.version_info >= (3, 12) else _ForkAgain()
+
+
+def _has_left_fork(pid: int, ready: int) -> bool:
+    """False: it has slept for long, and without a break; one that waits for a core or the disk does not sleep."""
+    last, since = "", time.monotonic()
+    while not wait([ready], timeout=LOOK_EVERY_S):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return True  # no such file on this system: nothing to judge by
+        seen, now = f"{fields[0]} {fields[11]} {fields[12]}", time.monotonic()  # state, CPU time
+        if fields[0] != "S" or seen != last:
+            last, since = seen, now
+        elif now - since >= STUCK_AFTER_S:
+            return False
+        if fields[0] == "Z":
+            return True  # what ended it is for the DataLoader to report
+    return True
 
 
 def leave_signals_to_the_rank(worker: int) -> None:
