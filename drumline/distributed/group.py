@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from drumline.distributed.device import nccl_gpu
 from drumline.distributed.start.meeting import open_store
@@ -70,7 +69,9 @@ def join_group(
     )
     # The first collective makes the connections, so it still belongs to the start.
     dist.all_reduce(torch.zeros(1, device=device if backend == "nccl" else "cpu"))
-    _set_pg_timeout(timedelta(seconds=train_timeout_s))
+    # Public from torch 2.15 on, where the private name prints a warning.
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    set_timeout(timedelta(seconds=train_timeout_s))
     return meeting.store
 
 
