@@ -29,6 +29,12 @@ tools: ## get what tests/multinode needs from apt, where that may be
 test: check tools ## everything that must pass before a change lands
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
+test-newest: tools ## the suite against the newest torch that pip finds, in a venv of its own
+	$(PYTHON) -m venv .venv-newest
+	grep -v '^torch==' constraints.txt > .venv-newest/constraints.txt
+	.venv-newest/bin/pip install --quiet --upgrade --constraint .venv-newest/constraints.txt --editable '.[dev]' torch
+	.venv-newest/bin/python -m pytest --numprocesses 2 --dist worksteal $(TESTS)
+
 bench: .venv/ready ## the engine with everything on against a hand-written loop, on the CPU
 	$(BIN)/python -m benchmarks cpu --device cpu
 
@@ -75,6 +81,6 @@ soak-demo: .venv/ready ## the demo to its end: does it still learn to read digit
 	$(BIN)/python -m tests.multiproc.test_train_built_ins
 
 clean: ## remove what the targets above made
-	rm -rf .venv runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-newest runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check tools test bench bench-gpu bench-exact bench-doctor bench-preflight bench-watch bench-lint soak-exact soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks clean
+.PHONY: help setup demo check tools test bench bench-gpu bench-exact bench-doctor bench-preflight bench-watch bench-lint soak-exact soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
