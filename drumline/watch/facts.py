@@ -33,6 +33,8 @@ class WorkerFacts:
     """As in /proc: R S D T t Z; X when it is gone."""
     cpu: float = 0.0
     """Cores that it used since the last look."""
+    in_fork_s: float = 0.0
+    """For how long it sleeps without having left `fork`; 0: it has left."""
     stack: tuple[str, ...] = ()
 
 

@@ -4,7 +4,9 @@ lock nor a thread of ours.
 The signal is for a rank that does not answer, where Python stands still: the C code reads the stacks of other threads
 as they are, and a thread that ran meanwhile would pull its stack away from under it, which ends the process.
 
-Workers that it forks inherit the handler and the open file: who asks several processes asks one after the other.
+Workers that it forks inherit the handler and the open file: who asks several processes asks one after the other. They
+have a signal of their own, whose handler they register when they leave `fork`: the rank's handler would end a process
+that is still in there.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 
 # SIGUSR1 and SIGTERM mean preemption; the first real-time signals are used by C libraries and profilers.
 STACK_SIGNAL = signal.SIGRTMIN + 7
+WORKER_SIGNAL = signal.SIGRTMIN + 8
 ANSWERING = "drumline-answer"
 MAX_CALLS = 48
 
@@ -30,7 +33,7 @@ def register_stacks(path: Path) -> None:
     faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
     # In a worker it is the main thread that gets the signal, and its own stack is enough.
     os.register_at_fork(
-        after_in_child=lambda: faulthandler.register(STACK_SIGNAL, file=file, all_threads=False, chain=False)
+        after_in_child=lambda: faulthandler.register(WORKER_SIGNAL, file=file, all_threads=False, chain=False)
     )
     # An abort in a library (gloo's, when shapes differ) ends Python without a word of where.
     if not faulthandler.is_enabled():

@@ -9,6 +9,7 @@ from dataclasses import replace
 from drumline.watch.facts import WorkerFacts
 from drumline.watch.sidecar import procfs
 from drumline.watch.sidecar.procfs import GONE, TICKS_PER_S, Stat
+from drumline.watch.sidecar.stacks import in_fork_s
 
 # A rank may have hundreds of threads, each with a list of its own of what it started.
 SEARCH_EVERY_S = 15.0
@@ -71,7 +72,7 @@ class Descendants:
 
 def refreshed(worker: WorkerFacts, stack: tuple[str, ...]) -> WorkerFacts:
     """The same worker as it is now."""
-    return replace(worker, state=_state(worker.pid), stack=stack)
+    return replace(worker, state=_state(worker.pid), in_fork_s=in_fork_s(worker.pid), stack=stack)
 
 
 def _state(pid: int) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from drumline.watch.beats.record import Beat, read_beat
 from drumline.watch.facts import Collective, RankFacts, WorkerFacts
+from drumline.watch.rank.stacks import WORKER_SIGNAL
 from drumline.watch.sidecar import procfs
 from drumline.watch.sidecar.descendants import Descendants, refreshed
 from drumline.watch.sidecar.flight import ask_flight, told_calls, told_workers
@@ -120,7 +121,10 @@ class RankLook:
         found: list[WorkerFacts] = []
         for worker in workers:
             left_s = min(end - time.monotonic(), 0.4)
-            stack = await stack_of(worker.pid, self._file("stacks"), within_s=left_s) if left_s > 0 else ()
+            stack: tuple[str, ...] = ()
+            if left_s > 0:
+                file = self._file("stacks")
+                stack = await stack_of(worker.pid, file, within_s=left_s, signal=WORKER_SIGNAL)
             found.append(refreshed(worker, stack))
         return tuple(found)
 

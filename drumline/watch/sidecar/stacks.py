@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from drumline.watch.rank.stacks import ANSWERING, STACK_SIGNAL
+from drumline.watch.rank.stacks import ANSWERING, STACK_SIGNAL, WORKER_SIGNAL
 from drumline.watch.sidecar import procfs
 
 WITHIN_S = 0.4
@@ -21,7 +21,6 @@ EVERY_S = 0.004
 MAX_BYTES = 1 << 18
 MAX_FRAMES = 48
 OURS = "/drumline/"
-_BIT = 1 << (STACK_SIGNAL - 1)
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 _ANSWER = re.compile(r"^(Current thread |Stack )", re.MULTILINE)
 # Python has no name for tgkill, and the C library only since 2.30.
@@ -29,18 +28,31 @@ _TGKILL = {"x86_64": 234, "aarch64": 131}.get(platform.machine())
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-async def stack_of(pid: int, file: Path, *, within_s: float = WITHIN_S) -> tuple[str, ...]:
+async def stack_of(
+    pid: int, file: Path, *, within_s: float = WITHIN_S, signal: int = STACK_SIGNAL
+) -> tuple[str, ...]:
     """The calls that the main thread is in, the innermost first. Empty when the process cannot answer: it has no
-    handler (the signal would end it), is stopped (the signal would wait for it), hangs in the kernel, or is gone."""
-    thread = _thread_to_ask(pid)
+    handler (the signal would end it), is stopped (the signal would wait for it), hangs in the kernel, or is gone.
+    `signal`: WORKER_SIGNAL for what a rank has forked."""
+    thread = _thread_to_ask(pid, signal)
     if thread is None:
         return ()
     with suppress(OSError):
         os.truncate(file, 0)
-        _send(pid, thread)
-        if await _has_answered(pid, thread, within_s):
+        _send(pid, thread, signal)
+        if await _has_answered(pid, thread, within_s, signal):
             return main_thread(file.read_bytes()[:MAX_BYTES].decode(errors="replace"), _folder(pid))
     return ()
+
+
+def in_fork_s(pid: int) -> float:
+    """For how long a process that a rank has forked sleeps there without having left `fork`: it has the rank's handler,
+    and has not registered its own. 0: it has left, or runs."""
+    status, stat = procfs.read_status(pid), procfs.read_stat(pid)
+    is_in = _has(status, "SigCgt", STACK_SIGNAL) and not _has(status, "SigCgt", WORKER_SIGNAL)
+    if stat is None or stat.state != "S" or not is_in:
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start / procfs.TICKS_PER_S)
 
 
 def described(pid: int, calls: Iterable[tuple[str, int | None, str]]) -> tuple[str, ...]:
@@ -85,11 +97,11 @@ def shorten(file: str, folder: str) -> str:
     return "/".join(file.split("/")[-2:]) if file.startswith("/") else file
 
 
-def _thread_to_ask(pid: int) -> int | None:
+def _thread_to_ask(pid: int, signal: int) -> int | None:
     """A main thread that runs is asked itself, so that its stack stands still; one that waits is left alone where
     another thread can answer for it."""
     status, stat = procfs.read_status(pid), procfs.read_stat(pid)
-    if stat is None or stat.state in procfs.STOPPED or not _has(status, "SigCgt"):
+    if stat is None or stat.state in procfs.STOPPED or not _has(status, "SigCgt", signal):
         return None
     thread = (
         pid
@@ -100,7 +112,7 @@ def _thread_to_ask(pid: int) -> int | None:
     if own.get("State", "D")[0] in ("D", *procfs.STOPPED, *procfs.ENDED):
         return None
     # One that still waits to be handled is enough.
-    return None if any(_has(own, kind) for kind in ("SigBlk", "SigPnd", "ShdPnd")) else thread
+    return None if any(_has(own, kind, signal) for kind in ("SigBlk", "SigPnd", "ShdPnd")) else thread
 
 
 def _is_answering(pid: int, thread: int) -> bool:
@@ -108,14 +120,14 @@ def _is_answering(pid: int, thread: int) -> bool:
     return stat is not None and stat.name == ANSWERING
 
 
-def _send(pid: int, thread: int) -> None:
+def _send(pid: int, thread: int, signal: int) -> None:
     if _TGKILL is None:
-        os.kill(pid, STACK_SIGNAL)
-    elif _libc.syscall(_TGKILL, pid, thread, STACK_SIGNAL):
+        os.kill(pid, signal)
+    elif _libc.syscall(_TGKILL, pid, thread, signal):
         raise OSError(ctypes.get_errno(), "tgkill")
 
 
-async def _has_answered(pid: int, thread: int, within_s: float) -> bool:
+async def _has_answered(pid: int, thread: int, within_s: float, signal: int) -> bool:
     """The kernel tells: until it is handled a signal is pending, and while it is handled it is blocked."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:
@@ -123,13 +135,13 @@ async def _has_answered(pid: int, thread: int, within_s: float) -> bool:
         status = procfs.read_status(pid, thread)
         if not status:
             return False
-        if not any(_has(status, kind) for kind in ("SigPnd", "ShdPnd", "SigBlk")):
+        if not any(_has(status, kind, signal) for kind in ("SigPnd", "ShdPnd", "SigBlk")):
             return True
     return False
 
 
-def _has(status: dict[str, str], kind: str) -> bool:
-    return bool(int(status.get(kind, "0"), 16) & _BIT)
+def _has(status: dict[str, str], kind: str, signal: int) -> bool:
+    return bool(int(status.get(kind, "0"), 16) & 1 << (signal - 1))
 
 
 def _folder(pid: int) -> str:

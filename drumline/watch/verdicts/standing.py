@@ -18,6 +18,12 @@ _STATES = {
     "t": (Cause.DEBUGGED, "is held by a debugger"),
     "D": (Cause.STORAGE, "waits for storage"),
 }
+_FORK_S = 30.0
+"""Nothing that ends sleeps so long in there; before that it may be a hook of the user's (os.register_at_fork)."""
+_FORK_NEXT = (
+    "use Python 3.12 or newer (in 3.11 a thread of torch can block a fork), or ddp.loader, which forks such a worker "
+    "again; gdb -p {} on {} shows what it waits for"
+)
 _MOST_PLACES = 4
 _SEE_WAIT = "see what {} waits for: a file, a server, a lock; the verdict's file has its stack"
 
@@ -101,7 +107,7 @@ def _in_data(scene: Scene, rank: RankFacts, suspects: list[RankFacts]) -> Verdic
         f"{name(rank)} has been in DataLoader {since(scene, rank)}{why}",
         suspects,
         next_step,
-        is_certain=worker is not None and worker.state in "TXZ",
+        is_certain=worker is not None and (worker.state in "TXZ" or worker.in_fork_s > _FORK_S),
     )
 
 
@@ -111,6 +117,8 @@ def _worst(rank: RankFacts) -> WorkerFacts | None:
         for worker in rank.workers:
             if worker.state == state:
                 return worker
+    if in_fork := [worker for worker in rank.workers if worker.in_fork_s]:
+        return in_fork[0]
     at_work = [worker for worker in rank.workers if worker.stack and not is_idle_worker(worker.stack)]
     return max(at_work, key=lambda worker: (-worker.cpu, -worker.number), default=None)
 
@@ -118,6 +126,8 @@ def _worst(rank: RankFacts) -> WorkerFacts | None:
 def _about_worker(rank: RankFacts, worker: WorkerFacts) -> tuple[Cause, str, str]:
     cause, how = _STATES.get(worker.state, (Cause.DATASET, ""))
     frame = innermost(worker.stack)
+    if worker.in_fork_s and not how:
+        return cause, f" (worker {worker.number} is stuck in fork)", _FORK_NEXT.format(worker.pid, rank.host)
     if not how:
         how = f"computes with {worker.cpu:.1f} cores" if worker.cpu >= BUSY_CORES else "is"
     how = f"{how} in {frame}" if frame else how

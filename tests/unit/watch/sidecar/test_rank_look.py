@@ -177,6 +177,26 @@ def test_only_workers_of_the_loader_that_it_waits_for_are_workers(
     assert [(one.number, one.pid, one.state) for one in workers] == [(0, first, "S"), (1, second, "T")]
     assert [frame.rpartition(" in ")[2] for frame in workers[0].stack[:2]] == ["wait_forever", "__getitem__"]
     assert workers[1].stack == ()
+    assert workers[0].in_fork_s == workers[1].in_fork_s == 0
+
+
+def test_a_worker_in_fork_is_seen_there_and_left_alone(start_rank: StartRank, tmp_path: Path) -> None:
+    """A signal would wake it from the pause, as it ended the one that waited for Python's lock."""
+    start_rank(
+        "from torch.utils.data import DataLoader\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.__register_atfork(None, None, libc.pause, None)\n"
+        "batches = iter(DataLoader(range(6), num_workers=1, multiprocessing_context='fork'))\n"
+        "say('ready')\n"
+        "next(batches)\n"
+    )
+    look = look_at(tmp_path)
+    wait_until(lambda: any("_try_get_data" in frame for frame in closely(look).stack))
+    (first,), (later,) = closely(look).workers, closely(look).workers
+    assert (
+        (first.pid, first.state, first.stack) == (later.pid, later.state, later.stack) == (first.pid, "S", ())
+    )
+    assert 0 < first.in_fork_s < later.in_fork_s
 
 
 def test_cpu_counts_what_a_rank_started_once_it_stands_still(start_rank: StartRank, tmp_path: Path) -> None:

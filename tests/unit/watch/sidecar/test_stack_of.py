@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from drumline.watch.rank.stacks import STACK_SIGNAL
+from drumline.watch.rank.stacks import WORKER_SIGNAL
 from drumline.watch.sidecar import procfs
 from drumline.watch.sidecar.stacks import last_stack, main_thread, shorten, stack_of
 from tests.unit.watch.sidecar.conftest import StartRank, wait_until
@@ -57,21 +57,21 @@ def test_without_a_thread_for_answers_the_main_thread_is_asked_and_not_in_the_ke
     (worker,) = procfs.children(rank.pid)
     file = tmp_path / "rank-00003.stacks"
     wait_until(lambda: "read" in Path(f"/proc/{worker}/wchan").read_text() or state_of(worker) == "S")
-    assert asyncio.run(stack_of(worker, file))[0].endswith(" in worker")
+    assert asyncio.run(stack_of(worker, file, signal=WORKER_SIGNAL))[0].endswith(" in worker")
     size = file.stat().st_size
-    assert asyncio.run(stack_of(worker, file))
+    assert asyncio.run(stack_of(worker, file, signal=WORKER_SIGNAL))
     assert file.stat().st_size == size, "emptied before each question"
     assert rank.stdin is not None
     rank.stdin.write("x")
     rank.stdin.flush()
     wait_until(lambda: state_of(worker) == "D")
-    assert asyncio.run(stack_of(worker, file)) == ()
+    assert asyncio.run(stack_of(worker, file, signal=WORKER_SIGNAL)) == ()
     status = procfs.read_status(worker)
-    assert (int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)) & 1 << (STACK_SIGNAL - 1) == 0
+    assert (int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)) & 1 << (WORKER_SIGNAL - 1) == 0
     (child,) = procfs.children(worker)
     os.kill(child, signal.SIGKILL)
     wait_until(lambda: state_of(worker) == "S")
-    assert asyncio.run(stack_of(worker, file))[0].endswith(" in wait_forever")
+    assert asyncio.run(stack_of(worker, file, signal=WORKER_SIGNAL))[0].endswith(" in wait_forever")
 
 
 def state_of(pid: int) -> str:

@@ -112,6 +112,16 @@ WHOLE = [
         id="dataset in a worker",
     ),
     pytest.param(
+        picture(
+            stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", (), in_fork_s=6.2)))
+        ),
+        Cause.DATASET,
+        "stall: rank 5 on node-b has been in DataLoader since step 812 (worker 1 is stuck in fork); 7 ranks wait in "
+        "all_reduce #4410. Next: use Python 3.12 or newer (in 3.11 a thread of torch can block a fork), or ddp.loader, "
+        "which forks such a worker again; gdb -p 5001 on node-b shows what it waits for",
+        id="worker stuck in fork",
+    ),
+    pytest.param(
         picture(stands(5, Phase.FORWARD, stack=IN_LOSS)),
         Cause.USER_CODE,
         "stall: rank 5 on node-b has been in forward since step 812 (job/losses.py:44 in contrastive), without using "
@@ -507,6 +517,8 @@ def test_near_misses_of_data() -> None:
     gone = found(picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "Z", ()), worker(1)))))
     assert (gone.cause, gone.is_certain) == (Cause.DATASET, True)
     assert "(worker 0 is gone)" in gone.what
+    in_fork = found(picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, in_fork_s=31.0),))))
+    assert in_fork.is_certain, "no hook of the user's takes so long"
     stuck = found(picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "D"), worker(1)))))
     assert stuck.cause is Cause.STORAGE
     busy = worker(1, "R", WORKER_IN_SAMPLE[1:], cpu=0.97)
