@@ -85,7 +85,12 @@ def _has_left_fork(pid: int, ready: int) -> bool:
     last, since = "", time.monotonic()
     while not wait([ready], timeout=LOOK_EVERY_S):
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            fields = (
+                Path(f"/proc/{pid}/stat")
+                .read_text(encoding="utf-8", errors="replace")
+                .rpartition(")")[2]
+                .split()
+            )
         except OSError:
             return True  # no such file on this system: nothing to judge by
         seen, now = f"{fields[0]} {fields[11]} {fields[12]}", time.monotonic()  # state, CPU time
