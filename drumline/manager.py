@@ -232,7 +232,7 @@ class DDPManager:
         if isinstance(error, SystemExit) and not error.code:
             self._beat.mark(Phase.LEFT)
         else:
-            self._beat.fail(summary(error))
+            self.note_failure(error)
 
     @property
     def rank(self) -> int:
@@ -267,6 +267,13 @@ class DDPManager:
     def beat(self) -> BeatWriter:
         """Where this rank says what it is doing, for those who watch; without a watch nobody reads it."""
         return self._beat
+
+    def note_failure(self, error: BaseException) -> None:
+        """For those who watch, before anything that may wait."""
+        if self._attendance is None:
+            self._beat.fail(summary(error))
+        else:
+            self._attendance.fail(summary(error))
 
     @property
     def is_restart(self) -> bool:

@@ -140,7 +140,7 @@ def _errors_in_the_beat(ddp: DDPManager) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        ddp.beat.fail(summary(error))
+        ddp.note_failure(error)
         raise
 
 

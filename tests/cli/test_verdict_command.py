@@ -266,3 +266,34 @@ def test_a_task_that_fails_at_the_same_step_three_times_stops_and_says_so(tmp_pa
     assert [event["since"] for event in begun] == ["command", "rank", "rank"]
     assert ["launcher" in event["parts"] for event in begun] == [True, False, False]
     assert output.count(f"after rank 1 on {host} was killed at step 3; 1 step is taken again\n") == 2
+
+
+CALLS_ONE_MORE = """
+import os
+import torch
+import torch.distributed as dist
+from drumline.tasks.classification import ImageClassification
+
+class CallsOneMore(ImageClassification):
+    defaults = {"data.name": "digits", "model.widths": [8], "train.steps": 60, "train.batch_size": 64}
+    seen = 0
+
+    def loss(self, model, batch):
+        self.seen += 1
+        if self.seen == 20 and os.environ["RANK"] == "1":
+            dist.all_reduce(torch.ones(3))
+        return super().loss(model, batch)
+"""
+
+
+def test_an_extra_collective_is_named_with_what_each_side_called(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CALLS_ONE_MORE)
+    words = ["--procs", "2", "--max-restarts", "0", "mine.py:CallsOneMore", "--watch.on_hang", "stop"]
+    code, _, errors = finish(start(*words, cwd=tmp_path))[0]
+    assert code != 0
+    (told,) = [line for line in errors.splitlines() if "failure: " in line or "hang: " in line]
+    assert "mine.py:14 in loss" in told, told
+    host = re.escape(socket.gethostname())
+    # Gloo ends rank 1 or makes it wait, by what arrives first.
+    assert re.search(rf"rank 1 on {host}: all_reduce( #\d+ of \[3\])?; ", told), told
+    assert re.search(rf"(the others|rank 0 on {host}): all_reduce #\d+ of \[\d+\]", told), told

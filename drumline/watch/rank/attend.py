@@ -83,6 +83,12 @@ class Attendance:
             os.close(self._hold)
         self._sidecar.close()
 
+    def fail(self, error: str) -> None:
+        """The rank's last heartbeat; and its collectives, for a sidecar that comes to ask when it has ended."""
+        self.beat.fail(error)
+        with contextlib.suppress(OSError):
+            os.write(self._questions, b"\0")  # answered by the thread: torch's recorder may keep it waiting
+
     def _end_with_python(self) -> None:
         """A program that ends without a word to us: with the error that Python has just shown, if there was one."""
         error = getattr(sys, "last_value", None)

@@ -32,6 +32,11 @@ async def ask_flight(
     return False, ()
 
 
+def left_collectives(folder: Path, rank: int) -> tuple[Collective, ...]:
+    """What a rank that has ended answered last, by itself when it failed."""
+    return _collectives(_read(_answer(folder, rank)))
+
+
 def told_calls(folder: Path, rank: int) -> list[tuple[str, int | None, str]]:
     """What the main thread of a rank that has just answered was doing: file, line and name, the innermost first."""
     try:

@@ -15,7 +15,7 @@ from drumline.watch.facts import Collective, RankFacts, WorkerFacts
 from drumline.watch.rank.stacks import WORKER_SIGNAL
 from drumline.watch.sidecar import procfs
 from drumline.watch.sidecar.descendants import Descendants, refreshed
-from drumline.watch.sidecar.flight import ask_flight, told_calls, told_workers
+from drumline.watch.sidecar.flight import ask_flight, left_collectives, told_calls, told_workers
 from drumline.watch.sidecar.memory import MemoryWatch
 from drumline.watch.sidecar.procfs import ENDED, GONE, STOPPED, TICKS_PER_S, Process, Stat
 from drumline.watch.sidecar.stacks import described, last_stack, stack_of
@@ -85,6 +85,8 @@ class RankLook:
             facts = await self._questioned(facts, self._seen)
         if facts.state in ENDED and facts.exit in (None, -9):
             facts = replace(facts, memory=self._seen.memory.evidence())
+        if facts.state in ENDED and not facts.collectives:
+            facts = replace(facts, collectives=left_collectives(self._folder, self._rank))
         if facts.state in ENDED and not facts.stack:
             facts = replace(facts, stack=last_stack(self._file("stacks")))
         return facts

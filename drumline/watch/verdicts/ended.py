@@ -13,12 +13,12 @@ from dataclasses import replace
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import RankFacts
 from drumline.watch.verdicts.endings import ended_on_request, is_lost_peer, is_mismatch
-from drumline.watch.verdicts.frames import innermost, is_meeting
+from drumline.watch.verdicts.frames import innermost, is_meeting, operation
 from drumline.watch.verdicts.left import judge_left
 from drumline.watch.verdicts.reach import may_be_gone
-from drumline.watch.verdicts.scene import Scene, has_ended, is_done
+from drumline.watch.verdicts.scene import Scene, has_ended, is_done, pending
 from drumline.watch.verdicts.verdict import Cause, Verdict
-from drumline.watch.verdicts.wording import at, count, name, names, signal_name
+from drumline.watch.verdicts.wording import at, collective, count, name, names, signal_name
 
 _ECHO_S, _LONGEST_ECHO_S = 2.5, 3.2
 """A host that is gone is known to be after some seconds only. By the longer one it is told all the same: the launcher
@@ -193,14 +193,32 @@ def _torn_by_mismatch(scene: Scene, first: RankFacts, own: list[RankFacts]) -> V
     # Who received more than expected ends; when that is most of them, the one who sent it is left.
     odd = whole if 0 < len(whole) < len(aborted) else aborted
     place = f" ({innermost(odd[0].stack)})" if odd[0].stack else ""
+    ops = [
+        (who, op)
+        for who, ranks in ((names(odd), odd), ("the others", _but(scene, odd)))
+        if (op := _entered(ranks))
+    ]
+    entered = "".join(f"{who}: {op}; " for who, op in ops)
     return scene.about(
         odd[0],
         Cause.MISMATCH,
         what=f"{names(odd)} entered another collective than the others, or one of another size{at(scene, odd[0])}"
-        f"{place}: {names(aborted)} {'was' if len(aborted) == 1 else 'were'} ended by SIGABRT in it, as gloo does "
-        "when more data comes than it expects",
+        f"{place}: {entered}{names(aborted)} {'was' if len(aborted) == 1 else 'were'} ended by SIGABRT in it, "
+        "as gloo does when more data comes than it expects",
         next_step="make every rank call the same collectives in the same order with the same shapes; "
         f"the log of rank {aborted[0].rank} has the sizes in bytes",
         is_certain=True,
         since_s=_ago(first) or 0.0,
     )
+
+
+def _but(scene: Scene, ranks: list[RankFacts]) -> list[RankFacts]:
+    return [rank for rank in scene.picture.ranks if rank not in ranks]
+
+
+def _entered(ranks: list[RankFacts]) -> str:
+    """What the first of them of which that is known was in when it ended: by its flight recorder, else by its stack."""
+    for rank in ranks:
+        if rank.collectives:
+            return collective(pending(rank) or rank.collectives[-1], with_sizes=True)
+    return next((op for rank in ranks if (op := operation(rank.stack))), "")

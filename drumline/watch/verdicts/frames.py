@@ -49,6 +49,7 @@ _LOADING = re.compile(r"(^|/)torch/utils/data/|(^|/)drumline/data/")
 _MEETING = re.compile(
     r"(^|/)torch/distributed/(?!elastic|run\.|launcher)|(^|/)drumline/distributed/(collectives|shard_sum)\.py:"
 )
+_COLLECTIVE = re.compile(r"(?:^|/)torch/distributed/distributed_c10d\.py:\S+ in ([a-z]\w*)$")
 _BACKWARD = re.compile(r" in _engine_run_backward$")
 _DEBUGGER = re.compile(r"(^|/)(pdb|bdb)\.py:|(^|/)(_?pydevd|debugpy)[/_]")
 _IDLE_WORKER = re.compile(r" in _worker_loop$")
@@ -78,6 +79,16 @@ def is_meeting(stack: Sequence[str]) -> bool:
 def is_at_prompt(stack: Sequence[str]) -> bool:
     """Whether a debugger of Python's own has stopped it in the user's code, at a breakpoint."""
     return any(_DEBUGGER.search(frame) for frame in takewhile(lambda frame: not _is_users(frame), stack))
+
+
+def operation(stack: Sequence[str]) -> str:
+    """The collective that it has called, by its name in torch; in a backward pass, that of DDP. Empty: none is seen."""
+    for frame in takewhile(lambda frame: not _is_users(frame), stack):
+        if called := _COLLECTIVE.search(frame):
+            return called[1]
+        if _BACKWARD.search(frame):
+            return "all_reduce of gradients"
+    return ""
 
 
 def is_idle_worker(stack: Sequence[str]) -> bool:

@@ -451,8 +451,19 @@ def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
     assert (verdict.cause, verdict.rank) == (Cause.MISMATCH, 2)
     assert verdict.what == (
         "rank 2 on node-a entered another collective than the others, or one of another size at step 812, in backward "
-        "(job/train.py:31 in training_step): rank 2 on node-a was ended by SIGABRT in it, as gloo does when more data "
-        "comes than it expects"
+        "(job/train.py:31 in training_step): rank 2 on node-a: all_reduce; rank 2 on node-a was ended by SIGABRT "
+        "in it, as gloo does when more data comes than it expects"
+    )
+    # The others leave what they were in as they fail.
+    others = [dragged(rank, collectives=recorded(4410, waits=True)) for rank in (0, 1, 3)]
+    assert (
+        "): rank 2 on node-a: all_reduce; the others: all_reduce #4410 of [77290]; rank 2 on node-a was ended"
+        in (found(picture(aborted, *others, world_size=4)).what)
+    )
+    in_backward = ended(2, -6, phase=Phase.BACKWARD, stack=IN_BACKWARD)
+    assert (
+        ": rank 2 on node-a: all_reduce of gradients; "
+        in found(picture(in_backward, *others, world_size=4)).what
     )
     # All but one: then that one sent too much.
     many = [ended(rank, -6, phase=Phase.BACKWARD) for rank in (0, 1, 3)]
