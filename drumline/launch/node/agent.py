@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from drumline.launch.node.addresses import say
@@ -28,6 +28,13 @@ class TellingAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
+        handler = worker_group.spec.rdzv_handler
+        if (
+            result.state is WorkerState.SUCCEEDED
+            and isinstance(handler, FixedRanks)
+            and handler.may_be_needed()
+        ):
+            return RunResult(state=WorkerState.HEALTHY)  # torch asks again, and whether another node waits
         self._failed = result.is_failed()
         if self._failed and any(failure.exitcode in self.final_codes for failure in result.failures.values()):
             self._remaining_restarts = 0

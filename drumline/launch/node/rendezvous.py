@@ -47,8 +47,11 @@ class FixedRanks(RendezvousHandler):
         self.members: dict[int, int] = {}
         """The node rank of each participant of this round, by c10d's number."""
         self._ask = Patience(first_s=1, every_s=1)
+        self._wait = Patience()
         self.why_again = ""
         """Why this node's ranks are started again although they run."""
+        self.is_done = False
+        """Whether all ranks here have exited with 0, while others still work."""
         self.is_leaving = False
         """Whether this node's ranks were told to leave: whoever else comes or goes does not matter any more."""
         self.has_lost = False
@@ -69,6 +72,7 @@ class FixedRanks(RendezvousHandler):
         return False
 
     def next_rendezvous(self) -> RendezvousInfo:
+        self.is_done = False
         with self.explained():
             with self.roll.meeting():
                 info = self._meet()
@@ -138,6 +142,10 @@ class FixedRanks(RendezvousHandler):
         """Not 0 also when a node is gone: its ranks would be waited for in the next collective, and long."""
         if self.is_leaving:
             return 0
+        if self.is_done:
+            again = [rank for rank in self._others if self.roll.is_there(rank, MEETS)]
+            self.why_again = f"{self.roll.names(again)} did so"
+            return len(again)
         with self.explained():
             if self._ask.is_over() and (failure := self.roll.failure()):
                 self.roll.now(DONE)
@@ -164,6 +172,24 @@ class FixedRanks(RendezvousHandler):
             return f"{self.roll.names(lost)} {'is' if len(lost) == 1 else 'are'} gone"
         return f"{self.roll.names(come)} did so" if come else "another node did so"
 
+    def may_be_needed(self) -> bool:
+        """When all ranks here have exited with 0: whether those of another node still work. One that exited too early
+        makes them fail; they are restarted then, and this node's ranks with them."""
+        if self.is_leaving:
+            return False
+        with contextlib.suppress(RendezvousError, dist.DistError):
+            if not self.is_done:
+                self.is_done, self._wait = True, Patience(first_s=PART_FIRST_WORD_S, every_s=PART_EVERY_S)
+                self.roll.now(DONE)
+            if others := self._others_at_work():
+                self._report_wait(self._wait, others)
+                return True
+        return False
+
+    def _report_wait(self, patience: Patience, others: list[int]) -> None:
+        if patience.is_over():
+            say(f"the ranks here are done; waiting for those of {self.roll.names(others)}")
+
     def wait_for_the_end(self) -> None:
         """Collective: ranks end at different times, and the first node must not take the store away too soon."""
         patience = Patience(first_s=PART_FIRST_WORD_S, every_s=PART_EVERY_S)
@@ -171,8 +197,7 @@ class FixedRanks(RendezvousHandler):
             self.roll.now(DONE)
             self.inner.set_closed()  # who comes now comes too late, and is told so
             while others := self._others_at_work():
-                if patience.is_over():
-                    say(f"the ranks here are done; waiting for those of {self.roll.names(others)}")
+                self._report_wait(patience, others)
                 time.sleep(POLL_S)
 
     def tell_failure(self, what: str, code: int = ExitCode.TRAINING_FAILED) -> None:
@@ -185,9 +210,12 @@ class FixedRanks(RendezvousHandler):
 
     def _others_at_work(self) -> list[int]:
         self.roll.hear()
-        others = (rank for rank in self.members.values() if rank != self.node.node_rank)
         limit_s = self.node.lost_after_s
-        return [rank for rank in others if self.roll.is_there(rank, WORKS, MEETS, within_s=limit_s)]
+        return [rank for rank in self._others if self.roll.is_there(rank, WORKS, MEETS, within_s=limit_s)]
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in self.members.values() if rank != self.node.node_rank]
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

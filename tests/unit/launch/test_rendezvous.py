@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
 from drumline.launch.node.addresses import Patience
 from drumline.launch.node.rendezvous import FixedRanks
-from drumline.launch.node.roll import Roll
+from drumline.launch.node.roll import DONE, MEETS, WORKS, Roll
 from drumline.launch.torchrun import Node
 
 
@@ -196,3 +196,24 @@ def test_what_goes_wrong_between_nodes_names_them(
         raise error()
     assert (type(caught.value), caught.value.what) == (kind, what)
     assert caught.value.next_step
+
+
+def test_a_node_whose_ranks_are_done_joins_again_when_another_restarts() -> None:
+    store = dist.HashStore()
+    first, second = (Roll(store, node_of(rank, 2, ("a", "b"))) for rank in range(2))
+    here = FixedRanks(Met(store, 1, 2), second.node, "b", second)  # type: ignore[arg-type]
+    here.members = {0: 0, 1: 1}
+    for roll in (first, second):
+        roll.sign_in()
+    try:
+        first.now(WORKS)
+        assert here.may_be_needed()
+        assert here.num_nodes_waiting() == 0
+        first.now(MEETS)
+        assert here.may_be_needed()
+        assert (here.num_nodes_waiting(), here.why_again) == (1, "node 0 (a) did so")
+        first.now(DONE)
+        assert not here.may_be_needed(), "all are done"
+    finally:
+        for roll in (first, second):
+            roll.sign_out()
