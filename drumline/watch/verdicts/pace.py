@@ -72,7 +72,7 @@ def _unusual_s(gaps: list[float]) -> float:
     """One long wait alone does not make it usual; two do."""
     if len(gaps) < 2:
         return 0.0
-    return 2.0 * max(heapq.nlargest(2, gaps)[1], statistics.median(gaps[-_NUM_USUAL:]))
+    return 2.0 * max(heapq.nlargest(2, gaps)[1], statistics.median_low(gaps[-_NUM_USUAL:]))
 
 
 def _key(rank: RankFacts) -> Hashable:

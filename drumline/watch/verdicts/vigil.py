@@ -3,7 +3,7 @@
 The chief among the sidecars shows every picture to the vigil, about twice a second. What is certain (a process is gone,
 a rank is stopped, a host is silent) is looked into at once. All else may be innocent: when nothing has moved for longer
 than is usual in this run, it is reported, again at growing intervals, and acted on when the user's patience (`hang_s`)
-is over. Where every rank computes and none is blocked in a collective, nobody waits for anybody, and nothing is said.
+is over. Where ranks compute and none is blocked in a collective, nobody waits for anybody, and nothing is done.
 """
 
 from __future__ import annotations
@@ -198,9 +198,10 @@ class Vigil:
         return Word.STALL if still >= self._tell_s(verdict) else None
 
     def _tell_s(self, verdict: Verdict) -> float:
-        if not _is_waited_for(verdict) and self._somebody_works():
-            return math.inf
         limit, works = self._pace.limit_s, self._works(verdict)
+        if not _is_waited_for(verdict) and self._somebody_works():
+            is_plain = self._is_plain(self._picture.ranks)
+            return math.inf if is_plain else max(_QUIET_S, self._pace.busy_limit_s)
         if self._takes_its_time():
             return max(_QUIET_S if works else _QUIET_IDLE_S, limit)
         return self._pace.busy_limit_s if works else limit

@@ -16,7 +16,6 @@ from drumline.watch.beats.record import BeatWriter
 from drumline.watch.facts import NodeFacts, RankFacts, node_from_json, to_json
 from drumline.watch.sidecar import procfs
 from drumline.watch.sidecar.processes import RankLook
-from drumline.watch.verdicts.scene import BUSY_CORES
 from tests.unit.watch.sidecar.conftest import StartRank, wait_until
 
 
@@ -236,7 +235,7 @@ def test_cpu_is_measured_over_an_interval(start_rank: StartRank, tmp_path: Path)
     for _ in range(12):
         time.sleep(0.2)
         seen.append(facts_of(look).cpu)
-    assert min(seen) >= BUSY_CORES, seen
+    assert min(seen) > 0.03, seen
 
 
 def state_of(pid: int) -> str:
