@@ -323,7 +323,8 @@ class DDPManager:
         return all_sum(tensor)
 
     def wrap(self, model: nn.Module, **ddp_options: Any) -> nn.Module:
-        """Collective: the model on this rank's device, checked to be the same everywhere, under DDP.
+        """Collective: the model on this rank's device, checked to be the same everywhere, under DDP; on one process
+        under a wrapper that is used in the same way: `.module`, `no_sync()`, the names in its `state_dict()`.
 
         Options: sync_batchnorm, find_unused_parameters, broadcast_buffers, bucket_cap_mb, gradient_as_bucket_view,
         static_graph. From here on random numbers are this rank's own, so a second model (of a GAN, say) may be built
@@ -335,6 +336,10 @@ class DDPManager:
         seed_rank(self._seed, self.rank)
         self._warn_about_small_batches()
         return self._wrapped
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Your own model, inside what `wrap` and torch.compile put around it: its `state_dict()` has your own names."""
+        return unwrap_model(model)
 
     def loader(
         self,

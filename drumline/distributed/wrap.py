@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +23,26 @@ _BUFFER_OPTION = (
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     else "broadcast_buffers"
 )
+
+
+class Alone(nn.Module):
+    """A model on one process, with what DDP gives it among several: `.module`, `no_sync()`, `join()`, and a state_dict
+    whose names begin with `module.`, so that one script and one file fit both."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        return self.module(*inputs, **options)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """There is nothing to synchronize."""
+        return nullcontext()
+
+    def join(self, **_: Any) -> AbstractContextManager[None]:
+        """There is no rank that could run out of inputs first."""
+        return nullcontext()
 
 
 class Applied(nn.Module):
@@ -52,14 +73,14 @@ def wrap_model(
     gradient_as_bucket_view: bool = True,
     static_graph: bool = False,
 ) -> nn.Module:
-    """Collective: move the model to its device and wrap it. It is only moved where there is no group, or where someone
-    else takes care of the gradients (`reduces_gradients=False`). `applied`: what is wrapped takes a function of the
-    model, and its arguments."""
+    """Collective: move the model to its device and wrap it: in DDP, or where there is no group in `Alone`. `applied`:
+    what is wrapped takes a function of the model, and its arguments; then it is in DDP or in nothing, which it also is
+    where someone else takes care of the gradients (`reduces_gradients=False`)."""
     model = model.to(device)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if not dist.is_initialized() or not reduces_gradients:
-        return Applied(model) if applied else model
+        return Applied(model) if applied else Alone(model)
     if sync_batchnorm:
         model = convert_batchnorm(model, device=device)
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -79,8 +100,8 @@ def wrap_model(
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """The user's own model, inside DDP, torch.compile, both or neither."""
-    if isinstance(model, DistributedDataParallel):
+    """The user's own model, inside what `wrap` put around it, torch.compile, both or neither."""
+    if isinstance(model, DistributedDataParallel | Alone):
         return unwrap_model(model.module)
     if isinstance(model, Applied):
         return unwrap_model(model.model)

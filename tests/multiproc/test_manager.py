@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def test_alone_the_same_script_runs_on_one_process() -> None:
     assert (ddp.rank, ddp.world_size, ddp.get_local_rank(), ddp.is_main_process()) == (0, 1, 0, True)
     assert ddp.device.type in ("cpu", "cuda")
     model = nn.Linear(2, 2)
-    assert ddp.wrap(model) is model
+    assert ddp.unwrap(ddp.wrap(model)) is model
     ddp.barrier()
     assert float(ddp.sum(torch.tensor(2.0, device=ddp.device))) == 2.0
     ddp.cleanup()
@@ -94,6 +95,39 @@ def test_ranks_share_initial_weights_but_not_later_randomness(world_size: int) -
         assert facts["group is gone"] is True
         assert facts["initial"] == results[0]["initial"]
     assert len({facts["noise"] for facts in results}) == world_size
+
+
+def use_of_a_wrapped_model() -> dict[str, object]:
+    """What a script sees of it, which must not depend on how many ranks there are."""
+    with DDPManager() as ddp:
+        own = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+        model: Any = ddp.wrap(own)
+        inputs = torch.ones(4, 2)
+        with model.no_sync():
+            model(inputs).sum().backward()
+        model(inputs).sum().backward()
+        twice = own[2].bias.grad.clone()
+        saved = model.state_dict()
+        with torch.no_grad():
+            own[0].weight.zero_()
+        missing = model.load_state_dict(saved)
+        return {
+            "names": list(saved),
+            "own names": list(ddp.unwrap(model).state_dict()),
+            "parameters": [name for name, _ in model.named_parameters()],
+            "own": model.module is own and ddp.unwrap(model) is own and ddp.unwrap(own) is own,
+            "gradient of two passes": twice.tolist(),
+            "loaded": (str(missing), torch.equal(own[0].weight, saved["module.0.weight"])),
+        }
+
+
+def test_a_wrapped_model_is_used_and_saved_in_the_same_way_on_any_number_of_ranks() -> None:
+    alone = use_of_a_wrapped_model()
+    assert alone["names"] == [f"module.{name}" for name in cast(list[str], alone["own names"])]
+    assert alone["gradient of two passes"] == [8.0]
+    assert alone["own"] is True
+    for facts in [*run_ranks(1, use_of_a_wrapped_model), *run_ranks(2, use_of_a_wrapped_model)]:
+        assert facts == alone
 
 
 def average_gradient(length: int, batch_size: int) -> list[list[float]]:
