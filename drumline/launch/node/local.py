@@ -23,6 +23,7 @@ from drumline.launch.late_module import LateModule
 from drumline.launch.loading import loading
 from drumline.launch.node import guard
 from drumline.launch.node.addresses import check_is_own
+from drumline.launch.node.standby import Standby
 from drumline.launch.node.supervision import Supervision
 from drumline.launch.node.watch_folder import Ruling, WatchFolder
 from drumline.launch.torchrun import Node, Program
@@ -94,8 +95,7 @@ def _run_guarded(
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     num_procs = node.num_procs or default_procs()
-    # Several ranks that each take all cores would only fight for them.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_procs)))
+    _limit_threads(num_procs)
     heeded = [number.name for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     if len(heeded) < len(ENDING):  # under nohup torch would heed the end of a terminal
         os.environ.setdefault(HEEDED, ",".join(heeded))
@@ -145,7 +145,6 @@ def _run_agent(
 
     from drumline.launch.node.meeting import address_of, open_rendezvous
     from drumline.launch.node.rendezvous import FixedRanks
-    from drumline.launch.node.standby import Standby
     from drumline.launch.node.watched_agent import WatchedAgent
 
     if node.num_nodes > 1:  # from here on the other nodes are informed
@@ -176,8 +175,7 @@ def _run_agent(
             is_task=program.is_task,
             goes_on="they go on from the newest checkpoint" if program.is_task else "the script begins anew",
         )
-        if terms.standby and program.is_task:
-            agent.standby = Standby(program.of_python(), module=RANK_MODULE, count=num_procs)
+        agent.standby = terms.standby
         try:
             result: RunResult = agent.run()
             agent.check_left_as_told(agent.told)
@@ -200,6 +198,22 @@ def _run_agent(
             rendezvous.tell_failure(*_how_it_failed(result, agent.ruling))
         rendezvous.shutdown()
     return result, agent.ruling
+
+
+def _limit_threads(num_procs: int) -> None:
+    """Several ranks that each take all cores would only fight for them."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_procs)))
+
+
+def standby_for(program: Program, num_procs: int | None) -> Standby | None:
+    """The processes in which a task's ranks will begin, already started: they load torch while the agent does. None for
+    a script, and where the number of ranks is not known before torch is loaded."""
+    if not program.is_task or num_procs is None:
+        return None
+    _limit_threads(num_procs)
+    standby = Standby(program.of_python(), module=RANK_MODULE, count=num_procs)
+    standby.fill(at_once=True)
+    return standby
 
 
 def load_agent() -> None:

@@ -1,7 +1,8 @@
 """Processes that have loaded what a rank needs, and wait: ranks that are started again begin in one of them.
 
-To load torch takes seconds, most of what a restart takes. Beside the ranks of a job that may be restarted, one such
-process per rank is started when they have run for a while; it costs memory, and no CPU time once it waits. A rank
+To load torch takes seconds, most of what a restart takes. Those of the first start load it while the agent does. Beside
+ranks that may be restarted, one such process per rank is started when they have run for a while; it costs memory, and
+no CPU time once it waits. A rank
 that begins in one is this agent's own child, with the environment and output files that it would have had.
 """
 
@@ -44,15 +45,24 @@ class Standby:
         self._waiting: list[_Waiting] = []
         self._fill_at = time.monotonic() + AFTER_S
 
-    def fill(self) -> None:
-        """One more, if it is time: one after the other, so that they are never all busy at once."""
-        if len(self._waiting) >= self._count or time.monotonic() < self._fill_at:
-            return
+    def fill(self, *, at_once: bool = False) -> None:
+        """One more, if it is time: one after the other, so that they never take all cores from ranks that train.
+        `at_once`: all, when there are no ranks yet."""
+        missing = self._count - len(self._waiting)
+        for _ in range(missing if at_once else min(missing, int(time.monotonic() >= self._fill_at))):
+            self._start()
+
+    def _start(self) -> None:
         reading, writing = os.pipe()
         # The program is there for whoever lists processes.
         words = ["-m", "drumline.launch.node.standby", str(reading), self._module, *self._program]
         with contextlib.suppress(OSError):
-            process = subprocess.Popen([sys.executable, *words], pass_fds=[reading], start_new_session=True)
+            process = subprocess.Popen(
+                [sys.executable, *words],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[reading],
+                start_new_session=True,
+            )
             self._waiting.append(_Waiting(process, writing))
         os.close(reading)
         self._fill_at = time.monotonic() + AFTER_S / 2

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.launch.node import guard
+from drumline.launch.node.standby import Standby
 from drumline.launch.ssh.follow import is_traceback, last_lines
 from drumline.launch.watch_terms import ScriptWatch, new_secret
 
@@ -36,8 +37,8 @@ class Supervision:
     """Of the sidecars. On several nodes that were started one by one, node 0's counts."""
     script_watch: ScriptWatch | None = None
     """How a script is watched; a task is by itself, and says how."""
-    standby: bool = False
-    """Whether processes wait beside the ranks of a task, to begin in when these are started again."""
+    standby: Standby | None = None
+    """Where ranks of a task begin, as far as processes wait there."""
     first_start: int = 0
     """The number of the first start of ranks here: earlier attempts of the launch have those before it."""
 

@@ -1,8 +1,9 @@
 """A node's job as its supervisor starts it: `python -m drumline.launch.ssh.node_job FD SUPERVISOR`, the node's agent.
 
-It loads torch, then reads what to run from stdin, which comes when all hosts are there. It writes starts and failures
-of ranks to the pipe FD. It ends when the supervisor does: the kernel sends it a SIGTERM then, the agent ends its ranks,
-and the guard beside it ends whatever is left.
+It reads what to run from stdin, loads torch beside the processes that will be its ranks, then reads where the nodes
+meet, which comes when all hosts are there. It writes starts and failures of ranks to the pipe FD. It ends when the
+supervisor does: the kernel sends it a SIGTERM then, the agent ends its ranks, and the guard beside it ends whatever is
+left.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ def main(fd: int, supervisor: int) -> int:
     os.set_inheritable(fd, False)
     logging.disable(logging.CRITICAL)  # torch's agent tells what we tell better
 
-    from drumline.launch.node.local import load_agent, run_node
+    from drumline.launch.node.local import load_agent, run_node, standby_for
 
+    spec: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    program = Program(**{**spec["program"], "words": tuple(spec["program"]["words"])})
+    standby = standby_for(program, spec["node"]["num_procs"]) if spec["standby"] else None
     load_agent()
-    spec: dict[str, Any] = json.loads(sys.stdin.buffer.read() or b"{}")
-    if not spec:  # ended before the start
+    node = sys.stdin.buffer.readline()
+    if not node:  # ended before the start
         return ExitCode.INTERRUPTED
     status = FrameWriter(fd)
     supervision = Supervision(
@@ -46,11 +50,10 @@ def main(fd: int, supervisor: int) -> int:
         secret=spec["secret"],
         script_watch=ScriptWatch(**spec["script_watch"]) if spec["script_watch"] else None,
         first_start=spec["first_start"],
-        standby=spec["standby"],
+        standby=standby,
     )
-    program = Program(**{**spec["program"], "words": tuple(spec["program"]["words"])})
     try:
-        return run_node(Node(**spec["node"]), program, supervision=supervision)
+        return run_node(Node(**json.loads(node)), program, supervision=supervision)
     except DrumlineError as error:
         print(f"drumline: error: {error}", file=sys.stderr)
         return error.exit_code

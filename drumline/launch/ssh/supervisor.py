@@ -107,13 +107,17 @@ class Supervisor:
                 start_new_session=True,
             )
         os.close(writing)
+        assert job.stdin
+        with contextlib.suppress(OSError):
+            job.stdin.write(json.dumps({**self.spec, "environment": {}}).encode() + b"\n")
+            job.stdin.flush()
         return job, FrameReader(reading)
 
     def _go(self, node: dict[str, Any]) -> None:
         """All hosts are there: the job may start its ranks."""
         if self._job_input is not None:
             with contextlib.suppress(OSError), self._job_input as stdin:
-                stdin.write(json.dumps({**self.spec, "node": node, "environment": {}}).encode())
+                stdin.write(json.dumps(node).encode() + b"\n")
 
     def _find(self) -> set[int]:
         """All of the job: by its name, and by descent, for those that have changed their environment."""

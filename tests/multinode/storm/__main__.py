@@ -2,8 +2,9 @@
 
     python -m tests.multinode.storm --minutes 13 --seed 0          (make soak-storm)
 
-Ranks, sidecars and agents are killed, ranks stopped, links cut for 10 s, one fault every 45 s, drawn by a seed; with
-`power_off` among `--faults` hosts lose their power for a while, and a spare takes their place.
+Ranks, sidecars and agents are killed, ranks stopped, links cut for 10 s, one fault every 45 s, drawn by a seed. Among
+`--faults` may also be `exit` (a rank exits with 0 in the middle of a step) and `power_off` (a host is off for a while,
+and a spare takes its place).
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Storm:
         self.steps = round(options.minutes * 60 * options.expected / STEP_S)
         self.job: Job = self._launch(self.run, STEP_S)
         self._mends: list[tuple[float, str, str]] = []
+        self._turn: list[str] = []
 
     def _launch(self, run: Path, step_s: float) -> Job:
         return self.bed.launch(run, steps=self.steps, every=SAVE_EVERY, step_s=step_s, restarts=1000)
@@ -80,7 +82,9 @@ class Storm:
         while self.job.is_running():
             self._mend()
             if time.monotonic() >= due and self._trains():
-                self._strike(self.chance.choice(self.options.faults))
+                # Each has its turn, in an order that the seed decides.
+                self._turn = self._turn or self.chance.sample(self.options.faults, len(self.options.faults))
+                self._strike(self._turn.pop())
                 due += self.options.every_s
             time.sleep(0.05)
         self._mend(at_once=True)
@@ -195,13 +199,20 @@ def table(strikes: list[Strike]) -> str:
     return "\n".join(lines)
 
 
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in (*FAULTS, *MORE)]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}; there are {', '.join((*FAULTS, *MORE))}")
+    return names
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.multinode.storm", description=__doc__)
     parser.add_argument("--minutes", type=float, default=13.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every-s", type=float, default=45.0, help="between two faults [45]")
     parser.add_argument("--procs", type=int, default=1, help="ranks of each host [1]")
-    parser.add_argument("--faults", type=lambda text: tuple(text.split(",")), default=FAULTS)
+    parser.add_argument("--faults", type=_names, default=FAULTS, help=f"of {', '.join((*FAULTS, *MORE))}")
     parser.add_argument("--expected", type=float, default=0.9, help="part of the time that trains [0.9]")
     parser.add_argument("--keep", action="store_true", help="leave the folder")
     options = parser.parse_args()

@@ -50,8 +50,8 @@ def start(standby: Standby, folder: Path, args: tuple[str, ...] = PROGRAM) -> tu
 
 def test_a_rank_begins_in_a_process_that_waits_and_else_in_one_of_its_own(tmp_path: Path) -> None:
     standby = Standby(PROGRAM, module="loaded_before", count=2)
-    for _ in range(3):
-        standby.fill()
+    standby.fill(at_once=True)
+    standby.fill()
     first, second = (one.process for one in standby._waiting)
     pid, said = start(standby, tmp_path)
     assert pid == first.pid
