@@ -54,6 +54,7 @@ bench-preflight: .venv/ready ## what it costs that ranks compare themselves befo
 
 bench-watch: .venv/ready ## what the watch costs: a beat, the beats of a step, a run with it against one without
 	$(BIN)/python -m benchmarks.beats
+	$(BIN)/python -m benchmarks.script_steps
 
 bench-lint: .venv/ready ## how long the linter takes for 1,000 files, and to start, on one core
 	$(BIN)/python -m benchmarks.lint_speed --parts
