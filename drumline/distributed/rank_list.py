@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import blake3
-
 MOST_HOSTS = 4
 
 
@@ -42,4 +40,8 @@ def some(names: Sequence[str]) -> str:
 
 def _short(value: Any, *, limit: int = 200) -> str:
     text = str(value)
-    return text if len(text) <= limit else f"{text[:limit]}... ({blake3.blake3(text.encode()).hexdigest(4)})"
+    if len(text) <= limit:
+        return text
+    import blake3  # a sidecar seldom needs it
+
+    return f"{text[:limit]}... ({blake3.blake3(text.encode()).hexdigest(4)})"

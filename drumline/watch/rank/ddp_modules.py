@@ -1,8 +1,8 @@
 """The DDP modules of a script: hashes of their parameters at construction and every so many updates.
 
 No collective and no wait for a device: hashes are made where the parameters are, copied beside the steps, and compared
-by the sidecars. An update is seen by torch's own count of changes in place of a parameter, so that a rank that calls
-the module more often than others, to evaluate say, is not taken to be further.
+by the sidecars. An update is seen by torch's own count of changes in place of a parameter, so that a rank with more
+backward passes than others is not taken to be further.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_HELD, MOST_HASHES = 32, 2000
 """How many comparisons are kept, and hashes in all: ranks note at different moments."""
 MOST_TENSORS = 512
 UNSEEN_AFTER = 20
-"""Calls without a visible update: the optimizer changes memory behind torch's back, and calls are counted instead."""
+"""Passes without a visible update: the optimizer changes memory behind torch's back, and passes are counted instead."""
 # Hooks of torch's own after which replicas may differ for a while.
 APART = ("localsgd", "zero")
 
@@ -45,8 +45,8 @@ class _Module:
     """A parameter that is trained."""
     version: int | None = None
     was_alone: bool = False
-    """Whether the last call was in no_sync."""
-    num_calls: int = 0
+    """Whether the last pass was in no_sync."""
+    num_passes: int = 0
     num_updates: int = 0
     compared: int = 0
     is_apart: bool = False
@@ -54,16 +54,16 @@ class _Module:
     held: dict[int, Held] = field(default_factory=dict)
 
     def next_step(self, version: int, *, is_alone: bool) -> int | None:
-        """The step to compare at, if this call begins one."""
+        """The step to compare at, if this backward pass is the first after it."""
         if self.version is not None and version != self.version:
             self.num_updates += 1
             # Each rank trains by itself for a while, and they average their weights now and then.
             self.is_apart |= self.was_alone
         self.version, self.was_alone = version, is_alone
-        self.num_calls += 1
+        self.num_passes += 1
         step = self.num_updates
-        if not step and self.num_calls > UNSEEN_AFTER:
-            step = self.num_calls
+        if not step and self.num_passes > UNSEEN_AFTER:
+            step = self.num_passes
         if step <= self.compared or self.is_apart or not (step in FIRST or step % EVERY == 0):
             return None
         self.compared = step
@@ -81,38 +81,36 @@ class DdpModules:
 
     def add(self, module: Any) -> None:
         """One that was just built."""
-        with _Quiet(self, module):
-            import torch.distributed as dist
+        import torch.distributed as dist
 
-            ranks = tuple(dist.get_process_group_ranks(module.process_group))
-            lead = next((one for one in module.parameters() if one.requires_grad), None)
-            if lead is None or len(ranks) < 2 or self._rank not in ranks:
-                return
-            watched = _Module(type(module.module).__name__, ranks, weakref.ref(lead))
-            number = sum(one.ranks == ranks for one in self._by_key.values())
-            self._by_key[f"{number} of {','.join(map(str, ranks))}"] = self._modules[module] = watched
+        ranks = tuple(dist.get_process_group_ranks(module.process_group))
+        lead = next((one for one in module.parameters() if one.requires_grad), None)
+        if lead is None or len(ranks) < 2 or self._rank not in ranks:
+            return
+        watched = _Module(type(module.module).__name__, ranks, weakref.ref(lead))
+        number = sum(one.ranks == ranks for one in self._by_key.values())
+        self._by_key[f"{number} of {','.join(map(str, ranks))}"] = self._modules[module] = watched
+        with _Quiet(watched):
             self._hash(module, watched, 0)
 
     def saw(self, optimizer: Any) -> None:
         """One that is about to step."""
         self._optimizers.add(optimizer)
 
-    def look(self, module: Any) -> None:
-        """At a call of a module. The hot path."""
-        watched = self._modules.get(module)
-        if watched is None or not module.training or (lead := watched.lead()) is None:
-            return
-        step = watched.next_step(lead._version, is_alone=not module.require_backward_grad_sync)
-        if step is not None:
-            with _Quiet(self, module):
-                self._hash(module, watched, step)
+    def look(self) -> None:
+        """At the beginning of a backward pass. The hot path."""
+        for module, watched in self._modules.items():
+            lead = watched.lead()
+            if lead is None:
+                continue
+            step = watched.next_step(lead._version, is_alone=not module.require_backward_grad_sync)
+            if step is not None:
+                with _Quiet(watched):
+                    self._hash(module, watched, step)
 
     def is_joining(self) -> bool:
         """Whether the script has said that inputs are uneven: `with Join([module])`."""
         return any(module._join_config.enable for module in list(self._modules))
-
-    def forget(self, module: Any) -> None:
-        self._modules.pop(module, None)
 
     def notes(self) -> dict[str, ModuleNote]:
         """What is known by now; from the thread that writes."""
@@ -156,15 +154,15 @@ class DdpModules:
 class _Quiet:
     """What goes wrong with a module ends its observation, not the script."""
 
-    def __init__(self, modules: DdpModules, module: Any) -> None:
-        self._modules, self._module = modules, module
+    def __init__(self, watched: _Module) -> None:
+        self._watched = watched
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
         if isinstance(error, Exception):
-            self._modules.forget(self._module)
+            self._watched.is_apart = True
         return kind is None or issubclass(kind, Exception)
 
 

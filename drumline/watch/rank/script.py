@@ -22,10 +22,10 @@ from drumline.launch.environment import own_variables
 from drumline.launch.topology import topology_from
 from drumline.watch.beats.phase import Phase
 from drumline.watch.beats.record import BeatWriter
+from drumline.watch.rank import seams
 from drumline.watch.rank.attend import Attendance, attend_script
 from drumline.watch.rank.collective_count import CollectiveCount
 from drumline.watch.rank.script_notes import ScriptNotes
-from drumline.watch.rank.seams import observe_torch
 
 CANNOT_OPEN = 2
 
@@ -92,7 +92,7 @@ def _observe(attendance: Attendance, words: list[str]) -> tuple[ScriptNotes, Bea
     notes = ScriptNotes(attendance.file("notes"), topology, node_rank=int(variables.get("GROUP_RANK", "0")))
     notes.note_arguments(words[1:] if words[0] != "-m" else words[2:])
     activity = BeatWriter(attendance.file("activity"), rank=topology.rank)
-    observe_torch(activity, notes)
+    seams.observe_torch(activity, notes)
     return notes, activity
 
 
@@ -150,6 +150,11 @@ def _without_us(trace: TracebackType | None) -> TracebackType | None:
     while entry is not None:
         if entry.tb_frame.f_code.co_filename == __file__:
             kept = entry.tb_next
+        entry = entry.tb_next
+    entry = kept
+    while entry is not None:  # nor does it show where torch is observed
+        while entry.tb_next is not None and entry.tb_next.tb_frame.f_globals is vars(seams):
+            entry.tb_next = entry.tb_next.tb_next
         entry = entry.tb_next
     return kept
 

@@ -6,6 +6,7 @@ the script copies or pickles is its own; and what is being compiled is passed th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import sys
@@ -109,12 +110,17 @@ def _wrap(clock: _Clock, notes: ScriptNotes) -> None:
         if not is_compiling() and clock.is_here():
             clock.enter(Phase.BETWEEN)
 
-    def timed(phase: int, before: Callable[[Any], None] | None = None) -> Callable[..., Any]:
+    def begin_backward() -> None:
+        # Here and not in forward, which may be compiled.
+        clock.count_backward()
+        notes.modules.look()
+
+    def timed(phase: int, before: Callable[[], None] | None = None) -> Callable[..., Any]:
         def wrapper(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not clock.is_here():
                 return call(*args, **kwargs)
             if before is not None:
-                before(args[0])
+                before()
             last = clock.enter(phase)
             try:
                 return call(*args, **kwargs)
@@ -126,15 +132,16 @@ def _wrap(clock: _Clock, notes: ScriptNotes) -> None:
     def build(call: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> None:
         call(module, *args, **kwargs)
         notes.note_facts()
-        notes.modules.add(module)
+        with contextlib.suppress(Exception):
+            notes.modules.add(module)
 
     def iterate(call: Callable[..., Any], loader: Any) -> Any:
         notes.note_loader(loader, sys._getframe(2))
         return call(loader)
 
     _around(DistributedDataParallel, "__init__", build)
-    _around(DistributedDataParallel, "forward", timed(FORWARD, notes.modules.look))
-    _around(torch.Tensor, "backward", timed(BACKWARD, lambda _: clock.count_backward()))
+    _around(DistributedDataParallel, "forward", timed(FORWARD))
+    _around(torch.Tensor, "backward", timed(BACKWARD, begin_backward))
     # A rank waits there for the others, as it does in backward.
     _around(Work, "wait", timed(BACKWARD))
     _around(DataLoader, "__iter__", iterate)

@@ -1,4 +1,4 @@
-"""At which calls of a DDP module its parameters are compared."""
+"""At which backward passes the parameters of a DDP module are compared."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from drumline.watch.rank.ddp_modules import _Module
 
 
 def steps(versions: list[int], alone: set[int] = frozenset()) -> list[int]:  # type: ignore[assignment]
-    """Given the number of changes of a parameter at each call; `alone`: calls in no_sync."""
+    """Given the number of changes of a parameter at each pass; `alone`: passes in no_sync."""
     module = _Module("Net", (0, 1), weakref.ref(nn.Linear(1, 1)))
-    found = [module.next_step(version, is_alone=call in alone) for call, version in enumerate(versions)]
+    found = [module.next_step(version, is_alone=place in alone) for place, version in enumerate(versions)]
     return [step for step in found if step is not None]
 
 
-def test_by_updates_not_by_calls() -> None:
+def test_by_updates_not_by_passes() -> None:
     assert steps(list(range(301))) == [1, 10, 100, 200, 300]
-    assert steps([call // 4 for call in range(401)]) == [1, 10, 100], "gradients of four calls are one update"
-    assert steps([3 * call for call in range(101)]) == [1, 10, 100], "however many changes make up an update"
+    assert steps([place // 4 for place in range(401)]) == [1, 10, 100], (
+        "gradients of four passes are one update"
+    )
+    assert steps([3 * place for place in range(101)]) == [1, 10, 100], (
+        "however many changes make up an update"
+    )
     assert steps([7, *range(100, 111)]) == [1, 10], (
-        "what came before the first call, a checkpoint say, is no update"
+        "what came before the first pass, a checkpoint say, is no update"
     )
 
 
@@ -31,6 +35,6 @@ def test_an_optimizer_that_torch_does_not_see() -> None:
 
 def test_ranks_that_train_alone_for_a_while_are_not_compared() -> None:
     assert steps(list(range(301)), alone={4}) == [1]
-    assert steps([call // 2 for call in range(30)], alone=set(range(0, 30, 2))) == [1, 10], (
+    assert steps([place // 2 for place in range(30)], alone=set(range(0, 30, 2))) == [1, 10], (
         "gradients accumulate"
     )

@@ -1,0 +1,49 @@
+"""Methods that are wrapped behave as before, and do not show in a traceback."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from typing import Any
+
+from drumline.watch.rank.script import _without_us
+from drumline.watch.rank.seams import _around
+
+
+class Model:
+    """Stands for one of torch's classes."""
+
+    def forward(self, x: int, *, times: int = 1) -> float:
+        """What forward does."""
+        return 1 / x * times
+
+
+def test_a_wrapped_method_and_its_traceback() -> None:
+    seen: list[Any] = []
+
+    def wrapper(call: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append((args[1:], kwargs))
+        return call(*args, **kwargs)
+
+    # As if it were written there.
+    wrapper = type(wrapper)(
+        wrapper.__code__, vars(sys.modules[_around.__module__]), "wrapper", None, wrapper.__closure__
+    )
+    before = Model.forward
+    _around(Model, "forward", wrapper)
+    try:
+        assert Model().forward(2, times=4) == 2
+        assert seen == [((2,), {"times": 4})]
+        assert inspect.signature(Model.forward) == inspect.signature(before)
+        assert Model.forward.__code__.co_filename == before.__code__.co_filename, "torch.compile goes by that"
+        try:
+            Model().forward(0)
+        except ZeroDivisionError as error:
+            trace = _without_us(error.__traceback__)
+    finally:
+        Model.forward = before  # type: ignore[method-assign]
+    assert [frame.name for frame in traceback.extract_tb(trace)] == [
+        "test_a_wrapped_method_and_its_traceback",
+        "forward",
+    ]
