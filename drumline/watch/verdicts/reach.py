@@ -161,12 +161,16 @@ def _gone(scene: Scene, gone: list[Silent], *, is_certain: bool = True) -> Verdi
     others = [one.host for one in gone if one is not first]
     too = f"; {_some(others)} neither" if others else ""
     me = next((node.host for node in scene.picture.nodes if node.node == scene.picture.me), "this host")
+    answers = "refused" in first.how or first.how in ANSWERING
     next_step = (
         f"see on {first.host} what ended the job there; the host itself answers"
-        if "refused" in first.how or first.how in ANSWERING
+        if answers
         else f"see whether {first.host} is up, then {_between(me, first.host)}"
     )
     what = f"{first.host} has not been heard for {seconds(first.silent_s)}{how}{own}{too}"
+    num_nodes = len({node.node for node in scene.picture.nodes} | {one.node for one in gone})
+    if num_nodes == 2 and not answers:  # the other one says the same of this one
+        what += f"; of two nodes either may be cut off, {first.host} or {me}"
     return _verdict(scene, first.host, what, next_step, gone, is_certain=is_certain)
 
 

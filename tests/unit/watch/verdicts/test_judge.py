@@ -178,7 +178,8 @@ WHOLE = [
     pytest.param(
         picture(silent=(B_GONE,)),
         Cause.UNREACHABLE,
-        "hang: node-b has not been heard for 3.4 s (no answer), with ranks 4-7; 4 ranks wait in all_reduce #4410. "
+        "hang: node-b has not been heard for 3.4 s (no answer), with ranks 4-7; of two nodes either may be cut off, "
+        "node-b or node-a; 4 ranks wait in all_reduce #4410. "
         "Next: see whether node-b is up, then check cable and security group between node-a and node-b: "
         "drumline doctor --hosts node-a,node-b",
         id="unreachable",
