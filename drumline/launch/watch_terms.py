@@ -22,6 +22,8 @@ ON_HANG = "DRUMLINE_WATCH_ON_HANG"
 HANG_S = "DRUMLINE_WATCH_HANG_S"
 ON_HANG_WORDS = ("restart", "stop", "report")
 DEFAULT_ON_HANG = "restart"
+# How to do without, for the user to read.
+WITHOUT_WATCH = "--watch.sidecar off; a script: launch it without --watch"
 
 
 def new_secret() -> str:

@@ -16,14 +16,15 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from drumline.errors import PreflightError
-from drumline.launch.node.addresses import LOOPBACK
+from drumline.launch.node.addresses import LOOPBACK, Patience
+from drumline.launch.node.closed_ports import CLOSED_S, closed_data_ports
+from drumline.launch.node.dialling import SILENT
 from drumline.launch.node.sockets import listen_on_loopback
 from drumline.launch.topology import Topology
 
 POLL_S = 0.2
 CONNECT_S = 2.0
 FIRST_NOTICE_S = 5.0
-NEXT_NOTICE_S = 15.0
 NAME_PATIENCE_S = 30.0  # a pod's name may come later than the pod
 
 PREFIX = "drumline"
@@ -41,15 +42,17 @@ CAUSES = {
 
 @dataclass
 class Notices:
-    """When it is time to say what is waited for: soon, and then now and again."""
+    """When it is time to say what is waited for: soon, and then at intervals that grow."""
 
     timeout_s: float
     begun: float = field(default_factory=time.monotonic)
     given: int = 0
 
+    def __post_init__(self) -> None:
+        self._patience = Patience(first_s=min(FIRST_NOTICE_S, self.timeout_s / 4))
+
     def is_due(self) -> bool:
-        first = min(FIRST_NOTICE_S, self.timeout_s / 4)
-        due = time.monotonic() - self.begun >= first + self.given * NEXT_NOTICE_S
+        due = self._patience.is_over()
         self.given += due
         return due
 
@@ -107,6 +110,12 @@ def _wait_until_open(topology: Topology, *, deadline: float, timeout_s: float) -
             who = f"rank {topology.rank} on {topology.host}"
             notices.say(f"{who} waits for rank 0's meeting point {address}: {cause}")
         now = time.monotonic()
+        # torchrun's agent listens there since before there were ranks: it will not come later.
+        is_up = topology.agent_hosts_store and cause == CAUSES[errno.ETIMEDOUT]
+        if is_up and now - notices.begun > CLOSED_S:
+            raise closed_data_ports(
+                [topology.host], topology.master_addr, port=topology.master_port, cause=SILENT
+            )
         if cause == UNKNOWN_NAME and now - notices.begun > NAME_PATIENCE_S:
             raise _unreachable(topology, f": {cause}")
         if now > deadline:

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drumline.distributed.start.dialling import Door, OpenDoor, knock
 from drumline.distributed.start.roll import Meeting
 from drumline.distributed.start.ruling import follow, hear, rule
 from drumline.distributed.start.ways import VARIABLES, ClosedWay, clocks_apart, judge
@@ -29,6 +28,7 @@ from drumline.launch.interfaces import (
     interfaces,
     nccl_interface,
 )
+from drumline.launch.node.dialling import Door, OpenDoor, knock
 from drumline.launch.topology import Topology
 
 log = logging.getLogger("drumline")

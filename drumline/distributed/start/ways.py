@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from drumline.distributed.rank_list import some
-from drumline.distributed.start.dialling import MUTE, NO_ROUTE, REFUSED, SILENT, STRANGER, Door
 from drumline.errors import PreflightError
 from drumline.launch.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
+from drumline.launch.node.dialling import MUTE, NO_ROUTE, REFUSED, SILENT, STRANGER, Door
 
 VARIABLES = {"gloo": GLOO_VARIABLE, "nccl": NCCL_VARIABLE}
 MOST_LINES = 8

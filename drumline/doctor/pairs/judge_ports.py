@@ -10,16 +10,14 @@ from drumline.doctor.pairs.gathered import Gathered, Way, gather, listed
 from drumline.doctor.pairs.judge_names import leads_astray
 from drumline.doctor.pairs.probe import LARGE_BYTES, Outcome
 from drumline.doctor.pairs.survey import Survey
+from drumline.launch.node.closed_ports import ANOTHER, DROPPED, OPEN_DATA, OPEN_RENDEZVOUS, UNREACHABLE
 
 OUTCOMES = {
-    "silent": "no answer: packets are dropped, as a security group or firewall does it",
+    "silent": DROPPED,
     "refused": "refused, though the doctor listens there: a firewall rejects it",
-    "unreachable": "no route, or a firewall that says so",
-    "stranger": "another program or host answers there",
+    "unreachable": UNREACHABLE,
+    "stranger": ANOTHER,
 }
-OPEN_DATA = (
-    "open TCP 1024-65535 {where} for the job's hosts (AWS: all traffic from the security group itself)"
-)
 # What tunnels leave of the usual 1500 bytes; said when no size at all was seen to pass.
 USUAL_TUNNEL_MTU = 1400
 
@@ -38,7 +36,7 @@ def meeting_findings(survey: Survey) -> Iterator[Finding]:
     for found in gather(survey, closed):
         why = _why([tried[way] for way in found.ways])
         what = f"the rendezvous port {port} is closed {found.phrase} ({why})"
-        fix = f"open TCP {port} on {first.name} to the job's hosts"
+        fix = OPEN_RENDEZVOUS.format(port=port, host=first.name)
         yield Finding(level="problem", check="rendezvous port", where=found.where, what=what, fix=fix)
 
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import sys
 import time
 
 from drumline.errors import PreflightError
+from drumline.launch.node.closed_ports import CLOSED_S, closed_rendezvous_port
+from drumline.launch.node.dialling import CAUSES, REFUSED, SILENT
 
 LOOPBACK = "127.0.0.1"
 FIRST_WORD_S = 5.0
-EVERY_S = 15.0
+GROWTH = 3.0
+CLEAR_LINE = "\r\x1b[K"
+WHY_NOT = {
+    REFUSED: "refused (nobody listens there; the launcher of node 0 is not up)",
+    SILENT: "no answer (a firewall drops it, or the machine is off)",
+}
 
 
 class Patience:
-    """When somebody who waits should say so again: soon, and then now and then."""
+    """When somebody who waits should say so again: soon, and then at intervals that grow."""
 
-    def __init__(self, *, first_s: float = FIRST_WORD_S, every_s: float = EVERY_S) -> None:
+    def __init__(self, *, first_s: float = FIRST_WORD_S, growth: float = GROWTH) -> None:
         self.begin = time.monotonic()
-        self.next_s = first_s
-        self.every_s = every_s
+        self.first_s = self.next_s = first_s
+        self.interval_s, self.growth = max(1.0, first_s), growth
 
     @property
     def waited_s(self) -> float:
@@ -29,8 +37,22 @@ class Patience:
         """Whether it is time for a word; asking starts the wait for the next."""
         if self.waited_s < self.next_s:
             return False
-        self.next_s += self.every_s
+        self.interval_s *= self.growth
+        self.next_s = self.waited_s + self.interval_s
         return True
+
+    def tell(self, words: str) -> None:
+        """What is waited for, as one line that counts: in place on a terminal, else when it is time. Call it often."""
+        if not sys.stderr.isatty():
+            if self.is_over():
+                say(words)
+        elif self.waited_s >= self.first_s:
+            width = shutil.get_terminal_size().columns - 1
+            print(f"{CLEAR_LINE}{f'drumline: {words}'[:width]}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """The wait is over: on a terminal its line is removed."""
+        print(_clear_line(), end="", file=sys.stderr, flush=True)
 
 
 def own_address(endpoint: str) -> str:
@@ -65,34 +87,51 @@ def check_is_own(endpoint: str) -> None:
             ) from error
 
 
-def wait_for_port(endpoint: str, *, timeout_s: float) -> None:
-    """Return when the first node listens: people start nodes in any order, and torchrun would wait a minute only."""
+def wait_for_port(
+    endpoint: str, *, timeout_s: float, hosts: tuple[str, str] | None = None, closed_s: float = CLOSED_S
+) -> None:
+    """Return when the first node listens: people start nodes in any order, and torchrun would wait a minute only.
+
+    `hosts`: this one and the first, where both are known to be up: then a port that gives no answer is closed.
+    """
     host, _, port = endpoint.rpartition(":")
     patience = Patience()
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=max(0.1, min(4.0, timeout_s))).close()
-            return
-        except OSError as error:
-            why = _why_not(error)
+    closed_since: float | None = None
+    try:
+        while cause := _obstacle(host, int(port), timeout_s=max(0.1, min(4.0, timeout_s))):
+            why = WHY_NOT.get(cause, cause)
+            closed_since = None if cause == REFUSED else closed_since or time.monotonic()
+            if hosts and closed_since and time.monotonic() - closed_since >= closed_s:
+                raise closed_rendezvous_port(int(port), source=hosts[0], target=hosts[1], cause=cause)
             if patience.waited_s >= timeout_s:
                 raise PreflightError(
                     f"the first node did not answer at {endpoint}, where the nodes meet, within {timeout_s:g} s: {why}",
                     next_step="start the node with NODE_RANK 0 there, and open that port to this machine",
-                ) from error
-        if patience.is_over():
-            say(f"waiting for the first node at {endpoint}, {patience.waited_s:.0f} s so far: {why}")
-        time.sleep(0.2)
+                )
+            patience.tell(
+                f"waiting for the first node at {endpoint}, {patience.waited_s:.0f} s so far: {why}"
+            )
+            time.sleep(0.2)
+    finally:
+        patience.end()
 
 
 def say(words: str) -> None:
     """A line on the launcher's screen, in one piece: several threads may speak."""
-    print(f"drumline: {words}\n", end="", file=sys.stderr, flush=True)
+    print(f"{_clear_line()}drumline: {words}\n", end="", file=sys.stderr, flush=True)
 
 
-def _why_not(error: OSError) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "refused (nobody listens there; the launcher of node 0 is not up)"
-    if isinstance(error, TimeoutError):
-        return "no answer (a firewall drops it, or the machine is off)"
-    return str(error.strerror or error)
+def _clear_line() -> str:
+    """What is waited for may be on the last line of a terminal."""
+    return CLEAR_LINE if sys.stderr.isatty() else ""
+
+
+def _obstacle(host: str, port: int, *, timeout_s: float) -> str:
+    """What stands between this machine and that port; empty when it can be reached."""
+    try:
+        socket.create_connection((host, port), timeout=timeout_s).close()
+    except TimeoutError:
+        return SILENT
+    except OSError as error:
+        return CAUSES.get(error.errno or 0) or str(error.strerror or error)
+    return ""

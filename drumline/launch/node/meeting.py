@@ -68,7 +68,10 @@ def open_rendezvous(node: Node) -> Alone | FixedRanks:
     if node.num_nodes == 1:
         return Alone()
     if node.node_rank > 0:
-        wait_for_port(node.endpoint, timeout_s=node.join_timeout_s)
+        # One starter that reached all hosts knows that they are up.
+        are_up = node.job and not node.may_shrink
+        hosts = (node.peers[node.node_rank], node.peers[0]) if are_up else None
+        wait_for_port(node.endpoint, timeout_s=node.join_timeout_s, hosts=hosts)
     # c10d would else wait, on a node that comes later, for a place that was named in an earlier round only.
     os.environ[OWN_STORE.partition("=")[0]] = OWN_STORE.partition("=")[2]
     address = address_of(node)

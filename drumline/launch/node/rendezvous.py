@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -27,13 +27,13 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
 from drumline.launch.node.addresses import Patience, say
+from drumline.launch.node.edges import Claim, check_edges, closed_edges, open_door
 from drumline.launch.node.roll import DONE, MEETS, WORKS, Roll
 from drumline.launch.torchrun import Node
 
-POLL_S = 0.1
+POLL_S = 0.05
 LINGER_S = 5.0
 PART_FIRST_WORD_S = 15.0
-PART_EVERY_S = 60.0
 
 
 class FixedRanks(RendezvousHandler):
@@ -46,7 +46,7 @@ class FixedRanks(RendezvousHandler):
         self.roll = roll
         self.members: dict[int, int] = {}
         """The node rank of each participant of this round, by c10d's number."""
-        self._ask = Patience(first_s=1, every_s=1)
+        self._ask = Patience(first_s=1, growth=1)
         self._wait = Patience()
         self.why_again = ""
         """Why this node's ranks are started again although they run."""
@@ -84,10 +84,14 @@ class FixedRanks(RendezvousHandler):
 
     def _meet(self) -> RendezvousInfo:
         """Collective: every participant says its rank and where ranks could meet, and hears all others'."""
-        claims = None
-        while claims is None:
+        claims = edges = None
+        while claims is None or edges is None:
             info = self.inner.next_rendezvous()
-            claims = self._claims(dist.PrefixStore("drumline/nodes", info.store), info)
+            store = dist.PrefixStore("drumline/nodes", info.store)
+            with open_door() as door:
+                claims = self._claims(store, info, door)
+                edges = claims and self._exchange(store, info, "edges", closed_edges(claims, info.rank))
+        self._check_edges(store, claims, edges)
         self.members = {number: claim["rank"] for number, claim in enumerate(claims)}
         # Nodes that are missing leave no gap: torchrun counts them from 0 up.
         in_order = sorted(claims, key=lambda claim: int(claim["rank"]))
@@ -98,22 +102,40 @@ class FixedRanks(RendezvousHandler):
         self.restarts_used = max(claim["restarts"] for claim in claims)
         return RendezvousInfo(info.store, node_rank, info.world_size, place)
 
-    def _claims(self, store: dist.Store, info: RendezvousInfo) -> list[dict[str, Any]] | None:
-        """By c10d's numbers; None when a participant is gone before it has said a word, or when another has said it in
-        this node's place: all meet again then."""
-        mine = {"rank": self.node.node_rank, "address": self.address, "port": _free_port()}
-        mine |= {"watch_port": _free_port(), "restarts": self.restarts_used}
+    def _claims(
+        self, store: dist.Store, info: RendezvousInfo, door: Mapping[str, Any]
+    ) -> list[dict[str, Any]] | None:
+        """What each participant says of itself; None as below, or when another has spoken in this node's place."""
+        mine = {"rank": self.node.node_rank, "address": self.address, "port": _free_port(), **door}
+        mine |= {"watch_port": _free_port(), "restarts": self.restarts_used, "host": self.roll.host()}
         if not self.node.job:  # else whoever started all nodes gave them one secret
             mine["secret"] = self.secret
-        store.set(f"claim/{info.rank}", json.dumps(mine))
-        keys = [f"claim/{number}" for number in range(info.world_size)]
+        claims = self._exchange(store, info, "claim", mine)
+        # After a cut two sides may have met apart, under the same numbers.
+        return claims if claims and mine in claims else None
+
+    def _exchange(self, store: dist.Store, info: RendezvousInfo, kind: str, mine: Any) -> list[Any] | None:
+        """Collective: what all say, by c10d's numbers; None when one is gone before it has: all meet again then."""
+        store.set(f"{kind}/{info.rank}", json.dumps(mine))
+        keys = [f"{kind}/{number}" for number in range(info.world_size)]
         while not store.check(keys):
             if self._gone(range(info.world_size)):
                 return None
             time.sleep(POLL_S)
-        claims = [json.loads(claim) for claim in store.multi_get(keys)]
-        # After a cut two sides may have met apart, under the same numbers.
-        return claims if mine in claims else None
+        return [json.loads(text) for text in store.multi_get(keys)]
+
+    def _check_edges(self, store: dist.Store, claims: Sequence[Claim], edges: Sequence[Any]) -> None:
+        try:
+            check_edges(claims, edges)
+        except PreflightError as error:
+            # All nodes find the same, if the first does not take the store away before.
+            patience = Patience(first_s=LINGER_S)
+            is_first = self.node.node_rank == 0
+            while store.add("edges/known", int(not is_first)) < len(claims) - 1 and is_first:
+                if patience.is_over():
+                    break
+                time.sleep(POLL_S)
+            raise self._error(error.what, error.next_step) from error
 
     def _gone(self, numbers: Iterable[int]) -> list[int]:
         """Participants that c10d has not heard of for long enough, as of the last question to it."""
@@ -179,7 +201,7 @@ class FixedRanks(RendezvousHandler):
             return False
         with contextlib.suppress(RendezvousError, dist.DistError):
             if not self.is_done:
-                self.is_done, self._wait = True, Patience(first_s=PART_FIRST_WORD_S, every_s=PART_EVERY_S)
+                self.is_done, self._wait = True, Patience(first_s=PART_FIRST_WORD_S)
                 self.roll.now(DONE)
             if others := self._others_at_work():
                 self._report_wait(self._wait, others)
@@ -192,7 +214,7 @@ class FixedRanks(RendezvousHandler):
 
     def wait_for_the_end(self) -> None:
         """Collective: ranks end at different times, and the first node must not take the store away too soon."""
-        patience = Patience(first_s=PART_FIRST_WORD_S, every_s=PART_EVERY_S)
+        patience = Patience(first_s=PART_FIRST_WORD_S)
         with contextlib.suppress(RendezvousError, dist.DistError):
             self.roll.now(DONE)
             self.inner.set_closed()  # who comes now comes too late, and is told so

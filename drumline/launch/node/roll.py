@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch.distributed as dist
 
 from drumline.errors import PreflightError
-from drumline.launch.node.addresses import Patience, say
+from drumline.launch.node.addresses import Patience
 from drumline.launch.torchrun import Node
 
 BEAT_S = 1.0
@@ -118,7 +118,8 @@ class Roll:
         try:
             yield
         finally:
-            self._waiting = None
+            waiting, self._waiting = self._waiting, None
+            waiting.end()
         self.now(WORKS)
 
     def now(self, doing: str) -> None:
@@ -163,6 +164,11 @@ class Roll:
         others = (rank for rank in range(self.node.num_nodes) if rank != self.node.node_rank)
         return [rank for rank in others if not self.is_there(rank, MEETS)]
 
+    def host(self) -> str:
+        """What the user calls this node's host, else what it calls itself."""
+        peers = self.node.peers
+        return peers[self.node.node_rank] if self.node.node_rank < len(peers) else self.mine.host
+
     def name(self, rank: int) -> str:
         """`node 2 (node-c)`: as the user knows it, else as it called itself."""
         host = self.node.peers[rank] if rank < len(self.node.peers) else None
@@ -194,8 +200,9 @@ class Roll:
 
     def _tell_wait(self, waiting: Patience) -> None:
         missing = self.missing()
-        if missing and waiting.is_over():
-            say(f"waiting at {self.node.endpoint} for {self.names(missing)}, {waiting.waited_s:.0f} s so far")
+        if missing:
+            where = f"waiting at {self.node.endpoint} for {self.names(missing)}"
+            waiting.tell(f"{where}, {waiting.waited_s:.0f} s so far")
 
     def _taken(self, found: str) -> PreflightError:
         rank, last = self.node.node_rank, self.node.num_nodes - 1

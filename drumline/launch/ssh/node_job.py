@@ -55,7 +55,7 @@ def main(fd: int, supervisor: int) -> int:
     try:
         return run_node(Node(**json.loads(node)), program, supervision=supervision)
     except DrumlineError as error:
-        print(f"drumline: error: {error}", file=sys.stderr)
+        status.send("error", text=str(error))
         return error.exit_code
 
 

@@ -51,6 +51,8 @@ class Supervisor:
         self.ending: guard.Ending | None = None
         self.followers: dict[tuple[int | None, str], Follower] = {}
         self._job_input: IO[bytes] | None = None
+        self.error: list[str] = []
+        """Why the node's job gave up, when no rank was to blame."""
 
     def run(self) -> None:
         """To the end of the job, which is told."""
@@ -71,7 +73,9 @@ class Supervisor:
         guard.Ending(self._find, LOST_GRACE_S).finish()
         self._pass_on(is_last=True)
         code = job.wait()
-        self.out.send("ended", code=code, last_words=last_lines(self.node_log, LAST_LINES) if code else [])
+        last_words = self.error or (last_lines(self.node_log, LAST_LINES) if code else [])
+        self._log(*self.error)
+        self.out.send("ended", code=code, last_words=last_words)
 
     def _told(self, number: int, _: FrameType | None) -> None:
         self.end(self.spec["grace_s"], f"told to end by {signal.Signals(number).name}")
@@ -80,13 +84,16 @@ class Supervisor:
         """Ask all to end, and see to it that they do. The controller may not know why: the node's log does."""
         if self.ending is None:
             if why:
-                with (
-                    contextlib.suppress(OSError),
-                    self.node_log.open("a", encoding="utf-8", errors="backslashreplace") as log,
-                ):
-                    log.write(f"drumline: {why}\n")
+                self._log(f"drumline: {why}")
             self.ending = guard.Ending(self._find, grace_s)
         self.ending.hurry(grace_s)
+
+    def _log(self, *lines: str) -> None:
+        with (
+            contextlib.suppress(OSError),
+            self.node_log.open("a", encoding="utf-8", errors="backslashreplace") as log,
+        ):
+            log.writelines(f"{line}\n" for line in lines)
 
     def _start(self) -> tuple[subprocess.Popen[bytes], FrameReader]:
         reading, writing = os.pipe()
@@ -145,6 +152,9 @@ class Supervisor:
     def _pass_on(self, *, is_last: bool = False) -> None:
         """What ranks did and wrote, as far as the controller keeps up."""
         for frame in self.status.read():
+            if frame["kind"] == "error":
+                self.error = f"drumline: error: {frame['text']}".splitlines()
+                continue
             if frame["kind"] == "started":
                 self._follow(frame["ranks"], frame["start"])
             elif frame["kind"] == "failed":

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import drumline
+from drumline.launch.watch_terms import WITHOUT_WATCH
 from drumline.watch.sidecar.terms import Terms
 
 # One that cannot live here is given up; one that lived for long can.
@@ -98,6 +99,6 @@ class Beside:
     def _warn(self, what: str) -> None:
         sentence = (
             f"drumline: the watch's sidecar on {self._terms.host} {what}; the run goes on, and a hang of it will not "
-            "be told. Next: see what is above this line; --watch.sidecar off trains without"
+            f"be told. Next: see what is above this line; or train without the watchdog: {WITHOUT_WATCH}"
         )
         print(sentence, file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from drumline.errors import PreflightError
 from drumline.launch.node.memory_folder import MEMORY, make_memory_folder
+from drumline.launch.watch_terms import WITHOUT_WATCH
 
 
 def make_folder(given: Path | None) -> Path:
@@ -20,7 +21,7 @@ def make_folder(given: Path | None) -> Path:
         raise PreflightError(
             f"no folder for the watch can be made in {MEMORY} or the temporary folder: {error.strerror}",
             next_step="free some space there, or set TMPDIR to a folder on a disk of this host; or train without the "
-            "watch: --watch.sidecar off",
+            f"watchdog: {WITHOUT_WATCH}",
         ) from error
 
 

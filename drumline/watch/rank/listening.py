@@ -16,6 +16,7 @@ from drumline.launch.interfaces import (
     nccl_interface,
 )
 from drumline.launch.node.addresses import LOOPBACK
+from drumline.launch.watch_terms import WITHOUT_WATCH
 
 BACKLOG = 128
 
@@ -55,6 +56,7 @@ def listen(address: str, port: int = 0) -> socket.socket:
         listener.close()
         raise PreflightError(
             f"the watch cannot listen at {address}{f' port {port}' if port else ''}: {error.strerror}",
-            next_step="check that the network of this address is up; or train without the watch: --watch.sidecar off",
+            next_step="check that the network of this address is up; or train without the watchdog: "
+            f"{WITHOUT_WATCH}",
         ) from error
     return listener

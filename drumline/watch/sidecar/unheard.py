@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from drumline.launch.watch_terms import WITHOUT_WATCH
 from drumline.watch.sidecar.channel import Channel, Peer
 
 # Sidecars start when all ranks have met, so nearly at once; on a busy host that takes a while.
@@ -31,8 +32,8 @@ class Unheard:
         return (
             f"warning: the watch on {self._host} hears nothing of {', '.join(names[:MAX_NAMED] + more)}: each side "
             "watches its own ranks alone, and may not know who holds up the run. Next: let the hosts reach each other "
-            "on all TCP ports (drumline doctor --hosts tells which cannot), or train without the watch: "
-            "--watch.sidecar off"
+            "on all TCP ports (drumline doctor --hosts tells which cannot), or train without the watchdog: "
+            f"{WITHOUT_WATCH}"
         )
 
 

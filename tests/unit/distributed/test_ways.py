@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from drumline.distributed.start.dialling import REFUSED, SILENT, STRANGER, Door, OpenDoor, knock
 from drumline.distributed.start.ways import ClosedWay, clocks_apart, is_needed, judge
 from drumline.errors import PreflightError
+from drumline.launch.node.dialling import REFUSED, SILENT, STRANGER, Door, OpenDoor, knock
 
 
 def door(number: int, *, address: str | None = None, interface: str = "eth0") -> Door:

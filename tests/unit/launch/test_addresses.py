@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from drumline.errors import PreflightError
 from drumline.launch.node import addresses
-from drumline.launch.node.addresses import Patience, check_is_own, own_address, wait_for_port
+from drumline.launch.node.addresses import Patience, check_is_own, own_address, say, wait_for_port
 from drumline.launch.node.sockets import listen_on_loopback, notice_silence
 from tests.ranks import free_port
 
@@ -38,7 +40,7 @@ def test_a_first_node_that_never_comes_is_named_by_its_address(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
-    monkeypatch.setattr(addresses, "Patience", lambda: Patience(first_s=0, every_s=60))
+    monkeypatch.setattr(addresses, "Patience", lambda: Patience(first_s=0))
     with pytest.raises(PreflightError) as caught:
         wait_for_port(endpoint, timeout_s=0.1)
     assert caught.value.what == (
@@ -52,9 +54,25 @@ def test_a_first_node_that_never_comes_is_named_by_its_address(
     )
 
 
-def test_why_a_first_node_does_not_answer() -> None:
-    assert addresses._why_not(TimeoutError()) == "no answer (a firewall drops it, or the machine is off)"
-    assert addresses._why_not(OSError(113, "No route to host")) == "No route to host"
+def test_a_rendezvous_port_that_stays_silent_between_hosts_that_are_up_is_closed() -> None:
+    # A queue that is full drops what comes, as a firewall does.
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for caller in (first, second):
+            caller.setblocking(False)
+            caller.connect_ex(full.getsockname())
+        port = full.getsockname()[1]
+        with pytest.raises(PreflightError) as caught:
+            wait_for_port(f"127.0.0.1:{port}", timeout_s=0.2, hosts=("b", "a"), closed_s=0)
+        assert str(caught.value) == (
+            f"the rendezvous port {port} is closed from b to a (no answer: packets are dropped, as a security group or "
+            f"firewall does it)\n  next: open TCP {port} on a to the job's hosts"
+        )
+        with pytest.raises(
+            PreflightError, match=r"within 0.2 s: no answer \(a firewall drops it, or the machine"
+        ):
+            wait_for_port(f"127.0.0.1:{port}", timeout_s=0.2)
 
 
 def test_a_first_node_that_is_there_is_found() -> None:
@@ -62,10 +80,31 @@ def test_a_first_node_that_is_there_is_found() -> None:
         wait_for_port(f"127.0.0.1:{server.getsockname()[1]}", timeout_s=0)
 
 
-def test_who_waits_speaks_soon_and_then_now_and_then() -> None:
-    patience = Patience(first_s=0, every_s=60)
-    assert [patience.is_over(), patience.is_over()] == [True, False]
-    assert not Patience().is_over()
+def test_who_waits_speaks_soon_and_then_at_intervals_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(addresses.time, "monotonic", lambda: now[0])
+    patience, every_second = Patience(), Patience(first_s=1, growth=1)
+    told: list[list[int]] = [[], []]
+    for second in range(600):
+        now[0] = float(second)
+        for one, waiting in enumerate((patience, every_second)):
+            told[one] += [second] if waiting.is_over() else []
+    assert told == [[5, 20, 65, 200], list(range(1, 600))]
+
+
+def test_on_a_terminal_a_wait_is_one_line_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, terminal = os.openpty()
+    with os.fdopen(terminal, "w") as stderr, os.fdopen(screen, "rb", buffering=0) as shown:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        monkeypatch.setenv("COLUMNS", "30")
+        patience = Patience(first_s=0)
+        for seconds in range(3):
+            patience.tell(f"waiting for node 1, {seconds} s so far")
+        patience.end()
+        say("2 ranks")
+        clear = b"\r\x1b[K"
+        lines = [b"drumline: waiting for node 1,"] * 3
+        assert shown.read(4096) == b"".join(clear + line for line in [*lines, b"", b"drumline: 2 ranks\r\n"])
 
 
 def test_a_listener_that_only_this_machine_reaches() -> None:

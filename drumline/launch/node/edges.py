@@ -1,0 +1,78 @@
+"""Between the rendezvous of nodes and the start of their ranks: can each node reach the others on ports of any number?
+
+Ranks take ports that nobody knows before. Where a firewall lets only the rendezvous port through, a script's ranks
+would wait for each other until torch gives up, and say nothing. The check takes milliseconds when all is well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from drumline.launch.node.addresses import say
+from drumline.launch.node.closed_ports import CLOSED_S, closed_data_ports
+from drumline.launch.node.dialling import NO_ROUTE, REFUSED, SILENT, Door, OpenDoor, knock
+
+RETRY_S = 0.5
+# An answer that is late or strange does not show that the port is closed.
+CLOSED = (SILENT, REFUSED, NO_ROUTE)
+
+Claim = Mapping[str, Any]
+"""What a node says of itself when nodes meet."""
+
+
+@contextlib.contextmanager
+def open_door() -> Iterator[dict[str, Any]]:
+    """On all networks, as the store of the ranks will be. Yields what the others must know of it."""
+    door = None
+    for address in ("::", "0.0.0.0"):  # noqa: S104
+        with contextlib.suppress(OSError):
+            door = door or OpenDoor(address)
+    try:
+        yield {} if door is None else {"door_port": door.port, "door_word": door.word}
+    finally:
+        if door is not None:
+            door.close()
+
+
+def closed_edges(claims: Sequence[Claim], mine: int, *, patience_s: float = CLOSED_S) -> dict[int, str]:
+    """What keeps this node from others, by their numbers. A way that is closed is tried again for some time."""
+    begun, is_told = time.monotonic(), False
+    doors = [door for number, claim in enumerate(claims) if number != mine and (door := _door(number, claim))]
+    while True:
+        failed = {number: why for number, why in knock(doors).failed.items() if why in CLOSED}
+        if not failed or time.monotonic() - begun >= patience_s:
+            return failed
+        if not is_told:
+            is_told = True
+            hosts = ", ".join(door.host for door in doors if door.rank in failed)
+            say(f"data ports of {hosts} are closed to {claims[mine]['host']}; trying for {patience_s:g} s")
+        doors = [door for door in doors if door.rank in failed]
+        time.sleep(RETRY_S)
+
+
+def check_edges(claims: Sequence[Claim], edges: Sequence[Mapping[str, str]]) -> None:
+    """Raise when a node cannot reach the first, where its ranks meet; else warn. `edges`: of each node, by number."""
+    first = min(range(len(claims)), key=lambda number: int(claims[number]["rank"]))
+    for target, claim in enumerate(claims):
+        causes = {source: failed[str(target)] for source, failed in enumerate(edges) if str(target) in failed}
+        if not causes:
+            continue
+        sources = [str(claims[source]["host"]) for source in causes]
+        cause = next(iter(causes.values()))
+        error = closed_data_ports(sources, claim["host"], port=claim["door_port"], cause=cause)
+        if target == first:
+            raise error
+        say(f"WARNING: {error.what}; ranks whose data takes that way will wait. Next: {error.next_step}")
+
+
+def _door(number: int, claim: Claim) -> Door | None:
+    """None where the node has none, or its name is not known here: of that others tell."""
+    with contextlib.suppress(OSError, KeyError):
+        found = socket.getaddrinfo(claim["address"], claim["door_port"], type=socket.SOCK_STREAM)
+        address = str(found[0][4][0])
+        return Door(number, claim["host"], "", address, claim["door_port"], claim["door_word"])
+    return None
