@@ -118,7 +118,7 @@ def test_a_participant_that_is_gone_before_it_spoke_is_met_without() -> None:
     inner = Met(store, 0, 2)
     inner.here = {0}
     one = handler(inner, node_of(0, 2))
-    assert one._claims(store, inner.info) is None
+    assert one._claims(store, inner.info, {}) is None
     # The next time it is alone, in a round of its own.
     alone = Met(dist.HashStore(), 0, 1)
     rounds = iter([inner.info, alone.info])
@@ -134,7 +134,7 @@ def test_nodes_that_met_apart_under_one_number_meet_again() -> None:
             super().set(key, json.dumps({**json.loads(value), "rank": 0}))
 
     inner = Met(Overwritten(), 0, 1)
-    assert handler(inner, node_of(1, 2))._claims(inner.info.store, inner.info) is None
+    assert handler(inner, node_of(1, 2))._claims(inner.info.store, inner.info, {}) is None
 
 
 def test_a_node_that_is_gone_is_a_reason_to_start_again() -> None:
