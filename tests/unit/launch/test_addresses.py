@@ -104,7 +104,10 @@ def test_on_a_terminal_a_wait_is_one_line_that_counts(monkeypatch: pytest.Monkey
         say("2 ranks")
         clear = b"\r\x1b[K"
         lines = [b"drumline: waiting for node 1,"] * 3
-        assert shown.read(4096) == b"".join(clear + line for line in [*lines, b"", b"drumline: 2 ranks\r\n"])
+        read = b""
+        while not read.endswith(b"\n"):
+            read += shown.read(4096)
+        assert read == b"".join(clear + line for line in [*lines, b"", b"drumline: 2 ranks\r\n"])
 
 
 def test_a_listener_that_only_this_machine_reaches() -> None:
