@@ -84,8 +84,12 @@ class Loader(StepLoader):
                 raise not_taken_whole()
 
     def preview(self, most: int | None = None) -> Any:
-        """The next micro-batch, which stays the next; of its samples `most`, if given."""
-        piece = next(self._plans(self._cursor)).pieces[0]
+        """The next micro-batch, which stays the next; of its samples `most`, if given. None: this rank has none of a
+        short batch's shards."""
+        pieces = next(self._plans(self._cursor)).pieces
+        if not pieces:
+            return None
+        piece = pieces[0]
         high = piece.high if most is None else min(piece.high, piece.low + most)
         return self._made(piece.low, high, self._cursor.epoch)
 

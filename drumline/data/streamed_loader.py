@@ -134,9 +134,10 @@ class StreamLoader(StepLoader):
             if self._cursor != read.plan.following:
                 raise not_taken_whole()
 
-    def preview(self) -> Any:
-        """The next micro-batch, which stays the next."""
-        return self._delivery.now(self._read().batches[0])
+    def preview(self, most: int | None = None) -> Any:
+        """The next micro-batch, which stays the next, whole: it is made already. None: this rank has none."""
+        batches = self._read().batches
+        return self._delivery.now(batches[0]) if batches else None
 
     def peek(self) -> str:
         """A digest of the first sample that this loader has read or will read; nothing is taken."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 from torch import Tensor, nn
 
@@ -30,6 +30,15 @@ class Loss:
     per token over samples of different length gives the number of tokens that count."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """More sums, divided by the same weight: the number of correct answers gives the accuracy."""
+
+    @classmethod
+    def mean(cls, value: Tensor, count: Tensor | float, metrics: Mapping[str, Tensor] | None = None) -> Self:
+        """The loss from a mean over `count` samples, tokens or whatever the mean is of; so are the metrics.
+
+        `Loss.mean(functional.cross_entropy(scores, labels), len(labels))`
+        """
+        sums = {name: one * count for name, one in (metrics or {}).items()}
+        return cls(value * count, weight=count, metrics=sums)
 
     def __post_init__(self) -> None:
         # Shapes and types are known on the host, so nothing here waits for the device.
@@ -79,7 +88,7 @@ class Task:
         """The loss of one batch, which is on the device: `Loss(sum over the batch)`.
 
         It serves training and evaluation. Call the `model` that is given: it is the one that is trained, which
-        `self.model()` is not. It may be called once more before the first step, to warm up. Leave numbers on the
+        `self.model()` is not. It is called a few times before the first step, too, to check it. Leave numbers on the
         device: `.item()` and `print` make every step wait for it.
         """
         self._must_define("loss", "return drumline.Loss(the sum of the loss over the batch)")

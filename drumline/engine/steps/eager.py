@@ -12,6 +12,7 @@ between steps all replicas are the same.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumline.data.steps import Micro, Step
 from drumline.distributed.buffers import LiveBuffers
+from drumline.distributed.wrap import unwrap_model
 from drumline.engine.job import Job
 from drumline.errors import TrainingError, UsageError
 from drumline.tasks.base import Loss, Task
@@ -37,6 +39,9 @@ class LossParts(NamedTuple):
     metrics: dict[str, Tensor]
 
 
+FIND_UNUSED = (
+    "use them in every batch, freeze them (requires_grad=False), or set --dist.find_unused_parameters"
+)
 LossFunction = Callable[[nn.Module, Any], LossParts]
 """Of a model and a batch."""
 
@@ -115,9 +120,25 @@ class TrainStep:
     def _forward(self, micro: Micro) -> LossParts:
         self._beat.next_micro()
         self._beat.mark(FORWARD)
-        with self._autocast:
-            loss: LossParts = self._applied(self.compute_loss, micro.data)
+        try:
+            with self._autocast:
+                loss: LossParts = self._applied(self.compute_loss, micro.data)
+        except RuntimeError as error:
+            if (unused := self._unused_error(error)) is not None:
+                raise unused from None
+            raise
         return loss
+
+    def _unused_error(self, error: RuntimeError) -> TrainingError | None:
+        """What DDP says in the step after one that did not use all parameters; it knows them by number."""
+        if "Expected to have finished reduction in the prior iteration" not in str(error):
+            return None
+        trained = [name for name, one in unwrap_model(self._applied).named_parameters() if one.requires_grad]
+        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+        names = ", ".join(trained[int(number)] for number in numbers[1].split()) if numbers else "not known"
+        return TrainingError(
+            f"parameters that had no part in the loss of the step before: {names}", next_step=FIND_UNUSED
+        )
 
     def _backward(self, loss: LossParts, scale: float) -> None:
         self._beat.mark(BACKWARD)

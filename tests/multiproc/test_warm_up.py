@@ -1,0 +1,223 @@
+"""What is found before the first step: a loss that is a mean, parameters without a part in it; no bit changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import IterableDataset
+
+from drumline.config.schema import DistConfig
+from drumline.engine import train as engine
+from drumline.engine.steps.warm_up import is_a_mean, unused_parameters
+from drumline.errors import UsageError
+from drumline.metrics.events import read_events
+from drumline.tasks.base import Loss
+from tests.jobs import (
+    Classify,
+    Everything,
+    Points,
+    WeighTokens,
+    assert_same_bits,
+    make_config,
+    newest,
+    train_here,
+    train_on,
+)
+from tests.ranks import RanksFailed
+
+
+@pytest.mark.parametrize(
+    ("whole", "halves", "is_mean"),
+    [
+        ((5.6, 8), [(2.5, 4), (3.1, 4)], False),  # a sum
+        ((0.7, 8), [(0.6, 4), (0.8, 4)], True),
+        ((0.69, 8), [(0.69, 4), (0.69, 4)], True),  # of a model whose last layer begins at zero
+        ((0.7, 30), [(0.6, 10), (0.75, 20)], True),  # per token, beside a weight in tokens
+        ((0.7, 1), [(0.6, 1), (0.8, 1)], False),  # a mean beside a weight of 1: a mean over batches
+        ((4.16, 8), [(3.4, 4), (3.5, 4)], False),  # samples that have to do with each other
+        ((0.0, 8), [(0.0, 4), (0.0, 4)], False),
+        ((float("nan"), 8), [(0.6, 4), (0.8, 4)], False),
+        ((0.7, 0), [(0.6, 0), (0.8, 0)], False),
+    ],
+)
+def test_only_what_is_surely_a_mean_is_one(
+    whole: tuple[float, float], halves: list[tuple[float, float]], is_mean: bool
+) -> None:
+    assert is_a_mean(whole, halves) == is_mean
+
+
+class Mean(Classify):
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        return Loss(functional.cross_entropy(model(batch[0]), batch[1]))
+
+
+class MeanOfTokens(WeighTokens):
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        loss = super().loss(model, batch)
+        return Loss(loss.total / loss.weight, weight=loss.weight)
+
+
+class Stream(IterableDataset[dict[str, Tensor]]):
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        points = Points()
+        return ({"inputs": points[number][0], "targets": points[number][1]} for number in range(37))
+
+
+class MeanOfAStream(Mean):
+    def train_data(self) -> Any:
+        return Stream()
+
+    def eval_data(self) -> Any:
+        return None
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        return super().loss(model, (batch["inputs"], batch["targets"]))
+
+
+@pytest.mark.parametrize("task", [Mean, MeanOfTokens, MeanOfAStream])
+def test_a_mean_is_refused_and_the_remedy_is_named(tmp_path: Path, task: type[Classify]) -> None:
+    with pytest.raises(
+        UsageError, match=rf"^{task.__name__}\.loss\(\) gives a mean, and Loss takes a sum: "
+    ) as caught:
+        train_here(make_config(steps=2, dropout=0.5), task, tmp_path)
+    assert caught.value.next_step == 'return Loss.mean(value, count), or use reduction="sum"'
+    assert not (tmp_path / "checkpoints" / "step-00000002").exists()
+
+
+class Converted(Classify):
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        sums = super().loss(model, batch)
+        count = len(batch[1])
+        means = {name: total / count for name, total in sums.metrics.items()}
+        return Loss.mean(sums.total / count, count, means)
+
+
+def test_a_mean_with_its_count_trains_like_the_sum(tmp_path: Path) -> None:
+    for task in (Classify, Converted):
+        train_here(make_config(accumulate=2), task, tmp_path / task.__name__)
+    ours, theirs = (newest(tmp_path / task.__name__).tensors["model"] for task in (Classify, Converted))
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name])
+
+
+@dataclass
+class Parcel:
+    inputs: Tensor
+    targets: Tensor
+
+
+class InParcels(Mean):
+    """A mean, in batches that cannot be cut: not judged."""
+
+    @staticmethod
+    def collate(samples: Any) -> Parcel:  # type: ignore[override]
+        return Parcel(*(torch.stack(column) for column in zip(*samples, strict=True)))
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        return super().loss(model, (batch.inputs, batch.targets))
+
+
+class RefusesHalves(Mean):
+    """A mean that only whole batches have."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        if len(batch[0]) in (2, 4) and not model.training:
+            raise ValueError("contrasts need 8 samples")
+        return super().loss(model, batch)
+
+    def eval_data(self) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("task", "batch_size"), [(InParcels, 8), (RefusesHalves, 8), (Mean, 1), (Everything, 8), (WeighTokens, 3)]
+)
+def test_what_is_a_sum_or_not_certain_trains(tmp_path: Path, task: type[Classify], batch_size: int) -> None:
+    train_here(make_config(steps=2, batch_size=batch_size, dropout=0.5), task, tmp_path)
+
+
+def nothing(*arguments: Any, **settings: Any) -> None:
+    """In place of the warm-up."""
+
+
+class Counts(Everything):
+    """Its loss and its model count their calls, which the first pass must not be among."""
+
+    calls = 0
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        self.calls += 1
+        model.calls = getattr(model, "calls", 0) + 1  # type: ignore[assignment]
+        assert model.calls >= self.calls  # type: ignore[operator]
+        loss = super().loss(model, batch)
+        return Loss(loss.total * (1 + 0.1 * self.calls), metrics=loss.metrics)
+
+
+def test_the_run_has_the_same_bits_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(dropout=0.3, augment=True)
+    train_here(config, Counts, tmp_path / "with")
+    monkeypatch.setattr(engine, "warm_up", nothing)
+    train_here(config, Counts, tmp_path / "without")
+    assert_same_bits(newest(tmp_path / "with"), newest(tmp_path / "without"))
+
+
+class WithSpare(Classify):
+    """A layer that is never used."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.add_module("spare", nn.Linear(3, 3).double())
+        model.forward = lambda inputs: model[3](model[1](model[0](inputs)))  # type: ignore[method-assign, index, operator]
+        return model
+
+
+SENTENCE = "parameters that have no part in the loss: spare.bias, spare.weight"
+
+
+def test_unused_parameters_are_named_before_the_first_step(tmp_path: Path) -> None:
+    train_here(make_config(epochs=1), WithSpare, tmp_path / "alone")
+    events = read_events(tmp_path / "alone" / "events" / "rank-00000.jsonl")
+    [note] = [event["message"] for event in events if event["kind"] == "note"]
+    assert note.startswith(f"{SENTENCE}; on several ranks this stops the run: ")
+    with pytest.raises(RanksFailed) as failed:
+        train_on(2, make_config(epochs=1), WithSpare, tmp_path / "two")
+    assert SENTENCE in str(failed.value)
+    assert "set --dist.find_unused_parameters" in str(failed.value)
+    config = replace(make_config(epochs=1), dist=DistConfig(find_unused_parameters=True))
+    assert train_on(2, config, WithSpare, tmp_path / "found").step == 5
+
+
+class SpareLater(Classify):
+    """A layer that is used in the first steps only."""
+
+    seen: ClassVar[list[int]] = []
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        if model.training and torch.is_grad_enabled():
+            self.seen.append(1)
+        loss = super().loss(model, batch)
+        total = loss.total.detach() + model[0].weight.sum() if len(self.seen) > 4 else loss.total  # type: ignore[index, union-attr, operator]
+        return Loss(total, metrics=loss.metrics)
+
+
+def test_parameters_that_a_later_step_does_not_use_are_named_too(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed) as failed:
+        train_on(2, make_config(epochs=3), SpareLater, tmp_path)
+    sentence = "parameters that had no part in the loss of the step before: 0.bias, 3.weight, 3.bias"
+    assert sentence in str(failed.value)
+
+
+def test_what_a_backward_pass_in_python_may_reach_is_not_judged() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    inputs = torch.ones(1, 2, requires_grad=True)
+    assert unused_parameters(model, model[0](inputs).sum()) == ["1.weight", "1.bias"]
+    hidden = checkpoint(model, inputs, use_reentrant=True)
+    assert unused_parameters(model, hidden.sum()) == []
