@@ -155,6 +155,7 @@ def build_job(
             optimizer=optimizer,
             scaler=scaler,
             device=ddp.device,
+            waits_for_device=ddp.device.type != "cpu",
         ),
         batch=batch,
         data_fingerprint=data_fingerprint,

@@ -41,7 +41,9 @@ class FiniteSteps:
         optimizer: Optimizer,
         scaler: GradScaler | None,
         device: torch.device,
+        waits_for_device: bool = False,
     ) -> None:
+        """`waits_for_device`: to look at a number is to wait for the device, which a step must not."""
         self.skips = on_nan == "skip"
         self.counts = torch.zeros(2, dtype=meter.dtype, device=device)
         """Since they were last set to zero: steps that were not finite, and steps since the first of them."""
@@ -50,8 +52,9 @@ class FiniteSteps:
         self._meter, self._buffers, self._optimizer, self._scaler = meter, buffers, optimizer, scaler
         self._kept_buffers: list[Tensor] | None = None
         self._kept_sums: Tensor | None = None
-        self._is_fused = bool(optimizer.defaults.get("fused"))
-        if on_nan != "warn" and scaler is None and self._is_fused:
+        self._decides_here = on_nan != "warn" and scaler is None
+        if self._decides_here and waits_for_device and optimizer.defaults.get("fused"):
+            self._decides_here = False
             optimizer.found_inf = self._bad  # type: ignore[attr-defined]  # read by torch's fused optimizers
         if self.skips or scaler is not None:
             _make_momentum(optimizer)
@@ -94,14 +97,14 @@ class FiniteSteps:
         self._num_since.add_(self._num_bad.sign())
 
     def update(self) -> None:
-        """The optimizer's step. The fused ones leave a bad one out by themselves, on the device."""
+        """The optimizer's step, unless it is to be left out. On a GPU the fused ones leave it out by themselves."""
         if self._scaler is not None:
             skipped = self._left_out_by(self._scaler) if self.skips else None
             self._scaler.step(self._optimizer)
             self._scaler.update()
         else:
             skipped = self._bad if self.skips else None
-            if skipped is None or self._is_fused or not skipped:
+            if not (self._decides_here and self._bad):
                 self._optimizer.step()
         if skipped is not None:
             self._take_back_if(skipped > 0)
