@@ -36,9 +36,11 @@ def fixture(
     return model, optimizer, finite, meter
 
 
-def take_step(model: nn.Module, optimizer: Optimizer, finite: FiniteSteps, factor: float) -> None:
+def take_step(
+    model: nn.Module, optimizer: Optimizer, finite: FiniteSteps, factor: float, added: float = 0.0
+) -> None:
     finite.begin()
-    total = (model(torch.arange(12.0).view(4, 3) * factor) ** 3).sum()
+    total = (model(torch.arange(12.0).view(4, 3) * factor) ** 3).sum() + added
     finite.spread(total * 0.25, total).backward()  # type: ignore[no-untyped-call]
     finite.measure(total, 4, {})
     finite.judge(model.parameters(), None)
@@ -60,6 +62,13 @@ def test_a_skipped_step_leaves_no_trace(kind: type[Optimizer], waits: bool) -> N
         assert finite.counts.tolist() == ([2, 4] if len(factors) == 4 else [0, 0])
     for left, right in zip(*states, strict=True):
         assert torch.equal(left, right)
+
+
+def test_a_loss_that_is_not_finite_is_skipped_though_its_gradients_are() -> None:
+    model, optimizer, finite, _ = fixture(SGD, "skip", waits=True)
+    take_step(model, optimizer, finite, 1.0, added=math.nan)
+    assert finite.counts.tolist() == [1, 1]
+    assert torch.equal(next(model.parameters()), torch.ones(3))
 
 
 @pytest.mark.parametrize("waits", [True, False])
