@@ -45,8 +45,9 @@ def warm_up(job: Job, config: Config, *, tell: Callable[[str], None]) -> None:
     dist = config.dist
     with rehearsed(job) as task:
         refuse_a_mean(job, task)
-        if not (dist.find_unused_parameters or dist.static_graph):
-            _name_unused(job, task, is_elastic=config.train.exact == "elastic", tell=tell)
+        # The elastic step names them itself: of every shard.
+        if not (dist.find_unused_parameters or dist.static_graph or config.train.exact == "elastic"):
+            _name_unused(job, task, tell)
         _settle_layout(job, task, static_graph=dist.static_graph)
 
 
@@ -108,7 +109,7 @@ def is_a_mean(whole: tuple[float, float], halves: list[tuple[float, float]]) -> 
     return math.isclose(total, mean, rel_tol=0.01)
 
 
-def _name_unused(job: Job, task: Task, *, is_elastic: bool, tell: Callable[[str], None]) -> None:
+def _name_unused(job: Job, task: Task, tell: Callable[[str], None]) -> None:
     """Collective: which parameters that are trained the next batch does not use."""
     # A few samples may leave out what the whole batch uses.
     unused = _unused(job, task, FEW_SAMPLES) and _unused(job, task, None)
@@ -116,7 +117,7 @@ def _name_unused(job: Job, task: Task, *, is_elastic: bool, tell: Callable[[str]
         return
     more = f" and {len(unused) - NAMED} more" if len(unused) > NAMED else ""
     what = f"parameters that have no part in the loss: {', '.join(unused[:NAMED])}{more}"
-    if job.ddp.world_size > 1 or is_elastic:
+    if job.ddp.world_size > 1:
         raise UsageError(what, next_step=FIND_UNUSED)
     tell(f"{what}; on several ranks this stops the run: {FIND_UNUSED}")
 
