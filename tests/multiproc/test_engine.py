@@ -195,9 +195,9 @@ class SometimesWeighted(Classify):
     calls = 0
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-        SometimesWeighted.calls += 1
+        self.calls += 1
         loss = super().loss(model, batch)
-        return Loss(loss.total, weight=3.0) if SometimesWeighted.calls == 3 else loss
+        return Loss(loss.total, weight=3.0) if self.calls == 3 else loss
 
 
 def test_a_weight_in_some_batches_only_is_refused(tmp_path: Path) -> None:
