@@ -121,6 +121,10 @@ class TrainingError(DrumlineError):
     """The run failed in the middle of its work."""
 
 
+class NonFiniteError(TrainingError):
+    """A loss or a weight is NaN or infinite: a restart would take the same steps to it."""
+
+
 class HangError(DrumlineError):
     """The run was stopped because it hangs, or fails in the same place again and again: a restart would not help."""
 

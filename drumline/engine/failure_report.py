@@ -16,7 +16,7 @@ from drumline.distributed.failure import Failure, summary
 from drumline.engine.output import is_diverted, screen
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.saving import Progress
-from drumline.errors import DrumlineError, ExitCode, Place, TrainingError, UsageError
+from drumline.errors import DrumlineError, ExitCode, NonFiniteError, Place, TrainingError, UsageError
 from drumline.launch.failure_file import LOGS_SHOWN, write_failure
 from drumline.launch.topology import let_first_rank_speak, topology_from
 from drumline.manager import DDPManager
@@ -80,7 +80,9 @@ def _print_once(
 def can_restart(error: BaseException, *, may_come_further: bool) -> bool:
     """Whether a restart can help. What the first start of a command raises before it has saved anything (then it may
     not `may_come_further`), the next one raises at the same step."""
-    return refused_by_storage(error) is None and (may_come_further or not is_own(error))
+    if isinstance(error, NonFiniteError) or refused_by_storage(error) is not None:
+        return False
+    return may_come_further or not is_own(error)
 
 
 def refused_by_storage(error: BaseException | None) -> OSError | None:

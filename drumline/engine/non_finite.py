@@ -23,7 +23,7 @@ from drumline.engine.job import Job
 from drumline.engine.saving import Progress
 from drumline.engine.steps.finite import OnNan, largest
 from drumline.engine.steps.rehearsal import rehearsed
-from drumline.errors import Place, TrainingError
+from drumline.errors import NonFiniteError, Place
 from drumline.metrics.events import Reporter
 
 MEND = (
@@ -67,7 +67,7 @@ class NonFinite:
         what = f"{name} is not finite, though every loss was: a gradient was too large or not a number"
         if self._on_nan == "stop":
             ddp = self._job.ddp
-            raise TrainingError(what, next_step=MEND, place=Place(ddp.host, ddp.rank, self._progress.step))
+            raise NonFiniteError(what, next_step=MEND, place=Place(ddp.host, ddp.rank, self._progress.step))
         self._reporter.report("warning", step=self._progress.step, message=what)
         return name
 
@@ -75,7 +75,7 @@ class NonFinite:
         num_bad, num_since = map(int, self._job.finite.counts.tolist())
         step, place, cause = self._locate(num_since)
         if self._on_nan == "stop":
-            raise TrainingError(f"the loss is not finite: {cause}", next_step=MEND, place=place)
+            raise NonFiniteError(f"the loss is not finite: {cause}", next_step=MEND, place=place)
         if self._on_nan == "warn":
             message = f"the loss is not finite since step {step}: {cause} [{place}]"
         else:

@@ -235,7 +235,7 @@ def test_prove_resume_holds_on_two_ranks(folder: Path) -> None:
 
 
 def test_a_flipped_bit_is_named(folder: Path) -> None:
-    command = train(folder, "FlipsABit", "flipped")
+    command = run(folder, *ONCE, "tasks.py:FlipsABit", "--run", "flipped")
     assert command.process.returncode != 0, command.output
     assert "rank 1" in command.output, command.output
     assert "0.weight" in command.output, command.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -33,12 +34,14 @@ class Tires(nn.Module):
 
 class LateNan(Classify):
     def model(self) -> nn.Module:
+        # Compiler processes would outlive a rank that fails for some seconds.
+        importlib.import_module("torch._inductor.config").compile_threads = 1
         return nn.Sequential(Tires(), *super().model())
 
 
 def config_of(on_nan: str, step: str, optimizer: str) -> Config:
     optim = OptimConfig(name=optimizer, lr=0.01, schedule="constant")  # type: ignore[arg-type]
-    config = make_config(samples=32, steps=STEPS, on_nan=on_nan, step=step, optim=optim)
+    config = make_config(samples=32, steps=STEPS, on_nan=on_nan, step=step, optim=optim, deterministic=True)
     return replace(config, log=LogConfig(every_steps=8, display="none"))
 
 

@@ -240,7 +240,7 @@ def test_what_saves_need_is_there_before_the_first_step(tmp_path: Path) -> None:
     config = replace(make_config(), dist=DistConfig(device="cuda"))
     [(made, copied)] = run_ranks(1, train_and_tell_what_was_ready, config, tmp_path)
     assert made == [0, 0]
-    assert copied == {torch.float32, torch.uint8, torch.int16, torch.int32, torch.int64}
+    assert copied >= {torch.float32, torch.uint8, torch.int16, torch.int32, torch.int64}
 
 
 def test_a_run_saves_beside_its_steps_what_it_would_have_saved_in_them(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from drumline.engine.failure_report import can_restart, describe_failure, is_own
-from drumline.errors import CheckpointError, DataError, Place, UsageError
+from drumline.errors import CheckpointError, DataError, NonFiniteError, Place, UsageError
 
 PLACE = Place(host="node-b", rank=3, step=12)
 
@@ -97,6 +97,9 @@ def test_a_restart_is_worth_it_where_the_next_start_may_come_further() -> None:
     for error in (raised(from_storage), PermissionError(errno.EACCES, "x")):
         assert not can_restart(error, may_come_further=True), "no restart frees a disk"
     assert can_restart(FileNotFoundError(errno.ENOENT, "x"), may_come_further=True)
+    assert not can_restart(NonFiniteError("NaN"), may_come_further=True), (
+        "the same steps lead to the same NaN"
+    )
 
 
 def test_an_error_that_another_process_may_have_caused_is_not_the_ranks_own() -> None:
