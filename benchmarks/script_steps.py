@@ -73,7 +73,7 @@ def observe(folder: Path) -> dict[tuple[type, str], tuple[object, object]]:
 
 def blocks(sizes: tuple[int, ...]) -> Callable[[], float]:
     data = TensorDataset(torch.randn(STEPS * 32, sizes[0]), torch.randn(STEPS * 32, sizes[-1]))
-    loader = DataLoader(data, batch_size=32)
+    loader = DataLoader(data, batch_size=32)  # noqa: DL003 - the same batches on both ranks will do here
     layers = [nn.Linear(one, other) for one, other in pairwise(sizes)]
     model = DistributedDataParallel(nn.Sequential(*layers))
     optimizer = torch.optim.AdamW(model.parameters())

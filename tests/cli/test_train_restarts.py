@@ -85,7 +85,11 @@ from drumline.tasks.classification import ImageClassification
 group.LEAVE_S = 600  # so that the rank itself does not give up before the watchdog
 
 class NeverExits(ImageClassification):
-    defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 9, "train.batch_size": 64}
+    defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 40, "train.batch_size": 64}
+
+    def loss(self, model, batch):
+        time.sleep(0.05)  # so that the watchdog sees it train: it has more patience with the first steps
+        return super().loss(model, batch)
 
 if os.environ.get("RANK") == "1":
     dist.destroy_process_group = lambda: time.sleep(600)
@@ -97,7 +101,7 @@ def test_a_rank_that_does_not_exit_after_its_last_step_is_named_and_ended(tmp_pa
     words = ["--procs", "2", "--run", "run", "--watch.hang_s", "3", "--watch.on_hang", "stop"]
     result = drumline("train", "mine.py:NeverExits", *words, cwd=tmp_path)
     assert result.returncode == 70, result.stderr
-    assert "done: 9 steps" in result.stdout
+    assert "done: 40 steps" in result.stdout
     hang = rf"drumline: hang: rank 1 on {re.escape(socket.gethostname())} left the loop \S+ s ago and has not exited"
     assert re.search(hang, result.stderr), result.stderr
 

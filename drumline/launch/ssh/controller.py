@@ -71,7 +71,7 @@ class Controller:
         """The signal that this process was told to end by."""
         self.is_ending = False
         self.num_ranks = 0
-        self._ruling_said = ""
+        self._ruling_said = self._ruling_to_say = ""
 
     async def run(self) -> None:
         """Until no host has anything left to do."""
@@ -167,6 +167,7 @@ class Controller:
             for what, step in frame["problems"]:
                 self._fail(PreflightError(f"{remote.name}: {what}", next_step=step))
         elif kind == "started":
+            self._say_ruling()  # a restart may be quicker than SETTLE_S
             self._started(frame["world_size"])
         elif kind == "ended" and frame["code"] and not self.is_ending:
             self._ended(remote, frame["code"])
@@ -176,11 +177,13 @@ class Controller:
         elif kind == "ruling" and frame["was_told"]:
             self._ruling_said = frame["sentence"]
         elif kind == "ruling" and not frame["is_last"]:
-            asyncio.get_running_loop().call_later(SETTLE_S, self._say_ruling, frame["sentence"])
+            self._ruling_to_say = frame["sentence"]
+            asyncio.get_running_loop().call_later(SETTLE_S, self._say_ruling)
 
-    def _say_ruling(self, sentence: str) -> None:
+    def _say_ruling(self) -> None:
         """Before ranks are started again. Every host has heard the same, and one may have said it."""
-        if sentence != self._ruling_said:
+        sentence, self._ruling_to_say = self._ruling_to_say, ""
+        if sentence and sentence != self._ruling_said:
             self._ruling_said = sentence
             self.screen.say(sentence, is_error=True)
 
