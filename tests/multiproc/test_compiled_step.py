@@ -58,6 +58,8 @@ class Probed(Classify):
 class OnlyForward(Classify):
     """A loss whose backward pass torch can run, and cannot compile."""
 
+    best_metric, higher_is_better = "loss", False
+
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
         inputs, targets = batch
         return Loss(functional.cross_entropy(odd(model(inputs)), targets, reduction="sum"))
