@@ -43,6 +43,8 @@ class LeavingAgent(TellingAgent):
         self.is_task = is_task
         self.told: signal.Signals | None = None
         """What this node's ranks were told to leave by."""
+        self._caught_by: set[int] = set()
+        """Processes of ranks that had a handler for it when it was sent."""
         self._asked_to_end: signal.Signals | None = None
         self._asked_at = 0.0
 
@@ -60,13 +62,16 @@ class LeavingAgent(TellingAgent):
         return ids
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """The ranks finish and save in their own time: who sends this sends it before a time limit."""
+        """The ranks finish and save in their own time: who sends this sends it before a time limit. A scheduler may
+        have sent it to the ranks, too: a script that does not catch it has nothing to save, or is about to exit."""
         self.told = signal.Signals(number)
         handler = self._worker_group.spec.rdzv_handler
         if isinstance(handler, FixedRanks):
             handler.is_leaving = True
         for rank in self._ranks():
-            if rank.proc.poll() is None:
+            if _catches(rank.proc.pid, self.told):
+                self._caught_by.add(rank.proc.pid)
+            if rank.proc.poll() is None and (self.is_task or rank.proc.pid in self._caught_by):
                 rank.proc.send_signal(number)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
@@ -86,12 +91,23 @@ class LeavingAgent(TellingAgent):
     def _ranks(self) -> list[SubprocessHandler]:
         return list(getattr(self._pcontext, "subprocess_handlers", {}).values())
 
+    def _codes(self) -> set[int | None]:
+        """How the ranks ended. Python gives a signal its default action back as it exits, so one that was caught and
+        then ended the rank came a second time, to a rank that was leaving."""
+        return {
+            ExitCode.PREEMPTED
+            if self.told and code == -self.told and rank.proc.pid in self._caught_by
+            else code
+            for rank in self._ranks()
+            for code in [rank.proc.poll()]
+        }
+
     def check_left_as_told(self, number: int | None) -> None:
         """After a run: raise LeftAsTold if all ranks ended as preempted, told by this signal. A task that has not begun
         does not catch it yet, and has nothing to save; a script that is ended by it may well have."""
         if number not in (signal.SIGTERM, signal.SIGUSR1):
             return  # Ctrl-C asks for no save
-        codes = {rank.proc.poll() for rank in self._ranks()}
+        codes = self._codes()
         as_told = {ExitCode.SUCCESS, ExitCode.PREEMPTED, *([-number] if self.is_task else [])}
         if codes <= as_told and codes != {ExitCode.SUCCESS}:
             raise LeftAsTold(has_told=ExitCode.PREEMPTED in codes)
@@ -115,7 +131,7 @@ class LeavingAgent(TellingAgent):
         return self.is_task and codes == {ExitCode.PREEMPTED}
 
     def _are_leaving(self) -> bool:
-        codes = {rank.proc.poll() for rank in self._ranks()}
+        codes = self._codes()
         return None in codes and codes <= {None, ExitCode.SUCCESS, ExitCode.PREEMPTED}
 
     def _makes_room(self, worker_group: WorkerGroup) -> bool:
