@@ -85,14 +85,10 @@ def _has_left_fork(pid: int, ready: int) -> bool:
     last, since = "", time.monotonic()
     while not wait([ready], timeout=LOOK_EVERY_S):
         try:
-            fields = (
-                Path(f"/proc/{pid}/stat")
-                .read_text(encoding="utf-8", errors="replace")
-                .rpartition(")")[2]
-                .split()
-            )
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return True  # no such file on this system: nothing to judge by
+        fields = stat.rpartition(")")[2].split()
         seen, now = f"{fields[0]} {fields[11]} {fields[12]}", time.monotonic()  # state, CPU time
         if fields[0] != "S" or seen != last:
             last, since = seen, now

@@ -16,6 +16,7 @@ from drumline.data.loaders import AnyEvaluationLoader
 from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import all_sum, broadcast_json
 from drumline.engine.job import Job
+from drumline.engine.steps.rehearsal import evaluation_mode
 from drumline.errors import TrainingError
 from drumline.watch.beats.phase import Phase
 
@@ -26,14 +27,8 @@ def evaluate(job: Job, loader: AnyEvaluationLoader) -> dict[str, float]:
     model, device = job.model, job.ddp.device
     job.ddp.beat.mark(Phase.EVALUATION)
     LiveBuffers(model).broadcast()
-    # Each module gets its own mode back: a user may have put parts of the model into eval mode for good.
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+    with evaluation_mode(model):
         names, sums = _sum_batches(job, loader)
-    finally:
-        for module, was_training in modes:
-            module.training = was_training
     # Rank 0 always has the first batch; a rank that has none learns the names from it.
     mine = [loader.num_batches, loader.digest]
     names, expected = broadcast_json([names, mine], device=device)

@@ -176,6 +176,7 @@ class Loop:
         *sums, num_bad, _ = all_sum(torch.cat([meter.take(), self.job.finite.counts])).tolist()
         if num_bad and not sums[1]:  # all were skipped
             sums = [math.nan, 1.0, *[math.nan] * len(meter.names)]
+        self._non_finite.act_on(num_bad)  # before the task computes with a NaN in report()
         numbers = self.job.reported(means(sums, meter.names))
         if train_step.grad_norm is not None:
             numbers["grad_norm"] = float(train_step.grad_norm)
@@ -191,7 +192,6 @@ class Loop:
             **numbers,
         )
         self.notices.report(self.reporter)
-        self._non_finite.act_on(num_bad)
 
     def _tell_recovery(self, fault: Fault) -> None:
         step, self.fault = self.progress.step, None
@@ -246,7 +246,7 @@ class Loop:
         self.is_preempted = True
         if self._saved_step != step:
             self.pace.stop()
-            self._non_finite.check()
+            self._non_finite.read()  # what was skipped since the last log line is reported, too
             self._compare_replicas()
             self._save({}, must_save=True)
 

@@ -1,15 +1,15 @@
 """`--train.on_nan`: what the loop does about steps that were not finite, and how it finds out where that began.
 
 Steps count on the device (`steps/finite`). The loop reads the count where it waits for the device anyway: with a log
-line, and before replicas are compared or saved. Where there was such a step, all ranks run its batch once more, with a
-look at the output of every module.
+line, and before replicas are compared or saved. After the first such step all ranks run its batch once more and check
+the output of every module.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -27,8 +27,8 @@ from drumline.errors import NonFiniteError, Place
 from drumline.metrics.events import Reporter
 
 MEND = (
-    "check the data and the learning rate (--optim.lr, --optim.clip_norm), then rerun the same command to resume from "
-    "the newest finite checkpoint; --train.on_nan skip leaves such updates out"
+    "check the data and the learning rate (--optim.lr, --optim.clip_norm), then rerun the same command{resume}; "
+    "--train.on_nan skip leaves such updates out"
 )
 
 
@@ -41,99 +41,120 @@ class NonFinite:
         self._on_nan = on_nan
         self._reporter = reporter
         self._read_at = (progress.step, progress.cursor)
+        self._is_resumed = progress.step > 0
         self._is_explained = False
+        self._is_state_reported = False
+        self._has_bad_steps = False
         self.num_skipped = 0
 
     def check(self) -> None:
         """Collective: `stop` reads the counts, which waits for the device; the others wait for the log line."""
         if self._on_nan == "stop":
-            self.act_on(all_sum(self._job.finite.counts.clone()).tolist()[0])
+            self.read()
+
+    def read(self) -> None:
+        """Collective: read the counts now, which waits for the device."""
+        self.act_on(all_sum(self._job.finite.counts.clone()).tolist()[0])
 
     def act_on(self, num_bad: float) -> None:
         """Collective: `num_bad` is the count of all ranks together."""
         if num_bad:
+            self._has_bad_steps = True
             self._act()
             self._job.finite.counts.zero_()
         self._read_at = (self._progress.step, self._progress.cursor)
 
     def check_state(self) -> str | None:
-        """Before a save: the first tensor of it that is not finite, if one is. `stop` does not save it."""
+        """Collective, before a save: the first tensor of it that is not finite, on whichever rank, if one is. `stop`
+        does not save it."""
+        ddp = self._job.ddp
         state = capture(self._job.model, self._job.optimizer, progress={}).tensors
-        name = first_non_finite(
-            {f"{file}/{name}": one for file in state for name, one in state[file].items()}
-        )
-        if name is None:
+        tensors = {f"{file}/{name}": one for file in state for name, one in state[file].items()}
+        mine = [first_non_finite(tensors), ddp.host, bool(self._job.finite.counts.any())]
+        found = gather_json(mine, device=ddp.device)
+        rank = next((rank for rank, (name, *_) in enumerate(found) if name is not None), None)
+        if rank is None:
             return None
-        what = f"{name} is not finite, though every loss was: a gradient was too large or not a number"
+        name, host, _ = found[rank]
+        place = Place(host, rank, self._progress.step)
+        has_bad_steps = self._has_bad_steps or any(one for *_, one in found)
+        what = f"{name} is not finite" + ("" if has_bad_steps else ", though every loss was")
         if self._on_nan == "stop":
-            ddp = self._job.ddp
-            raise NonFiniteError(what, next_step=MEND, place=Place(ddp.host, ddp.rank, self._progress.step))
-        self._reporter.report("warning", step=self._progress.step, message=what)
-        return name
+            raise NonFiniteError(what, next_step=self._next_step(), place=place)
+        if not self._is_state_reported:
+            self._is_state_reported = True
+            message = f"{what}; the checkpoint is marked [{place}]"
+            self._reporter.report("warning", step=self._progress.step, message=message)
+        return str(name)
 
     def _act(self) -> None:
-        num_bad, num_since = map(int, self._job.finite.counts.tolist())
-        step, place, cause = self._locate(num_since)
+        num_bad, place, cause = self._locate()
+        why = f": {cause}" if cause else ""
         if self._on_nan == "stop":
-            raise NonFiniteError(f"the loss is not finite: {cause}", next_step=MEND, place=place)
+            raise NonFiniteError(f"the loss is not finite{why}", next_step=self._next_step(), place=place)
         if self._on_nan == "warn":
-            message = f"the loss is not finite since step {step}: {cause} [{place}]"
+            message = f"the loss is not finite since step {place.step}{why} [{place}]"
         else:
             self.num_skipped += num_bad
             message = (
-                f"updates that were not finite were skipped: {num_bad}, the first at step {step} ({self.num_skipped} "
-                f"since the start): {cause} [{place}]"
+                f"updates that were not finite were skipped: {num_bad}, the first at step {place.step} "
+                f"({self.num_skipped} since the start){why} [{place}]"
             )
         self._reporter.report("warning", step=self._progress.step, message=message)
 
-    def _locate(self, num_since: int) -> tuple[int, Place, str]:
-        """Collective: the first step that was not finite, where that was, and its cause as far as it can be known."""
+    def _locate(self) -> tuple[int, Place, str | None]:
+        """Collective: how many steps were not finite, where the first was, and its cause as far as it is known."""
         ddp = self._job.ddp
-        mine = self._progress.step - num_since + 1 if num_since else None
-        found: list[Any] = gather_json(mine, device=ddp.device)
-        step = min(one for one in found if one is not None)
-        cause = None if self._is_explained else explain(self._job, self._batches_of(step))
+        num_bad, num_since = map(int, self._job.finite.counts.tolist())
+        first = self._progress.step - num_since + 1 if num_since else None
+        found: list[Any] = gather_json([num_bad, first], device=ddp.device)
+        step = min(one for _, one in found if one is not None)
+        cause = None if self._is_explained else self._explain(step)
         self._is_explained = True
-        told = gather_json([ddp.host, cause], device=ddp.device)
-        bad = [rank for rank, one in enumerate(found) if one == step]
-        rank = next((rank for rank in bad if told[rank][1] is not None), bad[0])
-        host, cause = told[rank]
-        return step, Place(host, rank, step), cause or _NOT_SEEN[self._on_nan]
+        causes = gather_json([ddp.host, cause], device=ddp.device)
+        bad = [rank for rank, (_, one) in enumerate(found) if one == step]
+        rank = next((rank for rank in bad if causes[rank][1] is not None), bad[0])
+        host, cause = causes[rank]
+        return max(one for one, _ in found), Place(host, rank, step), cause
 
-    def _batches_of(self, step: int) -> Iterator[Any]:
-        loader, (read_step, cursor) = self._job.loader, self._read_at
-        if isinstance(loader, Loader):
-            return loader.batches_after(cursor, step - read_step - 1)
-        return iter(
-            [loader.preview()]
-        )  # a stream cannot be read again; weights that are too large show with any batch
+    def _explain(self, step: int) -> str | None:
+        """Collective: run the batch of that step again. A stream cannot be read again, but weights that are too large
+        show with its next batch, too."""
+        job, (read_step, cursor) = self._job, self._read_at
+        parameter = first_non_finite(dict(job.model.named_parameters()))
+        if parameter is not None:
+            cause = f"the parameter {parameter} was not finite before it, so an earlier gradient was not"
+            return cause if job.finite.keeps_weights else None
+        reasons: list[str] = []
+        # The task's own code runs here: an error in it must not take the place of the NaN.
+        with suppress(Exception):
+            if isinstance(job.loader, Loader):
+                explain(job, job.loader.batches_after(cursor, step - read_step - 1), reasons)
+            else:
+                explain(job, iter([job.loader.preview()]), reasons)
+        prefix = "" if isinstance(job.loader, Loader) else "with the next batch, "
+        return f"{prefix}{reasons[0]}" if reasons else None
 
-
-_NOT_SEEN: Mapping[OnNan, str] = {
-    "stop": "run again, its batch gives a finite loss",
-    "warn": "run again, its batch gives a finite loss",
-    "skip": "a gradient was not finite, or run again, its batch gives a finite loss",
-}
+    def _next_step(self) -> str:
+        has_checkpoint = self._is_resumed or self._progress.saved_step is not None
+        return MEND.format(resume=" to resume from the newest finite checkpoint" if has_checkpoint else "")
 
 
 @torch.no_grad()
-def explain(job: Job, batches: Iterator[Any]) -> str | None:
-    """Collective, where the model is: run these batches, all of them, and say what is not finite first."""
-    reasons: list[str] = []
-    parameters = dict(job.model.named_parameters())
-    if (name := first_non_finite(parameters)) is not None:
-        reasons.append(f"the parameter {name} was not finite before it, so an earlier gradient was not")
+def explain(job: Job, batches: Iterator[Any], reasons: list[str]) -> None:
+    """Collective, where the model is: run these batches, all of them, and add what is not finite, in order."""
     with rehearsed(job) as task:
         for batch in batches:
+            if batch is None:  # this rank has none of it
+                continue
             if first_non_finite(dict(enumerate_tensors(batch))) is not None:
-                reasons.append("its batch holds NaN or infinity")
-            with _watched(job.model, reasons), job.autocast:
+                reasons.append("the batch holds NaN or infinity")
+            with _checked_outputs(job.model, reasons), job.autocast:
                 total = task.loss(job.model, batch).total
             if not math.isfinite(float(total)):
                 reasons.append(
-                    f"every module's output is finite, what {type(task).__name__}.loss() makes of it is not"
+                    f"every module's output is finite, but {type(task).__name__}.loss() returns {float(total)}"
                 )
-    return reasons[0] if reasons else None
 
 
 def enumerate_tensors(batch: Any) -> Iterator[tuple[str, Tensor]]:
@@ -142,16 +163,16 @@ def enumerate_tensors(batch: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 @contextmanager
-def _watched(model: nn.Module, reasons: list[str]) -> Iterator[None]:
+def _checked_outputs(model: nn.Module, reasons: list[str]) -> Iterator[None]:
     """Inside, the modules whose output is not finite are noted, in the order in which they end."""
     names = {module: name for name, module in model.named_modules()}
 
-    def look(module: nn.Module, arguments: Any, output: Any) -> None:
+    def check_output(module: nn.Module, arguments: Any, output: Any) -> None:
         if first_non_finite(dict(enumerate_tensors(output))) is not None:
             name = f"{names[module] or 'the model'} ({type(module).__name__})"
             reasons.append(f"{name} is the first module with a non-finite output")
 
-    hooks = [module.register_forward_hook(look) for module in names]
+    hooks = [module.register_forward_hook(check_output) for module in names]
     try:
         yield
     finally:
@@ -159,6 +180,7 @@ def _watched(model: nn.Module, reasons: list[str]) -> Iterator[None]:
             hook.remove()
 
 
+@torch.no_grad()
 def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
     """The name of the first tensor with a NaN or an infinity in it. Waits for the device, once if there is none."""
     numbers = {

@@ -31,6 +31,7 @@ from drumline.checkpoint.parts import Collector, Telling, WritingRank, contribut
 from drumline.checkpoint.retention import is_best, prune
 from drumline.checkpoint.writer import Writer
 from drumline.config.schema import CheckpointConfig
+from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import all_sum, gather_json
 from drumline.engine.job import Job
 from drumline.engine.ledger_file import LedgerFile
@@ -72,7 +73,7 @@ class Saver:
         ledger_file: LedgerFile | None = None,
         check_state: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`check_state`: the first tensor that is not finite, if one is; or an error."""
+        """`check_state`, collective: the first tensor that is not finite, if one is; or an error."""
         self.writer: Writer[Saved | None] = Writer()
         self._job = job
         self._root = root
@@ -105,6 +106,7 @@ class Saver:
     def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
         """Collective: copy what is to be saved, and begin to write it."""
         assert self._writers, "a Saver is entered before it saves"
+        LiveBuffers(self._job.model).broadcast()
         non_finite = self._check_state()
         began = time.perf_counter()
         self._num_saves += 1

@@ -16,7 +16,6 @@ from torch import Tensor
 from drumline.checkpoint import look, state, store
 from drumline.checkpoint.rng import capture_rng, restore_rng
 from drumline.data.plan import Cursor
-from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import (
     all_sum,
     broadcast_json,
@@ -61,12 +60,11 @@ class State:
 
 
 def gather_state(job: Job, progress: Progress, facts: Mapping[str, Any], *, is_writer: bool) -> State | None:
-    """Collective: what the ranks that write need for a checkpoint; None on the others. Only rank 0's is complete.
+    """Collective: what the ranks that write need for a checkpoint; None on the others. Only rank 0's is complete. The
+    ranks have rank 0's buffers already.
 
     One rank alone does not wait for its GPU here."""
     device = job.ddp.device
-    if job.ddp.world_size > 1:
-        LiveBuffers(job.model).broadcast()
     rng = gather_tensors(capture_rng(device), device=device)
     data = gather_data_state(job)
     sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")

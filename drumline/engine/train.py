@@ -115,7 +115,7 @@ def train(
         preemption.is_writing = loop.saver.is_writing
         with told_of_refused_kernels(), loop.saver:
             if progress.step < total_steps:
-                warm_up(job, request.config, tell=lambda text: reporter.report("note", message=text))
+                warm_up(job, request.config, report=lambda text: reporter.report("note", message=text))
             clock.mark("warm-up")
             loop.run()
         if loop.is_preempted:

@@ -85,9 +85,9 @@ class Meter:
         """A copy of what is on the device, for `put_back_if`."""
         return self._sums.clone()
 
-    def put_back_if(self, is_so: Tensor, kept: Tensor) -> None:
-        """Take back what was added since `keep`, where the tensor `is_so` is true. Waits for nothing."""
-        self._sums.copy_(torch.where(is_so, kept, self._sums))
+    def put_back_if(self, condition: Tensor, kept: Tensor) -> None:
+        """Take back what was added since `keep`, if the condition, on the device, is true. Waits for nothing."""
+        self._sums.copy_(torch.where(condition, kept, self._sums))
 
     def _lay_out(self, names: Sequence[str]) -> None:
         self._sums = torch.zeros(2 + len(names), dtype=self.dtype, device=self._device)

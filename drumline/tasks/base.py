@@ -58,6 +58,9 @@ class Task:
     """By which number of the evaluation `checkpoint.keep_best` chooses."""
     higher_is_better: ClassVar[bool] = False
     """Whether the best one is the highest."""
+    check_mean: ClassVar[bool] = True
+    """Whether a `loss()` that looks like a mean is refused before the first step. False for a sum with a large term
+    that does not depend on the batch."""
     collate: Callable[[Sequence[Any]], Any] | None = None
     """Makes a batch of samples (a static method); None: torch's own way. Not asked if the dataset makes batches."""
 

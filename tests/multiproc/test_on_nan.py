@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from drumline.checkpoint import look, store
-from drumline.config.schema import CheckpointConfig, Config, LogConfig, OptimConfig
+from drumline.config.schema import CheckpointConfig, Config, DistConfig, LogConfig, OptimConfig
 from drumline.data.permutation import permute
+from drumline.engine.preemption import Preemption
 from drumline.errors import TrainingError
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss
@@ -92,6 +95,7 @@ def test_a_nan_stops_the_run_before_the_next_save_and_names_step_rank_and_module
     assert sentence in str(failed.value)
     assert f"[rank {rank_of_the_marked()} on " in str(failed.value)
     assert f", step {bad}]" in str(failed.value)
+    assert "rerun the same command to resume from the newest finite checkpoint; " in str(failed.value)
     assert look.list_steps(tmp_path / "checkpoints") == [bad - 1]
     assert is_finite(newest(tmp_path))
     # Resumed with `skip` it trains to its end.
@@ -108,7 +112,7 @@ def test_it_is_found_with_the_log_line_in_every_kind_of_step(
         train_on(1, config, Breaks, tmp_path)
     assert "0 (Fragile) is the first module" in str(failed.value)
     assert f", step {step_of_the_marked()}]" in str(failed.value)
-    assert "--train.on_nan skip leaves such updates out" in str(failed.value)
+    assert "rerun the same command; --train.on_nan skip leaves such updates out" in str(failed.value)
 
 
 @pytest.mark.parametrize("settings", [{}, {"exact": "elastic", "shards": 4}])
@@ -124,7 +128,8 @@ def test_skip_leaves_the_update_out_on_all_ranks(tmp_path: Path, settings: dict[
         f"were skipped: 1, the first at step {lost[0]} (1 since the start): 0 (Fragile) is the first" in first
     )
     assert f"[rank {rank_of_the_marked()} on " in first
-    assert f"the first at step {lost[1]} (2 since the start)" in second
+    # The batch of the second one was not run again, so nothing is said of its cause.
+    assert f"the first at step {lost[1]} (2 since the start) [rank " in second
     assert not verify_run(tmp_path, print).problems
 
 
@@ -141,7 +146,10 @@ def test_a_run_without_a_nan_has_the_same_bits_whatever_is_set(tmp_path: Path) -
 def test_warn_goes_on_but_keeps_the_finite_checkpoint_and_resumes_from_it(tmp_path: Path) -> None:
     bad = step_of_the_marked()
     train_here(config_of("warn"), Breaks, tmp_path)
-    assert f"the loss is not finite since step {bad}: " in messages(tmp_path)[0]
+    place = f"[rank 0 on {socket.gethostname()}, step {bad}]"
+    assert f"the loss is not finite since step {bad} {place}" in messages(tmp_path)
+    marked = [message for message in messages(tmp_path) if "the checkpoint is marked" in message]
+    assert marked == [f"model/1.weight is not finite; the checkpoint is marked {place}"]
     last = look.list_steps(tmp_path / "checkpoints")[-1]
     assert look.list_steps(tmp_path / "checkpoints") == [bad - 1, last]
     assert look.glance(tmp_path / "checkpoints" / look.folder_name(last)).non_finite == "model/1.weight"
@@ -203,3 +211,94 @@ def test_what_the_loss_scaler_leaves_out_is_no_nan(tmp_path: Path, on_nan: str) 
     assert newest(tmp_path).documents["scaler"]["scale"] < 2.0**16
     assert is_finite(newest(tmp_path))
     assert not any("not finite" in message for message in messages(tmp_path))
+
+
+class BreaksInHalf(Breaks):
+    """In single precision, for fp16; the sample is one of rank 1."""
+
+    def model(self) -> nn.Module:
+        return super().model().float()
+
+    def train_data(self) -> Dataset[Any]:
+        points = Points(self.config.data.samples)
+        indices = permute(np.arange(NUM_SAMPLES), length=NUM_SAMPLES, seed=0, epoch=0).tolist()
+        points.inputs[indices[BATCH + BATCH - 1], 3] = MARK
+        return points
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        return super().loss(model, (batch[0].float(), batch[1]))
+
+
+def test_with_fp16_a_step_counts_that_only_another_rank_saw(tmp_path: Path) -> None:
+    train_on(2, config_of("skip", precision="fp16", steps=4), BreaksInHalf, tmp_path)
+    [message] = [message for message in messages(tmp_path) if "skipped" in message]
+    assert "were skipped: 1, the first at step 2 (1 since the start): 0 (Fragile) is the first" in message
+    assert "[rank 1 on " in message
+    assert is_finite(newest(tmp_path))
+
+
+class FailsWithNan(Breaks):
+    """What it does with a NaN, and without a graph, fails: not a word of that may hide the NaN."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        loss = super().loss(model, batch)
+        if model.training:
+            torch.autograd.grad(loss.total, [model[1].weight], retain_graph=True)  # type: ignore[index, union-attr, list-item]
+        return loss
+
+    def report(self, means: dict[str, float]) -> dict[str, float]:
+        return {**means, "percent": int(means["loss"] * 100)}
+
+
+def test_an_error_of_the_task_does_not_take_the_place_of_the_nan(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"^the loss is not finite: 0 \(Fragile\) is the first"):
+        train_here(config_of("stop"), FailsWithNan, tmp_path)
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        points = Points()
+        points.inputs[BATCH * 2, 3] = MARK
+        return (points[index % len(points)] for index in range(10**6))
+
+
+class BreaksInAStream(Breaks):
+    def train_data(self) -> Any:
+        return Endless()
+
+    def eval_data(self) -> None:
+        return None
+
+
+def test_of_a_stream_no_batch_is_said_to_be_finite(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError) as caught:
+        train_here(config_of("stop", steps=4, epochs=None), BreaksInAStream, tmp_path)
+    assert caught.value.what == "the loss is not finite"
+    assert caught.value.place.step == 3
+
+
+class OwnBuffer(Normalised):
+    """Rank 1 has a NaN in a buffer of its own, which no checkpoint holds."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        if model.training and torch.distributed.get_rank() == 1:
+            model[1].running_mean.fill_(math.nan)  # type: ignore[index, union-attr, operator]
+        return super().loss(model, batch)
+
+
+def test_only_what_is_saved_is_checked(tmp_path: Path) -> None:
+    config = replace(config_of("stop", steps=2), dist=DistConfig(broadcast_buffers=False))
+    train_on(2, config, OwnBuffer, tmp_path)
+    assert is_finite(newest(tmp_path))
+
+
+def test_what_was_skipped_since_the_last_log_line_is_reported_on_preemption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = step_of_the_marked()
+    asked = {"is_asked": True, "cause": {"signal": "SIGTERM", "rank": 0, "host": "here"}}
+    monkeypatch.setattr(Preemption, "begin", lambda self: vars(self).update(asked))
+    monkeypatch.setattr(Preemption, "stops_at", lambda self, step: step == bad)
+    config = replace(config_of("skip", log_every=100), checkpoint=CheckpointConfig(every_epochs=0))
+    assert train_here(config, Breaks, tmp_path).step == bad
+    assert f"were skipped: 1, the first at step {bad} (1 since the start)" in messages(tmp_path)[-1]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -88,7 +89,10 @@ def test_a_mean_is_refused_and_the_remedy_is_named(tmp_path: Path, task: type[Cl
         UsageError, match=rf"^{task.__name__}\.loss\(\) gives a mean, and Loss takes a sum: "
     ) as caught:
         train_here(make_config(steps=2, dropout=0.5), task, tmp_path)
-    assert caught.value.next_step == 'return Loss.mean(value, count), or use reduction="sum"'
+    assert caught.value.next_step == (
+        'return Loss.mean(value, count), or use reduction="sum"; if it is a sum, set check_mean = False in '
+        f"{task.__name__}"
+    )
     assert not (tmp_path / "checkpoints" / "step-00000002").exists()
 
 
@@ -137,11 +141,58 @@ class RefusesHalves(Mean):
         return None
 
 
+class Penalised(Classify):
+    """A sum, with a term that does not depend on the batch."""
+
+    check_mean = False
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        loss = super().loss(model, batch)
+        return Loss(loss.total + 1e6, metrics=loss.metrics)
+
+
+class NeedsAllSamples(Classify):
+    """Its loss takes whole micro-batches only."""
+
+    def eval_data(self) -> Any:
+        return None
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        return super().loss(model, (batch[0].view(16, 6), batch[1]))
+
+
 @pytest.mark.parametrize(
-    ("task", "batch_size"), [(InParcels, 8), (RefusesHalves, 8), (Mean, 1), (Everything, 8), (WeighTokens, 3)]
+    ("task", "batch_size"),
+    [
+        (InParcels, 8),
+        (RefusesHalves, 8),
+        (Mean, 1),
+        (Everything, 8),
+        (WeighTokens, 3),
+        (Penalised, 8),
+        (NeedsAllSamples, 16),
+    ],
 )
 def test_what_is_a_sum_or_not_certain_trains(tmp_path: Path, task: type[Classify], batch_size: int) -> None:
     train_here(make_config(steps=2, batch_size=batch_size, dropout=0.5), task, tmp_path)
+
+
+class Talks(NeedsAllSamples):
+    """A loss with a collective in it, which fails on rank 1 with a few samples."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        loss = Classify.loss(self, model, batch)
+        dist.all_reduce(loss.total.detach().clone())
+        if len(batch[0]) == 8 and model.training and dist.get_rank() == 1:
+            raise ValueError("rank 1 needs all samples")
+        return loss
+
+
+@pytest.mark.parametrize("batch_size", [3, 32])
+def test_all_ranks_call_the_loss_alike(tmp_path: Path, batch_size: int) -> None:
+    """Of 3 samples rank 1 has one, which has no halves."""
+    config = make_config(steps=1, batch_size=batch_size, samples=32)
+    assert train_on(2, config, Talks, tmp_path).step == 1
 
 
 def nothing(*arguments: Any, **settings: Any) -> None:

@@ -3,12 +3,14 @@
 `--train.on_nan` decides what is counted, and what becomes of the update:
 
 - `stop`, `warn`: a step whose loss is NaN or infinite. `stop` also freezes the weights of this rank from that step on:
-  the loop finds out steps later, and can then still run the batch again with the weights that made the NaN.
+  the loop finds out steps later, and can then still run the batch again with the weights that made the NaN. On a GPU
+  this takes a fused optimizer; any other (complex parameters) is not frozen, because to ask would wait for the device.
 - `skip`: a step with a loss or a gradient that is not finite, on whichever rank. Gradients are reduced before they are
-  looked at, so all ranks leave out the same updates, and with them what the step did to buffers and to the logged sums.
+  checked, so all ranks leave out the same updates, and with them what the step did to buffers and to the logged sums.
 
 With fp16 an infinite gradient is normal: the loss scaler leaves that update out by itself and lowers the scale. There
-only the loss counts.
+only the loss counts, on the rank that computed it, whose logged sums alone are taken back; and `stop` freezes nothing:
+the scaler leaves out the update of a NaN, and those after it train on.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class FiniteSteps:
         device: torch.device,
         waits_for_device: bool = False,
     ) -> None:
-        """`waits_for_device`: to look at a number is to wait for the device, which a step must not."""
+        """`waits_for_device`: to read a number is to wait for the device."""
         self.skips = on_nan == "skip"
         self.counts = torch.zeros(2, dtype=meter.dtype, device=device)
         """Since they were last set to zero: steps that were not finite, and steps since the first of them."""
@@ -52,10 +54,14 @@ class FiniteSteps:
         self._meter, self._buffers, self._optimizer, self._scaler = meter, buffers, optimizer, scaler
         self._kept_buffers: list[Tensor] | None = None
         self._kept_sums: Tensor | None = None
-        self._decides_here = on_nan != "warn" and scaler is None
-        if self._decides_here and waits_for_device and optimizer.defaults.get("fused"):
-            self._decides_here = False
+        decides = on_nan != "warn" and scaler is None
+        is_fused = waits_for_device and bool(optimizer.defaults.get("fused"))
+        # `skip` waits where there is no other way: it must not apply the update.
+        self._decides_here = decides and not is_fused and (self.skips or not waits_for_device)
+        if decides and is_fused:
             optimizer.found_inf = self._bad  # type: ignore[attr-defined]  # read by torch's fused optimizers
+        self.keeps_weights = scaler is not None or self._decides_here or (decides and is_fused)
+        """Whether no NaN of a loss that was counted gets into the weights."""
         if self.skips or scaler is not None:
             _make_momentum(optimizer)
 

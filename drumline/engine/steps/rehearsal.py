@@ -1,10 +1,12 @@
-"""To call the task's loss outside a step, and leave no trace of it in the run."""
+"""To call the task's loss outside a training step, and leave no trace of it in the run."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from torch import nn
 
 from drumline.checkpoint.rng import capture_rng, restore_rng
 from drumline.distributed.buffers import LiveBuffers
@@ -27,3 +29,15 @@ def rehearsed(job: Job) -> Iterator[Task]:
             vars(module).update(kept)
         buffers.put_back(before)
         restore_rng(rng, job.ddp.device)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Each module gets its own mode back: a user may have put parts of the model into eval mode for good."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training

@@ -26,7 +26,7 @@ from drumline.config.schema import Config
 from drumline.distributed.collectives import gather_json
 from drumline.engine.job import Job
 from drumline.engine.steps.eager import FIND_UNUSED, loss_function
-from drumline.engine.steps.rehearsal import rehearsed
+from drumline.engine.steps.rehearsal import evaluation_mode, rehearsed
 from drumline.errors import UsageError
 from drumline.tasks.base import Loss, Task
 from drumline.watch.beats.phase import Phase
@@ -38,16 +38,17 @@ FEW_SAMPLES = 8
 NAMED = 5
 
 
-def warm_up(job: Job, config: Config, *, tell: Callable[[str], None]) -> None:
-    """Collective: forward passes on the next batch, and a backward pass where the layout needs it. `tell` is given a
+def warm_up(job: Job, config: Config, *, report: Callable[[str], None]) -> None:
+    """Collective: forward passes on the next batch, and a backward pass where the layout needs it. `report` is given a
     sentence for the log."""
     job.ddp.beat.mark(Phase.START)
     dist = config.dist
     with rehearsed(job) as task:
-        refuse_a_mean(job, task)
+        if task.check_mean:
+            refuse_a_mean(job, task)
         # The elastic step names them itself: of every shard.
         if not (dist.find_unused_parameters or dist.static_graph or config.train.exact == "elastic"):
-            _name_unused(job, task, tell)
+            _name_unused(job, task, report)
         _settle_layout(job, task, static_graph=dist.static_graph)
 
 
@@ -68,32 +69,29 @@ def _settle_layout(job: Job, task: Task, *, static_graph: bool) -> None:
 
 @torch.no_grad()
 def refuse_a_mean(job: Job, task: Task) -> None:
-    """Compare the loss of some samples with the losses of their halves. In evaluation mode, where samples have nothing
-    to do with each other; what cannot be cut in halves, or fails in them, is not judged."""
+    """Collective: compare the loss of some samples with the losses of their halves. In evaluation mode, where samples
+    have nothing to do with each other; what cannot be cut in halves, or fails in them, is not judged."""
     batch = job.loader.preview(FEW_SAMPLES)
-    size = min(_num_rows(batch), FEW_SAMPLES) // 2 * 2
+    # Of one size on all ranks: a loss may have a collective in it.
+    size = min(gather_json(min(_num_rows(batch), FEW_SAMPLES), device=job.ddp.device)) // 2 * 2
     if size < 2:
         return
     pieces = [(0, size), (0, size // 2), (size // 2, size)]
-    modes = [(module, module.training) for module in job.model.modules()]
-    job.model.eval()
     try:
-        with job.autocast:
+        with evaluation_mode(job.model), job.autocast:
             losses = [task.loss(job.model, _rows(batch, low, high)) for low, high in pieces]
         whole, *halves = [
             _numbers(loss, high - low) for loss, (low, high) in zip(losses, pieces, strict=True)
         ]
     except Exception:
         return  # if it is an error, the first step has it too
-    finally:
-        for module, was_training in modes:
-            module.training = was_training
     if is_a_mean(whole, halves):
         (total, _), ((first, _), (second, _)) = whole, halves
         raise UsageError(
             f"{type(task).__name__}.loss() gives a mean, and Loss takes a sum: {total:.4g} for {size} samples, "
             f"{first:.4g} and {second:.4g} for their halves. It would be divided by the number of samples again",
-            next_step='return Loss.mean(value, count), or use reduction="sum"',
+            next_step='return Loss.mean(value, count), or use reduction="sum"; if it is a sum, set check_mean = False '
+            f"in {type(task).__name__}",
         )
 
 
@@ -109,26 +107,34 @@ def is_a_mean(whole: tuple[float, float], halves: list[tuple[float, float]]) -> 
     return math.isclose(total, mean, rel_tol=0.01)
 
 
-def _name_unused(job: Job, task: Task, tell: Callable[[str], None]) -> None:
+def _name_unused(job: Job, task: Task, report: Callable[[str], None]) -> None:
     """Collective: which parameters that are trained the next batch does not use."""
-    # A few samples may leave out what the whole batch uses.
-    unused = _unused(job, task, FEW_SAMPLES) and _unused(job, task, None)
+    unused = _unused(job, task, FEW_SAMPLES)
+    # A few samples may leave out what the whole batch uses, or be too few for the loss.
+    if unused is None or unused:
+        unused = _unused(job, task, None)
     if not unused:
         return
     more = f" and {len(unused) - NAMED} more" if len(unused) > NAMED else ""
     what = f"parameters that have no part in the loss: {', '.join(unused[:NAMED])}{more}"
     if job.ddp.world_size > 1:
         raise UsageError(what, next_step=FIND_UNUSED)
-    tell(f"{what}; on several ranks this stops the run: {FIND_UNUSED}")
+    report(f"{what}; on several ranks this stops the run: {FIND_UNUSED}")
 
 
-def _unused(job: Job, task: Task, most: int | None) -> list[str]:
-    """Collective: on whichever rank."""
-    mine: list[str] = []
+def _unused(job: Job, task: Task, most: int | None) -> list[str] | None:
+    """Collective: on whichever rank; None where the loss of `most` samples fails on one."""
+    mine: list[str] | None = []
     if (batch := job.loader.preview(most)) is not None:
-        with job.autocast:
-            mine = unused_parameters(job.model, loss_function(task)(job.model, batch).total)
-    return sorted({name for names in gather_json(mine, device=job.ddp.device) for name in names})
+        try:
+            with job.autocast:
+                mine = unused_parameters(job.model, loss_function(task)(job.model, batch).total)
+        except Exception:
+            if most is None:
+                raise
+            mine = None
+    found: list[list[str] | None] = gather_json(mine, device=job.ddp.device)
+    return None if None in found else sorted({name for names in found for name in names or ()})
 
 
 def unused_parameters(model: nn.Module, total: Tensor) -> list[str]:

@@ -18,12 +18,12 @@ CPU = torch.device("cpu")
 
 
 def fixture(
-    kind: type[Optimizer], on_nan: Any, *, waits: bool
+    kind: type[Optimizer], on_nan: Any, *, waits: bool, fused: bool = True
 ) -> tuple[nn.Module, Optimizer, FiniteSteps, Meter]:
     torch.manual_seed(0)
     model = nn.BatchNorm1d(3)
     options: dict[str, Any] = {"momentum": 0.9, "nesterov": True} if kind is SGD else {}
-    optimizer, meter = kind(model.parameters(), lr=0.1, fused=True, **options), Meter(CPU)  # type: ignore[call-arg]
+    optimizer, meter = kind(model.parameters(), lr=0.1, fused=fused, **options), Meter(CPU)  # type: ignore[call-arg]
     finite = FiniteSteps(
         on_nan,
         meter=meter,
@@ -80,6 +80,13 @@ def test_stop_freezes_the_weights_from_the_first_bad_step_on(waits: bool) -> Non
         take_step(model, optimizer, finite, factor)
     assert all(map(torch.equal, before, model.parameters()))
     assert finite.counts.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "skip"])
+def test_on_a_gpu_only_skip_waits_for_the_device_where_the_optimizer_is_not_fused(on_nan: Any) -> None:
+    model, optimizer, finite, _ = fixture(SGD, on_nan, waits=True, fused=False)
+    take_step(model, optimizer, finite, math.nan)
+    assert finite.keeps_weights == bool(torch.isfinite(next(model.parameters())).all()) == (on_nan == "skip")
 
 
 def test_the_largest_number_of_tensors_of_any_type() -> None:
