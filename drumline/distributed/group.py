@@ -7,6 +7,7 @@ not take much longer than a step. So the group is made under the start timeout a
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,8 @@ from drumline.distributed.start.reach import check_ways
 from drumline.distributed.start.roll import call_roll
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
+
+log = logging.getLogger("drumline")
 
 QUIET_S = 0.02
 LEAVE_S = 30.0
@@ -77,19 +80,25 @@ def join_group(
 
 def leave_group(*, broken: bool = False) -> bool:
     """Destroy the group. A broken one is aborted: waiting for peers that have exited would be a hang of our own. False:
-    that takes longer than `LEAVE_S`, as it does while a CUDA graph with a collective in it exists."""
+    that takes longer than `LEAVE_S`, as it does while a CUDA graph with a collective in it exists. An error of torch is
+    raised; of a broken group it is logged."""
     if not dist.is_initialized():
         return True
     group = dist.distributed_c10d._get_default_group()
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
+    errors: list[Exception] = []
+
     def destroy() -> None:
-        if gpu is not None:
-            torch.cuda.set_device(gpu)
-        if broken:
-            with contextlib.suppress(RuntimeError):
-                group.abort()
-        dist.destroy_process_group()
+        try:
+            if gpu is not None:
+                torch.cuda.set_device(gpu)
+            if broken:
+                with contextlib.suppress(RuntimeError):
+                    group.abort()
+            dist.destroy_process_group()
+        except Exception as error:
+            errors.append(error)
 
     destroying = threading.Thread(target=destroy, name="drumline-leave", daemon=True)
     destroying.start()
@@ -99,6 +108,10 @@ def leave_group(*, broken: bool = False) -> bool:
     # a moment, and the group outlives everything that could still be in the way.
     time.sleep(QUIET_S)
     _parted.append(group)
+    for error in errors:
+        if not broken:
+            raise error
+        log.warning(f"the broken process group was not destroyed: {type(error).__name__}: {error}")
     return not destroying.is_alive()
 
 

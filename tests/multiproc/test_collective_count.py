@@ -77,6 +77,25 @@ def test_where_phases_are_marked_collectives_are_no_moves(tmp_path: Path) -> Non
     assert (found.moves, found.phase) == (0, Phase.BACKWARD)
 
 
+def test_a_look_that_fails_is_no_sign_and_not_the_last(tmp_path: Path) -> None:
+    """The main thread may be building the very module whose parameters are looked at."""
+    path, looks = tmp_path / "beat", iter(range(10**9))
+
+    def sign() -> int:
+        look = next(looks)
+        if look % 2:
+            raise RuntimeError("dictionary changed size during iteration")
+        return look
+
+    count = CollectiveCount(BeatWriter(path), sign=sign, also=lambda: {}["gone"], every_s=0.005)
+    deadline = time.monotonic() + 30
+    while (beat := read_beat(path)) is None or beat.moves < 3:
+        assert time.monotonic() < deadline, beat
+        time.sleep(0.01)
+    count.close()
+    assert beat.moves <= next(looks) / 2 + 1, "a look that fails is no move"
+
+
 def test_without_torch_there_is_nothing_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch.distributed")
     assert collectives_begun() is None

@@ -281,12 +281,41 @@ def test_a_group_that_was_taken_down_early_is_no_trouble() -> None:
     assert "RANK" not in os.environ
 
 
-def leave_slowly() -> tuple[bool, list[str]]:
-    """What blocks is put in by hand: without a GPU no group has a reason of its own to."""
+def leave_with_an_error(broken: bool) -> tuple[str, list[str]]:
+    said = _logged()
+    destroy = dist.destroy_process_group
+
+    def fail() -> None:
+        destroy()
+        raise RuntimeError("NCCL error: unhandled cuda error")
+
+    dist.destroy_process_group = fail  # type: ignore[assignment]
+    ddp = DDPManager()
+    ddp.setup()
+    try:
+        return str(ddp.cleanup(broken=broken)), said
+    except RuntimeError as error:
+        return f"raised {error}", said
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_an_error_of_the_teardown_is_raised_or_of_a_broken_group_logged(broken: bool) -> None:
+    told = "the broken process group was not destroyed: RuntimeError: NCCL error: unhandled cuda error"
+    expected = ("True", [told]) if broken else ("raised NCCL error: unhandled cuda error", [])
+    assert run_ranks(1, leave_with_an_error, broken) == [expected]
+
+
+def _logged() -> list[str]:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("drumline").addHandler(handler)
+    return said
+
+
+def leave_slowly() -> tuple[bool, list[str]]:
+    """What blocks is put in by hand: without a GPU no group has a reason of its own to."""
+    said = _logged()
     destroy, may_end = dist.destroy_process_group, threading.Event()
     group.LEAVE_S = 0.2
     dist.destroy_process_group = lambda: (may_end.wait(), destroy())  # type: ignore[assignment]

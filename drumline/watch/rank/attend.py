@@ -46,13 +46,8 @@ class Attendance:
         """How long the watchdog waits for what may be innocent; None: for ever."""
         # Of a folder that a launcher has made, that one sees to it.
         self._hold = hold(self.folder) if terms.owns_folder and met.is_first else None
-        for kind in (
-            "beat",
-            "stacks",
-            "ask",
-            "notes",
-            "activity",
-        ):  # of an earlier group in this very process
+        # Of an earlier group in this very process.
+        for kind in ("beat", "stacks", "ask", "notes", "activity"):
             self.file(kind).unlink(missing_ok=True)
         self.beat = BeatWriter(self.file("beat"), rank=rank)
         register_stacks(self.file("stacks"))

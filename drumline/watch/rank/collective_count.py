@@ -8,6 +8,7 @@ out.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Hashable
@@ -54,7 +55,7 @@ class CollectiveCount:
         begun, sign, marks = None, None, 0
         while not self._over.wait(self._every_s):
             last, marked = (begun, sign), marks
-            begun, sign, marks = collectives_begun(), self._sign(), self._beat.marks
+            begun, sign, marks = collectives_begun(), self._sign_after(sign), self._beat.marks
             if (begun, sign) != last and marks == marked:
                 self._beat.move(begun)
                 if not marks:
@@ -62,7 +63,14 @@ class CollectiveCount:
                     marks = self._beat.marks
             if self._patience_s is not None:
                 outlast(self._patience_s + AFTER_PATIENCE_S)
-            self._also()
+            with contextlib.suppress(Exception):
+                self._also()
+
+    def _sign_after(self, last: Hashable) -> Hashable:
+        try:
+            return self._sign()
+        except Exception:  # the main thread was changing what is looked at: the next second tells
+            return last
 
 
 def collectives_begun() -> int | None:

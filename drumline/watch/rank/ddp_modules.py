@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +17,10 @@ from typing import Any
 from drumline.watch.scripts.notes import Held, ModuleNote
 
 EVERY, FIRST = 100, (1, 10)
+MOST_MODULES = 8
+"""A module beyond them takes the place of one that is no more, or is not compared."""
 MOST_HELD, MOST_HASHES = 32, 2000
-"""How many comparisons are kept, and hashes in all: ranks note at different moments."""
+"""How many comparisons of a module are kept, and hashes of all modules: ranks note at different moments."""
 MOST_TENSORS = 512
 UNSEEN_AFTER = 20
 """Passes without a visible update: the optimizer changes memory behind torch's back, and passes are counted instead."""
@@ -77,6 +79,9 @@ class DdpModules:
         self._rank = rank
         self._modules: weakref.WeakKeyDictionary[Any, _Module] = weakref.WeakKeyDictionary()
         self._by_key: dict[str, _Module] = {}
+        self._num_built: Counter[tuple[int, ...]] = Counter()
+        self.num_changes = 0
+        """Of what `notes` returns."""
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def add(self, module: Any) -> None:
@@ -87,11 +92,24 @@ class DdpModules:
         lead = next((one for one in module.parameters() if one.requires_grad), None)
         if lead is None or len(ranks) < 2 or self._rank not in ranks:
             return
+        # Counted on every rank, also where it is not compared: the number is its name across ranks.
+        key = f"{self._num_built[ranks]} of {','.join(map(str, ranks))}"
+        self._num_built[ranks] += 1
+        if len(self._by_key) >= MOST_MODULES and not self._forget_one():
+            return
         watched = _Module(type(module.module).__name__, ranks, weakref.ref(lead))
-        number = sum(one.ranks == ranks for one in self._by_key.values())
-        self._by_key[f"{number} of {','.join(map(str, ranks))}"] = self._modules[module] = watched
-        with _Quiet(watched):
-            self._hash(module, watched, 0)
+        self._by_key[key] = self._modules[module] = watched
+        self.num_changes += 1
+        self._look_quietly(module, watched, 0)
+
+    def _forget_one(self) -> bool:
+        """The oldest module that the script has dropped."""
+        living = set(map(id, self._modules.values()))
+        dead = next((key for key, watched in self._by_key.items() if id(watched) not in living), None)
+        if dead is None:
+            return False
+        del self._by_key[dead]
+        return True
 
     def saw(self, optimizer: Any) -> None:
         """One that is about to step."""
@@ -100,23 +118,32 @@ class DdpModules:
     def look(self) -> None:
         """At the beginning of a backward pass. The hot path."""
         for module, watched in self._modules.items():
-            lead = watched.lead()
-            if lead is None:
-                continue
-            step = watched.next_step(lead._version, is_alone=not module.require_backward_grad_sync)
+            self._look_quietly(module, watched)
+
+    def _look_quietly(self, module: Any, watched: _Module, step: int | None = None) -> None:
+        """What goes wrong with a module ends its observation, not the script."""
+        try:
+            if step is None and (lead := watched.lead()) is not None:
+                step = watched.next_step(lead._version, is_alone=not module.require_backward_grad_sync)
             if step is not None:
-                with _Quiet(watched):
-                    self._hash(module, watched, step)
+                self._hash(module, watched, step)
+        except Exception:
+            watched.is_apart = True
 
     def is_joining(self) -> bool:
         """Whether the script has said that inputs are uneven: `with Join([module])`."""
         return any(module._join_config.enable for module in list(self._modules))
 
-    def notes(self) -> dict[str, ModuleNote]:
-        """What is known by now; from the thread that writes."""
-        for watched in list(self._by_key.values()):
+    def gather(self) -> None:
+        """Take in hashes that are done; from the thread that writes."""
+        modules = list(self._by_key.values())
+        for watched in modules:
             while watched.pending and watched.pending[0].is_ready():
-                _hold(watched, watched.pending.popleft())
+                _hold(watched, watched.pending.popleft(), MOST_HASHES // len(modules))
+                self.num_changes += 1
+
+    def notes(self) -> dict[str, ModuleNote]:
+        """What was gathered."""
         return {
             key: ModuleNote(name=watched.name, ranks=watched.ranks, held=dict(watched.held))
             for key, watched in list(self._by_key.items())
@@ -151,22 +178,7 @@ class DdpModules:
         return {}
 
 
-class _Quiet:
-    """What goes wrong with a module ends its observation, not the script."""
-
-    def __init__(self, watched: _Module) -> None:
-        self._watched = watched
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
-        if isinstance(error, Exception):
-            self._watched.is_apart = True
-        return kind is None or issubclass(kind, Exception)
-
-
-def _hold(watched: _Module, done: _Pending) -> None:
+def _hold(watched: _Module, done: _Pending, most_hashes: int) -> None:
     from drumline.distributed.tensor_hash import text_hash
 
     values = done.hashes.tolist()
@@ -178,7 +190,7 @@ def _hold(watched: _Module, done: _Pending) -> None:
         further = ",".join(map(str, values[MOST_TENSORS:]))
         tensors[f"{len(values) - MOST_TENSORS} further parameters"] = ("", text_hash(further))
     watched.held[done.step] = Held(tensors=tensors, settings=done.settings)
-    while len(watched.held) > max(1, min(MOST_HELD, MOST_HASHES // len(tensors))):
+    while len(watched.held) > max(1, min(MOST_HELD, most_hashes // len(tensors))):
         del watched.held[min(watched.held)]
 
 

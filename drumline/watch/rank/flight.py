@@ -56,7 +56,7 @@ def _dump_guarded() -> dict[str, Any]:
     """That Python answers is worth telling, whatever became of torch's private functions."""
     try:
         return {"workers": awaited_workers(), **dump_flight()}
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
 

@@ -6,6 +6,7 @@ Nothing here may fail the script: what cannot be found out is not noted.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import platform
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 from drumline.launch.environment import own_variables
 from drumline.launch.topology import Topology
 from drumline.watch.rank.ddp_modules import DdpModules
-from drumline.watch.scripts.arguments import by_name
+from drumline.watch.scripts.arguments import by_name, is_secret
 from drumline.watch.scripts.notes import LoaderNote, Note
 
 INSTALLED = ("/site-packages/", "/dist-packages/")
@@ -42,7 +43,7 @@ class ScriptNotes:
         self._loaders: dict[str, LoaderNote] = {}
         self._places: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self.modules = DdpModules(topology.rank)
-        self._written = ""
+        self._num_changes, self._num_written = 1, 0
 
     def note_arguments(self, words: list[str]) -> None:
         """Before the script runs, which may change them."""
@@ -53,6 +54,7 @@ class ScriptNotes:
         if not self._facts:
             with contextlib.suppress(Exception):
                 self._facts = _facts(self._arguments)
+                self._num_changes += 1
 
     def note_loader(self, loader: Any, caller: FrameType | None) -> None:
         """A DataLoader that is about to be iterated over."""
@@ -61,6 +63,7 @@ class ScriptNotes:
                 return
             self._places[loader] = place = self._place(caller)
             self._loaders[place] = _loader(loader, is_uneven=self.modules.is_joining())
+            self._num_changes += 1
 
     def write(self) -> None:
         """What is new, if anything is. Called once a second, and at the end."""
@@ -68,17 +71,20 @@ class ScriptNotes:
         with contextlib.suppress(Exception):
             if not self._facts and distributed is not None and distributed.is_initialized():
                 self.note_facts()
+            self.modules.gather()
+            # Before they are read: what changes meanwhile is written the next time.
+            num_changes = self._num_changes + self.modules.num_changes
+            if num_changes == self._num_written:
+                return
             note = Note(
                 owner=self._owner,
                 facts=self._facts,
                 loaders=dict(self._loaders),
                 modules=self.modules.notes(),
             )
-            text = json.dumps(asdict(note))
-            if text != self._written:
-                self._written = text
-                self._file.with_suffix(".new").write_text(text, encoding="utf-8")
-                self._file.with_suffix(".new").replace(self._file)
+            self._file.with_suffix(".new").write_text(json.dumps(asdict(note)), encoding="utf-8")
+            self._file.with_suffix(".new").replace(self._file)
+            self._num_written = num_changes
 
     def _place(self, frame: FrameType | None) -> str:
         """The user's line that iterates; a second loader there has a number."""
@@ -98,7 +104,10 @@ def _facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     environment = own_variables()
     names = sorted((*ANY_BACKEND, *(name for names in OF_BACKEND.values() for name in names)))
     return {
-        "arguments": {f"the argument {name}": value for name, value in arguments.items()},
+        "arguments": {
+            f"the argument {name}": {"hash": _short_hash(value)} if is_secret(name) else value
+            for name, value in arguments.items()
+        },
         "variables": {
             f"the variable {name}": environment.get(name) or DEFAULTS.get(name, "not set") for name in names
         },
@@ -108,6 +117,10 @@ def _facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         },
         "script": {f"the code of {name}": digest for name, digest in code_hashes().items()},
     }
+
+
+def _short_hash(value: str) -> str:
+    return hashlib.blake2b(value.encode(), digest_size=4).hexdigest()
 
 
 def _versions() -> dict[str, str]:

@@ -113,7 +113,8 @@ def _wrap(clock: _Clock, notes: ScriptNotes) -> None:
     def begin_backward() -> None:
         # Here and not in forward, which may be compiled.
         clock.count_backward()
-        notes.modules.look()
+        with contextlib.suppress(Exception):
+            notes.modules.look()
 
     def timed(phase: int, before: Callable[[], None] | None = None) -> Callable[..., Any]:
         def wrapper(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

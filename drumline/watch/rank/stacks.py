@@ -63,7 +63,9 @@ def awaited_workers() -> list[tuple[int, int]]:
             if isinstance(iterator, kind) and not iterator._shutdown:
                 # There is no such list before all of them are started.
                 needed = getattr(iterator, "_workers_status", [True] * len(iterator._workers))
-                return [(n, one.pid) for n, one in enumerate(iterator._workers) if needed[n]]
+                # Workers may be added meanwhile.
+                pairs = zip(list(iterator._workers), needed, strict=False)
+                return [(n, one.pid) for n, (one, is_needed) in enumerate(pairs) if is_needed]
         frame = frame.f_back
     return []
 

@@ -14,9 +14,15 @@ ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 INTEGER = re.compile(r"(?<![\w.])\d+(?![\w.])|(?<=[A-Za-z_-])\d+(?![\w.])")
 FRACTION = re.compile(r"[-+]?\d*\.?\d+e[-+]?\d+", re.IGNORECASE)
 OWN_NAMES = re.compile(
-    r"(?:^|[-_.])(?:rank|seed|port|host\w*|addr\w*|ip|ifname|interface|log\w*|out\w*|tmp\w*|cache\w*|scratch|id)(?:$|[-_.])"
+    r"(?:^|[-_.])(?:seed|port|hosts?|host[-_]?name|addr|address|ip|ifname|interface"
+    r"|(?:log|out|output|tmp|temp|cache|scratch)s?(?:[-_.]?(?:dir|directory|folder|path|file|root))?"
+    r"|(?:local|global|group|node|host|machine|process|worker|run|job|task)[-_.]?(?:rank|id))$"
+    r"|^-*(?:rank|id)$"
 )
-"""Options whose value each node is expected to choose for itself."""
+"""Options whose value each node is expected to choose for itself. `--lora-rank` and `--out-channels` are none."""
+NUMBERED = re.compile(r"(?:^|[-_.])(?<!per[-_.])(?:rank|node|machine|worker|gpu|device|index|idx|shard)$")
+"""Options whose whole value may be the number of a rank or of its node."""
+SECRET_NAMES = re.compile(r"keys?$|token$|secret|passw|passphrase|credential")
 
 
 def by_name(words: Sequence[str]) -> dict[str, str]:
@@ -51,6 +57,8 @@ def is_own(name: str, values: Sequence[str], owners: Sequence[Mapping[str, objec
     ]
     if len({PurePath(place).name if "/" in place else place for place in places}) == 1:
         return True  # the same file on another disk
+    if not NUMBERED.search(name.lower()) and not all(re.search("[A-Za-z/]", place) for place in places):
+        return False  # `--epochs 1`, which may be the number of a rank by chance
     return any(
         len(
             {
@@ -62,6 +70,11 @@ def is_own(name: str, values: Sequence[str], owners: Sequence[Mapping[str, objec
         for number in NUMBERS
         for first in (0, 1)
     )
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of an option is for nobody's eyes: `--api-key`, `--password`."""
+    return bool(SECRET_NAMES.search(name.lower()))
 
 
 def _without_host(value: str, host: str) -> str:

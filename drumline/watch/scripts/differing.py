@@ -5,8 +5,9 @@ A script may differ across ranks on purpose, so nothing here ends a job.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from drumline.distributed.rank_list import by_rank
 from drumline.distributed.start.fact_differences import Difference, described, differences
@@ -52,6 +53,7 @@ class ScriptComparison:
         if not all(note.facts for note in everyone) or not self._is_new("facts"):
             return
         found = [one for one in differences([note.facts for note in everyone]) if not _is_own(one, everyone)]
+        found = [replace(one, values=_hidden(one.values)) for one in found]
         if found:
             text, next_step = described(found, _hosts(everyone))
             yield ScriptDifference(sentence=f"warning: {text}. Next: {next_step}")
@@ -138,6 +140,14 @@ def _is_own(one: Difference, everyone: list[Note]) -> bool:
     return one.group == "arguments" and is_own(
         one.name.removeprefix("the argument "), list(map(str, one.values)), [note.owner for note in everyone]
     )
+
+
+def _hidden(values: Sequence[Any]) -> list[Any]:
+    """Without the hashes that stand for secrets: which ranks have the same one is all that is shown."""
+    hashes = list(dict.fromkeys(one["hash"] for one in values if isinstance(one, Mapping)))
+    return [
+        f"hidden value {hashes.index(one['hash']) + 1}" if isinstance(one, Mapping) else one for one in values
+    ]
 
 
 def _hosts(everyone: list[Note]) -> list[str]:

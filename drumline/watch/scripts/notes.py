@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -48,9 +48,6 @@ class Note:
     loaders: Mapping[str, LoaderNote] = field(default_factory=dict)
     """By the place where they are iterated over: `train.py:42`."""
     modules: Mapping[str, ModuleNote] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def note_from_json(record: Mapping[str, Any]) -> Note:

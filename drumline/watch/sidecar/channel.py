@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drumline.watch.sidecar.door import Door
-from drumline.watch.sidecar.line import MUTE, SILENT, Line, cause_of
+from drumline.watch.sidecar.line import MAX_UNSENT_BYTES, MUTE, SILENT, Line, cause_of
 from drumline.watch.sidecar.porch import Porch
 from drumline.watch.sidecar.wire import Message, WireError, answer, dial
 
@@ -105,11 +105,12 @@ class Channel:
                 await line.ended.wait()
             await asyncio.sleep(0)
 
-    def send(self, node: int, message: dict[str, Any]) -> bool:
-        """Never waits. False: there is no line, or it takes no more for now; then the message is dropped."""
+    def send(self, node: int, message: dict[str, Any], *, max_unsent: int = MAX_UNSENT_BYTES) -> bool:
+        """Never waits. False: there is no line, or it takes no more for now; then the message is dropped. `max_unsent`:
+        bytes that may be waiting on the line already."""
         line = self._lines.get(node)
         try:
-            return line is not None and line.send(message)
+            return line is not None and line.send(message, max_unsent=max_unsent)
         except WireError as error:
             log.warning(f"a message to node {node} was not sent: {error.what}")
             return False

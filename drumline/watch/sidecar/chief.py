@@ -57,6 +57,7 @@ class Chief:
         self._notes: dict[int, Note] = {}
         self._comparison = ScriptComparison(terms.world_size)
         self.last_words: list[str] = []
+        self._has_new_notes = False
         self.has_acted = False
         """Whether the run was ended: nothing that follows is news."""
 
@@ -67,6 +68,7 @@ class Chief:
 
     def hear_note(self, rank: int, record: Mapping[str, Any]) -> None:
         self._notes[rank] = note_from_json(record)
+        self._has_new_notes = True
 
     def hear_gathered(self, node: int, message: Mapping[str, Any]) -> None:
         if message["number"] == self._gathering:
@@ -135,6 +137,9 @@ class Chief:
 
     def report_differences(self) -> None:
         """Of ranks that run a script."""
+        if not self._has_new_notes:
+            return
+        self._has_new_notes = False
         for found in self._comparison.look(self._notes):
             self.teller.notice(
                 "difference", rank=found.rank, host=found.host, step=found.step, message=found.sentence

@@ -79,12 +79,12 @@ class Line(asyncio.Protocol):
         """Whether it ended because of what came, rather than by the network or our own will."""
         self.ended = asyncio.Event()
 
-    def send(self, message: Mapping[str, Any]) -> bool:
+    def send(self, message: Mapping[str, Any], *, max_unsent: int = MAX_UNSENT_BYTES) -> bool:
         """Never waits; False when nothing more can be taken. Raises WireError for what can go over no line."""
         transport, session = self._transport, self._session
         if transport is None or session is None or self.why or transport.is_closing():
             return False
-        if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+        if transport.get_write_buffer_size() > max_unsent:
             return False
         transport.write(session.seal(message))
         return True

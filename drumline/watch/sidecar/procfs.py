@@ -21,11 +21,8 @@ class Stat(NamedTuple):
 
     name: str
     state: str
-    parent: int
     ticks: int
     """CPU time of all its threads."""
-    buried_ticks: int
-    """CPU time of the children that it has waited for."""
     num_threads: int
     start: int
     """In ticks since the machine's start."""
@@ -39,9 +36,7 @@ def parse_stat(text: bytes) -> Stat:
     return Stat(
         name=head.partition(b"(")[2].decode(errors="replace"),
         state=fields[0].decode(),
-        parent=int(fields[1]),
         ticks=int(fields[11]) + int(fields[12]),
-        buried_ticks=int(fields[13]) + int(fields[14]),
         num_threads=int(fields[17]),
         start=int(fields[19]),
         exit_status=int(fields[49]),

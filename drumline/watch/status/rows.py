@@ -11,8 +11,8 @@ from enum import IntEnum
 from typing import Any
 
 LONG_S = 3.0
-OUT = ("leaving", "left")
 """In one phase, before anything is said of it."""
+OUT = ("leaving", "left")
 IDLE = 0.1
 """Of a core."""
 WAITING = ("backward", "user")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 from drumline.watch.rank.script import _without_us
@@ -47,3 +50,25 @@ def test_a_wrapped_method_and_its_traceback() -> None:
         "test_a_wrapped_method_and_its_traceback",
         "forward",
     ]
+
+
+def test_a_torch_that_cannot_be_observed_is_reported_and_trained_with(tmp_path: Path) -> None:
+    """One that lacks what is wrapped: here, a package of that name with nothing in it."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    program = (
+        "from drumline.watch.beats.record import BeatWriter; from drumline.watch.rank import seams; "
+        "seams.observe_torch(BeatWriter(), None); import torch; print(torch.__file__)"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{tmp_path}/torch/__init__.py\n"
+    assert done.stderr == (
+        "drumline: this version of torch cannot be observed: ModuleNotFoundError: No module named 'torch._C'; "
+        "ranks are not compared\n"
+    )

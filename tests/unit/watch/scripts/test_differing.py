@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
-from drumline.watch.scripts.arguments import by_name, is_own
+from drumline.watch.rank.script_notes import _facts
+from drumline.watch.scripts.arguments import by_name, is_own, is_secret
 from drumline.watch.scripts.differing import ScriptComparison
 from drumline.watch.scripts.notes import Held, LoaderNote, ModuleNote, Note, note_from_json
 
@@ -22,7 +24,7 @@ def note(rank: int, **more: Any) -> Note:
 
 def sentences(notes: list[Note], comparison: ScriptComparison | None = None) -> list[str]:
     """As of notes that have gone over the wire."""
-    sent = {rank: note_from_json(json.loads(json.dumps(one.to_json()))) for rank, one in enumerate(notes)}
+    sent = {rank: note_from_json(json.loads(json.dumps(asdict(one)))) for rank, one in enumerate(notes)}
     return [found.sentence for found in (comparison or ScriptComparison(len(notes))).look(sent)]
 
 
@@ -61,6 +63,12 @@ def test_words_have_names() -> None:
         ("--dump", "/runs/a/x /runs/a/x /runs/b/x /runs/b/x"),
         ("--data", "/disk/imagenet /disk/imagenet /mnt/imagenet /mnt/imagenet"),
         ("--log-dir", "here here there there"),
+        ("--output_dir", "x1 x1 x7 x7"),
+        ("trainer.logs", "here here there there"),
+        ("--master-addr", "one one two two"),
+        ("--job-id", "17 17 18 18"),
+        ("--data-shard", "0 0 1 1"),
+        ("argument 1", "part-0 part-0 part-1 part-1"),
     ],
 )
 def test_who_a_rank_is_is_no_difference(name: str, values: str) -> None:
@@ -77,6 +85,18 @@ def test_who_a_rank_is_is_no_difference(name: str, values: str) -> None:
         ("--amp", "given given None None"),
         ("--backend", "gloo gloo gloo nccl"),
         ("--blog", "x x y y"),
+        # By chance the number of a node, or one more.
+        ("--epochs", "1 1 2 2"),
+        ("--accum", "0 0 1 1"),
+        ("--gpus-per-node", "1 1 2 2"),
+        ("--dims", "1,64 1,64 2,64 2,64"),
+        # Only a part of the name says log, out, rank or id.
+        ("--out-channels", "64 64 128 128"),
+        ("--logit-scale", "1.5 1.5 2.5 2.5"),
+        ("--log_every", "10 10 20 20"),
+        ("--cache-size", "64 64 128 128"),
+        ("--lora-rank", "8 8 16 16"),
+        ("--model-id", "gpt2 gpt2 bert bert"),
     ],
 )
 def test_what_changes_the_training_is_a_difference(name: str, values: str) -> None:
@@ -106,6 +126,23 @@ def test_facts_are_one_warning() -> None:
         "bring every node to the same code: the same commit, with no change of its own"
     ]
     assert sentences(everyone, comparison) == [], "once"
+
+
+@pytest.mark.parametrize("name", ["--api-key", "--wandb_token", "--password", "--aws-secret-access-key"])
+def test_a_secret_is_compared_and_never_shown(name: str) -> None:
+    notes = []
+    for rank, value in enumerate(["hunter2", "hunter2", "hunter3", "hunter2"]):
+        notes.append(note(rank, facts={"arguments": _facts({name: value, "--lr": "0.1"})["arguments"]}))
+    assert "hunter" not in json.dumps([asdict(one) for one in notes])
+    assert sentences(notes) == [
+        f"warning: ranks differ in the argument {name}: rank 0, 1, 3 (a, b): hidden value 1; "
+        "rank 2 (b): hidden value 2. Next: start the script with the same arguments on every node"
+    ]
+
+
+@pytest.mark.parametrize("name", ["--lr", "--max-tokens", "--tokenizer", "--keyboard"])
+def test_what_is_no_secret_is_shown(name: str) -> None:
+    assert not is_secret(name)
 
 
 @pytest.mark.parametrize(

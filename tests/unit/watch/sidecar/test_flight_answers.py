@@ -140,3 +140,14 @@ def test_a_rank_answers_without_torch_and_whatever_became_of_torchs_private_part
         "workers": [],
         "error": "TypeError: incompatible function arguments",
     }
+
+
+def test_an_error_in_torchs_own_parts_is_an_answer_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that answers must live on, whatever is changed under it."""
+    monkeypatch.setattr("drumline.watch.rank.flight.awaited_workers", lambda: [][0])
+    answer(tmp_path, 3, 7)
+    told = json.loads((tmp_path / "rank-00003.flight.json").read_text())
+    assert (told["number"], told["error"]) == (7, "IndexError: list index out of range")
+    assert told["calls"]
