@@ -225,7 +225,7 @@ def test_a_task_on_two_nodes_loses_a_rank_and_goes_on(tmp_path: Path) -> None:
     assert "on 2 ranks" in ended[0][1], "rank 0, which speaks, is on the node with NODE_RANK 0"
     run = tmp_path / "out" / "DiesOnce"
     assert f"resumed at step 2 from {run}" in ended[0][1]
-    assert "(restart 1 of 3); they go on from the newest checkpoint" in ended[1][2]
+    assert "(restart 1 of 3); they resume from the newest checkpoint" in ended[1][2]
     assert "to resume" not in ended[0][1], "that command would go on with one node"
     assert "train_timeout_s = 77" in (run / "config.toml").read_text()
 

@@ -50,7 +50,7 @@ def test_what_is_lost_is_started_again_by_itself(
     (folder / "ranks.py").write_text(RANKS)
     job = bed["a"].start(
         *(sys.executable, "-m", "drumline", "launch", "--hosts", "a,b", "--spare", "c", "--procs", "1"),
-        *("--max-restarts", "20", "--env", "PYTHONUNBUFFERED=1", "ranks.py"),
+        *("--max-restarts", "20", "--grace", "3", "--env", "PYTHONUNBUFFERED=1", "ranks.py"),
         env={"PYTHONPATH": str(ROOT), "DRUMLINE_SSH": f"ssh -F {ssh.config}"},
         cwd=folder,
     )

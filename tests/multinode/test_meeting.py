@@ -157,7 +157,7 @@ def test_a_task_that_loses_a_node_and_gets_it_back_ends_with_the_same_weights(
     on_a.wait_for("holding with 1")
     b.power_on()
     on_b = jobs.start(b, 1, *task)
-    on_a.wait_for("starting the ranks again (node 1 (b) came); they go on from the newest checkpoint")
+    on_a.wait_for("starting the ranks again (node 1 (b) came); they resume from the newest checkpoint")
     (tmp_path / "go").touch()
     assert [on_a.wait(), on_b.wait()] == [0, 0], on_a.text() + on_b.text()
     # The loss of a node costs the steps since a checkpoint; to let one in, the ranks save first.

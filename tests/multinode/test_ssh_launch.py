@@ -270,7 +270,8 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
     job.send(signal.SIGTERM)
     assert job.wait(60) == 75, job.text()
     assert (
-        "drumline: told to leave by SIGTERM; the ranks have saved, and the same command goes on" in job.text()
+        "drumline: preempted by SIGTERM; the ranks have saved: rerun the same command to resume\n"
+        in job.text()
     )
     assert json.loads((folder / "runs" / "here" / "preempted.json").read_text())["signal"] == "SIGTERM"
     assert re.search(r"drumline: the code is the same on all hosts \([0-9a-f]{12}\)\n", job.text())

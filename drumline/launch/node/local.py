@@ -173,7 +173,7 @@ def _run_agent(
             watch=watch,
             final_codes=FINAL_CODES if program.is_task else (),
             is_task=program.is_task,
-            goes_on="they go on from the newest checkpoint" if program.is_task else "the script begins anew",
+            goes_on="they resume from the newest checkpoint" if program.is_task else "the script begins anew",
         )
         agent.standby = terms.standby
         try:
@@ -243,11 +243,15 @@ def _how_it_failed(result: RunResult, ruling: Ruling | None) -> tuple[str, ExitC
     if ruling is not None and ruling.is_hang:
         return ruling.sentence, ExitCode.HANG
     rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
-    return f"rank {rank} failed ({_how(failure.exitcode)})", ExitCode.TRAINING_FAILED
+    return f"rank {rank} failed ({how_it_ended(failure.exitcode)})", ExitCode.TRAINING_FAILED
 
 
-def _how(exit_code: int) -> str:
-    return f"ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
+def how_it_ended(code: int) -> str:
+    """`exit code 7`, or `killed by SIGKILL`."""
+    if code >= 0:
+        return f"exit code {code}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"killed by {known.get(-code, f'signal {-code}')}"
 
 
 def _pass_on(ruling: Ruling, rank_code: int, *, is_task: bool) -> int:
@@ -262,8 +266,8 @@ def _explain(rank: int, exit_code: int, log_dir: Path | None) -> ExitCode:
     if exit_code < 0:
         log = None if log_dir is None else log_dir / f"rank-{rank:05d}.log"
         hint = f"\n  next: see {log}" if log is not None and log.exists() else ""
-        name = signal.Signals(-exit_code).name
-        print(f"drumline: rank {rank} was ended by {name}; the others were stopped{hint}", file=sys.stderr)
+        how = how_it_ended(exit_code)
+        print(f"drumline: rank {rank} was {how}; the others were stopped{hint}", file=sys.stderr)
     return ExitCode(exit_code_of(exit_code, is_task=True))
 
 
@@ -275,7 +279,7 @@ def exit_code_of(rank_code: int, *, is_task: bool) -> int:
 
 def _explain_script(rank: int, exit_code: int, script: str) -> int:
     print(
-        f"drumline: {script} failed on rank {rank} ({_how(exit_code)}); the other ranks were stopped",
+        f"drumline: {script} failed on rank {rank} ({how_it_ended(exit_code)}); the other ranks were stopped",
         file=sys.stderr,
     )
     return exit_code_of(exit_code, is_task=False)

@@ -9,24 +9,25 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from drumline.errors import DrumlineError, ExitCode, PreflightError, TrainingError
 from drumline.launch.commands import interrupted
 from drumline.launch.hosts import Host
 from drumline.launch.node.addresses import Patience
-from drumline.launch.node.local import STOPPED, exit_code_of
+from drumline.launch.node.local import STOPPED, exit_code_of, how_it_ended
 from drumline.launch.node.watch_folder import VERDICT_S
 from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, ssh_words
 from drumline.launch.ssh.errors import SSH_FAILED, not_reached, was_lost
 from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
-from drumline.launch.ssh.remote import Remote
+from drumline.launch.ssh.remote import BEAT_S, HANG_UP_S, Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LEASE_S, LOST_GRACE_S
-from drumline.launch.ssh.verdict import Failure, how_it_ended, in_order, last_lines
+from drumline.launch.ssh.verdict import Failure, in_order, last_lines
 
 # After a rank has failed, others that fail with it are heard of before all are ended.
 SETTLE_S = 1.0
@@ -37,13 +38,24 @@ MAX_LOGGING_IN = 10
 # How long a host that was lost may take to answer again, and the pause between two tries.
 RECONNECT_S = 60.0
 RETRY_S = 0.5
-# When nothing was heard of a host for so long, its supervisor has ended its part: a spare may take it over.
-SURELY_ENDED_S = LEASE_S + LOST_GRACE_S + 1.0
+# How long a spare may take to answer, once it is allowed to replace a lost host.
+SPARE_S = 20.0
 # Of an agent that another start may help: one that a signal ended, or that met no other.
 MENDABLE = (ExitCode.TRAINING_FAILED, ExitCode.INTERRUPTED)
 # What asks a run to save and leave; the others only end it.
 LEAVING = (signal.SIGTERM, signal.SIGUSR1)
-LEFT = "drumline: told to leave by {}; the ranks have saved, and the same command goes on from there"
+LEFT = "drumline: preempted by {}; the ranks have saved: rerun the same command to resume"
+
+
+@dataclass
+class _Search:
+    """For a host that runs one node's part of the job."""
+
+    patience: Patience = field(default_factory=Patience)
+    tries: Counter[Host] = field(default_factory=Counter)
+    """Of each host, over all rounds."""
+    tried: list[Host] = field(default_factory=list)
+    """In this round: no host is asked twice in one."""
 
 
 class Controller:
@@ -89,19 +101,18 @@ class Controller:
         return Remote(host, words, job.spec(job.nodes[number]), self.screen, self._heard)
 
     async def _stay_with(self, number: int) -> None:
-        patience, tries = Patience(), 0
+        search = _Search()
         while True:
             remote = self.remotes[number]
             await self._follow(remote)
             if remote.code is not None or remote.was_refused:
                 return
-            host = self._try_next(remote, patience)
+            host = self._try_next(remote, search)
             if host is None:
                 self._lost(remote)
                 return
-            tries = 0 if host is not remote.host else tries + 1
             await asyncio.sleep(RETRY_S)
-            self.remotes[number] = self._remote(number, host, tries=tries)
+            self.remotes[number] = self._remote(number, host, tries=search.tries[host])
 
     async def _follow(self, remote: Remote) -> None:
         """From the login to the end of the connection."""
@@ -122,29 +133,50 @@ class Controller:
                 PreflightError(what, next_step="install OpenSSH's client, or say how to call it: --ssh")
             )
 
-    def _try_next(self, remote: Remote, patience: Patience) -> Host | None:
+    @property
+    def surely_ended_s(self) -> float:
+        """When nothing was heard of a host for so long, its ranks have ended: a spare may replace it.
+
+        Where only its packets are lost, its supervisor hears the controller until that hangs up, and then gives the
+        ranks their grace.
+        """
+        return LEASE_S + BEAT_S + HANG_UP_S + max(self.job.grace_s, LOST_GRACE_S) + 1.0
+
+    @property
+    def reconnect_s(self) -> float:
+        return max(RECONNECT_S, self.surely_ended_s + SPARE_S)
+
+    def _try_next(self, remote: Remote, search: _Search) -> Host | None:
         """Who is asked after a host that could not be reached: the same one, a spare, or nobody."""
         if remote.has_begun or self.is_ending or remote.ssh_code != SSH_FAILED:
             return None
-        heard_at = self.last_heard.get(remote.host)
-        if self.job.earlier and patience.waited_s > RECONNECT_S:
+        if self.job.earlier and search.patience.waited_s > self.reconnect_s:
             return None
-        if self.spares and (heard_at is None or time.monotonic() - heard_at > SURELY_ENDED_S):
-            spare = self.spares.pop(0)
-            self.spares += (
-                [remote.host] if self.job.earlier else []
-            )  # it may be there again when it is needed
-            why = next((line for line in reversed(remote.said) if line.strip()), "no answer")
-            self.screen.say(
-                f"{spare.address} replaces {remote.name}, which is unreachable ({why})", is_error=True
-            )
-            return spare
+        search.tries[remote.host] += 1
+        search.tried.append(remote.host)
+        heard_at = self.last_heard.get(remote.host)
+        if heard_at is None or time.monotonic() - heard_at > self.surely_ended_s:
+            spare = next((host for host in self.spares if host not in search.tried), None)
+            if spare is not None:
+                self._replace(remote, spare, is_first=not search.tries[spare])
+                return spare
         if not self.job.earlier:
             return None
-        if patience.is_over():
-            waited = f"{patience.waited_s:.0f} s so far, at most {RECONNECT_S:g}"
-            self.screen.say(f"waiting for {remote.name} to answer again: {waited}", is_error=True)
+        if search.patience.is_over():
+            names = " or ".join(host.address for host in search.tried)
+            waited = f"{search.patience.waited_s:.0f} s so far, at most {self.reconnect_s:g}"
+            self.screen.say(f"waiting for {names} to answer again: {waited}", is_error=True)
+        search.tried.clear()
         return remote.host
+
+    def _replace(self, remote: Remote, spare: Host, *, is_first: bool) -> None:
+        self.spares.remove(spare)
+        if self.job.earlier:  # it may be there again when it is needed
+            self.spares.append(remote.host)
+        if is_first:
+            why = next((line for line in reversed(remote.said) if line.strip()), "no answer")
+            what = f"{spare.address} replaces {remote.name}, which is unreachable ({why})"
+            self.screen.say(what, is_error=True)
 
     def _start_all(self) -> None:
         """When every host is there, and what an earlier attempt left there has ended."""
@@ -194,7 +226,7 @@ class Controller:
             return
         self.ended_first = self.ended_first or remote
         if code < 0:
-            self._give_up(f"the launcher's agent on {remote.name} was {_killed(code)}")
+            self._give_up(f"the launcher's agent on {remote.name} was {how_it_ended(code)}")
         loop = asyncio.get_running_loop()
         if not self.is_ending and code in MENDABLE and self.may_restart:
             self._mendable = f"the job ended on {remote.name} with exit code {code}"
@@ -224,28 +256,28 @@ class Controller:
         here = [remote for remote in self.remaining if remote.is_running and remote.world_size == num_ranks]
         if sum(len(remote.ranks) for remote in here) >= num_ranks != self.num_ranks:
             count = len(here)
-            self.screen.say(f"{num_ranks} ranks run on {count} host{'s' if count > 1 else ''}")
+            names = f" ({', '.join(remote.name for remote in here)})" if self.job.spares else ""
+            self.screen.say(f"{num_ranks} ranks run on {count} host{'s' if count > 1 else ''}{names}")
             self.num_ranks = num_ranks
 
     def _lost(self, remote: Remote) -> None:
         """ssh has ended, and the node's job not, as far as we know."""
         code = remote.ssh_code
-        if not remote.has_begun:
+        if remote.has_begun:
+            self.last_heard[remote.host] = remote.heard_at
+            error = was_lost(remote.host, code, list(remote.said))
+        else:
             if self.is_ending:
                 return
             said, job = list(remote.said) or list(remote.greeting), self.job
             error = not_reached(remote.host, code or 0, said, python=job.python, cwd=str(job.cwd))
             if job.earlier:  # it was there before
-                error = TrainingError(
-                    f"no answer for {RECONNECT_S:g} s: {error.what}", next_step=error.next_step
-                )
-        else:
-            error = was_lost(remote.host, code, list(remote.said))
+                what = f"no answer for {self.reconnect_s:g} s: {error.what}"
+                error = TrainingError(what, next_step=error.next_step)
         if self._goes_on_without(remote, error.what):
             self._start_all()
             return
         if remote.has_begun:
-            self.last_heard[remote.host] = remote.heard_at
             self._give_up(error.what)
         if not self.lost:
             self._fail(error)
@@ -281,7 +313,7 @@ class Controller:
             self._end(0)
             return
         self.told = number
-        why = f"told to leave by {number.name}" if number in LEAVING else "interrupted"
+        why = f"preempted by {number.name}" if number in LEAVING else "interrupted"
         self.screen.say(
             f"{why}; ending the ranks (they have {self.job.grace_s:g} s; once more to end them at once)",
             is_error=True,
@@ -356,7 +388,3 @@ class Controller:
         return min(
             (remote.heard_at for remote in self.remaining if remote.code is None), default=float("inf")
         )
-
-
-def _killed(code: int) -> str:
-    return how_it_ended(code).replace("ended by", "killed by")

@@ -14,6 +14,7 @@ from typing import Any
 
 from drumline.launch.hosts import Host
 from drumline.launch.node.addresses import Patience
+from drumline.launch.node.local import how_it_ended
 from drumline.launch.node.supervision import LAST_LINES
 from drumline.launch.node.watch_folder import Ruling
 from drumline.launch.ssh.errors import NOT_STARTED
@@ -21,13 +22,15 @@ from drumline.launch.ssh.follow import shown
 from drumline.launch.ssh.frames import decode, encode
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LEASE_S
-from drumline.launch.ssh.verdict import Failure, how_it_ended
+from drumline.launch.ssh.verdict import Failure
 
 BEAT_S = 2.0
 # ssh itself mostly notices sooner; not where the connection is one that others share.
 SILENCE_S = LEASE_S
 # More than that unsent is a network that is cut; beats that wait in a queue prove nothing.
 MAX_UNSENT = 1 << 14
+# How long ssh has to pass on a last frame.
+PASS_ON_S = 0.5
 # An ssh that was asked to end and does not (it is stopped, or a wrapper that does not listen) is killed.
 HANG_UP_S = 2.0
 
@@ -115,8 +118,8 @@ class Remote:
 
     def marked(self, failure: Failure) -> Failure:
         """With whether the user has read its last words. To be asked when all lines have come."""
-        shown = set(self._shown[failure.rank])
-        return replace(failure, was_shown=bool(failure.last_words) and shown.issuperset(failure.last_words))
+        lines = set(self._shown[failure.rank])
+        return replace(failure, was_shown=bool(failure.last_words) and lines.issuperset(failure.last_words))
 
     def last_words(self) -> str:
         """How its part of the job ended, when no rank was to blame."""
@@ -155,6 +158,8 @@ class Remote:
                 self._wait_for_hello(patience)
             elif time.monotonic() - self.heard_at > SILENCE_S:
                 self.said.append(f"no heartbeat for {SILENCE_S:g} s")
+                self.end(0)  # it may still hear us, and would give its ranks their grace
+                await asyncio.sleep(PASS_ON_S)
                 self.hang_up()
 
     def _wait_for_hello(self, patience: Patience) -> None:

@@ -23,7 +23,7 @@ class Screen:
         # Past Python's own buffers: those would be written once more at the end, and complain if nobody reads.
         self._fds = {"out": out, "err": err}
         self._waiting: queue.Queue[tuple[str, str] | None] = queue.Queue(MAX_WAITING)
-        self._left_out = 0
+        self._num_dropped = self._num_noted = 0
         self._num_written = 0
         self._thread = threading.Thread(target=self._write_all, name="screen", daemon=True)
         self._thread.start()
@@ -34,10 +34,10 @@ class Screen:
 
     def show(self, label: str, lines: Iterable[str], *, is_error: bool = False) -> bool:
         """Lines of a rank or a host; whether none was left out."""
-        before = self._left_out
+        before = self._num_dropped
         for line in lines:
             self._put("err" if is_error else "out", f"[{label}] {line}\n")
-        return self._left_out <= before
+        return self._num_dropped == before
 
     def write(self, text: str) -> None:
         """A last word, as it is, where errors go. The job is over: a slow screen may hold us up now."""
@@ -58,14 +58,14 @@ class Screen:
 
     def _put(self, stream: str, text: str) -> None:
         try:
-            if self._left_out:
+            if count := self._num_dropped - self._num_noted:
                 self._waiting.put_nowait(
-                    ("err", f"drumline: {self._left_out:,} lines are not shown; the logs have them\n")
+                    ("err", f"drumline: {count:,} lines are not shown; the logs have them\n")
                 )
-                self._left_out = 0
+                self._num_noted = self._num_dropped
             self._waiting.put_nowait((stream, text))
         except queue.Full:
-            self._left_out += 1
+            self._num_dropped += 1
 
     def _write_all(self) -> None:
         while (item := self._waiting.get()) is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from drumline.launch.node.local import how_it_ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,16 +31,6 @@ class Failure:
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host} ({how_it_ended(self.code)})"
-
-
-def how_it_ended(code: int) -> str:
-    """`exit code 7`, or `ended by SIGKILL`."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"ended by signal {-code}"
 
 
 def in_order(failures: Sequence[Failure]) -> list[Failure]:

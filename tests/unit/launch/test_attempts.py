@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from drumline.launch.hosts import Host
-from drumline.launch.node.addresses import Patience
 from drumline.launch.plan import nodes_of_hosts
 from drumline.launch.ssh import controller as controller_module
+from drumline.launch.ssh import remote as remote_module
 from drumline.launch.ssh.attempts import run_attempts
-from drumline.launch.ssh.controller import RECONNECT_S, SURELY_ENDED_S, Controller
+from drumline.launch.ssh.controller import Controller, _Search
 from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.screen import Screen
@@ -35,8 +35,7 @@ def make_job(*names: str, max_restarts: int = 3, **more: Any) -> HostsJob:
         python="python",
         cwd=Path("/code"),
         logs=Path("logs"),
-        grace_s=1,
-        **{"client": ["ssh"], **more},
+        **{"client": ["ssh"], "grace_s": 1, **more},
     )
 
 
@@ -166,16 +165,64 @@ def test_the_next_attempt_is_told_apart_from_the_one_before() -> None:
     assert (again.nodes[0].address, again.nodes[0].max_restarts) == ("c", 2)
 
 
-def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(tmp_path: Path) -> None:
-    controller = make_controller(tmp_path, earlier=["one"], spares=[Host("c")])
+@pytest.mark.parametrize(("grace_s", "waits_s", "reconnect_s"), [(0, 28, 60), (15, 40, 60), (50, 75, 95)])
+def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
+    tmp_path: Path, grace_s: float, waits_s: float, reconnect_s: float
+) -> None:
+    controller = make_controller(tmp_path, earlier=["one"], spares=[Host("c")], grace_s=grace_s)
     a, now = controller.remotes[0], time.monotonic()
     a.ssh_code = 255
-    controller.last_heard[a.host] = now
-    assert controller._try_next(a, Patience()) == a.host, "its ranks may still write to the run folder"
-    controller.last_heard[a.host] = now - SURELY_ENDED_S - 1
-    assert controller._try_next(a, Patience()) == Host("c")
-    patience = Patience()
-    patience.begin -= RECONNECT_S + 1
-    assert controller._try_next(a, patience) is None
+    # Heartbeats of 2 s are missed for 20 s, ssh has 2 s to hang up, and then the ranks have their grace.
+    controller.last_heard[a.host] = now - waits_s + 0.5
+    assert controller._try_next(a, _Search()) == a.host, "its ranks may still write to the run folder"
+    controller.last_heard[a.host] = now - waits_s - 0.5
+    assert controller._try_next(a, _Search()) == Host("c")
+    search = _Search()
+    search.patience.begin -= reconnect_s - 1
+    assert controller._try_next(a, search) is not None, "a spare has time to answer after that"
+    search.patience.begin -= 2
+    assert controller._try_next(a, search) is None
     a.ssh_code = 127
-    assert controller._try_next(a, Patience()) is None, "it answers; what it lacks is not there later either"
+    assert controller._try_next(a, _Search()) is None, "it answers; what it lacks is not there later either"
+
+
+def test_a_lost_host_and_a_spare_that_are_down_are_asked_in_turn_and_said_once(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    with said.open("wb") as file:
+        screen = Screen(file.fileno(), file.fileno())
+        asked, timeouts = ask_ten_times(Controller(make_job("a", earlier=("x",), spares=[Host("c")]), screen))
+        screen.close()
+    assert asked == "ccaaccaacc", "each once a round"
+    assert timeouts == [2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+    assert said.read_text().splitlines() == [
+        "drumline: c replaces a, which is unreachable (no answer)",
+        "drumline: waiting for a or c to answer again: 10 s so far, at most 60",
+    ]
+
+
+def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
+    """Hosts that do not answer: who is asked next, and how long ssh tries it."""
+    search, asked, timeouts, host = _Search(), "", [], Host("a")
+    search.patience.begin -= 10
+    for _ in range(10):
+        remote = controller._remote(0, host, tries=search.tries[host])
+        timeouts.append(next(int(word[15:]) for word in remote.words if word.startswith("ConnectTimeout=")))
+        remote.ssh_code = 255
+        following = controller._try_next(remote, search)
+        assert following is not None
+        host = following
+        asked += host.address
+    return asked, timeouts
+
+
+def test_a_host_that_only_hears_is_told_to_end_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "BEAT_S", 0.05)
+    monkeypatch.setattr(remote_module, "SILENCE_S", 0.3)
+    monkeypatch.setattr(remote_module, "PASS_ON_S", 1.0)
+    job = make_job("a", client=[str(tmp_path / "ssh")], max_restarts=0)
+    code, lines = go(tmp_path, job, {"a.0": hello(0, 0) + "cat >> {folder}/heard"})
+    assert code == 1
+    assert "drumline: error: the connection to a was lost: no heartbeat for 0.3 s" in lines
+    assert '{"kind": "end", "grace_s": 0}' in (tmp_path / "heard").read_text().splitlines()

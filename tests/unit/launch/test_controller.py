@@ -195,11 +195,14 @@ def test_ranks_that_fail_after_a_host_was_lost_are_not_to_blame(make: Make, said
 
 def test_a_job_that_may_have_fewer_nodes_goes_on_without_one(make: Make, said: Path) -> None:
     async def go() -> Controller:
-        controller = make(min_nodes=2)
+        controller = make(min_nodes=2, spares=[Host("d")])
         _, b, c = await start(controller)
         c.ssh_code = 255
         controller._lost(c)
         assert not controller.is_ending
+        assert controller.last_heard == {c.host: c.heard_at}, (
+            "a spare must wait for its end in a later attempt"
+        )
         b.ssh_code = 255
         controller._lost(b)
         assert controller.is_ending, "one is less than two"
@@ -207,6 +210,7 @@ def test_a_job_that_may_have_fewer_nodes_goes_on_without_one(make: Make, said: P
 
     code, lines = conclude(asyncio.run(go()), said)
     assert code == 1
+    assert lines[0] == "drumline: 3 ranks run on 3 hosts (a, b, c)", "with spares it may be any of them"
     assert (
         lines[1]
         == "drumline: WARNING: the connection to c was lost: it was closed; the job goes on with a, b"

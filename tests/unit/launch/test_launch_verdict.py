@@ -7,8 +7,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from drumline.launch.node.local import how_it_ended
 from drumline.launch.node.supervision import failure_time, rank_output
-from drumline.launch.ssh.verdict import Failure, how_it_ended, in_order, last_lines
+from drumline.launch.ssh.verdict import Failure, in_order, last_lines
 
 
 def failure(rank: int, at: float, *words: str, code: int = 1, is_follower: bool = False) -> Failure:
@@ -25,7 +26,7 @@ def test_the_earliest_is_first_unless_it_names_another() -> None:
 def test_the_others_are_one_line() -> None:
     failures = [failure(rank, float(rank), "Traceback", "x", code=7 if rank else -9) for rank in range(6)]
     assert list(last_lines(failures, 8)) == [
-        "drumline: rank 0 on a (ended by SIGKILL) failed first:",
+        "drumline: rank 0 on a (killed by SIGKILL) failed first:",
         "  Traceback",
         "  x",
         "drumline: the others: rank 1 on b (exit code 7) failed after it; rank 2 on a (exit code 7) failed after it; "
@@ -42,7 +43,7 @@ def test_the_others_are_one_line() -> None:
     ]
     (first, _) = last_lines([replace(told, error="KeyError: y")], 1)
     assert first.endswith("failed first: KeyError: y")
-    assert how_it_ended(-99) == "ended by signal 99"
+    assert how_it_ended(-99) == "killed by signal 99"
 
 
 def test_a_failure_is_as_old_as_its_traceback(tmp_path: Path) -> None:
