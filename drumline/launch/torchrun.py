@@ -63,7 +63,7 @@ class Program:
     is_watched: bool = False
     """A script that is run beside what lets a sidecar see it."""
     run: str | None = None
-    """The run folder of a task, if all of the job is on this machine."""
+    """The run folder of a task, as its settings name it; None where they were not read."""
 
     def of_python(self) -> list[str]:
         """The arguments of Python."""

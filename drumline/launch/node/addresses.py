@@ -9,10 +9,13 @@ import time
 
 from drumline.errors import PreflightError
 from drumline.launch.node.closed_ports import CLOSED_S, closed_rendezvous_port
-from drumline.launch.node.dialling import CAUSES, REFUSED, SILENT
+from drumline.launch.node.dialling import CAUSES, NO_ROUTE, REFUSED, SILENT
 
 LOOPBACK = "127.0.0.1"
 FIRST_WORD_S = 5.0
+# Of a port that is refused: the launcher there may still load torch.
+REFUSED_S = 60.0
+NO_NAME = "its name does not resolve here"
 GROWTH = 3.0
 CLEAR_LINE = "\r\x1b[K"
 WHY_NOT = {
@@ -88,21 +91,28 @@ def check_is_own(endpoint: str) -> None:
 
 
 def wait_for_port(
-    endpoint: str, *, timeout_s: float, hosts: tuple[str, str] | None = None, closed_s: float = CLOSED_S
+    endpoint: str,
+    *,
+    timeout_s: float,
+    hosts: tuple[str, str] | None = None,
+    closed_s: float = CLOSED_S,
+    refused_s: float = REFUSED_S,
 ) -> None:
     """Return when the first node listens: people start nodes in any order, and torchrun would wait a minute only.
 
-    `hosts`: this one and the first, where both are known to be up: then a port that gives no answer is closed.
+    `hosts`: this one and the first, where both are known to be up: then what stays in the way for so long is an error.
     """
     host, _, port = endpoint.rpartition(":")
     patience = Patience()
-    closed_since: float | None = None
+    limits = {SILENT: closed_s, NO_ROUTE: closed_s, NO_NAME: closed_s, REFUSED: refused_s}
+    before, since = "", 0.0
     try:
         while cause := _obstacle(host, int(port), timeout_s=max(0.1, min(4.0, timeout_s))):
             why = WHY_NOT.get(cause, cause)
-            closed_since = None if cause == REFUSED else closed_since or time.monotonic()
-            if hosts and closed_since and time.monotonic() - closed_since >= closed_s:
-                raise closed_rendezvous_port(int(port), source=hosts[0], target=hosts[1], cause=cause)
+            if cause != before:
+                before, since = cause, time.monotonic()
+            if hosts and cause in limits and time.monotonic() - since >= limits[cause]:
+                raise _closed(host, int(port), hosts, cause)
             if patience.waited_s >= timeout_s:
                 raise PreflightError(
                     f"the first node did not answer at {endpoint}, where the nodes meet, within {timeout_s:g} s: {why}",
@@ -114,6 +124,16 @@ def wait_for_port(
             time.sleep(0.2)
     finally:
         patience.end()
+
+
+def _closed(host: str, port: int, hosts: tuple[str, str], cause: str) -> PreflightError:
+    source, target = hosts
+    if cause == NO_NAME:
+        return PreflightError(
+            f"{source} does not know the name {host}, by which --hosts has the first host",
+            next_step=f"add {host} to DNS, or to /etc/hosts on {source}; or give an address in --hosts",
+        )
+    return closed_rendezvous_port(port, source=source, target=target, cause=cause)
 
 
 def say(words: str) -> None:
@@ -132,6 +152,8 @@ def _obstacle(host: str, port: int, *, timeout_s: float) -> str:
         socket.create_connection((host, port), timeout=timeout_s).close()
     except TimeoutError:
         return SILENT
+    except socket.gaierror:
+        return NO_NAME
     except OSError as error:
         return CAUSES.get(error.errno or 0) or str(error.strerror or error)
     return ""

@@ -46,6 +46,8 @@ class OpenDoor:
     def __init__(self, address: str) -> None:
         self.word = secrets.token_hex(16)
         self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        if ":" in address:  # IPv4 too, also where net.ipv6.bindv6only is 1
+            self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         self._socket.bind((address, 0))
         self._socket.listen(512)
         self.port: int = self._socket.getsockname()[1]
@@ -142,12 +144,15 @@ def _go_on(selector: selectors.BaseSelector, key: selectors.SelectorKey, answers
         part = b""
     call.heard += part
     word = call.door.word.encode()
-    if part and len(call.heard) < len(word) + TIME_BYTES:
+    is_whole = len(call.heard) >= len(word) + TIME_BYTES
+    if part and not is_whole:
         return
-    if call.heard.startswith(word):
-        answers.clocks[call.door.rank] = _ahead(float(call.heard[len(word) :]), call.begun)
-    else:
+    if not call.heard.startswith(word):
         answers.failed[call.door.rank] = STRANGER
+    elif not is_whole:  # it ended before it had sent the time
+        answers.failed[call.door.rank] = MUTE
+    else:
+        answers.clocks[call.door.rank] = _ahead(float(call.heard[len(word) :]), call.begun)
     _hang_up(selector, caller)
 
 

@@ -2,8 +2,8 @@
 
 To load torch takes seconds, most of what a restart takes. Those of the first start load it while the agent does. Beside
 ranks that may be restarted, one such process per rank is started when they have run for a while; it costs memory, and
-no CPU time once it waits. A rank
-that begins in one is this agent's own child, with the environment and output files that it would have had.
+no CPU time once it waits. A rank that begins in one is this agent's own child, with the environment and output files
+that it would have had.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Standby:
         reading, writing = os.pipe()
         # The program is there for whoever lists processes.
         words = ["-m", "drumline.launch.node.standby", str(reading), self._module, *self._program]
-        with contextlib.suppress(OSError):
+        try:
             process = subprocess.Popen(
                 [sys.executable, *words],
                 stdin=subprocess.DEVNULL,
@@ -64,6 +64,8 @@ class Standby:
                 start_new_session=True,
             )
             self._waiting.append(_Waiting(process, writing))
+        except OSError:  # no memory for one more, most likely: the rank starts without
+            os.close(writing)
         os.close(reading)
         self._fill_at = time.monotonic() + AFTER_S / 2
 
@@ -122,8 +124,8 @@ def main(pipe: str, module: str, *program: str) -> None:
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
             os.dup2(descriptor, number)
             os.close(descriptor)
-    (_, name), sys.argv = program[:2], list(program[1:])
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    sys.argv = list(program[1:])
+    runpy.run_module(program[1], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

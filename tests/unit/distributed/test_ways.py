@@ -10,7 +10,7 @@ import pytest
 
 from drumline.distributed.start.ways import ClosedWay, clocks_apart, is_needed, judge
 from drumline.errors import PreflightError
-from drumline.launch.node.dialling import REFUSED, SILENT, STRANGER, Door, OpenDoor, knock
+from drumline.launch.node.dialling import MUTE, REFUSED, SILENT, STRANGER, Door, OpenDoor, knock
 
 
 def door(number: int, *, address: str | None = None, interface: str = "eth0") -> Door:
@@ -89,13 +89,20 @@ def test_many_doors_open_at_once_and_strangers_do_not_count() -> None:
     assert knock([]).failed == {}
 
 
-def test_one_that_ends_the_call_at_once_is_a_stranger() -> None:
+@pytest.mark.parametrize(("said", "cause"), [(b"", STRANGER), (b"word", MUTE), (b"word  17", MUTE)])
+def test_one_that_ends_the_call_early_is_a_stranger_unless_it_has_said_its_word(
+    said: bytes, cause: str
+) -> None:
+    def answer() -> None:
+        with listener.accept()[0] as caller:
+            caller.sendall(said)
+
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        answer = threading.Thread(target=lambda: listener.accept()[0].close())
-        answer.start()
+        answering = threading.Thread(target=answer)
+        answering.start()
         closed = Door(1, "x", "lo", "127.0.0.1", listener.getsockname()[1], "word")
-        assert knock([closed]).failed == {1: STRANGER}
-        answer.join()
+        assert knock([closed]).failed == {1: cause}
+        answering.join()
 
 
 @pytest.mark.parametrize("shift_s", [3600.0, -20.0])

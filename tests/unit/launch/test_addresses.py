@@ -75,6 +75,27 @@ def test_a_rendezvous_port_that_stays_silent_between_hosts_that_are_up_is_closed
             wait_for_port(f"127.0.0.1:{port}", timeout_s=0.2)
 
 
+def test_between_hosts_that_are_up_a_refused_port_and_an_unknown_name_end_the_wait_each_in_its_own_words() -> (
+    None
+):
+    port = free_port()
+    for closed_s, refused_s in ((0, 0.5), (0.5, 0)):
+        with pytest.raises(PreflightError) as caught:
+            wait_for_port(
+                f"127.0.0.1:{port}", timeout_s=60, hosts=("b", "a"), closed_s=closed_s, refused_s=refused_s
+            )
+        assert str(caught.value) == (
+            f"the rendezvous port {port} is closed from b to a (refused, though a process listens there: a firewall "
+            f"rejects it)\n  next: open TCP {port} on a to the job's hosts"
+        )
+    with pytest.raises(PreflightError) as caught:
+        wait_for_port(f"nowhere.invalid:{port}", timeout_s=60, hosts=("b", "a"), closed_s=0)
+    assert str(caught.value) == (
+        "b does not know the name nowhere.invalid, by which --hosts has the first host\n"
+        "  next: add nowhere.invalid to DNS, or to /etc/hosts on b; or give an address in --hosts"
+    )
+
+
 def test_a_first_node_that_is_there_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         wait_for_port(f"127.0.0.1:{server.getsockname()[1]}", timeout_s=0)

@@ -66,6 +66,15 @@ def test_a_rank_begins_in_a_process_that_waits_and_else_in_one_of_its_own(tmp_pa
     assert (said["rank"], said["argv"]) == ("7", ["a b"])
 
 
+def test_one_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    standby = Standby(PROGRAM, module="loaded_before", count=3)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    standby.fill(at_once=True)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not standby._waiting
+
+
 def test_what_waits_is_not_taken_for_another_program_and_ends_when_it_is_not_needed(tmp_path: Path) -> None:
     standby = Standby(PROGRAM, module="loaded_before", count=1)
     standby.fill()
