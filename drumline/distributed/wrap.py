@@ -25,9 +25,9 @@ _BUFFER_OPTION = (
 )
 
 
-class Alone(nn.Module):
-    """A model on one process, with what DDP gives it among several: `.module`, `no_sync()`, `join()`, and a state_dict
-    whose names begin with `module.`, so that one script and one file fit both."""
+class SingleProcess(nn.Module):
+    """A model that needs no DDP, on one process as a rule, with DDP's interface: `.module`, `no_sync()`, `join()`, and
+    a state_dict whose names begin with `module.`, so that one script and one file fit both."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -73,14 +73,14 @@ def wrap_model(
     gradient_as_bucket_view: bool = True,
     static_graph: bool = False,
 ) -> nn.Module:
-    """Collective: move the model to its device and wrap it: in DDP, or where there is no group in `Alone`. `applied`:
-    what is wrapped takes a function of the model, and its arguments; then it is in DDP or in nothing, which it also is
-    where someone else takes care of the gradients (`reduces_gradients=False`)."""
+    """Collective: move the model to its device and wrap it: in DDP, or in `SingleProcess` where there is no group or
+    someone else reduces the gradients (`reduces_gradients=False`). `applied`: the result is called with a function of
+    the model, and its arguments (`Applied`, inside DDP where that is needed)."""
     model = model.to(device)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if not dist.is_initialized() or not reduces_gradients:
-        return Applied(model) if applied else Alone(model)
+        return Applied(model) if applied else SingleProcess(model)
     if sync_batchnorm:
         model = convert_batchnorm(model, device=device)
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -101,7 +101,7 @@ def wrap_model(
 
 def unwrap_model(model: nn.Module) -> nn.Module:
     """The user's own model, inside what `wrap` put around it, torch.compile, both or neither."""
-    if isinstance(model, DistributedDataParallel | Alone):
+    if isinstance(model, DistributedDataParallel | SingleProcess):
         return unwrap_model(model.module)
     if isinstance(model, Applied):
         return unwrap_model(model.model)

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumline.checkpoint import look, store
 from drumline.checkpoint.model_state import load_model_state, model_state
-from drumline.distributed.wrap import Alone
+from drumline.distributed.wrap import SingleProcess
 from drumline.errors import CheckpointError
 from drumline.models.gpt import GPT
 from drumline.models.mini_resnet import MiniResNet
@@ -144,7 +144,7 @@ def test_under_torch_compile_too() -> None:
     names = model_state(model)[0].keys()
     assert model_state(torch.compile(model, backend="eager"))[0].keys() == names
     assert model_state(torch.compile(DistributedDataParallel(model), backend="eager"))[0].keys() == names
-    assert model_state(torch.compile(Alone(model), backend="eager"))[0].keys() == names
+    assert model_state(torch.compile(SingleProcess(model), backend="eager"))[0].keys() == names
 
 
 def test_nothing_is_copied_for_the_snapshot() -> None:
