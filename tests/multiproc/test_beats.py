@@ -171,7 +171,7 @@ def test_every_phase_of_a_run_is_seen_from_outside(tmp_path: Path, exact: str) -
         places = facts["places"]
         assert places["model"] == ["START"]
         assert places["data"] == ["DATA", "START"], "START: samples are compared before the first step"
-        assert places["loss"] == ["FORWARD"]
+        assert places["loss"] == ["FORWARD", "START"], "START: the loss is checked before the first step"
         assert places["gradient"] == ["BACKWARD"]
         assert places["optimizer"] == ["OPTIMIZER"]
         assert places["report"] == ["BETWEEN", "EVALUATION"]
@@ -181,7 +181,8 @@ def test_every_phase_of_a_run_is_seen_from_outside(tmp_path: Path, exact: str) -
             assert "SAVE" in places["state"]
         assert (places["after the loop"], places["after the end"]) == (["LEAVING"], ["LEFT"])
         # Two epochs of two steps, each of two micro-batches.
-        assert facts["loss"] == [("FORWARD", step, micro) for step in range(4) for micro in (1, 2)]
+        in_steps = [seen for seen in facts["loss"] if seen[0] != "START"]
+        assert in_steps == [("FORWARD", step, micro) for step in range(4) for micro in (1, 2)]
         assert facts["moves"]
         counted, begun = facts["collectives"]
         assert 0 < counted <= begun
@@ -208,7 +209,7 @@ def fail_watched(config: Config, run: Path) -> tuple[list[Any], list[list[str]]]
 def test_a_failure_is_in_the_record_before_anything_is_closed(tmp_path: Path) -> None:
     ((phase, step, *_, failure), phases) = run_ranks(1, fail_watched, make_config(), tmp_path / "run")[0]
     assert (phase, step, failure) == ("FAILED", 3, "ValueError: no such label")
-    assert phases == [["FORWARD"], ["FAILED"]]
+    assert phases == [["FORWARD", "START"], ["FAILED"]]
 
 
 class Stream(IterableDataset[tuple[Tensor, Tensor]]):

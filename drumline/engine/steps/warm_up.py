@@ -7,7 +7,9 @@
   Without this pass the first step after a resume would run in the layout that an uninterrupted run had in its very
   first step only.
 
-Everything is put back as it was: the run has the same bits with and without.
+The task's loss is called as seldom as that allows: twice with a few samples, and with the whole batch only where the
+layout needs it or a parameter seems unused. Everything is put back as it was: the run has the same bits with and
+without.
 """
 
 from __future__ import annotations
@@ -25,15 +27,14 @@ from torch.utils import _pytree as pytree
 from drumline.config.schema import Config
 from drumline.distributed.collectives import gather_json
 from drumline.engine.job import Job
-from drumline.engine.steps.eager import FIND_UNUSED, loss_function
+from drumline.engine.steps.eager import FIND_UNUSED, LossParts, loss_function
 from drumline.engine.steps.rehearsal import evaluation_mode, rehearsed
 from drumline.errors import UsageError
-from drumline.tasks.base import Loss, Task
 from drumline.watch.beats.phase import Phase
 
 # The sum of two numbers does not depend on their order.
 FIRST_WORLD_WITH_AN_ORDER = 3
-# As many as tell a sum from a mean; a whole batch would take a while to load and to compute.
+# As many as distinguish a sum from a mean; a whole batch would take a while to load and to compute.
 FEW_SAMPLES = 8
 NAMED = 5
 
@@ -43,76 +44,87 @@ def warm_up(job: Job, config: Config, *, report: Callable[[str], None]) -> None:
     sentence for the log."""
     job.ddp.beat.mark(Phase.START)
     dist = config.dist
-    with rehearsed(job) as task:
-        if task.check_mean:
-            refuse_a_mean(job, task)
-        # The elastic step names them itself: of every shard.
-        if not (dist.find_unused_parameters or dist.static_graph or config.train.exact == "elastic"):
-            _name_unused(job, task, report)
-        _settle_layout(job, task, static_graph=dist.static_graph)
-
-
-def _settle_layout(job: Job, task: Task, *, static_graph: bool) -> None:
-    """Collective. With a static graph DDP learns the graph in its first backward pass, which must not be one under
-    no_sync, and the layout is settled by the second pass only."""
-    if not isinstance(job.applied, DistributedDataParallel):
-        return
-    if job.ddp.world_size < FIRST_WORLD_WITH_AN_ORDER and not static_graph:
-        return
-    for _ in range(2 if static_graph else 1):
+    all_used = check_few_samples(job)
+    # The elastic step names them itself: of every shard.
+    names_unused = not (
+        dist.find_unused_parameters or dist.static_graph or config.train.exact == "elastic" or all_used
+    )
+    for _ in range(max(_num_layout_passes(job, static_graph=dist.static_graph), int(names_unused))):
         job.ddp.beat.mark(Phase.START)
-        with job.autocast:
-            loss = job.applied(loss_function(task), job.loader.preview())
-        (loss.total * 0.0).backward()
+        with rehearsed(job) as task:
+            batch = job.loader.preview()
+            with job.autocast:
+                loss = None if batch is None else job.applied(loss_function(task), batch)
+            if names_unused:
+                _name_unused(job, loss, report)
+            if loss is not None:
+                (loss.total * 0.0).backward()
         job.optimizer.zero_grad(set_to_none=True)
 
 
-@torch.no_grad()
-def refuse_a_mean(job: Job, task: Task) -> None:
-    """Collective: compare the loss of some samples with the losses of their halves. In evaluation mode, where samples
-    have nothing to do with each other; what cannot be cut in halves, or fails in them, is not judged."""
-    batch = job.loader.preview(FEW_SAMPLES)
+def _num_layout_passes(job: Job, *, static_graph: bool) -> int:
+    """With a static graph DDP learns the graph in its first backward pass, which must not be one under no_sync, and
+    the layout is settled by the second pass only."""
+    if not isinstance(job.applied, DistributedDataParallel):
+        return 0
+    return 2 if static_graph else int(job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER)
+
+
+def check_few_samples(job: Job) -> bool:
+    """Collective: refuse a mean, by the loss of some samples and of the same samples twice; returns whether they surely
+    use every parameter. In evaluation mode, where samples have nothing to do with each other; what cannot be
+    concatenated, or fails, is not judged."""
+    few, device = job.loader.preview(FEW_SAMPLES), job.ddp.device
     # Of one size on all ranks: a loss may have a collective in it.
-    size = min(gather_json(min(_num_rows(batch), FEW_SAMPLES), device=job.ddp.device)) // 2 * 2
-    if size < 2:
-        return
-    pieces = [(0, size), (0, size // 2), (size // 2, size)]
-    try:
-        with evaluation_mode(job.model), job.autocast:
-            losses = [task.loss(job.model, _rows(batch, low, high)) for low, high in pieces]
-        whole, *halves = [
-            _numbers(loss, high - low) for loss, (low, high) in zip(losses, pieces, strict=True)
-        ]
-    except Exception:
-        return  # if it is an error, the first step has it too
-    if is_a_mean(whole, halves):
-        (total, _), ((first, _), (second, _)) = whole, halves
+    size = min(gather_json(min(_num_rows(few), FEW_SAMPLES), device=device))
+    if size < 2 or not job.task.check_mean:
+        return False
+    once = _map_tensors(lambda leaf: leaf[:size], few)
+    first = _try_loss(job, once)
+    # Together, so that all take the same path: it may have failed on one.
+    unused = gather_json(None if first is None else unused_parameters(job.model, first.total), device=device)
+    if first is None or None in unused:
+        return False
+    second = _try_loss(job, _map_tensors(lambda leaf: torch.cat([leaf, leaf]), once))
+    if second is not None and is_a_mean(_numbers(first, size), _numbers(second, 2 * size)):
+        name = type(job.task).__name__
         raise UsageError(
-            f"{type(task).__name__}.loss() gives a mean, and Loss takes a sum: {total:.4g} for {size} samples, "
-            f"{first:.4g} and {second:.4g} for their halves. It would be divided by the number of samples again",
+            f"{name}.loss() gives a mean, and Loss takes a sum: {first.total.item():.4g} for {size} samples, and "
+            f"{second.total.item():.4g} for the same samples twice. It would be divided by the number of samples again",
             next_step='return Loss.mean(value, count), or use reduction="sum"; if it is a sum, set check_mean = False '
-            f"in {type(task).__name__}",
+            f"in {name}",
         )
+    return not any(unused)
 
 
-def is_a_mean(whole: tuple[float, float], halves: list[tuple[float, float]]) -> bool:
-    """Of (total, weight) pairs: whether the total of the whole is surely the mean of the halves, and not their sum."""
-    total, weight = whole
-    added, weights = sum(half for half, _ in halves), sum(weight for _, weight in halves)
-    if not (math.isfinite(total) and math.isfinite(added)) or weights <= 0 or abs(total) < 1e-6:
+def _try_loss(job: Job, batch: Any) -> LossParts | None:
+    """With a new copy of the task, and the same random numbers each time. None: it failed; if that is an error, the
+    first step has it too."""
+    try:
+        with rehearsed(job) as task, evaluation_mode(job.model), job.autocast:
+            return loss_function(task)(job.model, batch)
+    except Exception:
+        return None
+
+
+def _numbers(loss: LossParts, size: int) -> tuple[float, float]:
+    return float(loss.total.detach()), float(size if loss.weight is None else loss.weight)
+
+
+def is_a_mean(once: tuple[float, float], twice: tuple[float, float]) -> bool:
+    """Of (total, weight) pairs: whether the total stays the same with twice the weight."""
+    (total, weight), (total_of_both, weight_of_both) = once, twice
+    if not (math.isfinite(total) and math.isfinite(total_of_both)) or weight <= 0 or abs(total) < 1e-6:
         return False
-    if not math.isclose(weight, weights, rel_tol=1e-3) or math.isclose(total, added, rel_tol=0.1):
-        return False
-    mean = sum(half * weight for half, weight in halves) / weights
-    return math.isclose(total, mean, rel_tol=0.01)
+    return math.isclose(weight_of_both, 2 * weight, rel_tol=1e-3) and math.isclose(
+        total_of_both, total, rel_tol=1e-3
+    )
 
 
-def _name_unused(job: Job, task: Task, report: Callable[[str], None]) -> None:
-    """Collective: which parameters that are trained the next batch does not use."""
-    unused = _unused(job, task, FEW_SAMPLES)
-    # A few samples may leave out what the whole batch uses, or be too few for the loss.
-    if unused is None or unused:
-        unused = _unused(job, task, None)
+def _name_unused(job: Job, loss: LossParts | None, report: Callable[[str], None]) -> None:
+    """Collective: which parameters that are trained this loss does not use, on whichever rank."""
+    mine = [] if loss is None else unused_parameters(job.model, loss.total)
+    unused = sorted({name for names in gather_json(mine, device=job.ddp.device) for name in names})
     if not unused:
         return
     more = f" and {len(unused) - NAMED} more" if len(unused) > NAMED else ""
@@ -120,21 +132,6 @@ def _name_unused(job: Job, task: Task, report: Callable[[str], None]) -> None:
     if job.ddp.world_size > 1:
         raise UsageError(what, next_step=FIND_UNUSED)
     report(f"{what}; on several ranks this stops the run: {FIND_UNUSED}")
-
-
-def _unused(job: Job, task: Task, most: int | None) -> list[str] | None:
-    """Collective: on whichever rank; None where the loss of `most` samples fails on one."""
-    mine: list[str] | None = []
-    if (batch := job.loader.preview(most)) is not None:
-        try:
-            with job.autocast:
-                mine = unused_parameters(job.model, loss_function(task)(job.model, batch).total)
-        except Exception:
-            if most is None:
-                raise
-            mine = None
-    found: list[list[str] | None] = gather_json(mine, device=job.ddp.device)
-    return None if None in found else sorted({name for names in found for name in names or ()})
 
 
 def unused_parameters(model: nn.Module, total: Tensor) -> list[str]:
@@ -153,10 +150,6 @@ def unused_parameters(model: nn.Module, total: Tensor) -> list[str]:
     return [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in reached]
 
 
-def _numbers(loss: Loss, size: int) -> tuple[float, float]:
-    return float(loss.total), float(size if loss.weight is None else loss.weight)
-
-
 def _num_rows(batch: Any) -> int:
     """How many samples a batch of tensors has, all of which have them first; 0: it is not such a batch."""
     tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
@@ -164,5 +157,5 @@ def _num_rows(batch: Any) -> int:
     return sizes.pop() if len(sizes) == 1 else 0
 
 
-def _rows(batch: Any, low: int, high: int) -> Any:
-    return pytree.tree_map(lambda leaf: leaf[low:high] if isinstance(leaf, Tensor) else leaf, batch)
+def _map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    return pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
