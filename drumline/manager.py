@@ -34,6 +34,7 @@ from drumline.distributed.agree import check_same, check_same_weights
 from drumline.distributed.collectives import all_sum
 from drumline.distributed.determinism import CUBLAS_WORKSPACE, use_deterministic_kernels
 from drumline.distributed.device import choose_backend, choose_device
+from drumline.distributed.exit_limit import limit_exit
 from drumline.distributed.failure import Failure, claim_failure, summary
 from drumline.distributed.group import NO_REGISTRATION, collective_counter, join_group, leave_group
 from drumline.distributed.seeds import seed_rank, seed_shared
@@ -176,7 +177,7 @@ class DDPManager:
 
     def cleanup(self, *, broken: bool = False) -> bool:
         """Destroy the group; `broken` when a rank has failed, so that nobody waits for it. False: it was not destroyed
-        in time, which is logged, and a process that exits in the usual way may wait for it."""
+        in time, which is logged; the exit of this process, which may block, is then limited to as long."""
         if self._is_forked():
             return True
         if not broken:
@@ -190,6 +191,7 @@ class DDPManager:
                 f"{self.place()}: the process group was not destroyed within {group.LEAVE_S:g} s. Next: release CUDA "
                 "graphs with collectives in them (CUDAGraph.reset) before you leave DDPManager"
             )
+            limit_exit(group.LEAVE_S, failed=broken)
         if not broken:
             self._beat.mark(Phase.LEFT)
         if self._attendance is not None:
@@ -228,7 +230,7 @@ class DDPManager:
         return os.getpid() != self._pid
 
     def _say_last(self, error: BaseException) -> None:
-        """To those who watch, before anything that may wait."""
+        """For the watchdog, before any call that may block."""
         if isinstance(error, SystemExit) and not error.code:
             self._beat.mark(Phase.LEFT)
         else:
@@ -265,11 +267,11 @@ class DDPManager:
 
     @property
     def beat(self) -> BeatWriter:
-        """Where this rank says what it is doing, for those who watch; without a watch nobody reads it."""
+        """Where this rank reports what it is doing to the watchdog; without one nobody reads it."""
         return self._beat
 
     def note_failure(self, error: BaseException) -> None:
-        """For those who watch, before anything that may wait."""
+        """Report the failure to the watchdog, before any call that may block."""
         if self._attendance is None:
             self._beat.fail(summary(error))
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from drumline.watch.beats.phase import Phase
@@ -107,6 +108,16 @@ class NodeFacts:
     """Of ranks that run a script: where their time goes, and how often they have called backward, in place of steps."""
 
 
+class Answer(StrEnum):
+    """Of a node to a new connection."""
+
+    NONE = "none"
+    REFUSED = "refused"
+    """The host is up; its sidecar, and the rank that keeps the port, are not."""
+    TAKEN = "taken"
+    """The first rank still has the port: only its sidecar is dead or has no CPU."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Silent:
     """A node that is not heard any more."""
@@ -116,7 +127,9 @@ class Silent:
     ranks: tuple[int, ...]
     silent_s: float
     how: str = ""
-    """What a new connection to it gives: `no answer`, `connection refused`, `no route to host`."""
+    """What a new connection to it gives, in words: `no answer`, `connection refused`; empty: none was tried."""
+    answer: Answer = Answer.NONE
+    """The same, for decisions."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ class Beside:
 
     def _warn(self, what: str) -> None:
         sentence = (
-            f"drumline: the watch's sidecar on {self._terms.host} {what}; the run goes on, and a hang of it will not "
-            f"be told. Next: see what is above this line; or train without the watchdog: {WITHOUT_WATCH}"
+            f"drumline: the watchdog's sidecar on {self._terms.host} {what}; training continues, but hangs are not "
+            f"diagnosed. Next: see what is above this line; or train without the watchdog: {WITHOUT_WATCH}"
         )
         print(sentence, file=sys.stderr, flush=True)

@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from drumline.watch.beats.phase import Phase
-from drumline.watch.facts import NodeFacts, Picture, Silent, node_from_json
+from drumline.watch.facts import Answer, NodeFacts, Picture, Silent, node_from_json
 from drumline.watch.scripts.differing import ScriptComparison
 from drumline.watch.scripts.notes import Note, note_from_json
 from drumline.watch.sidecar.channel import Channel, Peer, heard_at_all
+from drumline.watch.sidecar.line import ANSWERS
 from drumline.watch.sidecar.node import Node
 from drumline.watch.sidecar.telling import Teller
 from drumline.watch.sidecar.terms import Terms
@@ -94,12 +95,14 @@ class Chief:
         )
 
     def _silent(self, peer: Peer, last: NodeFacts | None, silent_s: float) -> Silent:
+        how = "" if self.channel is None else self.channel.how_silent(peer.node)
         return Silent(
             node=peer.node,
             host=peer.host if last is None else last.host,
             ranks=() if last is None else tuple(rank.rank for rank in last.ranks),
             silent_s=silent_s,
-            how="" if self.channel is None else self.channel.how_silent(peer.node),
+            how=how,
+            answer=ANSWERS.get(how, Answer.NONE),
         )
 
     def _never_heard(self, heard: Mapping[int, float]) -> Iterator[Silent]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol, cast
 
+from drumline.watch.facts import Answer
 from drumline.watch.sidecar.wire import (
     MAX_BYTES,
     MAX_STRANGER_BYTES,
@@ -41,6 +42,8 @@ CAUSES = {
     errno.EHOSTUNREACH: NO_ROUTE,
     errno.ENETUNREACH: NO_ROUTE,
 }
+ANSWERS = {REFUSED: Answer.REFUSED, CLOSED: Answer.TAKEN, MUTE: Answer.TAKEN, LATE: Answer.TAKEN}
+"""What shows that the host is there."""
 
 
 def cause_of(error: OSError) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from drumline.watch.beats.phase import Phase
-from drumline.watch.facts import Picture, RankFacts, Silent
+from drumline.watch.facts import Answer, Picture, RankFacts, Silent
 from drumline.watch.verdicts.reach import is_unreachable, one_way
 from drumline.watch.verdicts.scene import has_ended, is_done
 from drumline.watch.verdicts.stopped import CERTAINLY_STOPPED_S
@@ -46,7 +46,7 @@ def _is_amiss(one: Silent, seen: Mapping[int, RankFacts], stands_long: bool) -> 
     if one.ranks and all(rank in seen and is_done(seen[rank]) for rank in one.ranks):
         return False
     # Where something answers, the sidecar alone may have died, and the run goes on.
-    is_dead = bool(one.how) and "refused" not in one.how
+    is_dead = bool(one.how) and one.answer is not Answer.REFUSED
     return is_unreachable(one) and (is_dead or stands_long)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from drumline.distributed.rank_list import ranks_text
-from drumline.watch.facts import NodeFacts, Picture, Silent
-from drumline.watch.sidecar.line import CLOSED, LATE, MUTE
+from drumline.watch.facts import Answer, NodeFacts, Picture, Silent
 from drumline.watch.verdicts.endings import is_lost_peer
 from drumline.watch.verdicts.scene import Scene, has_ended, is_done
 from drumline.watch.verdicts.verdict import Cause, Verdict
@@ -16,17 +15,14 @@ _REFUSED_S = 5.0
 _UNTRIED_S = 10.0
 """When a new connection was not tried, or came about: a sidecar without CPU is as silent as a host that is gone."""
 
-ANSWERING = (MUTE, CLOSED, LATE)
-
 
 def is_unreachable(one: Silent) -> bool:
-    """Whether a silent node is gone, rather than late. Where connections are taken, the first rank still holds the
-    port: only its sidecar is dead or has no CPU, and the run may be well."""
-    if one.how in ANSWERING:
+    """Whether a silent node is gone, rather than late. Where connections are taken, the run may be well."""
+    if one.answer is Answer.TAKEN:
         return False
     if not one.how:
         return one.silent_s >= _UNTRIED_S
-    return one.silent_s >= (_REFUSED_S if "refused" in one.how else SILENT_S)
+    return one.silent_s >= (_REFUSED_S if one.answer is Answer.REFUSED else SILENT_S)
 
 
 def judge_reach(scene: Scene) -> Verdict | None:
@@ -159,15 +155,15 @@ def _gone(scene: Scene, gone: list[Silent], *, is_certain: bool = True) -> Verdi
         else ""
     )
     others = [one.host for one in gone if one is not first]
-    too = f"; {_some(others)} neither" if others else ""
+    too = f"; none from {_some(others)} either" if others else ""
     me = next((node.host for node in scene.picture.nodes if node.node == scene.picture.me), "this host")
-    answers = "refused" in first.how or first.how in ANSWERING
+    answers = first.answer is not Answer.NONE
     next_step = (
         f"see on {first.host} what ended the job there; the host itself answers"
         if answers
         else f"see whether {first.host} is up, then {_between(me, first.host)}"
     )
-    what = f"{first.host} has not been heard for {seconds(first.silent_s)}{how}{own}{too}"
+    what = f"no heartbeat from {first.host} for {seconds(first.silent_s)}{how}{own}{too}"
     num_nodes = len({node.node for node in scene.picture.nodes} | {one.node for one in gone})
     if num_nodes == 2 and not answers:  # the other one says the same of this one
         what += f"; of two nodes either may be cut off, {first.host} or {me}"

@@ -30,9 +30,8 @@ def test_a_sidecar_that_cannot_be_started_is_done_without(
     assert one.fileno() is None
     one.close()
     (line,) = capfd.readouterr().err.splitlines()
-    assert (
-        "the watch's sidecar on node-a cannot be started (No such file or directory); the run goes on" in line
-    )
+    what = "the watchdog's sidecar on node-a cannot be started (No such file or directory)"
+    assert f"{what}; training continues, but hangs are not diagnosed. Next: " in line
 
 
 def test_a_sidecar_that_cannot_live_is_given_up(
@@ -47,7 +46,8 @@ def test_a_sidecar_that_cannot_live_is_given_up(
     assert waits == [*(BACK_OFF_S * number for number in range(MAX_STARTS - 1)), None]
     (line,) = capfd.readouterr().err.splitlines()
     assert (
-        f"the watch's sidecar on node-a has ended {MAX_STARTS} times (exit code 1); the run goes on" in line
+        f"the watchdog's sidecar on node-a has ended {MAX_STARTS} times (exit code 1); training continues"
+        in line
     )
 
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from drumline.watch.facts import NodeFacts, to_json
+from drumline.watch.facts import Answer, NodeFacts, to_json
 from drumline.watch.sidecar.channel import Channel, Peer
 from drumline.watch.sidecar.chief import Chief
 from drumline.watch.sidecar.node import Node
@@ -31,11 +31,11 @@ def test_a_node_that_was_never_heard_is_told_apart_from_one_that_went_silent(tmp
         chief.hear_pulse(peer.node, {"facts": to_json(NodeFacts(node=peer.node, host=peer.host))})
     channel._begun = now - 4
     channel._heard = {1: now - 0.3, 2: now - 3}
-    channel._how[3] = "no answer"
+    channel._how |= {2: "connection refused", 3: "no answer"}
     seen = chief.picture()
-    assert [one.host for one in seen.silent] == ["node-2"]
-    ((host, how, up_s),) = [(one.host, one.how, one.silent_s) for one in seen.unheard]
-    assert (host, how) == ("node-3", "no answer")
+    assert [(one.host, one.answer) for one in seen.silent] == [("node-2", Answer.REFUSED)]
+    ((host, how, answer, up_s),) = [(one.host, one.how, one.answer, one.silent_s) for one in seen.unheard]
+    assert (host, how, answer) == ("node-3", "no answer", Answer.NONE)
     assert 4 <= up_s < 10, "there was no time to hear it before"
     # As of now, not of the last look at the ranks.
     heard_s = seen.nodes[0].heard_s

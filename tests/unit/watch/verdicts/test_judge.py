@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drumline.watch.beats.phase import Phase
-from drumline.watch.facts import NodeFacts, Picture, RankFacts, Silent, node_from_json, to_json
+from drumline.watch.facts import Answer, NodeFacts, Picture, RankFacts, Silent, node_from_json, to_json
 from drumline.watch.sidecar import line
 from drumline.watch.verdicts.frames import is_loading, is_meeting, users_frame
 from drumline.watch.verdicts.judge import judge
@@ -178,7 +178,7 @@ WHOLE = [
     pytest.param(
         picture(silent=(B_GONE,)),
         Cause.UNREACHABLE,
-        "hang: node-b has not been heard for 3.4 s (no answer), with ranks 4-7; of two nodes either may be cut off, "
+        "hang: no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; of two nodes either may be cut off, "
         "node-b or node-a; 4 ranks wait in all_reduce #4410. "
         "Next: see whether node-b is up, then check cable and security group between node-a and node-b: "
         "drumline doctor --hosts node-a,node-b",
@@ -321,10 +321,10 @@ def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
     assert (verdict.cause, verdict.host) == (Cause.UNREACHABLE, "node-b")
 
 
-def b_alone(*ranks: RankFacts, how: str, up_s: float) -> Picture:
+def b_alone(*ranks: RankFacts, how: str, up_s: float, answer: Answer = Answer.NONE) -> Picture:
     """Node b, whose sidecar has never heard that of node a: of the ranks there nothing is known."""
     node = NodeFacts(node=1, host="node-b", ranks=ranks)
-    a = Silent(node=0, host="node-a", ranks=(), silent_s=up_s, how=how)
+    a = Silent(node=0, host="node-a", ranks=(), silent_s=up_s, how=how, answer=answer)
     return Picture(me=1, nodes=(node,), unheard=(a,))
 
 
@@ -337,12 +337,12 @@ def test_a_host_that_was_gone_before_it_was_ever_heard() -> None:
     assert found(b_alone(*old, how="no answer", up_s=2.9)).is_certain is False
     gone = found(b_alone(*old, how="no answer", up_s=3.1))
     assert (gone.cause, gone.host, gone.rank, gone.is_certain) == (Cause.UNREACHABLE, "node-a", None, True)
-    assert gone.what.startswith("node-a has not been heard for 3.1 s (no answer)")
+    assert gone.what.startswith("no heartbeat from node-a for 3.1 s (no answer)")
     # A port may be closed to us while the ranks train: that alone blames nobody.
     standing = b_alone(*(waits(rank) for rank in range(4, 8)), how="no answer", up_s=3.1)
     assert found(standing).cause is not Cause.UNREACHABLE
     # A host that goes down refuses connections first.
-    assert found(b_alone(*old, how="connection refused", up_s=2.9)).is_certain is False
+    assert found(b_alone(*old, how=line.REFUSED, answer=Answer.REFUSED, up_s=2.9)).is_certain is False
     late = [replace(one, age_s=3.3) for one in echoes]
     assert found(b_alone(*late, how="", up_s=3.4)).is_certain, "the launcher waits no longer than 4 s"
 
@@ -604,21 +604,23 @@ def test_sizes_may_differ_where_they_need_not_be_the_same() -> None:
 
 def test_hosts_that_are_late_are_not_gone() -> None:
     assert found(picture(silent=(replace(B_GONE, silent_s=2.5),))).is_certain is False
-    assert found(picture(silent=(replace(B_GONE, how="connection refused"),))).is_certain is False
+    assert (
+        found(picture(silent=(replace(B_GONE, how=line.REFUSED, answer=Answer.REFUSED),))).is_certain is False
+    )
     quiet = found(picture(silent=(replace(B_GONE, how=""),)))
     assert quiet.is_certain is False
     assert "(it takes connections, but its sidecar says nothing)" in quiet.what
-    for how in (line.MUTE, line.CLOSED):  # its sidecar died, and was not started again
-        mute = found(picture(silent=(replace(B_GONE, how=how, silent_s=500.0),)))
+    for how in (line.MUTE, line.CLOSED, line.LATE):  # its sidecar died, and was not started again
+        mute = found(picture(silent=(replace(B_GONE, how=how, answer=line.ANSWERS[how], silent_s=500.0),)))
         assert (mute.is_certain, mute.host) == (False, "node-b")
         assert mute.next_step == "see on node-b what ended the job there; the host itself answers"
-    refused = found(picture(silent=(replace(B_GONE, how="connection refused", silent_s=6.0),)))
+    refused = found(picture(silent=(replace(B_GONE, how=line.REFUSED, answer=Answer.REFUSED, silent_s=6.0),)))
     assert refused.is_certain
     assert refused.next_step == "see on node-b what ended the job there; the host itself answers"
     both = Silent(node=2, host="node-c", ranks=(8,), silent_s=3.1, how="no answer")
     d = NodeFacts(node=3, host="node-d", ranks=(waits(9, host="node-d"),), heard_s={1: 4.0, 2: 4.0})
     given = picture(silent=(B_GONE, both))
-    assert "; node-c neither" in found(replace(given, nodes=(*given.nodes, d))).what
+    assert "; none from node-c either" in found(replace(given, nodes=(*given.nodes, d))).what
 
 
 def test_a_node_that_hears_nobody_is_cut_off_itself() -> None:
