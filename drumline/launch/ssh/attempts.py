@@ -60,8 +60,8 @@ def _next(lost: Controller, max_restarts: int) -> Controller:
     )
     job = lost.job.again(
         [remote.host for remote in lost.remotes],
-        lost.spares,
+        lost.reconnect.spares,
         restarts_left=left,
         first_start=max(lost.job.first_start, *(remote.num_starts for remote in lost.remotes)),
     )
-    return Controller(job, lost.screen, lost.last_heard)
+    return Controller(job, lost.screen, lost.reconnect.last_heard)

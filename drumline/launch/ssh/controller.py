@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from drumline.errors import DrumlineError, ExitCode, PreflightError, TrainingError
 from drumline.launch.commands import interrupted
 from drumline.launch.hosts import Host
-from drumline.launch.node.addresses import Patience
 from drumline.launch.node.local import STOPPED, exit_code_of, how_it_ended
 from drumline.launch.node.watch_folder import VERDICT_S
 from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, ssh_words
-from drumline.launch.ssh.errors import SSH_FAILED, not_reached, was_lost
+from drumline.launch.ssh.errors import not_reached, was_lost
 from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
-from drumline.launch.ssh.remote import BEAT_S, HANG_UP_S, Remote
+from drumline.launch.ssh.reconnect import Reconnect, Search
+from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
-from drumline.launch.ssh.supervisor import LEASE_S, LOST_GRACE_S
 from drumline.launch.ssh.verdict import Failure, in_order, last_lines
 
 # After a rank has failed, others that fail with it are heard of before all are ended.
@@ -35,27 +32,13 @@ SETTLE_S = 1.0
 ENDING_S = 5.0
 # A jump host's sshd turns away at random when many knock at once.
 MAX_LOGGING_IN = 10
-# How long a host that was lost may take to answer again, and the pause between two tries.
-RECONNECT_S = 60.0
+# The pause between two tries to reach a host.
 RETRY_S = 0.5
-# How long a spare may take to answer, once it is allowed to replace a lost host.
-SPARE_S = 20.0
 # Of an agent that another start may help: one that a signal ended, or that met no other.
 MENDABLE = (ExitCode.TRAINING_FAILED, ExitCode.INTERRUPTED)
 # What asks a run to save and leave; the others only end it.
 LEAVING = (signal.SIGTERM, signal.SIGUSR1)
 LEFT = "drumline: preempted by {}; the ranks have saved: rerun the same command to resume"
-
-
-@dataclass
-class _Search:
-    """For a host that runs one node's part of the job."""
-
-    patience: Patience = field(default_factory=Patience)
-    tries: Counter[Host] = field(default_factory=Counter)
-    """Of each host, over all rounds."""
-    tried: list[Host] = field(default_factory=list)
-    """In this round: no host is asked twice in one."""
 
 
 class Controller:
@@ -65,9 +48,8 @@ class Controller:
         """`last_heard`: hosts of the attempt before that are lost, and when they were last heard (monotonic)."""
         self.job = job
         self.screen = screen
-        self.spares = list(job.spares)
         self.remotes = [self._remote(number, host) for number, host in enumerate(job.hosts)]
-        self.last_heard = dict(last_heard or {})
+        self.reconnect = Reconnect(job, screen, last_heard or {})
         self.lost = ""
         """Why the job is to be started again on all hosts; empty: it is not."""
         self.has_started = False
@@ -101,13 +83,13 @@ class Controller:
         return Remote(host, words, job.spec(job.nodes[number]), self.screen, self._heard)
 
     async def _stay_with(self, number: int) -> None:
-        search = _Search()
+        search = Search()
         while True:
             remote = self.remotes[number]
             await self._follow(remote)
             if remote.code is not None or remote.was_refused:
                 return
-            host = self._try_next(remote, search)
+            host = None if self.is_ending else self.reconnect.next_host(remote, search)
             if host is None:
                 self._lost(remote)
                 return
@@ -132,51 +114,6 @@ class Controller:
             self._fail(
                 PreflightError(what, next_step="install OpenSSH's client, or say how to call it: --ssh")
             )
-
-    @property
-    def surely_ended_s(self) -> float:
-        """When nothing was heard of a host for so long, its ranks have ended: a spare may replace it.
-
-        Where only its packets are lost, its supervisor hears the controller until that hangs up, and then gives the
-        ranks their grace.
-        """
-        return LEASE_S + BEAT_S + HANG_UP_S + max(self.job.grace_s, LOST_GRACE_S) + 1.0
-
-    @property
-    def reconnect_s(self) -> float:
-        return max(RECONNECT_S, self.surely_ended_s + SPARE_S)
-
-    def _try_next(self, remote: Remote, search: _Search) -> Host | None:
-        """Who is asked after a host that could not be reached: the same one, a spare, or nobody."""
-        if remote.has_begun or self.is_ending or remote.ssh_code != SSH_FAILED:
-            return None
-        if self.job.earlier and search.patience.waited_s > self.reconnect_s:
-            return None
-        search.tries[remote.host] += 1
-        search.tried.append(remote.host)
-        heard_at = self.last_heard.get(remote.host)
-        if heard_at is None or time.monotonic() - heard_at > self.surely_ended_s:
-            spare = next((host for host in self.spares if host not in search.tried), None)
-            if spare is not None:
-                self._replace(remote, spare, is_first=not search.tries[spare])
-                return spare
-        if not self.job.earlier:
-            return None
-        if search.patience.is_over():
-            names = " or ".join(host.address for host in search.tried)
-            waited = f"{search.patience.waited_s:.0f} s so far, at most {self.reconnect_s:g}"
-            self.screen.say(f"waiting for {names} to answer again: {waited}", is_error=True)
-        search.tried.clear()
-        return remote.host
-
-    def _replace(self, remote: Remote, spare: Host, *, is_first: bool) -> None:
-        self.spares.remove(spare)
-        if self.job.earlier:  # it may be there again when it is needed
-            self.spares.append(remote.host)
-        if is_first:
-            why = next((line for line in reversed(remote.said) if line.strip()), "no answer")
-            what = f"{spare.address} replaces {remote.name}, which is unreachable ({why})"
-            self.screen.say(what, is_error=True)
 
     def _start_all(self) -> None:
         """When every host is there, and what an earlier attempt left there has ended."""
@@ -264,7 +201,7 @@ class Controller:
         """ssh has ended, and the node's job not, as far as we know."""
         code = remote.ssh_code
         if remote.has_begun:
-            self.last_heard[remote.host] = remote.heard_at
+            self.reconnect.last_heard[remote.host] = remote.heard_at
             error = was_lost(remote.host, code, list(remote.said))
         else:
             if self.is_ending:
@@ -272,7 +209,7 @@ class Controller:
             said, job = list(remote.said) or list(remote.greeting), self.job
             error = not_reached(remote.host, code or 0, said, python=job.python, cwd=str(job.cwd))
             if job.earlier:  # it was there before
-                what = f"no answer for {self.reconnect_s:g} s: {error.what}"
+                what = f"no answer for {self.reconnect.limit_s:g} s: {error.what}"
                 error = TrainingError(what, next_step=error.next_step)
         if self._goes_on_without(remote, error.what):
             self._start_all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from drumline.launch.plan import nodes_of_hosts
 from drumline.launch.ssh import controller as controller_module
 from drumline.launch.ssh import remote as remote_module
 from drumline.launch.ssh.attempts import run_attempts
-from drumline.launch.ssh.controller import Controller, _Search
+from drumline.launch.ssh.controller import Controller
 from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
+from drumline.launch.ssh.reconnect import Search
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.topology import RESTARTED
 from drumline.launch.torchrun import Program
@@ -113,10 +114,12 @@ def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replace
     assert '"peers": ["a", "d"]' in again
 
 
-def make_controller(tmp_path: Path, *, earlier: Sequence[str] = (), **more: Any) -> Controller:
-    with (tmp_path / "said").open("ab") as file:
+@pytest.fixture(name="screen")
+def _screen(tmp_path: Path) -> Iterator[Screen]:
+    with (tmp_path / "said").open("wb") as file:
         screen = Screen(file.fileno(), file.fileno())
-    return Controller(make_job("a", "b", earlier=tuple(earlier), **more), screen)
+        yield screen
+        screen.close()
 
 
 @pytest.mark.parametrize(
@@ -129,14 +132,14 @@ def make_controller(tmp_path: Path, *, earlier: Sequence[str] = (), **more: Any)
     ],
 )
 def test_a_lost_part_is_started_again_while_that_is_allowed_and_may_help(
-    tmp_path: Path,
+    screen: Screen,
     left: int,
     number: signal.Signals | None,
     ruling: dict[str, Any] | None,
     is_restarted: bool,
 ) -> None:
     async def lose() -> Controller:
-        controller = make_controller(tmp_path)
+        controller = Controller(make_job("a", "b"), screen)
         for rank, remote in enumerate(controller.remotes):
             hear(remote, "hello", host="x", protocol=PROTOCOL)
             hear(remote, "started", ranks=[rank], world_size=2, start=0, restarts_left=left)
@@ -167,34 +170,38 @@ def test_the_next_attempt_is_told_apart_from_the_one_before() -> None:
 
 @pytest.mark.parametrize(("grace_s", "waits_s", "reconnect_s"), [(0, 28, 60), (15, 40, 60), (50, 75, 95)])
 def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
-    tmp_path: Path, grace_s: float, waits_s: float, reconnect_s: float
+    screen: Screen, grace_s: float, waits_s: float, reconnect_s: float
 ) -> None:
-    controller = make_controller(tmp_path, earlier=["one"], spares=[Host("c")], grace_s=grace_s)
+    job = make_job("a", "b", earlier=("one",), spares=[Host("c")], grace_s=grace_s)
+    controller = Controller(job, screen)
     a, now = controller.remotes[0], time.monotonic()
     a.ssh_code = 255
     # Heartbeats of 2 s are missed for 20 s, ssh has 2 s to hang up, and then the ranks have their grace.
-    controller.last_heard[a.host] = now - waits_s + 0.5
-    assert controller._try_next(a, _Search()) == a.host, "its ranks may still write to the run folder"
-    controller.last_heard[a.host] = now - waits_s - 0.5
-    assert controller._try_next(a, _Search()) == Host("c")
-    search = _Search()
+    controller.reconnect.last_heard[a.host] = now - waits_s + 0.5
+    assert controller.reconnect.next_host(a, Search()) == a.host, (
+        "its ranks may still write to the run folder"
+    )
+    controller.reconnect.last_heard[a.host] = now - waits_s - 0.5
+    assert controller.reconnect.next_host(a, Search()) == Host("c")
+    search = Search()
     search.patience.begin -= reconnect_s - 1
-    assert controller._try_next(a, search) is not None, "a spare has time to answer after that"
+    assert controller.reconnect.next_host(a, search) is not None, "a spare has time to answer after that"
     search.patience.begin -= 2
-    assert controller._try_next(a, search) is None
+    assert controller.reconnect.next_host(a, search) is None
     a.ssh_code = 127
-    assert controller._try_next(a, _Search()) is None, "it answers; what it lacks is not there later either"
+    assert controller.reconnect.next_host(a, Search()) is None, (
+        "it answers, and what it lacks is not there later"
+    )
 
 
-def test_a_lost_host_and_a_spare_that_are_down_are_asked_in_turn_and_said_once(tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    with said.open("wb") as file:
-        screen = Screen(file.fileno(), file.fileno())
-        asked, timeouts = ask_ten_times(Controller(make_job("a", earlier=("x",), spares=[Host("c")]), screen))
-        screen.close()
+def test_a_lost_host_and_a_spare_that_are_down_are_asked_in_turn_and_said_once(
+    screen: Screen, tmp_path: Path
+) -> None:
+    asked, timeouts = ask_ten_times(Controller(make_job("a", earlier=("x",), spares=[Host("c")]), screen))
+    screen.close()
     assert asked == "ccaaccaacc", "each once a round"
     assert timeouts == [2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
-    assert said.read_text().splitlines() == [
+    assert (tmp_path / "said").read_text().splitlines() == [
         "drumline: c replaces a, which is unreachable (no answer)",
         "drumline: waiting for a or c to answer again: 10 s so far, at most 60",
     ]
@@ -202,13 +209,13 @@ def test_a_lost_host_and_a_spare_that_are_down_are_asked_in_turn_and_said_once(t
 
 def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
     """Hosts that do not answer: who is asked next, and how long ssh tries it."""
-    search, asked, timeouts, host = _Search(), "", [], Host("a")
+    search, asked, timeouts, host = Search(), "", [], Host("a")
     search.patience.begin -= 10
     for _ in range(10):
         remote = controller._remote(0, host, tries=search.tries[host])
         timeouts.append(next(int(word[15:]) for word in remote.words if word.startswith("ConnectTimeout=")))
         remote.ssh_code = 255
-        following = controller._try_next(remote, search)
+        following = controller.reconnect.next_host(remote, search)
         assert following is not None
         host = following
         asked += host.address

@@ -200,7 +200,7 @@ def test_a_job_that_may_have_fewer_nodes_goes_on_without_one(make: Make, said: P
         c.ssh_code = 255
         controller._lost(c)
         assert not controller.is_ending
-        assert controller.last_heard == {c.host: c.heard_at}, (
+        assert controller.reconnect.last_heard == {c.host: c.heard_at}, (
             "a spare must wait for its end in a later attempt"
         )
         b.ssh_code = 255
