@@ -117,6 +117,10 @@ class CheckpointMismatchError(CheckpointError):
     exit_code = ExitCode.USAGE
 
 
+class OptimizerMismatchError(CheckpointMismatchError):
+    """The model fits, the optimizer does not."""
+
+
 class TrainingError(DrumlineError):
     """The run failed in the middle of its work."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,21 @@ from drumline.checkpoint import look, manifest, store
 from drumline.checkpoint.state import restore
 from drumline.errors import CheckpointError
 
+log = logging.getLogger("drumline")
+
 
 def load_checkpoint(
     path: str | PathLike[str], model: nn.Module, optimizer: Optimizer | None = None
 ) -> dict[str, Any]:
     """Load a checkpoint into a model, wrapped or not, on any device; returns the progress it was saved with.
 
-    `path` is the folder of one step, or a run folder or its `checkpoints` folder: then the newest whole one.
+    `path` is the folder of one step, or a run folder or its `checkpoints` folder: then the newest that is whole and
+    finite. What is skipped for it, and a checkpoint that is not finite, is a warning in the log.
     """
-    return restore(store.read(_find(Path(path))), model, optimizer)
+    found = _find(Path(path))
+    if (name := look.glance(found).non_finite) is not None:
+        log.warning(f"the checkpoint {found} is loaded, though {name} is not finite")
+    return restore(store.read(found), model, optimizer)
 
 
 def _find(path: Path) -> Path:
@@ -36,9 +43,11 @@ def _find(path: Path) -> Path:
     inner = path / "checkpoints"
     found = look.newest_valid(inner if inner.is_dir() else path)
     if found.path is None:
-        torn = "".join(f"\n  - {skipped.path.name} is torn: {skipped.reason}" for skipped in found.skipped)
+        reasons = [f"\n  - {one.path.name} is corrupt or incomplete: {one.reason}" for one in found.skipped]
         raise CheckpointError(
-            f"there is no whole checkpoint in {path}{torn}",
+            f"there is no whole checkpoint in {path}{''.join(reasons)}",
             next_step="give a run folder, or one of the folders in its checkpoints/",
         )
+    for skipped in found.skipped:
+        log.warning(f"the checkpoint {skipped.path} was skipped: {skipped.reason}")
     return found.path

@@ -35,8 +35,7 @@ def load_model_state(model: nn.Module, tensors: Mapping[str, Tensor], aliases: M
     if problems := list(_differences(saved, model)):
         raise CheckpointMismatchError(
             "\n".join(["the checkpoint is of another model:", *(f"  - {problem}" for problem in problems)]),
-            next_step="set the model up as it was when the checkpoint was made (see config.toml in the run folder), or "
-            "start a new run: --fresh moves this one aside, --run DIR trains in another folder",
+            next_step="set the model up as it was when the checkpoint was made (see config.toml in the run folder)",
         )
     unwrap_model(model).load_state_dict(saved)
 

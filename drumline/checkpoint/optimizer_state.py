@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from drumline.checkpoint.nested import decode, encode
 from drumline.distributed.wrap import unwrap_model
-from drumline.errors import CheckpointError, CheckpointMismatchError
+from drumline.errors import CheckpointError, OptimizerMismatchError
 
 # How this machine computes, and what it calls things: the optimizer that is loaded into keeps its own.
 _NOT_SAVED = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
@@ -55,12 +55,12 @@ def load_optimizer_state(
     groups = _groups(model, optimizer)
     differences = [*_other_class(document, optimizer), *_differences(document, groups)]
     if problems := [*differences, *_missing(document, tensors)]:
-        raise CheckpointMismatchError(
+        raise OptimizerMismatchError(
             "\n".join(
                 ["the checkpoint is of another optimizer:", *(f"  - {problem}" for problem in problems)]
             ),
             next_step="set up the model and the optimizer as they were when the checkpoint was made (see config.toml "
-            "in the run folder), or start the optimizer anew and keep the weights with --optim.reset",
+            "in the run folder)",
         )
     own = optimizer.state_dict()
     parameters = {name: parameter for group in groups for name, parameter in group.items()}
@@ -118,10 +118,8 @@ def _rest(content: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, dic
 
 
 def _other_class(document: Mapping[str, Any], optimizer: Optimizer) -> Iterator[str]:
-    saved, here = (
-        document.get("class"),
-        type(optimizer).__name__,
-    )  # a checkpoint of an earlier version has no class
+    # A checkpoint of an earlier version has no class.
+    saved, here = document.get("class"), type(optimizer).__name__
     if saved not in (None, here):
         yield f"the optimizer is {saved} in the checkpoint and {here} here"
 

@@ -29,6 +29,7 @@ class Failure:
     """The first failure of a job: where, what in a line, and the exit code that the whole job ends with."""
 
     place: Place
+    """Of the rank that it is about."""
     error: str
     exit_code: int
     is_own: bool = False
@@ -36,6 +37,12 @@ class Failure:
     can_restart: bool = True
     """False: a restart would fail the same way."""
     pid: int = field(default_factory=os.getpid)
+    raised_by: Place | None = None
+    """The rank of this pid, where that is another: some errors are raised by all ranks together."""
+
+    @property
+    def origin(self) -> Place:
+        return self.raised_by or self.place
 
     def record(self) -> FailureRecord:
         """For the launcher."""
@@ -57,10 +64,10 @@ def claim_failure(
             return _reported(_wait_for_claim(store), mine)
         store.set(FIRST, json.dumps(asdict(mine)))
     except (dist.DistError, RuntimeError):
-        if rank_0_hosts_store and mine.place.rank != 0:
+        if rank_0_hosts_store and mine.origin.rank != 0:
             return Failure(Place(rank=0), "it has ended, and the store with it", mine.exit_code)
         return None
-    if rank_0_hosts_store and mine.place.rank == 0:
+    if rank_0_hosts_store and mine.origin.rank == 0:
         time.sleep(CLAIM_WAIT_S)  # the store ends with this process; the others are to read it first
     return None
 
@@ -76,7 +83,7 @@ def summary(error: BaseException) -> str:
 def _reported(first: Failure | None, mine: Failure) -> Failure | None:
     """Wait for the first to end: a launcher that saw this rank end would end that one before it has reported."""
     deadline = time.monotonic() + REPORT_WAIT_S
-    while first is not None and first.place.host == mine.place.host and time.monotonic() < deadline:
+    while first is not None and first.origin.host == mine.origin.host and time.monotonic() < deadline:
         if not parent_of(first.pid):
             break
         time.sleep(0.02)
@@ -88,6 +95,7 @@ def _wait_for_claim(store: dist.Store) -> Failure | None:
     while time.monotonic() < deadline:
         if store.check([FIRST]):
             claim = json.loads(store.get(FIRST))
-            return Failure(**{**claim, "place": Place(**claim["place"])})
+            places = {name: Place(**claim[name]) for name in ("place", "raised_by") if claim[name]}
+            return Failure(**{**claim, **places})
         time.sleep(0.02)
     return None

@@ -15,7 +15,6 @@ FREE_TO_CHANGE = (
     "log.",
     "checkpoint.",
     "watch.",
-    "train.on_nan",
     "dist.device",  # the machine's facts tell
     "dist.threads",
     "dist.same_code",
@@ -78,11 +77,16 @@ def _entry(before: Mapping[str, Any], request: Request, step: int) -> list[dict[
 
 def check_not_finished(before: Mapping[str, Any], request: Request, *, step: int, total_steps: int) -> None:
     """Refuse to show the result of a run that has finished as that of other settings."""
-    if step < total_steps or not (changed := changed_settings(before, request)):
+    changed = changed_settings(before, request)
+    changed.pop("train.on_nan", None)
+    if step < total_steps or not changed:
         return
     texts = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items())
+    reached = f"has finished at step {step}"
+    if not changed.keys().isdisjoint({"train.epochs", "train.steps"}):
+        reached = f"has reached step {step}, where train.epochs or train.steps now ends it or before"
     raise UsageError(
-        f"the run in {request.run} has finished at step {step} and was trained with other settings: {texts}",
+        f"the run in {request.run} {reached}, and was trained with other settings: {texts}",
         next_step="--fresh starts anew (the earlier run is moved aside), --run DIR trains in another folder; to train "
         "further, raise train.epochs or train.steps",
     )

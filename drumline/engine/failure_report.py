@@ -7,6 +7,7 @@ import errno
 import sys
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -38,11 +39,12 @@ def report_failure(
         place = Place(host=topology.host, rank=topology.rank)
     may_come_further = ddp.is_restart or progress.saved_step is not None
     mine = Failure(
-        place,
+        subject(error, place),
         summary(error),
         _exit_code(error, progress),
         is_own=is_own(error),
         can_restart=can_restart(error, may_come_further=may_come_further),
+        raised_by=place,
     )
     first = ddp.claim_failure(error, mine)
     failure = first or mine
@@ -51,6 +53,13 @@ def report_failure(
         error, place, first, run=run, log_file=RunFolder(run).log_file(ddp.rank), environment=environment
     )
     return failure.exit_code
+
+
+def subject(error: BaseException, place: Place) -> Place:
+    """The rank that an error is about: the one it names, else the one that raised it."""
+    if not isinstance(error, DrumlineError) or error.place.rank is None:
+        return place
+    return replace(error.place, step=place.step) if error.place.step is None else error.place
 
 
 def _print_once(

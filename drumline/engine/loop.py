@@ -37,6 +37,7 @@ from drumline.engine.steps.kind import AnyStep
 from drumline.engine.trace import Trace, TracedStep
 from drumline.metrics.events import Reporter
 from drumline.metrics.meters import means
+from drumline.tasks.base import Task
 from drumline.watch.beats.phase import DATA, Phase
 from drumline.watch.replicas.sentinel import Sentinel
 
@@ -60,7 +61,7 @@ class Loop:
     """What this run goes on after; until its first step, and on rank 0."""
     clock: StartClock | None = None
     """How long it is since the command; until the first step."""
-    keep_settings: Callable[[], None] = lambda: None
+    keep_settings: Callable[[], None] | None = None
     """Called after the first step: from then on the run was trained with these settings."""
     is_preempted: bool = False
     pace: Pace = field(default_factory=Pace)
@@ -99,6 +100,8 @@ class Loop:
         """Collective: train to the end, or until the run is told to leave."""
         job, progress, writer = self.job, self.progress, self.saver.writer
         train_step = self._traced(self._make_step())
+        if job.eval_loader is None and job.ddp.is_main_process():
+            self._check_best_metric()
         if progress.step >= self.total_steps:
             self._evaluate()
         self._compare_replicas()
@@ -199,11 +202,13 @@ class Loop:
 
     def _tell_start(self, clock: StartClock) -> None:
         self.clock = None
-        self.keep_settings()
         clock.tell(self.reporter, step=self.progress.step, device=self.job.ddp.device)
 
     def _between_steps(self, train_step: AnyStep) -> None:
         cursor, config = self.progress.cursor, self.config
+        if self.keep_settings is not None:
+            self.keep_settings()
+            self.keep_settings = None
         if self.clock is not None:
             self._tell_start(self.clock)
         if self.fault is not None:
@@ -278,14 +283,18 @@ class Loop:
         return self.metrics
 
     def _check_best_metric(self) -> None:
-        """Once, at the first evaluation of this start."""
+        """Once: at the first evaluation of this start, or at the start where there is none."""
         self._is_best_metric_checked, task = True, self.job.task
-        if task.best_metric not in self.metrics:
-            self.reporter.report(
-                "warning",
-                message=f"{type(task).__name__}.best_metric is {task.best_metric!r}, which the evaluation does not "
-                f"report, so no checkpoint is kept as the best; it reports {', '.join(self.metrics)}",
+        metric = f"{type(task).__name__}.best_metric is {task.best_metric!r}"
+        if self.job.eval_loader is not None and task.best_metric not in self.metrics:
+            message = (
+                f"{metric}, which the evaluation does not report, so no checkpoint is kept as the best; it reports "
+                f"{', '.join(self.metrics)}"
             )
+            self.reporter.report("warning", message=message)
+        elif self.job.eval_loader is None and task.best_metric != Task.best_metric:
+            message = f"{metric}, but there is no eval_data(), so no checkpoint is kept as the best"
+            self.reporter.report("warning", message=message)
 
     def _save(self, metrics: Mapping[str, float], *, must_save: bool = False) -> None:
         """Collective. The last save of a run is never left out."""

@@ -11,6 +11,9 @@ from torch.optim import SGD, AdamW, Optimizer
 from drumline.config.schema import OptimConfig
 from drumline.errors import UsageError
 
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW}
+"""By what `--optim.name` calls them."""
+
 
 def make_optimizer(model: nn.Module, optim: OptimConfig, *, lr: float, in_graph: bool = False) -> Optimizer:
     """SGD or AdamW over the parameters that are trained. `in_graph`: one whose step can be captured and replayed: it

@@ -24,7 +24,8 @@ from drumline.distributed.collectives import (
 )
 from drumline.engine.data_state import gather_data_state, restore_data_state, tensor_files
 from drumline.engine.job import Job
-from drumline.errors import CheckpointError
+from drumline.engine.optimizer import OPTIMIZERS
+from drumline.errors import CheckpointError, CheckpointMismatchError, OptimizerMismatchError
 from drumline.manager import DDPManager
 from drumline.watch.beats.phase import Phase
 
@@ -128,7 +129,14 @@ def restore(job: Job, path: Path, *, with_optimizer: bool = True) -> None:
     restore_data_state(job, store.Snapshot(tensors, documents))
     optimizer = job.optimizer if with_optimizer else None
     own_settings = [_settings_of(group) for group in job.optimizer.param_groups]
-    saved = state.restore(store.Snapshot(tensors, documents), job.model, optimizer, scaler=job.scaler)
+    # An earlier version saved the name in the settings only.
+    name = documents["progress"]["facts"]["config"]["optim.name"]
+    documents["optimizer"].setdefault("class", OPTIMIZERS[name].__name__)
+    try:
+        saved = state.restore(store.Snapshot(tensors, documents), job.model, optimizer, scaler=job.scaler)
+    except CheckpointMismatchError as error:
+        error.next_step = f"{error.next_step}, or {_way_out(error)}"
+        raise
     for group, own in zip(job.optimizer.param_groups, own_settings, strict=True):
         group.update(own)  # what the checkpoint says of them may be of other settings
     # A rank that the saved world did not have keeps the stream that it was just seeded with.
@@ -136,6 +144,12 @@ def restore(job: Job, path: Path, *, with_optimizer: bool = True) -> None:
         restore_rng(generators, device)
     if job.ddp.is_main_process() and "measured" in saved:
         job.meter.put(**saved["measured"])
+
+
+def _way_out(error: CheckpointMismatchError) -> str:
+    if isinstance(error, OptimizerMismatchError):
+        return "start the optimizer anew and keep the weights with --optim.reset"
+    return "start a new run: --fresh moves this one aside, --run DIR trains in another folder"
 
 
 def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:

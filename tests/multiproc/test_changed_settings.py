@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, OptimConfig, WatchConfig
 from drumline.engine.loop import Loop
 from drumline.errors import CheckpointError, ExitCode, UsageError
@@ -56,14 +58,18 @@ def test_a_finished_run_refuses_other_settings_and_keeps_its_own(tmp_path: Path)
     with pytest.raises(UsageError) as caught:
         train_here(other, Classify, tmp_path, name="other/path/to/test")
     assert str(caught.value) == (
-        f"the run in {tmp_path} has finished at step 5 and was trained with other settings: optim.lr 0.1 -> 0.5, "
+        f"the run in {tmp_path} has finished at step 5, and was trained with other settings: optim.lr 0.1 -> 0.5, "
         "train.seed 0 -> 3\n  next: --fresh starts anew (the earlier run is moved aside), --run DIR trains in another "
         "folder; to train further, raise train.epochs or train.steps"
     )
     with pytest.raises(UsageError, match=r"other settings: task test -> other\n"):
         train_here(config, Classify, tmp_path, name="other")
-    with pytest.raises(UsageError, match=r"other settings: model\.dropout 0\.0 -> 0\.5, train\.epochs 1 -> "):
+    with pytest.raises(UsageError) as caught:
         train_here(changed(make_config(steps=4), model={"dropout": 0.5}), Classify, tmp_path)
+    assert (
+        "has reached step 5, where train.epochs or train.steps now ends it or before, and was trained with other "
+        "settings: model.dropout 0.0 -> 0.5, train.epochs 1 -> "
+    ) in str(caught.value)
     assert (tmp_path / "config.toml").read_text() == text
     assert_same_bits(newest(tmp_path), before)
 
@@ -79,6 +85,7 @@ def test_settings_that_change_no_result_are_no_reason_to_refuse(tmp_path: Path) 
         checkpoint=CheckpointConfig(keep_last=5),
         data=replace(config.data, dir="elsewhere", workers=1),
         optim=replace(config.optim, reset=True),
+        train=replace(config.train, on_nan="warn"),
     )
     assert train_here(same, Classify, tmp_path).step == 5
     assert (tmp_path / "config.toml").read_text() == text
@@ -96,14 +103,20 @@ def test_the_history_of_settings_is_that_of_the_weights(tmp_path: Path) -> None:
     train_here(second, Classify, tmp_path)
     assert saved_config(tmp_path)["optim"]["lr"] == 0.05
     train_here(second, Classify, tmp_path)
-    third = changed(second, train={"epochs": 3}, log={"every_steps": 1})
+    third = changed(second, train={"epochs": 3, "on_nan": "skip"}, log={"every_steps": 1})
     train_here(third, Classify, tmp_path)
     entries = [
         {
             "step": 5,
             "changed": {"optim.lr": {"from": 0.1, "to": 0.05}, "train.epochs": {"from": 1, "to": 2}},
         },
-        {"step": 10, "changed": {"train.epochs": {"from": 2, "to": 3}}},
+        {
+            "step": 10,
+            "changed": {
+                "train.epochs": {"from": 2, "to": 3},
+                "train.on_nan": {"from": "stop", "to": "skip"},
+            },
+        },
     ]
     assert history(tmp_path) == entries
     assert newest(tmp_path).documents["progress"]["facts"]["history"] == entries
@@ -139,9 +152,43 @@ def test_the_settings_of_the_optimizer_are_those_of_this_start(tmp_path: Path) -
     assert (found["weight_decay"], found["momentum"]) == (0.2, 0.6)
 
 
+READ = store.read
+
+
+def read_without_class(path: Path) -> store.Snapshot:
+    snapshot = READ(path)
+    del snapshot.documents["optimizer"]["class"]
+    return snapshot
+
+
+class Wider(Classify):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 2)).double()
+
+
+def test_another_model_is_refused_and_both_ways_out_are_named(tmp_path: Path) -> None:
+    train_here(make_config(epochs=1), Classify, tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        train_here(make_config(epochs=2), Wider, tmp_path)
+    way_out = "or start a new run: --fresh moves this one aside, --run DIR trains in another folder"
+    assert str(caught.value).endswith(way_out)
+
+
+class WithoutEvaluation(Classify):
+    def eval_data(self) -> Any:
+        return None
+
+
+def test_a_best_metric_without_an_evaluation_is_a_warning_at_the_start(tmp_path: Path) -> None:
+    train_here(make_config(epochs=1), WithoutEvaluation, tmp_path)
+    assert messages(tmp_path, "warning") == [
+        "WithoutEvaluation.best_metric is 'accuracy', but there is no eval_data(), so no checkpoint is kept as the best"
+    ]
+
+
 @pytest.mark.parametrize(("saved", "now"), [(SGD, ADAMW), (ADAMW, SGD)])
 def test_another_optimizer_is_refused_by_name_and_may_be_started_anew(
-    tmp_path: Path, saved: OptimConfig, now: OptimConfig
+    tmp_path: Path, saved: OptimConfig, now: OptimConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {"sgd": "SGD", "adamw": "AdamW"}
     train_here(make_config(epochs=1, optim=saved), Classify, tmp_path)
@@ -154,6 +201,12 @@ def test_another_optimizer_is_refused_by_name_and_may_be_started_anew(
     )
     assert "or start the optimizer anew and keep the weights with --optim.reset" in str(caught.value)
     assert caught.value.exit_code == ExitCode.USAGE, "no launcher starts it again"
+    text = str(caught.value)
+    with monkeypatch.context() as patch:  # a checkpoint of an earlier version has no class
+        patch.setattr(store, "read", read_without_class)
+        with pytest.raises(CheckpointError) as caught:
+            train_here(config, Classify, tmp_path)
+    assert str(caught.value) == text
     reset = changed(config, optim={"reset": True})
     train_here(changed(reset, train={"steps": 6, "epochs": None}), Classify, tmp_path)
     after = newest(tmp_path)

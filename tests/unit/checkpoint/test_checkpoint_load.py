@@ -55,11 +55,28 @@ def test_the_model_is_still_right_when_the_checkpoint_is_gone(tmp_path: Path) ->
     assert torch.equal(momentum, optimizer.state[saved.weight]["momentum_buffer"])
 
 
-def test_a_torn_one_is_passed_over(tmp_path: Path) -> None:
+def test_a_torn_one_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
     (tmp_path / "checkpoints" / "step-00000002" / "model.json").unlink()
     assert load_checkpoint(tmp_path, nn.Linear(2, 2)) == {"step": 1}
+    skipped = tmp_path / "checkpoints" / "step-00000002"
+    assert caplog.messages == [f"the checkpoint {skipped} was skipped: model.json is missing"]
+
+
+def test_one_that_is_not_finite_is_loaded_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "checkpoints"
+    snapshot = capture(nn.Linear(2, 2), None, progress={"step": 1})
+    tensors, documents = snapshot.tensors, snapshot.documents
+    store.write(path, 1, tensors=tensors, documents=documents, metrics={}, non_finite="model/weight")
+    for folder in (tmp_path, path / "step-00000001"):
+        load_checkpoint(folder, nn.Linear(2, 2))
+    assert (
+        caplog.messages
+        == [f"the checkpoint {path / 'step-00000001'} is loaded, though model/weight is not finite"] * 2
+    )
 
 
 def test_a_torn_one_asked_for_by_name_is_refused(tmp_path: Path) -> None:
@@ -102,7 +119,10 @@ def test_no_checkpoint(tmp_path: Path) -> None:
 def test_only_torn_ones(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "checkpoints" / "step-00000001" / "model.json").unlink()
-    text = f"there is no whole checkpoint in {tmp_path}\n  - step-00000001 is torn: model.json is missing\n  next:"
+    text = (
+        f"there is no whole checkpoint in {tmp_path}\n"
+        "  - step-00000001 is corrupt or incomplete: model.json is missing\n  next:"
+    )
     with pytest.raises(CheckpointError, match=re.escape(text)):
         load_checkpoint(tmp_path, nn.Linear(2, 2))
 

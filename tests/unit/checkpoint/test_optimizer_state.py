@@ -272,7 +272,7 @@ def test_every_difference_is_listed_and_nothing_is_changed() -> None:
         "  - 2.bias is [2] in the checkpoint and [5] here",
         "  - the tensor 0.weight/momentum_buffer is missing in the checkpoint",
         "  next: set up the model and the optimizer as they were when the checkpoint was made (see config.toml in the "
-        "run folder), or start the optimizer anew and keep the weights with --optim.reset",
+        "run folder)",
     ]
     assert receiver.param_groups[0]["lr"] == 7.0
 

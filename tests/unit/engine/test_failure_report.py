@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from drumline.engine.failure_report import can_restart, describe_failure, is_own
+from drumline.engine.failure_report import can_restart, describe_failure, is_own, subject
 from drumline.errors import CheckpointError, DataError, NonFiniteError, Place, UsageError
 
 PLACE = Place(host="node-b", rank=3, step=12)
@@ -72,6 +72,13 @@ def test_a_full_disk_without_a_file_name_is_the_runs_own() -> None:
     assert text.startswith("drumline: error: the disk is full: ")
     assert " on the disk of runs/mine" in text
     assert text.endswith(", then rerun the same command\n")
+
+
+def test_the_rank_that_an_error_names_is_the_one_it_is_about() -> None:
+    other = Place(host="node-a", rank=1, step=11)
+    assert subject(NonFiniteError("NaN", place=other), PLACE) == other
+    assert subject(NonFiniteError("NaN", place=Place("node-a", 1)), PLACE) == Place("node-a", 1, 12)
+    assert subject(NonFiniteError("NaN"), PLACE) == subject(ValueError(), PLACE) == PLACE
 
 
 def raised(action: object) -> BaseException:
