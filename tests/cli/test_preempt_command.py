@@ -111,5 +111,6 @@ def test_before_the_first_step_there_is_nothing_to_save(tmp_path: Path) -> None:
     node.send_signal(signal.SIGUSR1)
     goes_on = "before the first step; the same command goes on from where the run stood\n"
     assert rank.communicate(timeout=60)[1] == f"drumline: told to leave by SIGTERM {goes_on}"
-    assert node.communicate(timeout=60)[1] == f"drumline: told to leave {goes_on}"
+    # On a busy machine it has said by then that it waits for the other node.
+    assert node.communicate(timeout=60)[1].endswith(f"drumline: told to leave {goes_on}")
     assert (rank.returncode, node.returncode) == (75, 75)

@@ -48,7 +48,7 @@ dist.destroy_process_group()
 # What healthy scripts do: two models with an optimizer each, gradients of several batches, an evaluation on rank 0, a
 # seed of each rank, a loader of uneven lengths, sharded parameters, ranks that train alone for a while.
 HEALTHY = """
-import contextlib
+import contextlib, sys
 import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -93,7 +93,7 @@ for step in range(20):
     sharded(torch.randn(2, 8)).sum().backward()
     optimizer.step()
 for parameter in two[0].parameters():
-    print(rank, parameter.double().sum().item())
+    sys.stdout.write(f"{rank} {parameter.double().sum().item()}\\n")  # in one piece: ranks share the pipe
 dist.destroy_process_group()
 """
 
