@@ -82,4 +82,5 @@ def test_a_captured_step_leaves_out_the_update_that_an_eager_one_does(tmp_path: 
     for name, tensor in eager.items():
         assert bool(torch.isfinite(tensor).all())
         assert not torch.equal(tensor, at_the_nan[name]), "training continues after the skipped update"
-        assert torch.equal(tensor, last[name]), f"{name} differs"
+        # A captured rate is a float32, which shows in the ninth digit of a float64 weight.
+        torch.testing.assert_close(tensor, last[name], rtol=1e-6, atol=1e-6)
