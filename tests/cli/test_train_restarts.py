@@ -123,6 +123,8 @@ class Both(ImageClassification):
     defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 9, "train.batch_size": 64}
 
     def loss(self, model, batch):
+        if not model.training:  # in the checks before the first step, which ranks take together
+            return super().loss(model, batch)
         if os.environ["RANK"] == "0":
             raise SlowToPrintError
         while not Path("reporting").exists():

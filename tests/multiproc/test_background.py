@@ -27,6 +27,7 @@ EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_
 class Breaks(Classify):
     """Fails in the middle of the fourth step."""
 
+    best_metric, higher_is_better = "loss", False
     calls = 0
 
     def eval_data(self) -> Any:
