@@ -85,9 +85,6 @@ def train(
         _resume(job, found, request, progress)
         clock.mark("checkpoint")
         _write_environment(request, folder, ddp)
-        keep_settings = partial(_write_settings, request, folder, ddp, facts)
-        if found is None:
-            keep_settings()
         ledger_file = _open_ledger(folder, job, request.config.train, progress)
         stack.callback(ledger_file.close)
         report_start(reporter, request, job, total_steps)
@@ -110,7 +107,7 @@ def train(
             preemption=preemption,
             fault=fault,
             clock=clock,
-            keep_settings=keep_settings,
+            keep_settings=partial(_write_settings, request, folder, ddp, facts),
         )
         preemption.is_writing = loop.saver.is_writing
         with told_of_refused_kernels(), loop.saver:
@@ -171,8 +168,8 @@ def _open_folder(folder: RunFolder, request: Request, ddp: DDPManager, stack: Ex
 
 
 def _write_settings(request: Request, folder: RunFolder, ddp: DDPManager, facts: Mapping[str, Any]) -> None:
-    """What the run is trained with, and how that changed on the way. Not before it is so: a run that cannot be
-    resumed, or has finished, keeps what it was trained with."""
+    """What the run is trained with, and how that changed on the way. Not before its first step: a start that is refused
+    leaves what it found."""
     if not ddp.is_main_process():
         return
     header = f"drumline train {request.task} --config {folder.config_file}"

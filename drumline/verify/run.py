@@ -52,8 +52,10 @@ def verify_run(run: Path, progress: Progress) -> Verdict:
     if history is None and not samples.problems:
         is_expected = reported.is_numbered and (bool(saved) or reported.has_saved)
         tell_no_ledger(samples, is_expected=is_expected)
-    has_begun = reported.has_started or bool(saved) or history is not None
-    tell_missing(missing, settings, has_begun=has_begun, is_at_work=is_at_work)
+    expected = {folder.config_file.name} if saved or reported.has_saved else set()
+    if expected or reported.has_started or history is not None:
+        expected.add(folder.environment_file.name)
+    tell_missing(missing, settings, expected=expected, is_at_work=is_at_work)
     last = max((position.step for position in saved if position.is_finite), default=None)
     return Verdict(run, [checkpoints, samples, events, settings], holder, last)
 

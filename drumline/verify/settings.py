@@ -32,15 +32,15 @@ def check_settings(folder: RunFolder, part: Part) -> tuple[dict[int, str], list[
         return {}, missing
 
 
-def tell_missing(missing: list[str], part: Part, *, has_begun: bool, is_at_work: bool) -> None:
-    """A job writes both files before it says that it has started, so a young run may be without them."""
+def tell_missing(missing: list[str], part: Part, *, expected: set[str], is_at_work: bool) -> None:
+    """environment.json is written before a job reports its start, config.toml after its first step."""
     for name in missing:
         if is_at_work:
             part.note(name, "is not there yet: a job is starting")
-        elif has_begun:
+        elif name in expected:
             part.problem(name, "is missing")
         else:
-            part.note(name, "is not there: the job ended, or was killed, before it began")
+            part.note(name, "is not there: the job ended, or was killed, before its first step")
     if missing and not part.problems:
         part.summary = "not written yet" if is_at_work else "not written"
 

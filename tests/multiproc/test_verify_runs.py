@@ -228,7 +228,7 @@ def test_a_run_that_was_killed_before_it_began_is_whole(tmp_path: Path, content:
     verdict = verify(tmp_path)
     assert verdict.problems == []
     assert [note.what for note in verdict.notes if note.part == "settings"] == [
-        "is not there: the job ended, or was killed, before it began"
+        "is not there: the job ended, or was killed, before its first step"
     ] * 2
     with locked(RunFolder(tmp_path)):
         (verdict,) = run_ranks(1, verify, tmp_path)

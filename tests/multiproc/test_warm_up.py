@@ -21,6 +21,7 @@ from drumline.engine.steps.warm_up import is_a_mean, unused_parameters
 from drumline.errors import UsageError
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss
+from drumline.verify.run import verify_run
 from tests.jobs import (
     Classify,
     Everything,
@@ -93,6 +94,8 @@ def test_a_mean_is_refused_and_the_remedy_is_named(tmp_path: Path, task: type[Cl
         f"{task.__name__}"
     )
     assert not (tmp_path / "checkpoints" / "step-00000002").exists()
+    assert not (tmp_path / "config.toml").exists(), "no step was trained with these settings"
+    assert verify_run(tmp_path, lambda text: None).problems == []
 
 
 class Converted(Classify):

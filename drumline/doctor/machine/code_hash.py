@@ -60,7 +60,7 @@ def _is_code(folder: os.DirEntry[str], left_out: set[str]) -> bool:
         return False
     path = Path(folder.path)
     is_environment = (path / "pyvenv.cfg").exists()
-    is_run = (path / "config.toml").exists() and (path / "environment.json").exists()
+    is_run = (path / "environment.json").exists() and (path / "events").is_dir()
     return not is_environment and not is_run and str(path.resolve()) not in left_out
 
 

@@ -198,8 +198,8 @@ def test_code_is_what_is_written_by_people(tmp_path: Path) -> None:
         runs__x__task_dot_py="5",
         env__pyvenv_dot_cfg="6",
         env__lib_dot_py="7",
-        mine__config_dot_toml="8",
-        mine__environment_dot_json="9",
+        mine__environment_dot_json="8",
+        mine__events__notes_dot_json="9",
         out__copy_dot_py="10",
         data__labels_dot_json="11",
     )
