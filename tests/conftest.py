@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Set
@@ -63,6 +64,10 @@ def _children_by_looking() -> set[str]:
 def _state_and_parent(entry: Path) -> list[str]:
     return (entry / "stat").read_text().rpartition(")")[2].split()[:2]
 
+
+# A suite that was started in the background ignores Ctrl-C, and so would all that tests send one to.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Orphans of a test become children of this process rather than of init, where nobody would see them.
 PR_SET_CHILD_SUBREAPER = 36
