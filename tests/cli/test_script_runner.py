@@ -61,10 +61,12 @@ if __name__ == "__main__":
 def run(*words: str, cwd: Path, watch: Path) -> tuple[int, str, str]:
     # Not the first of its node, which would start a sidecar.
     topology = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    # Python 3.12 warns of a fork beside other threads, and a watched process has one.
+    quiet = {"PYTHONWARNINGS": "ignore:This process"}
     done = subprocess.run(
         [sys.executable, *words],
         cwd=cwd,
-        env={**os.environ, **topology, "PYTHONPATH": str(ROOT), FOLDER: str(watch)},
+        env={**os.environ, **topology, **quiet, "PYTHONPATH": str(ROOT), FOLDER: str(watch)},
         input="typed",
         capture_output=True,
         text=True,

@@ -253,7 +253,7 @@ def test_a_task_that_fails_at_the_same_step_three_times_stops_and_says_so(tmp_pa
     assert errors.count("starting the ranks again") == 3, errors
     assert "error: the run has failed 3 times at step 3, and is not started again:\n" in errors
     host = socket.gethostname()
-    assert errors.count(f"  - rank 1 on {host} was killed by SIGKILL at step 3, in forward; ") == 3
+    assert errors.count(f"  - rank 1 on {host} was killed by SIGKILL at step 3, in forward") == 3
     assert f" [rank 1 on {host}, step 3]\n" in errors
     assert "next: see runs/DiesAlways/verdicts and mend the cause" in errors
     events = (tmp_path / "runs" / "DiesAlways" / "events" / "rank-00000.jsonl").read_text().splitlines()
