@@ -54,7 +54,7 @@ def warm_python(folder: Path) -> Iterator[str]:
     program.write_text(PROGRAM.format(**{name: shlex.quote(word) for name, word in words.items()}))
     program.chmod(0o755)
     ours, theirs = server_context.Pipe()
-    process = server_context.Process(target=_serve, args=(theirs, str(address), str(program)))
+    process = server_context.Process(target=serve, args=(theirs, str(address), str(program)))
     process.start()
     theirs.close()
     ours.recv()
@@ -77,7 +77,7 @@ class _Served:
     connection: socket.socket
 
 
-def _serve(control: Connection, address: str, program: str) -> None:
+def serve(control: Connection, address: str, program: str) -> None:
     """Fork a process for everyone who connects, until told to end."""
     selector = selectors.DefaultSelector()
     with socket.socket(socket.AF_UNIX) as door:

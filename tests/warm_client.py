@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 
-RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def main(server: str, *words: str) -> None:

@@ -25,7 +25,7 @@ def make_testbed(tmp_path: Path) -> Iterator[Callable[..., Testbed]]:
     """`make_testbed("a", "b", shm="16m")`: hosts of these names, once per test."""
     with ExitStack() as stack:
 
-        def make(*names: str, shm: str = "64m") -> Testbed:
-            return stack.enter_context(Testbed(tmp_path / "testbed", names, shm=shm))
+        def make(*names: str, shm: str = "64m", warm: bool = False) -> Testbed:
+            return stack.enter_context(Testbed(tmp_path / "testbed", names, shm=shm, warm=warm))
 
         yield make

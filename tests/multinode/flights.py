@@ -8,7 +8,6 @@ the error, as the user would read it. It has its host's network, name and files,
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 
 from tests import ranks
 from tests.multinode.hosts import Testbed
+from tests.multinode.warm_host import enter
 
 PORT = 29500
 START_TIMEOUT_S = 30.0
@@ -50,7 +50,7 @@ def fly(bed: Testbed, hosts: Mapping[str, Mapping[str, Any]], *, patience_s: flo
 def _be_a_rank(host_pid: int, folder: Path, orders: dict[str, Any], output: Path) -> None:
     with output.open("w") as file:
         os.dup2(file.fileno(), 2)
-    _move_to(host_pid)
+    enter(host_pid)
     os.chdir(folder)
     begun = time.monotonic()
     try:
@@ -59,15 +59,6 @@ def _be_a_rank(host_pid: int, folder: Path, orders: dict[str, Any], output: Path
         word = f"error: {error}" if hasattr(error, "next_step") else traceback.format_exc()
     print(f"{word}\nafter {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
     os._exit(0)
-
-
-def _move_to(host_pid: int) -> None:
-    """As nsenter does it; all are opened first, because /proc is another one afterwards."""
-    kinds = [os.open(f"/proc/{host_pid}/ns/{kind}", os.O_RDONLY) for kind in ("net", "uts", "mnt")]
-    libc = ctypes.CDLL(None, use_errno=True)
-    for kind in kinds:
-        assert libc.setns(kind, 0) == 0, os.strerror(ctypes.get_errno())
-        os.close(kind)
 
 
 def _fly(orders: dict[str, Any]) -> str:

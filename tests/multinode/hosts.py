@@ -12,6 +12,7 @@
         firewall.drop_port(b, 5000); firewall.lift(b)      # firewall.py has them all
         ssh = SshDaemons(bed); a.run(*ssh.command("b", "hostname"))    # sshd.py
         b.power_off(); b.power_on()                        # every process of the host ends at once
+        make_testbed("a", warm=True).hosts[0].python       # a Python that has torch already: warm_host.py
 
 All hosts hang on one bridge that has a network namespace of its own. So there is no way from a host to the machine's
 network or back: nothing can be reached by mistake, addresses cannot collide with a route, and two testbeds do not see
@@ -26,6 +27,7 @@ import contextlib
 import shlex
 import signal
 import subprocess
+import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +36,7 @@ from tests.multinode import processes
 from tests.multinode.clock import set_clock
 from tests.multinode.job import Job, end
 from tests.multinode.space import Space, variables
+from tests.multinode.warm_host import PROGRAM, WarmHost
 
 FIRST_ADDRESS = "10.77.0."
 # A reverse look-up by any other way than the file would leave the host, and c10d waits long for it.
@@ -55,9 +58,11 @@ mount --rbind /run/cgroup /sys/fs/cgroup
 class Host:
     """One machine of a testbed; made by it."""
 
-    def __init__(self, name: str, address: str, folder: Path, switch: Space, *, shm: str) -> None:
+    def __init__(self, name: str, address: str, folder: Path, switch: Space, *, shm: str, warm: bool) -> None:
         self.name, self.address, self.folder = name, address, folder
-        self._switch = switch
+        self._switch, self._is_warm = switch, warm
+        self._server: WarmHost | None = None
+        self.python = str(PROGRAM) if warm else sys.executable
         self._port = f"port-{address.rpartition('.')[2]}"
         self._jobs: list[Job] = []
         self._clock: dict[str, str] = {}
@@ -75,6 +80,9 @@ class Host:
         self.space = Space(self.name, self._prepare)
         try:
             self._plug_in()
+            if self._is_warm:
+                self._server = WarmHost(self.space.pid)
+                self.space.apart.update(self._server.pids())
         except BaseException:
             self.space.close()
             raise
@@ -212,6 +220,8 @@ class Host:
         for job in self._jobs:
             end(job.entry)
         self.space.close()
+        if self._server:
+            self._server.close()
         # The kernel takes it away with the host, but not at once, and `power_on` needs the name.
         with contextlib.suppress(RuntimeError):
             self._switch.configure(["ip", "link", "delete", self._port])
@@ -222,7 +232,7 @@ class Testbed:
 
     __test__ = False
 
-    def __init__(self, folder: Path, names: Sequence[str], *, shm: str = "64m") -> None:
+    def __init__(self, folder: Path, names: Sequence[str], *, shm: str = "64m", warm: bool = False) -> None:
         processes.remove_orphans()
         self.folder = folder
         self.hosts: list[Host] = []
@@ -232,9 +242,8 @@ class Testbed:
             self._switch.configure(["ip", "link", "add", "bridge", "type", "bridge"])
             self._switch.configure(["ip", "link", "set", "bridge", "addrgenmode", "none", "up"])
             for number, name in enumerate(names, start=1):
-                self.hosts.append(
-                    Host(name, f"{FIRST_ADDRESS}{number}", folder / name, self._switch, shm=shm)
-                )
+                address = f"{FIRST_ADDRESS}{number}"
+                self.hosts.append(Host(name, address, folder / name, self._switch, shm=shm, warm=warm))
             for host in self.hosts:
                 host.set_names({other.name: other.address for other in self.hosts})
         except BaseException:

@@ -55,7 +55,7 @@ GLOO_SOCKET_IFNAME=eth0
 
 def on_two_hosts(bed: Testbed, folder: Path, *, count: int, procs: int = 1) -> str:
     """Empty when every restart led to a meeting; else what was seen."""
-    words = _prepared(folder, count)
+    words = _prepared(folder, count, bed.hosts[0].python)
     jobs = []
     for rank, host in enumerate(bed.hosts):
         file = folder / f"{rank}.env"
@@ -65,9 +65,9 @@ def on_two_hosts(bed: Testbed, folder: Path, *, count: int, procs: int = 1) -> s
     return _verdict(folder, count, codes, "\n".join(job.text() for job in jobs))
 
 
-def on_this_machine(folder: Path, *, count: int, procs: int = 2) -> str:
+def on_this_machine(folder: Path, *, count: int, procs: int = 2, python: str = sys.executable) -> str:
     """The same with `--procs`: there the agent keeps the store."""
-    words = _prepared(folder, count)
+    words = _prepared(folder, count, python)
     done = subprocess.run(
         [*words[:-3], "--procs", str(procs), *words[-3:]],
         env={**os.environ, **_environment(), "GLOO_SOCKET_IFNAME": "lo"},
@@ -79,11 +79,11 @@ def on_this_machine(folder: Path, *, count: int, procs: int = 2) -> str:
     return _verdict(folder, count, [done.returncode], done.stderr)
 
 
-def _prepared(folder: Path, count: int) -> list[str]:
+def _prepared(folder: Path, count: int, python: str = sys.executable) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "met").touch()
     (folder / "job.py").write_text(JOB)
-    launch = [sys.executable, "-m", "drumline", "launch", "--max-restarts", str(count)]
+    launch = [python, "-m", "drumline", "launch", "--max-restarts", str(count)]
     return [*launch, str(folder / "job.py"), str(folder), str(count)]
 
 

@@ -54,6 +54,8 @@ class Space:
                 )
         (self.pid,) = processes.children(self._holder.pid)
         self._is_mine = processes.namespace(self.pid, "pid")
+        self.apart = {self.pid}
+        """Processes in here that belong to the testbed."""
 
     def inside(self, *kinds: str) -> list[str]:
         """The words to put before a command so that it runs in these namespaces; in all of them if none is named."""
@@ -75,9 +77,9 @@ class Space:
         return done.stdout
 
     def pids(self) -> list[int]:
-        """All processes in here but the holder, by the numbers that the whole machine knows them by."""
+        """All processes in here but the testbed's own, by the numbers that the whole machine knows them by."""
         inside = (pid for pid in processes.everyone() if processes.namespace(pid, "pid") == self._is_mine)
-        return [pid for pid in inside if pid != self.pid]
+        return [pid for pid in inside if pid not in self.apart]
 
     def is_open(self) -> bool:
         return self._holder.poll() is None

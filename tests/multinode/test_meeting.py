@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.multinode import firewall, restarts
 from tests.multinode.hosts import Host, Testbed
 from tests.multinode.job import Job
+from tests.warm import warm_python
 
 MakeTestbed = Callable[..., Testbed]
 # Says who it is, and goes on until it is told to end; it loads no torch.
@@ -63,14 +63,14 @@ class Jobs:
             f"MASTER_ADDR={first or self.first.address}\nMASTER_PORT=29500\nGLOO_SOCKET_IFNAME=eth0\n"
         )
         words = program or (str(self.folder / "stay.py"), str(self.finish))
-        launch = (sys.executable, "-m", "drumline", "launch", *self.flags, "--env-file", str(file))
+        launch = (host.python, "-m", "drumline", "launch", *self.flags, "--env-file", str(file))
         return host.start(*launch, *words, cwd=self.folder, env={"PYTHONPATH": str(Path.cwd())})
 
 
 def test_a_job_goes_on_with_fewer_nodes_and_names_who_is_missing(
     make_testbed: MakeTestbed, tmp_path: Path
 ) -> None:
-    a, b, c = make_testbed("a", "b", "c").hosts
+    a, b, c = make_testbed("a", "b", "c", warm=True).hosts
     jobs = Jobs(tmp_path, a, nodes="2:3", flags=("--last-call", "2", "--lost-after", "3"))
     on_a, on_b = jobs.start(a, 0), jobs.start(b, 1)
     for job, rank in ((on_a, 0), (on_b, 1)):
@@ -105,7 +105,7 @@ def test_a_job_goes_on_with_fewer_nodes_and_names_who_is_missing(
 
 
 def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed, tmp_path: Path) -> None:
-    a, b = make_testbed("a", "b").hosts
+    a, b = make_testbed("a", "b", warm=True).hosts
     firewall.drop_port(a, 29500)
     jobs = Jobs(tmp_path, a, nodes="2", flags=("--join-timeout", "9"))
     on_a, on_b = jobs.start(a, 0), jobs.start(b, 1)
@@ -130,14 +130,15 @@ def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed
 
 
 def test_no_restart_is_lost(make_testbed: MakeTestbed, tmp_path: Path) -> None:
-    assert restarts.on_two_hosts(make_testbed("a", "b"), tmp_path / "hosts", count=3) == ""
-    assert restarts.on_this_machine(tmp_path / "here", count=1) == ""
+    assert restarts.on_two_hosts(make_testbed("a", "b", warm=True), tmp_path / "hosts", count=3) == ""
+    with warm_python(tmp_path / "warm") as python:
+        assert restarts.on_this_machine(tmp_path / "here", count=1, python=python) == ""
 
 
 def test_a_task_that_loses_a_node_and_gets_it_back_ends_with_the_same_weights(
     make_testbed: MakeTestbed, tmp_path: Path
 ) -> None:
-    a, b = make_testbed("a", "b").hosts
+    a, b = make_testbed("a", "b", warm=True).hosts
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / "go").touch()
@@ -147,7 +148,7 @@ def test_a_task_that_loses_a_node_and_gets_it_back_ends_with_the_same_weights(
     jobs = Jobs(tmp_path, a, nodes="1:2", flags=("--last-call", "4", "--lost-after", "3"))
     on_a, on_b = jobs.start(a, 0, *task), jobs.start(b, 1, *task)
     undisturbed = a.start(
-        *(sys.executable, "-m", "drumline", "train", "mine.py:Gated", "--run", "run"),
+        *(a.python, "-m", "drumline", "train", "mine.py:Gated", "--run", "run"),
         cwd=alone,
         env={"PYTHONPATH": str(Path.cwd())},
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from tests.schedules import digest
 pytestmark = pytest.mark.skipif(needs.missing_slurm() is not None, reason=str(needs.missing_slurm()))
 MakeTestbed = Callable[..., Testbed]
 ROOT = Path(__file__).parents[2]
-DRUMLINE = (sys.executable, "-m", "drumline")
 # As long as a file is there it takes its time, so that it is not done before it is pushed aside.
 TASK = """
 import os, time
@@ -55,9 +53,7 @@ sys.exit(9)
 
 def submit(host: Host, slurm: Slurm, cwd: Path, *arguments: str) -> str:
     done = host.run(
-        *DRUMLINE,
-        "launch",
-        "--slurm",
+        *(host.python, "-m", "drumline", "launch", "--slurm"),
         *arguments,
         env={
             **slurm.environment,
@@ -72,10 +68,13 @@ def submit(host: Host, slurm: Slurm, cwd: Path, *arguments: str) -> str:
 
 
 def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTestbed, tmp_path: Path) -> None:
-    bed = make_testbed("a", "b")
+    bed = make_testbed("a", "b", warm=True)
     slurm, a = Slurm(bed), bed["a"]
     run, log = tmp_path / "run", tmp_path / "digits-1.log"
-    (tmp_path / "task.py").write_text(TASK)
+    calm = tmp_path / "calm"
+    calm.mkdir()
+    for folder in (tmp_path, calm):
+        (folder / "task.py").write_text(TASK)
     (tmp_path / "slow").touch()
     words = [*TRAIN, "--checkpoint.writers", "nodes", "--run", "run", "--fresh"]
     said = submit(a, slurm, tmp_path, "--nodes", "2", "--procs", "1", *words)
@@ -88,6 +87,7 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTes
     processes.wait_until(lambda: "train" in kinds(run), "steps", timeout_s=120)
     push_aside = ["sbatch", "--parsable", "-p", "urgent", "-N2", "-o", "/dev/null", "--wrap", "true"]
     urgent = a.run(*push_aside, env=slurm.environment)
+    assert run_ranks(2, train_whole, calm) == [0, 0]  # while the queue waits
     slurm.wait_for(urgent.stdout.strip(), "COMPLETED")
     (tmp_path / "slow").unlink()
     facts = slurm.wait_for("1", "COMPLETED", timeout_s=120)
@@ -104,8 +104,7 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTes
     files = look.verify(run / "checkpoints" / "step-00000250").files
     assert {f"model-part-0000{rank}.safetensors" for rank in (0, 1)} <= set(files)  # a share from each host
 
-    assert run_ranks(2, train_whole, tmp_path) == [0, 0]
-    assert digest(run, with_rng=True) == digest(tmp_path / "whole", with_rng=True)
+    assert digest(run, with_rng=True) == digest(calm / "whole", with_rng=True)
 
 
 def train_whole(folder: Path) -> int:
@@ -127,7 +126,7 @@ def kinds(run: Path) -> list[str]:
 def test_a_script_is_requeued_while_it_is_told_to_leave_and_not_when_it_fails_or_is_cancelled(
     make_testbed: MakeTestbed, tmp_path: Path
 ) -> None:
-    bed = make_testbed("a", "b")
+    bed = make_testbed("a", "b", warm=True)
     slurm, a = Slurm(bed), bed["a"]
     (tmp_path / "script.py").write_text(SCRIPT)
     odd = 'it\'s "$HOME" `id`; #'
@@ -161,9 +160,7 @@ def test_a_script_is_requeued_while_it_is_told_to_leave_and_not_when_it_fails_or
     assert slurm.wait_for("2", "CANCELLED")["Restarts"] == "0"
 
     refused = a.run(
-        *DRUMLINE,
-        "launch",
-        "--slurm",
+        *(a.python, "-m", "drumline", "launch", "--slurm"),
         "--partition",
         "none",
         "script.py",

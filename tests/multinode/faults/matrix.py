@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,7 +68,7 @@ class Result:
 class Matrix:
     """The hosts, a small disk, and the runs that nobody disturbed."""
 
-    def __init__(self, folder: Path, *, hang_s: float = HANG_S) -> None:
+    def __init__(self, folder: Path, *, hang_s: float = HANG_S, warm: bool = False) -> None:
         self.folder, self._hang_s = folder, hang_s
         self._disk = folder / "small-disk"
         self._disk.mkdir(parents=True)
@@ -78,7 +77,7 @@ class Matrix:
         limit = f"size={DISK_BYTES}"
         subprocess.run(["mount", "-t", "tmpfs", "-o", limit, f"{DISK}{os.getpid()}", self._disk], check=True)
         try:
-            self.bed = Testbed(folder / "bed", HOSTS)
+            self.bed = Testbed(folder / "bed", HOSTS, warm=warm)
         except BaseException:
             self._unmount()
             raise
@@ -124,8 +123,9 @@ class Matrix:
         master = f"{self.bed.hosts[0].address}:{29000 + self.count}"
         launch = ("launch", "--nodes", str(len(HOSTS)), "--node-rank", str(node), "--master", master)
         limits = ("--procs", str(RANKS_PER_HOST), "--max-restarts", "3")
-        return self.bed.hosts[node].start(
-            *(sys.executable, "-m", "drumline", *launch, *limits),
+        host = self.bed.hosts[node]
+        return host.start(
+            *(host.python, "-m", "drumline", *launch, *limits),
             *self._program(case.fault, folder),
             cwd=folder,
             env=self.environment(folder),
