@@ -178,6 +178,17 @@ def train_on(world_size: int, config: Config, task: type[Task], run: Path) -> Pr
     return results[0]
 
 
+def train_each_here(jobs: list[tuple[Config, type[Task], Path]]) -> None:
+    """Train one job after the other in this process: a rank takes longer to start than to train."""
+    for config, task, run in jobs:
+        train_here(config, task, run)
+
+
+def train_each_on(world_size: int, *jobs: tuple[Config, type[Task], Path]) -> None:
+    """Train several jobs in the same processes, one for each rank."""
+    run_ranks(world_size, train_each_here, list(jobs))
+
+
 def newest(run: Path) -> store.Snapshot:
     """What the newest checkpoint of a run holds."""
     path = look.newest_valid(run / "checkpoints").path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tests.jobs import (
     WeighTokens,
     make_config,
     newest,
+    train_each_on,
     train_here,
     train_on,
 )
@@ -124,42 +126,40 @@ class Synchronised(Classify):
 ADAM = OptimConfig(name="adamw", lr=0.01, weight_decay=0.1, schedule="cosine", warmup_steps=2, clip_norm=0.7)
 
 
-@pytest.mark.parametrize(
-    ("task", "settings"),
-    [
-        (Everything, {"batch_size": 32, "samples": 70, "accumulate": 2, "dropout": 0.3, "augment": True}),
-        (Everything, {"batch_size": 24, "samples": 70, "shards": 6, "micro_batch_size": 3, "dropout": 0.3}),
-        (WeighTokens, {"accumulate": 2}),
-        (TwoTypes, {"batch_size": 10, "shards": 5}),
-        (Reassigning, {"accumulate": 2}),
-        (Everything, {"samples": 3, "batch_size": 8, "workers": 1, "epochs": 3}),
-        (ClassifyStream, {"steps": 12, "accumulate": 2, "dropout": 0.3, "augment": True}),
-        (Specialised, {"dist": DistConfig(find_unused_parameters=True), "epochs": 1}),
-    ],
-)
-def test_any_number_of_ranks_trains_the_same_bits(
-    tmp_path: Path, task: type[Task], settings: dict[str, Any]
-) -> None:
-    config = elastic(optim=ADAM, **settings)
-    digests = {}
-    for world_size in (
-        (1, 2, 3, 4) if "augment" in settings else (1, 3, 4)
-    ):  # two: only where there is most to it
-        train_on(world_size, config, task, tmp_path / str(world_size))
-        digests[world_size] = digest(tmp_path / str(world_size))
-    assert len(set(digests.values())) == 1, digests
+JOBS: list[tuple[type[Task], dict[str, Any]]] = [
+    (Everything, {"batch_size": 32, "samples": 70, "accumulate": 2, "dropout": 0.3, "augment": True}),
+    (Everything, {"batch_size": 24, "samples": 70, "shards": 6, "micro_batch_size": 3, "dropout": 0.3}),
+    (WeighTokens, {"accumulate": 2}),
+    (TwoTypes, {"batch_size": 10, "shards": 5}),
+    (Reassigning, {"accumulate": 2}),
+    (Everything, {"samples": 3, "batch_size": 8, "workers": 1, "epochs": 3}),
+    (ClassifyStream, {"steps": 12, "accumulate": 2, "dropout": 0.3, "augment": True}),
+    (Specialised, {"dist": DistConfig(find_unused_parameters=True), "epochs": 1}),
+]
 
 
-@pytest.mark.parametrize("task", [Classify, WeighTokens, Strided])
+def test_any_number_of_ranks_trains_the_same_bits(tmp_path: Path) -> None:
+    for world_size in (1, 2, 3, 4):
+        jobs = [
+            (elastic(optim=ADAM, **settings), task, tmp_path / f"{number} {task.__name__}" / f"{world_size}")
+            for number, (task, settings) in enumerate(JOBS)
+            if world_size != 2 or "augment" in settings  # two: only where there is most to it
+        ]
+        train_each_on(world_size, *jobs)
+    for folder in tmp_path.iterdir():
+        digests = {run.name: digest(run) for run in folder.iterdir()}
+        assert {"1", "3", "4"} <= digests.keys()
+        assert len(set(digests.values())) == 1, (folder.name, digests)
+
+
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_it_trains_like_one_process_on_the_full_batch(
-    tmp_path: Path, task: type[Task], world_size: int
-) -> None:
-    config = elastic(accumulate=2, optim=OPTIM)
-    train_on(world_size, config, task, tmp_path)
-    expected = full_batch_weights(config, task)
-    for name, tensor in newest(tmp_path).tensors["model"].items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-12)
+def test_it_trains_like_one_process_on_the_full_batch(tmp_path: Path, world_size: int) -> None:
+    config, tasks = elastic(accumulate=2, optim=OPTIM), (Classify, WeighTokens, Strided)
+    train_each_on(world_size, *((config, task, tmp_path / task.__name__) for task in tasks))
+    for task in tasks:
+        expected = full_batch_weights(config, task)
+        for name, tensor in newest(tmp_path / task.__name__).tensors["model"].items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-12)
 
 
 def test_dropout_differs_between_shards_and_steps(tmp_path: Path) -> None:
@@ -216,11 +216,11 @@ def test_a_parameter_without_a_gradient_is_named(tmp_path: Path) -> None:
 
 
 def test_the_default_mode_on_many_worlds_is_the_same_run_up_to_rounding(tmp_path: Path) -> None:
-    """4 -> 2 -> 3 -> 1 -> 4: the same samples, and losses that agree to many digits with those of one process."""
-    legs = ((4, 1), (2, 2), (3, 3), (1, 4), (4, 5))
+    """4 -> 2 -> 3 -> 1: the same samples, and losses that agree to many digits with those of one process."""
+    legs = ((4, 1), (2, 2), (3, 3), (1, 4))
     for world_size, epochs in legs:
         train_on(world_size, make_config(epochs=epochs, optim=OPTIM), Classify, tmp_path / "legs")
-    train_on(1, make_config(epochs=5, optim=OPTIM), Classify, tmp_path / "whole")
+    train_on(1, make_config(epochs=4, optim=OPTIM), Classify, tmp_path / "whole")
     for name, tensor in newest(tmp_path / "whole").tensors["model"].items():
         other = newest(tmp_path / "legs").tensors["model"][name]
         torch.testing.assert_close(other, tensor, rtol=1e-9, atol=1e-12)
@@ -247,9 +247,10 @@ def test_a_batch_per_rank_keeps_its_bits_on_another_world(tmp_path: Path) -> Non
     def config(epochs: int) -> Config:
         return elastic(batch_size_per_rank=8, accumulate=2, samples=70, epochs=epochs, shards=8, optim=OPTIM)
 
-    for world_size, run in ((4, tmp_path / "same"), (2, tmp_path / "other")):
-        train_on(4, config(1), Everything, run)
-        train_on(world_size, config(2), Everything, run)
+    train_on(4, config(1), Everything, tmp_path / "same")
+    shutil.copytree(tmp_path / "same", tmp_path / "other")
+    train_on(4, config(2), Everything, tmp_path / "same")
+    train_on(2, config(2), Everything, tmp_path / "other")
     assert digest(tmp_path / "same") == digest(tmp_path / "other")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from drumline.engine.train import train
 from drumline.manager import DDPManager
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Task
-from tests.jobs import Classify, Normalised, WeighTokens, make_config, newest, train_here, train_on
+from tests.jobs import Classify, Normalised, WeighTokens, make_config, newest, train_each_on, train_here
 from tests.ranks import run_ranks
 
 OPTIM = OptimConfig(
@@ -57,30 +58,29 @@ def full_batch_weights(config: Config, task_class: type[Task]) -> dict[str, Tens
 ACCUMULATE = (1, 2, 4)
 
 
-def train_with_each_accumulation(task: type[Task], root: Path) -> None:
-    """One run after the other in the same processes, which take longer to start than to train."""
+def train_with_each_accumulation(tasks: tuple[type[Task], ...], root: Path) -> None:
+    """One run after the other in the same group."""
     with DDPManager(start_timeout_s=60, train_timeout_s=30) as ddp:
-        for accumulate in ACCUMULATE:
+        for task, accumulate in product(tasks, ACCUMULATE):
             config = make_config(accumulate=accumulate, optim=OPTIM)
             seed_shared(config.train.seed)
-            run = root / str(accumulate)
+            run = root / task.__name__ / str(accumulate)
             train(Request(f"accumulate {accumulate}", config, run, False, ()), task, ddp, Progress())
 
 
-@pytest.mark.parametrize("task", [Classify, WeighTokens])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_any_world_trains_like_one_process_on_the_full_batch(
-    tmp_path: Path, task: type[Task], world_size: int
-) -> None:
+def test_any_world_trains_like_one_process_on_the_full_batch(tmp_path: Path, world_size: int) -> None:
     # 37 and 23 samples in batches of 8: the last one of an epoch is uneven, and too small
     # for 4 ranks of 4 micro-batches.
-    run_ranks(world_size, train_with_each_accumulation, task, tmp_path)
-    expected = full_batch_weights(make_config(optim=OPTIM), task)
-    for accumulate in ACCUMULATE:
-        found = newest(tmp_path / str(accumulate)).tensors["model"]
-        assert found.keys() == expected.keys()
-        for name, tensor in found.items():
-            torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-12)
+    tasks = (Classify, WeighTokens)
+    run_ranks(world_size, train_with_each_accumulation, tasks, tmp_path)
+    for task in tasks:
+        expected = full_batch_weights(make_config(optim=OPTIM), task)
+        for accumulate in ACCUMULATE:
+            found = newest(tmp_path / task.__name__ / str(accumulate)).tensors["model"]
+            assert found.keys() == expected.keys()
+            for name, tensor in found.items():
+                torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-12)
 
 
 def hand_written_ddp(config: Config, epochs: int, batch_size: int) -> dict[str, np.ndarray]:
@@ -103,36 +103,41 @@ def hand_written_ddp(config: Config, epochs: int, batch_size: int) -> dict[str, 
         return {name: tensor.numpy(force=True) for name, tensor in model.module.state_dict().items()}
 
 
+def engine_and_by_hand(config: Config, run: Path) -> dict[str, np.ndarray]:
+    train_here(config, Normalised, run)
+    return hand_written_ddp(config, 2, 8)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_the_engine_trains_like_a_hand_written_ddp_loop(tmp_path: Path, world_size: int) -> None:
     """With BatchNorm, on batches that divide evenly: the one case in which the usual loop is right."""
     optim = OptimConfig(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.0, schedule="constant")
     config = make_config(samples=32, optim=optim)
-    train_on(world_size, config, Normalised, tmp_path)
-    expected = run_ranks(world_size, hand_written_ddp, config, 2, 8)[0]
+    expected = run_ranks(world_size, engine_and_by_hand, config, tmp_path)[0]
     for name, tensor in newest(tmp_path).tensors["model"].items():
         torch.testing.assert_close(tensor, torch.as_tensor(expected[name]), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("task", [Classify, WeighTokens, Normalised])
-def test_evaluation_gives_the_same_number_on_any_world(tmp_path: Path, task: type[Task]) -> None:
-    config = make_config(epochs=1)
-    train_on(2, config, task, tmp_path / "start")
+def test_evaluation_gives_the_same_number_on_any_world(tmp_path: Path) -> None:
+    config, tasks = make_config(epochs=1), (Classify, WeighTokens, Normalised)
+    train_each_on(2, *((config, task, tmp_path / "start" / task.__name__) for task in tasks))
     results = set()
     for world_size in (1, 2, 3, 4):
-        run = tmp_path / str(world_size)
-        run.mkdir()
-        (run / "checkpoints").symlink_to(tmp_path / "start" / "checkpoints")
-        metrics = run_ranks(world_size, evaluate_again, config, task, run)
-        results.update(metrics)
+        for task in tasks:
+            run = tmp_path / str(world_size) / task.__name__
+            run.mkdir(parents=True)
+            (run / "checkpoints").symlink_to(tmp_path / "start" / task.__name__ / "checkpoints")
+        results.update(run_ranks(world_size, evaluate_again, config, tasks, tmp_path / str(world_size)))
     assert len(results) == 1, results
 
 
-def evaluate_again(config: Config, task: type[Task], run: Path) -> str:
+def evaluate_again(config: Config, tasks: tuple[type[Task], ...], runs: Path) -> str:
     """A finished run only evaluates; what it found is in its last event."""
-    train_here(config, task, run)
-    rank = int(os.environ["RANK"])
-    end = [
-        event for event in read_events(run / "events" / f"rank-{rank:05d}.jsonl") if event["kind"] == "end"
-    ][-1]
-    return repr(sorted(end["metrics"].items()))
+    found = []
+    for task in tasks:
+        run = runs / task.__name__
+        train_here(config, task, run)
+        events = read_events(run / "events" / f"rank-{int(os.environ['RANK']):05d}.jsonl")
+        end = [event for event in events if event["kind"] == "end"][-1]
+        found.append(sorted(end["metrics"].items()))
+    return repr(found)

@@ -32,7 +32,7 @@ from tests.jobs import Everything, make_config, train_on
 from tests.ranks import RanksFailed, run_ranks
 from tests.schedules import digest
 
-STEPS = 200
+STEPS = 110
 ADAM = OptimConfig(name="adamw", lr=0.01, schedule="cosine", warmup_steps=3, clip_norm=1.0)
 
 

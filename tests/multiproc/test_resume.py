@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,6 +26,7 @@ from tests.jobs import (
     assert_same_bits,
     make_config,
     newest,
+    train_each_on,
     train_here,
     train_on,
 )
@@ -64,10 +66,8 @@ def interrupted_at(step: int, world_size: int, config: Config, task: type[Task],
 @pytest.mark.parametrize(
     ("world_size", "step", "task", "workers"),
     [
-        (1, 3, Classify, 0),
+        (1, 7, Classify, 0),
         (2, 3, Classify, 2),
-        (2, 5, Normalised, 0),
-        (3, 7, Classify, 0),
         (4, 4, Normalised, 0),
     ],
 )
@@ -88,18 +88,22 @@ def test_a_static_graph_resumes_bit_for_bit(tmp_path: Path) -> None:
     """There DDP settles its buckets in the second backward pass only."""
     config = replace(hard_config(), dist=DistConfig(static_graph=True, bucket_cap_mb=0.0002))
     train_on(3, config, Classify, tmp_path / "whole")
-    interrupted_at(4, 3, config, Classify, tmp_path / "killed")
+    interrupted_at(7, 3, config, Classify, tmp_path / "killed")
     train_on(3, config, Classify, tmp_path / "killed")
     assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize("optim", [ADAM, OptimConfig(lr=0.1, momentum=0.9)])
-def test_parameters_in_any_order_of_memory_resume_bit_for_bit(tmp_path: Path, optim: OptimConfig) -> None:
-    config = replace(hard_config(), optim=optim)
-    train_on(2, config, Strided, tmp_path / "whole")
-    interrupted_at(4, 2, config, Strided, tmp_path / "killed")
-    train_on(2, config, Strided, tmp_path / "killed")
-    assert_same_bits(newest(tmp_path / "killed"), newest(tmp_path / "whole"))
+def test_parameters_in_any_order_of_memory_resume_bit_for_bit(tmp_path: Path) -> None:
+    configs = [replace(hard_config(), optim=optim) for optim in (ADAM, OptimConfig(lr=0.1, momentum=0.9))]
+    for config in configs:
+        interrupted_at(4, 2, config, Strided, tmp_path / f"killed {config.optim.name}")
+    runs = [
+        (config, Strided, f"{run} {config.optim.name}") for config in configs for run in ("whole", "killed")
+    ]
+    train_each_on(2, *((config, task, tmp_path / run) for config, task, run in runs))
+    for config in configs:
+        killed, whole = (newest(tmp_path / f"{run} {config.optim.name}") for run in ("killed", "whole"))
+        assert_same_bits(killed, whole)
 
 
 def test_a_metric_that_was_not_there_before_is_no_hindrance(tmp_path: Path) -> None:
@@ -139,26 +143,27 @@ def test_another_world_size_continues_the_run(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "delete"])
-def test_a_torn_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, damage: str) -> None:
-    config = hard_config()
-    train_on(2, config, Classify, tmp_path / "whole")
-    interrupted_at(4, 2, config, Classify, tmp_path / "torn")
-    file = tmp_path / "torn" / "checkpoints" / "step-00000004" / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    if damage == "delete":
-        file.unlink()
-    elif damage == "truncate":
-        file.write_bytes(content[:-7])
-    else:
-        content[-3] ^= 1
-        file.write_bytes(content)
-    train_on(2, config, Classify, tmp_path / "torn")
-    assert_same_bits(newest(tmp_path / "torn"), newest(tmp_path / "whole"))
-    events = list(read_events(tmp_path / "torn" / "events" / "rank-00000.jsonl"))
-    (warning,) = [event["message"] for event in events if event["kind"] == "warning"]
-    assert "step-00000004 was skipped: model.safetensors" in warning
-    assert [event["step"] for event in events if event["kind"] == "resume"] == [3]
+def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
+    config, damages = hard_config(), ("truncate", "flip", "delete")
+    interrupted_at(4, 2, config, Classify, tmp_path / "killed")
+    for damage in damages:
+        shutil.copytree(tmp_path / "killed", tmp_path / damage)
+        file = tmp_path / damage / "checkpoints" / "step-00000004" / "model.safetensors"
+        content = bytearray(file.read_bytes())
+        if damage == "delete":
+            file.unlink()
+        elif damage == "truncate":
+            file.write_bytes(content[:-7])
+        else:
+            content[-3] ^= 1
+            file.write_bytes(content)
+    train_each_on(2, *((config, Classify, tmp_path / run) for run in ("whole", *damages)))
+    for damage in damages:
+        assert_same_bits(newest(tmp_path / damage), newest(tmp_path / "whole"))
+        events = list(read_events(tmp_path / damage / "events" / "rank-00000.jsonl"))
+        (warning,) = [event["message"] for event in events if event["kind"] == "warning"]
+        assert "step-00000004 was skipped: model.safetensors" in warning
+        assert [event["step"] for event in events if event["kind"] == "resume"] == [3]
 
 
 def test_a_run_of_which_no_checkpoint_is_whole_does_not_start_over(tmp_path: Path) -> None:

@@ -61,7 +61,6 @@ def test_a_plain_stream_trains_the_same_on_any_world_and_resumes_on_another(tmp_
 @pytest.mark.parametrize(
     ("task", "world_size", "step", "workers"),
     [
-        (ClassifyStream, 3, 7, 0),
         (ClassifyStream, 2, 5, 1),
         (ClassifyOwn, 2, 7, 1),
         (ClassifyOwn, 3, 5, 0),
@@ -79,17 +78,17 @@ def test_killed_and_resumed_is_bit_identical(
     assert ("data" in newest(tmp_path / "whole").documents) == (task is ClassifyOwn)
 
 
-@pytest.mark.parametrize("now", [1, 3])
-def test_a_resumable_stream_is_refused_on_another_world(tmp_path: Path, now: int) -> None:
+def test_a_resumable_stream_is_refused_on_another_world(tmp_path: Path) -> None:
     interrupted_at(4, 2, hard_config(), ClassifyOwn, tmp_path)
     before = newest(tmp_path)
-    with pytest.raises(RanksFailed) as caught:
-        train_on(now, hard_config(), ClassifyOwn, tmp_path)
-    assert len(caught.value.errors) == now  # every rank says so, none waits
-    for text in caught.value.errors.values():
-        assert f"the state of the stream OwnPlace was saved on 2 ranks, now there are {now}" in text
-        assert "next: resume on 2 ranks, or begin a new run with a map-style dataset" in text
-    assert_same_bits(newest(tmp_path), before)
+    for now in (1, 3):
+        with pytest.raises(RanksFailed) as caught:
+            train_on(now, hard_config(), ClassifyOwn, tmp_path)
+        assert len(caught.value.errors) == now  # every rank reports it, none waits
+        for text in caught.value.errors.values():
+            assert f"the state of the stream OwnPlace was saved on 2 ranks, now there are {now}" in text
+            assert "next: resume on 2 ranks, or begin a new run with a map-style dataset" in text
+        assert_same_bits(newest(tmp_path), before)
 
 
 def test_each_rank_has_its_own_state_in_the_checkpoint(tmp_path: Path) -> None:
