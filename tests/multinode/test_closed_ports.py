@@ -1,4 +1,4 @@
-"""Hosts that ssh reaches, with a closed way between them: the job ends by itself, with the edge and the rule to add."""
+"""A connection between hosts that is closed from the start, or lost later, ends the job on all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.multinode.test_ssh_launch import Desk
 DROPPED = r"\(no answer: packets are dropped, as a security group or firewall does it\)"
 
 
-def test_a_closed_way_ends_the_job_with_the_edge_and_the_rule(
+def test_a_closed_port_and_a_lost_host_end_the_job(
     make_testbed: Callable[..., Testbed], tmp_path: Path
 ) -> None:
     bed = make_testbed("a", "b")
@@ -24,6 +24,10 @@ def test_a_closed_way_ends_the_job_with_the_edge_and_the_rule(
     # The one cannot reach the rendezvous port, the other nothing else; ranks of a script could not tell why they wait.
     rendezvous = desk.launch(*hosts, "stay.py")
     data = desk.launch(*hosts, "--port", "29501", "--watch", "stay.py")
+    # All of them wait for 20 s: on other hosts the next one does so meanwhile.
+    (tmp_path / "other").mkdir()
+    with Testbed(tmp_path / "other-testbed", ["a", "b", "c"]) as other:
+        _lose_hosts(Desk(other, tmp_path / "other"))
     assert [rendezvous.wait(120), data.wait(120)] == [3, 3], rendezvous.text() + data.text()
     assert re.search(
         rf"drumline: the job failed on b \(exit code 3\):\n"
@@ -41,3 +45,17 @@ def test_a_closed_way_ends_the_job_with_the_edge_and_the_rule(
     ), data.text()
     for job in (rendezvous, data):
         assert job.text().count(" error: ") == 1, job.text()
+
+
+def _lose_hosts(desk: Desk) -> None:
+    # The agent on b would notice first that the store is unreachable; here the supervisor is looked at.
+    job, marker = desk.sleepers("--grace", "2", "--lost-after", "60")
+    b, c = desk.bed["b"], desk.bed["c"]
+    b.cut()
+    c.power_off()
+    desk.wait_for_none(marker, desk.bed["a"], b)
+    assert job.wait() == 1
+    assert "drumline: error: the connection to b was lost: " in job.text()
+    assert "drumline: error: the connection to c was lost: " in job.text()
+    (logs,) = (desk.folder / "runs" / "launch").iterdir()
+    assert "drumline: nothing was heard of the launcher for 20 s\n" in (logs / "node-1.log").read_text()

@@ -169,21 +169,6 @@ def test_no_rank_outlives_the_controller_and_the_supervisor(make_desk: MakeDesk)
         assert f"rank {rank} saves" in (logs / f"rank-0000{rank}.out").read_text()
 
 
-def test_a_lost_host_ends_the_job_on_all(make_desk: MakeDesk) -> None:
-    desk = make_desk("a", "b", "c")
-    # The agent on b would notice first that the store is unreachable; here the supervisor is looked at.
-    job, marker = desk.sleepers("--grace", "2", "--lost-after", "60")
-    b, c = desk.bed["b"], desk.bed["c"]
-    b.cut()
-    c.power_off()
-    desk.wait_for_none(marker, desk.bed["a"], b)
-    assert job.wait() == 1
-    assert "drumline: error: the connection to b was lost: " in job.text()
-    assert "drumline: error: the connection to c was lost: " in job.text()
-    (logs,) = (desk.folder / "runs" / "launch").iterdir()
-    assert "drumline: nothing was heard of the launcher for 20 s\n" in (logs / "node-1.log").read_text()
-
-
 def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDesk, tmp_path: Path) -> None:
     desk = make_desk("a", "b")
     (desk.folder / "sleep.py").write_text(SLEEP)
