@@ -105,28 +105,28 @@ def test_a_job_goes_on_with_fewer_nodes_and_names_who_is_missing(
 
 
 def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed, tmp_path: Path) -> None:
-    a, b = make_testbed("a", "b", warm=True).hosts
+    a, b, c, d = make_testbed("a", "b", "c", "d", warm=True).hosts
     firewall.drop_port(a, 29500)
     jobs = Jobs(tmp_path, a, nodes="2", flags=("--join-timeout", "9"))
     on_a, on_b = jobs.start(a, 0), jobs.start(b, 1)
+
+    # One that came and is killed, while the others wait: a job that may not start again does not wait for it.
+    jobs = Jobs(tmp_path, c, nodes="2", flags=("--lost-after", "3"))
+    on_c, on_d = jobs.start(c, 0), jobs.start(d, 1)
+    for job in (on_c, on_d):
+        job.wait_for("here: rank")
+    on_d.send(signal.SIGKILL)
+    assert on_c.wait() == 1
+    assert (
+        "drumline: error: node 1 (d) is gone, and no restart is left\n  next: see what ended it"
+        in on_c.text()
+    )
+
     assert [on_a.wait(), on_b.wait()] == [3, 3]
     assert "drumline: waiting at 10.77.0.1:29500 for node 1, " in on_a.text()
     assert "node 0 waited 9 s at 10.77.0.1:29500: node 1 did not come" in on_a.text()
     assert "drumline: waiting for the first node at 10.77.0.1:29500, " in on_b.text()
     assert "within 9 s: no answer (a firewall drops it, or the machine is off)" in on_b.text()
-
-    # One that came and is killed: a job that may not start again does not wait for it.
-    firewall.lift(a)
-    jobs = Jobs(tmp_path, a, nodes="2", flags=("--lost-after", "3"))
-    on_a, on_b = jobs.start(a, 0), jobs.start(b, 1)
-    for job in (on_a, on_b):
-        job.wait_for("here: rank")
-    on_b.send(signal.SIGKILL)
-    assert on_a.wait() == 1
-    assert (
-        "drumline: error: node 1 (b) is gone, and no restart is left\n  next: see what ended it"
-        in on_a.text()
-    )
 
 
 def test_no_restart_is_lost(make_testbed: MakeTestbed, tmp_path: Path) -> None:
@@ -145,8 +145,9 @@ def test_a_task_that_loses_a_node_and_gets_it_back_ends_with_the_same_weights(
     for folder in (tmp_path, alone):
         (folder / "mine.py").write_text(GATED)
     task = ("mine.py:Gated", "--run", "run", "--fresh", "--dist.start_timeout_s", "60")
-    jobs = Jobs(tmp_path, a, nodes="1:2", flags=("--last-call", "4", "--lost-after", "3"))
-    on_a, on_b = jobs.start(a, 0, *task), jobs.start(b, 1, *task)
+    jobs = Jobs(tmp_path, a, nodes="1:2", flags=("--last-call", "2", "--lost-after", "3"))
+    on_b = jobs.start(b, 1, *task)  # first: a waits only for the last call
+    on_a = jobs.start(a, 0, *task)
     undisturbed = a.start(
         *(a.python, "-m", "drumline", "train", "mine.py:Gated", "--run", "run"),
         cwd=alone,
