@@ -1,4 +1,5 @@
-"""Guards around every test: no process, no thread and no environment variable is left behind."""
+"""Guards around every test: no process, no thread and no environment variable is left behind. And commands that start
+with torch loaded, for tests that ask for it."""
 
 from __future__ import annotations
 
@@ -6,12 +7,15 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Set
 from pathlib import Path
 
 import pytest
+
+from tests.warm import warm_python
 
 # pytest sets the first; torch or its libraries set the others when they are first loaded.
 OWN_VARIABLES = {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"}
@@ -76,6 +80,14 @@ ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 def _gone(what: str, leftover: set[object]) -> None:
     assert not leftover, f"the test left {what} behind: {leftover}"
+
+
+@pytest.fixture
+def warm(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """From here on, what the test starts with sys.executable has torch loaded."""
+    with warm_python(tmp_path_factory.mktemp("warm") / "bin") as program:
+        monkeypatch.setattr(sys, "executable", program)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -69,6 +69,7 @@ def test_a_table_is_made(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     ElementTree.parse(asked.out / f"{table.name}.svg")
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_table_with_loading_processes_is_made_by_its_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "images", "--tiny", "--device", "cpu", "--limit", "120"]
     done = subprocess.run(

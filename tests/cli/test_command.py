@@ -198,14 +198,12 @@ def test_train_on_two_ranks_then_again_then_by_torchrun(
     assert ours == theirs
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("launcher", ["procs", "torchrun"])
-def test_the_rank_that_raises_is_shown_first_and_once(
-    tmp_path: Path, launcher: str, request: pytest.FixtureRequest
-) -> None:
+def test_the_rank_that_raises_is_shown_first_and_once(tmp_path: Path, launcher: str) -> None:
     (tmp_path / "broken.py").write_text(BROKEN_TASK.replace("{what}", "raise ValueError('boom at four')"))
     started = time.monotonic()
     if launcher == "procs":
-        request.getfixturevalue("warm")
         result = drumline("train", "broken.py:Broken", "--procs", "2", cwd=tmp_path)
     else:
         result = subprocess.run(

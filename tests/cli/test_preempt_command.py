@@ -13,11 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from drumline.metrics.events import read_events
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ["digits", "--model.widths", "8", "--train.epochs", "2000", "--run", "run", "--log.every_steps", "1"]
+pytestmark = pytest.mark.usefixtures("warm")
 SCRIPT = """
 import os, signal, sys, time
 def leave(number, frame):

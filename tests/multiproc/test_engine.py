@@ -30,6 +30,7 @@ from tests.jobs import (
     assert_same_bits,
     make_config,
     newest,
+    train_each_on,
     train_here,
     train_on,
 )
@@ -92,20 +93,21 @@ def precise(precision: str, **settings: Any) -> Config:
     return make_config(samples=64, optim=optim, precision=precision, checkpoint=checkpoint, **settings)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_every_precision_resumes_bit_for_bit_with_its_scale(tmp_path: Path, precision: str) -> None:
-    config = precise(precision)
-    train_on(2, config, SinglePrecision, tmp_path / "whole")
+def test_every_precision_resumes_bit_for_bit_with_its_scale(tmp_path: Path) -> None:
+    precisions = ("fp32", "bf16", "fp16")
+    train_each_on(2, *((precise(each), SinglePrecision, tmp_path / "whole" / each) for each in precisions))
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
-    for later in (12, 15, 16):
-        store.remove(tmp_path / "again" / "checkpoints" / look.folder_name(later))
-    train_on(2, config, SinglePrecision, tmp_path / "again")
-    assert events(tmp_path / "again", "resume")[0]["step"] == 9
-    whole = newest(tmp_path / "whole")
-    assert_same_bits(newest(tmp_path / "again"), whole)
-    assert ("scaler" in whole.documents) == (precision == "fp16")
-    if precision == "fp16":
-        assert whole.documents["scaler"]["scale"] > 1
+    for each in precisions:
+        for later in (12, 15, 16):
+            store.remove(tmp_path / "again" / each / "checkpoints" / look.folder_name(later))
+    train_each_on(2, *((precise(each), SinglePrecision, tmp_path / "again" / each) for each in precisions))
+    for each in precisions:
+        assert events(tmp_path / "again" / each, "resume")[0]["step"] == 9
+        whole = newest(tmp_path / "whole" / each)
+        assert_same_bits(newest(tmp_path / "again" / each), whole)
+        assert ("scaler" in whole.documents) == (each == "fp16")
+        if each == "fp16":
+            assert whole.documents["scaler"]["scale"] > 1
 
 
 def test_gradients_are_clipped_after_the_loss_scale_is_taken_out(tmp_path: Path) -> None:
@@ -117,9 +119,13 @@ def test_gradients_are_clipped_after_the_loss_scale_is_taken_out(tmp_path: Path)
 
 
 def test_a_batch_per_rank_grows_with_the_world_and_the_rate_with_it(tmp_path: Path) -> None:
-    for rule, rate in (("none", 0.1), ("linear", 0.2), ("sqrt", 0.1 * 2**0.5)):
-        optim = OptimConfig(lr=0.1, scale_lr=rule, schedule="constant")  # type: ignore[arg-type]
-        train_on(2, make_config(batch_size_per_rank=4, steps=2, optim=optim), Classify, tmp_path / rule)
+    rates = {"none": 0.1, "linear": 0.2, "sqrt": 0.1 * 2**0.5}
+    optims = {rule: OptimConfig(lr=0.1, scale_lr=rule, schedule="constant") for rule in rates}  # type: ignore[arg-type]
+    configs = {
+        rule: make_config(batch_size_per_rank=4, steps=2, optim=optim) for rule, optim in optims.items()
+    }
+    train_each_on(2, *((config, Classify, tmp_path / rule) for rule, config in configs.items()))
+    for rule, rate in rates.items():
         (start,) = events(tmp_path / rule, "start")
         assert (start["batch_size"], start["batch_size_per_rank"]) == (8, 4)
         assert start["lr"] == pytest.approx(rate)
@@ -151,7 +157,7 @@ def test_epochs_are_passes_over_the_data_on_another_world_too(
     assert [event["epoch"] for event in events(tmp_path, "evaluation")] == [1, 2]
 
 
-@pytest.mark.parametrize(("first_world", "second_world"), [(4, 2), (2, 3)])
+@pytest.mark.parametrize(("first_world", "second_world"), [(2, 1), (2, 3)])
 def test_a_batch_per_rank_stays_the_batch_of_the_run_on_another_world(
     tmp_path: Path, first_world: int, second_world: int
 ) -> None:
@@ -160,9 +166,10 @@ def test_a_batch_per_rank_stays_the_batch_of_the_run_on_another_world(
     one_epoch, two_epochs = (
         make_config(batch_size_per_rank=4, epochs=epochs, optim=optim) for epochs in (1, 2)
     )
-    for world_size, run in ((first_world, tmp_path / "same"), (second_world, tmp_path / "other")):
-        train_on(first_world, one_epoch, Classify, run)
-        train_on(world_size, two_epochs, Classify, run)
+    train_on(first_world, one_epoch, Classify, tmp_path / "same")
+    shutil.copytree(tmp_path / "same", tmp_path / "other")
+    train_on(first_world, two_epochs, Classify, tmp_path / "same")
+    train_on(second_world, two_epochs, Classify, tmp_path / "other")
     for name, tensor in newest(tmp_path / "other").tensors["model"].items():
         torch.testing.assert_close(
             tensor, newest(tmp_path / "same").tensors["model"][name], rtol=1e-9, atol=1e-12
