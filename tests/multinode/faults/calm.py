@@ -110,7 +110,9 @@ def main(folder: Path, *, steps: int) -> int:
         print(f"{one.name}: exit code {one.code}, {len(one.said)} stalls, {len(one.unexpected)} false alarms")
         if not one.is_fine:
             print(f"{reading.to_text(one.unexpected)}\n{one.text[-4000:]}\nsee {folder / one.name}")
-    is_calm = _main_calm(folder, steps=steps)
+    long_run = folder / "long_run"
+    long_run.mkdir()
+    is_calm = _main_calm(long_run, steps=steps)
     if not is_calm or not all(one.is_fine for one in outcomes):
         return 1
     shutil.rmtree(folder)
