@@ -79,8 +79,10 @@ def test_what_is_lost_is_started_again_by_itself(
     )
     assert "restart 3 of 20" not in job.text(), "no part was lost: the agents did it among themselves"
 
+    ranks = bed["b"].find("RANK=1")
     bed["b"].cut()
     time.sleep(CUT_S)
+    assert bed["b"].find("RANK=1") == ranks != [], "a host that is cut off for so long is not lost"
     bed["b"].restore()
     assert job.is_running()
     before = (folder / "starts-1").stat().st_size
