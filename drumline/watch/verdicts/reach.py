@@ -12,6 +12,8 @@ from drumline.watch.verdicts.wording import seconds, who_waits
 SILENT_S = 3.0
 _REFUSED_S = 5.0
 """A sidecar that died is started again within a second or two, and refuses until then."""
+_FRESH_S = 1.5
+"""Pulses come twice a second. An older one may complain of a sidecar that had no CPU, and has been heard since."""
 _UNTRIED_S = 10.0
 """When a new connection was not tried, or came about: a sidecar without CPU is as silent as a host that is gone."""
 
@@ -75,7 +77,7 @@ def one_way(picture: Picture) -> tuple[NodeFacts, NodeFacts, float] | None:
         (nodes[speaker], listener, age)
         for listener in nodes.values()
         for speaker, age in listener.heard_s.items()
-        if speaker in nodes and age >= SILENT_S and nodes[speaker].heard_s.get(listener.node, age) < SILENT_S
+        if speaker in nodes and age >= SILENT_S and nodes[speaker].heard_s.get(listener.node, age) < _FRESH_S
     ]
     return max(found, key=lambda one: one[2]) if found else None
 
