@@ -205,14 +205,15 @@ def _limit_threads(num_procs: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_procs)))
 
 
-def standby_for(program: Program, num_procs: int | None) -> Standby | None:
-    """The processes in which a task's ranks will begin, already started: they load torch while the agent does. None for
-    a script, and where the number of ranks is not known before torch is loaded."""
+def standby_for(program: Program, num_procs: int | None, *, at_once: bool) -> Standby | None:
+    """The processes in which a task's ranks will begin; `at_once`: already started, so they load torch while the agent
+    does. None for a script, and where the number of ranks is not known before torch is loaded."""
     if not program.is_task or num_procs is None:
         return None
     _limit_threads(num_procs)
     standby = Standby(program.of_python(), module=RANK_MODULE, count=num_procs)
-    standby.fill(at_once=True)
+    if at_once:
+        standby.fill(at_once=True)
     return standby
 
 

@@ -45,6 +45,7 @@ async def run_attempts(job: HostsJob, screen: Screen) -> int:
     while current.lost and current.told is None:
         current = _next(current, max_restarts)
         await current.run()
+    await current.close()
     for number in heeded:
         loop.remove_signal_handler(number)
     return current.conclude()
@@ -64,4 +65,4 @@ def _next(lost: Controller, max_restarts: int) -> Controller:
         restarts_left=left,
         first_start=max(lost.job.first_start, *(remote.num_starts for remote in lost.remotes)),
     )
-    return Controller(job, lost.screen, lost.reconnect.last_heard)
+    return Controller(job, lost.screen, lost)

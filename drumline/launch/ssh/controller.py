@@ -18,6 +18,7 @@ from drumline.launch.hosts import Host
 from drumline.launch.node.local import STOPPED, exit_code_of, how_it_ended
 from drumline.launch.node.watch_folder import VERDICT_S
 from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, ssh_words
+from drumline.launch.ssh.connection import Connection
 from drumline.launch.ssh.errors import not_reached, was_lost
 from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
@@ -44,12 +45,15 @@ LEFT = "drumline: preempted by {}; the ranks have saved: rerun the same command 
 class Controller:
     """The job while it runs."""
 
-    def __init__(self, job: HostsJob, screen: Screen, last_heard: Mapping[Host, float] | None = None) -> None:
-        """`last_heard`: hosts of the attempt before that are lost, and when they were last heard (monotonic)."""
+    def __init__(self, job: HostsJob, screen: Screen, before: Controller | None = None) -> None:
+        """`before`: the attempt before; its connections that are open are used again."""
         self.job = job
         self.screen = screen
+        self.connections: list[Connection] = (
+            [one for one in before.connections if one.is_open] if before else []
+        )
         self.remotes = [self._remote(number, host) for number, host in enumerate(job.hosts)]
-        self.reconnect = Reconnect(job, screen, last_heard or {})
+        self.reconnect: Reconnect = Reconnect(job, screen, before.reconnect.last_heard if before else {})
         self.lost = ""
         """Why the job is to be started again on all hosts; empty: it is not."""
         self.has_started = False
@@ -73,6 +77,11 @@ class Controller:
         self._give_up(self._mendable)  # the others may have been done before it was said
 
     def _remote(self, number: int, host: Host, *, tries: int = 0) -> Remote:
+        open_ones = (one for one in self.connections if one.host == host and one.ssh_code is None)
+        connection = next(open_ones, None) or self._connection(host, tries=tries)
+        return Remote(connection, self.job.spec(self.job.nodes[number]), self.screen, self._heard)
+
+    def _connection(self, host: Host, *, tries: int) -> Connection:
         job = self.job
         given = [f"PYTHONPATH={job.python_path}"] if job.python_path else []
         command = [*given, job.python, "-m", "drumline.launch.ssh.supervisor"]
@@ -80,7 +89,13 @@ class Controller:
         hurry = f"ConnectTimeout={min(2 + tries, CONNECT_TIMEOUT_S)}"
         client = [*job.client, "-o", hurry] if job.earlier else job.client
         words = ssh_words(client, host, command, cwd=job.cwd)
-        return Remote(host, words, job.spec(job.nodes[number]), self.screen, self._heard)
+        connection = Connection(host, words, self.screen, job.nodes[0].join_timeout_s)
+        self.connections.append(connection)
+        return connection
+
+    async def close(self) -> None:
+        """The connections, when there is no other attempt."""
+        await asyncio.gather(*(connection.close() for connection in self.connections))
 
     async def _stay_with(self, number: int) -> None:
         search = Search()
@@ -97,10 +112,10 @@ class Controller:
             self.remotes[number] = self._remote(number, host, tries=search.tries[host])
 
     async def _follow(self, remote: Remote) -> None:
-        """From the login to the end of the connection."""
+        """From the login to the end of its part, or of the connection."""
         async with self.logging_in:
             if self.is_ending:  # before its turn came
-                remote.ssh_code, remote.was_refused = -1, True
+                remote.was_refused = True
                 return
             running = asyncio.create_task(remote.run())
             begun = asyncio.create_task(remote.begun.wait())
@@ -109,7 +124,7 @@ class Controller:
         try:
             await running
         except OSError as error:
-            remote.ssh_code, remote.was_refused = -1, True
+            remote.connection.ssh_code, remote.was_refused = -1, True
             what = f"{self.job.client[0]} cannot be started: {error.strerror}"
             self._fail(
                 PreflightError(what, next_step="install OpenSSH's client, or say how to call it: --ssh")
@@ -123,7 +138,7 @@ class Controller:
         nodes = self.job.placed([remote.host for remote in self.remotes])
         for remote, node in zip(self.remotes, nodes, strict=True):
             if remote.is_running:
-                remote.send({"kind": "start", "node": asdict(node)})
+                remote.connection.send({"kind": "start", "node": asdict(node)})
 
     def _heard(self, remote: Remote, frame: Mapping[str, Any]) -> None:
         kind = frame["kind"]
@@ -199,14 +214,14 @@ class Controller:
 
     def _lost(self, remote: Remote) -> None:
         """ssh has ended, and the node's job not, as far as we know."""
-        code = remote.ssh_code
+        connection, code = remote.connection, remote.connection.ssh_code
         if remote.has_begun:
-            self.reconnect.last_heard[remote.host] = remote.heard_at
-            error = was_lost(remote.host, code, list(remote.said))
+            self.reconnect.last_heard[remote.host] = connection.heard_at
+            error = was_lost(remote.host, code, list(connection.said))
         else:
             if self.is_ending:
                 return
-            said, job = list(remote.said) or list(remote.greeting), self.job
+            said, job = list(connection.said) or list(connection.greeting), self.job
             error = not_reached(remote.host, code or 0, said, python=job.python, cwd=str(job.cwd))
             if job.earlier:  # it was there before
                 what = f"no answer for {self.reconnect.limit_s:g} s: {error.what}"
@@ -262,7 +277,7 @@ class Controller:
         if self.is_ending and grace_s:
             return
         self.is_ending = True
-        for remote in (remote for remote in self.remotes if remote.is_running and remote.code is None):
+        for remote in (remote for remote in self.remotes if remote.is_running):
             remote.end(grace_s)
             asyncio.get_running_loop().call_later(grace_s + ENDING_S, remote.hang_up)
 
@@ -323,5 +338,6 @@ class Controller:
     def _last_word_of_lost(self) -> float:
         """When the first of the hosts that were lost was heard for the last time: it was lost after that."""
         return min(
-            (remote.heard_at for remote in self.remaining if remote.code is None), default=float("inf")
+            (remote.connection.heard_at for remote in self.remaining if remote.code is None),
+            default=float("inf"),
         )

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_WAITING = 1 << 18
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import new_job
 from drumline.launch.ssh.frames import PROTOCOL
-from drumline.launch.ssh.supervisor import LEASE_S
 from drumline.launch.topology import RESTARTED
 from drumline.launch.torchrun import Node, Program
 from drumline.launch.watch_terms import ScriptWatch, new_secret
@@ -43,6 +42,8 @@ class HostsJob:
     """Whether processes with torch loaded wait for a restart."""
     spares: Sequence[Host] = ()
     """Hosts that take the place of one that does not answer."""
+    next_job: str = field(default_factory=new_job)
+    """The name of the next attempt: nothing of this one is taken for a part of that. What waits for it carries it."""
     earlier: tuple[str, ...] = ()
     """The names of the attempts before this one; what is left of them on a host is ended first."""
     first_start: int = 0
@@ -54,6 +55,7 @@ class HostsJob:
             "kind": "spec",
             "protocol": PROTOCOL,
             "job": self.job,
+            "next_job": self.next_job,
             "earlier": self.earlier,
             "node": asdict(node),
             "program": asdict(self.program),
@@ -61,7 +63,6 @@ class HostsJob:
             "logs": str(self.logs),
             "task_logs": str(self.task_logs) if self.task_logs else None,
             "grace_s": self.grace_s,
-            "lease_s": LEASE_S,
             "secret": self.secret,
             "script_watch": asdict(self.script_watch) if self.script_watch else None,
             "first_start": self.first_start,
@@ -81,12 +82,12 @@ class HostsJob:
     def again(
         self, hosts: Sequence[Host], spares: Sequence[Host], *, restarts_left: int, first_start: int
     ) -> HostsJob:
-        """The next attempt. It has a name of its own, so that nothing of this one is taken for a part of it."""
-        name = new_job()
-        nodes = [replace(node, max_restarts=restarts_left, job=name) for node in self.placed(hosts)]
+        """The next attempt."""
+        nodes = [replace(node, max_restarts=restarts_left, job=self.next_job) for node in self.placed(hosts)]
         return replace(
             self,
-            job=name,
+            job=self.next_job,
+            next_job=new_job(),
             hosts=hosts,
             nodes=nodes,
             spares=spares,

@@ -1,9 +1,9 @@
 """A node's job as its supervisor starts it: `python -m drumline.launch.ssh.node_job FD SUPERVISOR`, the node's agent.
 
-It reads what to run from stdin, loads torch beside the processes that will be its ranks, then reads where the nodes
-meet, which comes when all hosts are there. It writes starts and failures of ranks to the pipe FD. It ends when the
-supervisor does: the kernel sends it a SIGTERM then, the agent ends its ranks, and the guard beside it ends whatever is
-left.
+It reads from stdin what is to run, loads torch beside the processes that will be its ranks, then reads where the nodes
+meet: that comes when all hosts are there, or, where it waits for the next attempt, when that begins. It writes starts
+and failures of ranks to the pipe FD. It ends when the supervisor does: the kernel sends it a SIGTERM then, the agent
+ends its ranks, and the guard beside it ends whatever is left.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ctypes
 import json
 import logging
 import os
+import select
 import signal
 import sys
 from pathlib import Path
@@ -24,6 +25,8 @@ from drumline.launch.torchrun import Node, Program
 from drumline.launch.watch_terms import ScriptWatch
 
 PR_SET_PDEATHSIG = 1
+# How often an agent that waits looks whether another of its ranks may load.
+FILL_S = 1.0
 
 
 def main(fd: int, supervisor: int) -> int:
@@ -34,13 +37,18 @@ def main(fd: int, supervisor: int) -> int:
 
     from drumline.launch.node.local import load_agent, run_node, standby_for
 
-    spec: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    stdin = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 - what is not read yet can be waited for
+    spec: dict[str, Any] = json.loads(stdin.readline())
     program = Program(**{**spec["program"], "words": tuple(spec["program"]["words"])})
-    standby = standby_for(program, spec["node"]["num_procs"]) if spec["standby"] else None
+    waits, num_procs = spec["waits"], spec["node"]["num_procs"]
+    standby = standby_for(program, num_procs, at_once=not waits) if spec["standby"] else None
     load_agent()
-    node = sys.stdin.buffer.readline()
-    if not node:  # ended before the start
+    while waits and standby is not None and not select.select([stdin], [], [], FILL_S)[0]:
+        standby.fill()
+    start = stdin.readline()
+    if not start:  # ended before it, or not needed
         return ExitCode.INTERRUPTED
+    spec = json.loads(start)
     status = FrameWriter(fd)
     supervision = Supervision(
         job=spec["job"],
@@ -53,7 +61,7 @@ def main(fd: int, supervisor: int) -> int:
         standby=standby,
     )
     try:
-        return run_node(Node(**json.loads(node)), program, supervision=supervision)
+        return run_node(Node(**spec["node"]), program, supervision=supervision)
     except DrumlineError as error:
         status.send("error", text=str(error))
         return error.exit_code

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from drumline.launch.hosts import Host
 from drumline.launch.node.addresses import Patience
+from drumline.launch.ssh.connection import BEAT_S, HANG_UP_S
 from drumline.launch.ssh.errors import SSH_FAILED
 from drumline.launch.ssh.hosts_job import HostsJob
-from drumline.launch.ssh.remote import BEAT_S, HANG_UP_S, Remote
+from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LEASE_S, LOST_GRACE_S
 
@@ -58,7 +59,9 @@ class Reconnect:
 
     def next_host(self, remote: Remote, search: Search) -> Host | None:
         """Who is asked after a host that could not be reached: the same one, a spare, or nobody."""
-        if remote.has_begun or remote.ssh_code != SSH_FAILED:
+        connection = remote.connection
+        is_lacking = connection.ssh_code != SSH_FAILED and not connection.heard_at
+        if remote.has_begun or is_lacking:
             return None
         if self.job.earlier and search.patience.waited_s > self.limit_s:
             return None
@@ -84,6 +87,6 @@ class Reconnect:
         if self.job.earlier:  # it may be there again when it is needed
             self.spares.append(remote.host)
         if is_first:
-            why = next((line for line in reversed(remote.said) if line.strip()), "no answer")
+            why = next((line for line in reversed(remote.connection.said) if line.strip()), "no answer")
             what = f"{spare.address} replaces {remote.name}, which is unreachable ({why})"
             self.screen.say(what, is_error=True)

@@ -1,30 +1,30 @@
 """One node's supervisor, started over ssh by the controller: `python -m drumline.launch.ssh.supervisor`, without torch.
 
 Its stdin has what to run, then a heartbeat every few seconds. It ends what an earlier attempt of the launch has left
-here, starts the node's job, which waits until all hosts are there, follows the files that the ranks write, and sends
-what is new as frames on its stdout. When stdin ends, or no heartbeat came for a lease, the controller is gone or
-unreachable: it ends the job, all of it.
+here, starts the node's agent, which waits until all hosts are there, follows the files that the ranks write, and sends
+what is new as frames on its stdout. When that has ended, it takes another attempt; while ranks run that may be
+restarted, an agent for it loads torch and waits. When stdin ends, or no heartbeat came for a lease, the controller is
+gone or unreachable: it ends all that it has started.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from drumline.launch.node import guard
 from drumline.launch.node.supervision import LAST_LINES, rank_output
+from drumline.launch.ssh.agent_process import AgentProcess
 from drumline.launch.ssh.follow import Follower, last_lines
 from drumline.launch.ssh.frames import PROTOCOL, FrameReader, FrameWriter
 
@@ -36,46 +36,90 @@ LOST_GRACE_S = 3.0
 TICK_S = 0.1
 # How long the last words may take to reach the controller.
 DRAIN_S = 5.0
+# How long ranks have run when an agent for the next attempt begins to load: they are not disturbed as they start.
+WARM_AFTER_S = 15.0
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class ControllerLink:
+    """Frames from and to the controller. Heartbeats are answered here."""
+
+    def __init__(self) -> None:
+        self.frames, self.out = FrameReader(0), FrameWriter(1)
+        self.heard_at = time.monotonic()
+
+    def read(self) -> list[dict[str, Any]]:
+        """What has come, after a moment if need be."""
+        self.out.flush()
+        select.select([] if self.frames.is_closed else [0], [], [], TICK_S)
+        frames = self.frames.read()
+        for frame in frames:
+            self.heard_at = time.monotonic()
+            if frame["kind"] == "beat":
+                self.out.send("beat", number=frame["number"], now=time.monotonic())
+        return frames
+
+    @property
+    def silence_s(self) -> float:
+        return time.monotonic() - self.heard_at
+
+    def next_spec(self) -> dict[str, Any] | None:
+        """What to run; None when nobody is left to say it."""
+        while not self.frames.is_closed and self.silence_s < LEASE_S:
+            for frame in self.read():
+                if frame["kind"] == "spec":
+                    return frame
+        return None
+
+    def drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_S
+        while not self.out.is_empty() and time.monotonic() < deadline:
+            select.select([], [1], [], TICK_S)
+            self.out.flush()
 
 
 class Supervisor:
-    """The job of this node and all around it."""
+    """One attempt's part on this node, and all around it."""
 
-    def __init__(self, spec: dict[str, Any], controller: FrameReader, out: FrameWriter) -> None:
+    def __init__(self, spec: dict[str, Any], link: ControllerLink, waiting: AgentProcess | None) -> None:
         self.spec = spec
-        self.controller = controller
-        self.out = out
+        self.link = link
+        self.out = link.out
         self.logs = Path(spec["logs"])
         self.node_log = self.logs / f"node-{spec['node']['node_rank']}.log"
-        self.heard_at = time.monotonic()
         self.ending: guard.Ending | None = None
         self.followers: dict[tuple[int | None, str], Follower] = {}
-        self._job_input: IO[bytes] | None = None
+        self.followers[None, "err"] = Follower(self.node_log, from_end=True)
+        is_warm = waiting is not None and waiting.is_alive
+        self.agent = waiting if waiting and is_warm else AgentProcess(spec, self.node_log)
+        self.waiting: AgentProcess | None = None
+        """For the next attempt."""
+        self._warm_at = float("inf")
         self.error: list[str] = []
-        """Why the node's job gave up, when no rank was to blame."""
+        """Why the agent gave up, when no rank was to blame."""
 
     def run(self) -> None:
-        """To the end of the job, which is told."""
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        """To the end of this attempt, which is told."""
+        for number in SIGNALS:
             signal.signal(number, self._told)
-        self.followers[None, "err"] = Follower(self.node_log, from_end=True)
-        job, self.status = self._start()
-        self._job_input = job.stdin
-        while job.poll() is None or self.ending:
-            self._wait()
-            _bury_all_but(job.pid)
-            self._hear()
+        agent = self.agent.process
+        while agent.poll() is None or self.ending:
+            frames = self.link.read()
+            _bury_all_but(agent.pid)
+            self._hear(frames)
             self._pass_on()
-            if self.ending and self.ending.step() and job.poll() is not None:
+            self._prepare_next()
+            if self.ending and self.ending.step() and agent.poll() is not None:
                 break
-        # The job has ended; what its ranks left running ends as well.
+        # The agent has ended; what its ranks left running ends as well.
         guard.Ending(self._find, LOST_GRACE_S).finish()
         self._pass_on(is_last=True)
-        code = job.wait()
+        code = agent.wait()
         last_words = self.error or (last_lines(self.node_log, LAST_LINES) if code else [])
         self._log(*self.error)
         self.out.send("ended", code=code, last_words=last_words)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
 
     def _told(self, number: int, _: FrameType | None) -> None:
         self.end(self.spec["grace_s"], f"told to end by {signal.Signals(number).name}")
@@ -95,68 +139,42 @@ class Supervisor:
         ):
             log.writelines(f"{line}\n" for line in lines)
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], FrameReader]:
-        reading, writing = os.pipe()
-        environment = {
-            **os.environ,
-            "PYTHONUNBUFFERED": "1",
-            **self.spec["environment"],
-            guard.VARIABLE: self.spec["job"],
-        }
-        with self.node_log.open("ab") as log:
-            job = subprocess.Popen(
-                [sys.executable, "-m", "drumline.launch.ssh.node_job", str(writing), str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                pass_fds=[writing],
-                start_new_session=True,
-            )
-        os.close(writing)
-        assert job.stdin
-        with contextlib.suppress(OSError):
-            job.stdin.write(json.dumps({**self.spec, "environment": {}}).encode() + b"\n")
-            job.stdin.flush()
-        return job, FrameReader(reading)
-
-    def _go(self, node: dict[str, Any]) -> None:
-        """All hosts are there: the job may start its ranks."""
-        if self._job_input is not None:
-            with contextlib.suppress(OSError), self._job_input as stdin:
-                stdin.write(json.dumps(node).encode() + b"\n")
+    def _prepare_next(self) -> None:
+        """Load what the next attempt needs. Once for each start of ranks, and never when it could not be used."""
+        if time.monotonic() < self._warm_at or self.ending:
+            return
+        self._warm_at = float("inf")
+        if self.waiting is None or not self.waiting.is_alive:
+            with contextlib.suppress(OSError):  # no memory for it, most likely
+                self.waiting = AgentProcess(self.spec, self.node_log, waits=True)
 
     def _find(self) -> set[int]:
-        """All of the job: by its name, and by descent, for those that have changed their environment."""
-        return {*guard.marked(self.spec["job"]), *guard.descendants(os.getpid())}
+        """All of this attempt: by its name, and by descent, for those that have changed their environment."""
+        found = {*guard.marked(self.spec["job"]), *guard.descendants(os.getpid())}
+        return found - self.waiting.all_of_it() if self.waiting else found
 
-    def _wait(self) -> None:
-        watched = [] if self.controller.is_closed else [0]
-        select.select(watched, [], [], TICK_S)
-
-    def _hear(self) -> None:
-        for frame in self.controller.read():
-            self.heard_at = time.monotonic()
-            if frame["kind"] == "beat":
-                self.out.send("beat", number=frame["number"], now=time.monotonic())
-            elif frame["kind"] == "start":
-                self._go(frame["node"])
+    def _hear(self, frames: list[dict[str, Any]]) -> None:
+        for frame in frames:
+            if frame["kind"] == "start":
+                self.agent.start(self.spec, frame["node"])
             elif frame["kind"] == "end":
                 self.end(frame["grace_s"])
-        if self.controller.is_closed:
+        if self.link.frames.is_closed:
             if self.ending is None:
                 self.end(self.spec["grace_s"], "the launcher, or the connection to it, is gone")
-        elif time.monotonic() - self.heard_at > self.spec["lease_s"]:
-            self.end(LOST_GRACE_S, f"nothing was heard of the launcher for {self.spec['lease_s']:g} s")
+        elif self.link.silence_s > LEASE_S:
+            self.end(LOST_GRACE_S, f"nothing was heard of the launcher for {LEASE_S:g} s")
 
     def _pass_on(self, *, is_last: bool = False) -> None:
         """What ranks did and wrote, as far as the controller keeps up."""
-        for frame in self.status.read():
+        for frame in self.agent.status.read():
             if frame["kind"] == "error":
                 self.error = f"drumline: error: {frame['text']}".splitlines()
                 continue
             if frame["kind"] == "started":
                 self._follow(frame["ranks"], frame["start"])
+                may_restart = self.spec["standby"] and frame["restarts_left"]
+                self._warm_at = time.monotonic() + WARM_AFTER_S if may_restart else float("inf")
             elif frame["kind"] == "failed":
                 frame["last_words"] = self._last_words(frame["rank"], frame["start"])
             self.out.send(**frame)
@@ -210,25 +228,23 @@ def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def main() -> int:
-    """Read what to run, and run it."""
-    controller, out = FrameReader(0), FrameWriter(1)
-    while not (frames := controller.read()):
-        if controller.is_closed or not select.select([0], [], [], LEASE_S)[0]:
-            return 1
-    spec = frames[0]
-    if spec["protocol"] == PROTOCOL and spec["earlier"]:
-        # No two attempts of a launch may write to one run folder.
-        guard.Ending(lambda: guard.marked(*spec["earlier"]), 0).finish()
-    out.send("hello", host=socket.gethostname(), protocol=PROTOCOL)
-    problems = list(refusals(spec)) if spec["protocol"] == PROTOCOL else []
-    if problems or spec["protocol"] != PROTOCOL:
-        out.send("refused", problems=problems)
-    else:
-        Supervisor(spec, controller, out).run()
-    deadline = time.monotonic() + DRAIN_S
-    while not out.is_empty() and time.monotonic() < deadline:
-        select.select([], [1], [], TICK_S)
-        out.flush()
+    """Run one attempt after the other, as long as the controller is there."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    link, waiting = ControllerLink(), None
+    while (spec := link.next_spec()) is not None:
+        if spec["protocol"] == PROTOCOL and spec["earlier"]:
+            # No two attempts of a launch may write to one run folder.
+            guard.Ending(lambda: guard.marked(*spec["earlier"]), 0).finish()
+        link.out.send("hello", host=socket.gethostname(), protocol=PROTOCOL)
+        problems = list(refusals(spec)) if spec["protocol"] == PROTOCOL else []
+        if problems or spec["protocol"] != PROTOCOL:
+            link.out.send("refused", problems=problems)
+            break
+        supervisor = Supervisor(spec, link, waiting)
+        supervisor.run()
+        waiting = supervisor.waiting
+    guard.Ending(lambda: guard.descendants(os.getpid()), 0).finish()
+    link.drain()
     return 0
 
 

@@ -59,7 +59,9 @@ class StormBed:
         return [pid for pid in host.space.pids() if word in processes.command(pid)]
 
     def kill_agent(self, host: Host) -> None:
-        self._signal(self.find(host, "drumline.launch.ssh.node_job"), signal.SIGKILL)
+        """The one whose ranks run; another may wait for the next attempt."""
+        parents = {processes.parent(pid) for pid in self.ranks(host).values()}
+        self._signal([pid for pid in parents if pid is not None], signal.SIGKILL)
 
     def kill_sidecar(self, host: Host) -> None:
         self._signal(self.find(host, "drumline.watch.sidecar.main"), signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ import pytest
 
 from drumline.launch.hosts import Host
 from drumline.launch.plan import nodes_of_hosts
+from drumline.launch.ssh import connection as connection_module
 from drumline.launch.ssh import controller as controller_module
-from drumline.launch.ssh import remote as remote_module
 from drumline.launch.ssh.attempts import run_attempts
 from drumline.launch.ssh.controller import Controller
 from drumline.launch.ssh.frames import PROTOCOL
@@ -47,14 +48,17 @@ number=$(cat {folder}/$host.calls 2>/dev/null | wc -l); echo call >> {folder}/$h
 answer={folder}/$host.$number; [ -e "$answer" ] || answer={folder}/default
 . "$answer"
 """
+AWAIT = """frame=
+until echo "$frame" | grep -q '"kind": "KIND"'; do read -r frame || exit 255; done
+"""
 HELLO = f"""
-read -r spec; echo "$spec" >> {{folder}}/$host.specs
+{AWAIT.replace("KIND", "spec")}echo "$frame" >> {{folder}}/$host.specs
 echo '{{{{"kind": "hello", "host": "x", "protocol": {PROTOCOL}}}}}'
-until echo "$start" | grep -q '"kind": "start"'; do read -r start; done; echo "$start" >> {{folder}}/$host.starts
+{AWAIT.replace("KIND", "start")}echo "$frame" >> {{folder}}/$host.starts
 echo '{{{{"kind": "started", "ranks": [0], "world_size": 2, "start": {{start}}, "restarts_left": {{left}}}}}}'
 """
 ENDS = """echo '{{"kind": "ended", "code": {code}, "last_words": []}}'"""
-WAITS = """until echo "$end" | grep -q '"kind": "end"'; do read -r end; done; """ + ENDS.format(code=-9)
+WAITS = AWAIT.replace("KIND", "end") + ENDS.format(code=-9)
 REFUSED = "echo 'ssh: connect to host x port 22: Connection refused' >&2; exit 255"
 
 
@@ -90,9 +94,8 @@ def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replace
         tmp_path,
         job,
         {
-            "a.0": hello() + WAITS,
+            "a.0": hello() + WAITS + hello(1, 2) + ENDS.format(code=0),
             "b.0": hello() + ENDS.format(code=-9),
-            "a.1": hello(1, 2) + ENDS.format(code=0),
             "b.1": REFUSED,
             "c.0": REFUSED,
             "d.0": hello(1, 2) + ENDS.format(code=0),
@@ -107,9 +110,10 @@ def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replace
         "drumline: d replaces c, which is unreachable (ssh: connect to host x port 22: Connection refused)",
         "drumline: done; logs in logs on each host",
     ]
-    (first, second) = (tmp_path / "a.specs").read_text().splitlines()
-    assert '"earlier": []' in first
-    assert '"earlier": ["first"]' in second
+    (first, second) = map(json.loads, (tmp_path / "a.specs").read_text().splitlines())
+    assert len((tmp_path / "a.calls").read_text().splitlines()) == 1, "the connection survived the attempt"
+    assert (first["earlier"], second["earlier"]) == ([], ["first"])
+    assert second["job"] == first["next_job"], "what waits for it carries its name"
     (again,) = (tmp_path / "d.starts").read_text().splitlines()
     assert '"peers": ["a", "d"]' in again
 
@@ -148,7 +152,7 @@ def test_a_lost_part_is_started_again_while_that_is_allowed_and_may_help(
         a, b = controller.remotes
         if ruling:
             hear(a, "ruling", **ruling, is_last=True)
-        b.ssh_code = 255
+        b.connection.ssh_code = 255
         controller._lost(b)
         return controller
 
@@ -175,7 +179,7 @@ def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
     job = make_job("a", "b", earlier=("one",), spares=[Host("c")], grace_s=grace_s)
     controller = Controller(job, screen)
     a, now = controller.remotes[0], time.monotonic()
-    a.ssh_code = 255
+    a.connection.ssh_code = 255
     # Heartbeats of 2 s are missed for 20 s, ssh has 2 s to hang up, and then the ranks have their grace.
     controller.reconnect.last_heard[a.host] = now - waits_s + 0.5
     assert controller.reconnect.next_host(a, Search()) == a.host, (
@@ -188,9 +192,13 @@ def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
     assert controller.reconnect.next_host(a, search) is not None, "a spare has time to answer after that"
     search.patience.begin -= 2
     assert controller.reconnect.next_host(a, search) is None
-    a.ssh_code = 127
+    a.connection.ssh_code = 127
     assert controller.reconnect.next_host(a, Search()) is None, (
         "it answers, and what it lacks is not there later"
+    )
+    a.connection.heard_at = now
+    assert controller.reconnect.next_host(a, Search()) is not None, (
+        "its supervisor was killed between two attempts"
     )
 
 
@@ -213,8 +221,10 @@ def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
     search.patience.begin -= 10
     for _ in range(10):
         remote = controller._remote(0, host, tries=search.tries[host])
-        timeouts.append(next(int(word[15:]) for word in remote.words if word.startswith("ConnectTimeout=")))
-        remote.ssh_code = 255
+        timeouts.append(
+            next(int(word[15:]) for word in remote.connection.words if word.startswith("ConnectTimeout="))
+        )
+        remote.connection.ssh_code = 255
         following = controller.reconnect.next_host(remote, search)
         assert following is not None
         host = following
@@ -225,9 +235,9 @@ def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
 def test_a_host_that_only_hears_is_told_to_end_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_module, "BEAT_S", 0.05)
-    monkeypatch.setattr(remote_module, "SILENCE_S", 0.3)
-    monkeypatch.setattr(remote_module, "PASS_ON_S", 1.0)
+    monkeypatch.setattr(connection_module, "BEAT_S", 0.05)
+    monkeypatch.setattr(connection_module, "SILENCE_S", 0.3)
+    monkeypatch.setattr(connection_module, "PASS_ON_S", 1.0)
     job = make_job("a", client=[str(tmp_path / "ssh")], max_restarts=0)
     code, lines = go(tmp_path, job, {"a.0": hello(0, 0) + "cat >> {folder}/heard"})
     assert code == 1

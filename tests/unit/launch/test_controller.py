@@ -15,8 +15,8 @@ import pytest
 
 from drumline.launch.hosts import Host
 from drumline.launch.plan import nodes_of_hosts
+from drumline.launch.ssh import connection as connection_module
 from drumline.launch.ssh import controller as controller_module
-from drumline.launch.ssh import remote as remote_module
 from drumline.launch.ssh.attempts import run_attempts
 from drumline.launch.ssh.controller import Controller
 from drumline.launch.ssh.frames import PROTOCOL
@@ -61,7 +61,8 @@ def _make(said: Path) -> Iterator[Make]:
 
 
 def hear(remote: Remote, kind: str, **content: Any) -> None:
-    remote._take(json.dumps({"kind": kind, **content}).encode())
+    remote.connection.hear = remote._take
+    remote.connection._take(json.dumps({"kind": kind, **content}).encode())
 
 
 def conclude(controller: Controller, said: Path) -> tuple[int, list[str]]:
@@ -81,12 +82,13 @@ async def start(controller: Controller, left: int = 0) -> tuple[Remote, Remote, 
 def test_nothing_secret_is_on_a_command_line(make: Make) -> None:
     controller = make(python_path="/lib", script_watch=ScriptWatch(run="/logs", on_hang="stop", hang_s=9))
     for remote in controller.remotes:
-        assert "hunter2" not in f"{remote.words}{remote}{controller.job}"
+        shown = f"{remote.connection.words}{remote}{controller.job}"
+        assert "hunter2" not in shown
         assert len(remote.spec["secret"]) == 64
-        assert remote.spec["secret"] not in f"{remote.words}{remote}{controller.job}"
-        assert "secret" not in f"{remote.words}"
+        assert remote.spec["secret"] not in shown
+        assert "secret" not in f"{remote.connection.words}"
         assert remote.spec["script_watch"] == {"run": "/logs", "on_hang": "stop", "hang_s": 9}
-    words = controller.remotes[1].words
+    words = controller.remotes[1].connection.words
     assert words[-2:] == [
         "me@b",
         "env --chdir=/code PYTHONPATH=/lib '/py thon' -m drumline.launch.ssh.supervisor",
@@ -143,7 +145,7 @@ def test_a_wrong_clock_does_not_change_who_was_first(make: Make, said: Path) -> 
         controller = make()
         a, b, _ = await start(controller)
         now = time.time()
-        a._beats[0] = b._beats[0] = now
+        a.connection._beats[0] = b.connection._beats[0] = now
         hear(a, "beat", number=0, now=now + 1000)  # its clock is fast
         hear(b, "beat", number=0, now=now)
         failed = {"code": 7, "restarts_left": 0, "start": 0}
@@ -180,7 +182,7 @@ def test_ranks_that_fail_after_a_host_was_lost_are_not_to_blame(make: Make, said
         controller = make()
         a, b, _ = await start(controller)
         hear(a, "failed", rank=0, code=1, at=time.time() + 1, restarts_left=0, last_words=["reset"], start=0)
-        b.ssh_code = 255
+        b.connection.ssh_code = 255
         controller._lost(b)
         assert controller.is_ending
         return controller
@@ -197,13 +199,13 @@ def test_a_job_that_may_have_fewer_nodes_goes_on_without_one(make: Make, said: P
     async def go() -> Controller:
         controller = make(min_nodes=2, spares=[Host("d")])
         _, b, c = await start(controller)
-        c.ssh_code = 255
+        c.connection.ssh_code = 255
         controller._lost(c)
         assert not controller.is_ending
-        assert controller.reconnect.last_heard == {c.host: c.heard_at}, (
+        assert controller.reconnect.last_heard == {c.host: c.connection.heard_at}, (
             "a spare must wait for its end in a later attempt"
         )
-        b.ssh_code = 255
+        b.connection.ssh_code = 255
         controller._lost(b)
         assert controller.is_ending, "one is less than two"
         return controller
@@ -220,7 +222,7 @@ def test_a_job_that_may_have_fewer_nodes_goes_on_without_one(make: Make, said: P
     async def lose_first() -> None:
         controller = make(min_nodes=2)
         a, *_ = await start(controller)
-        a.ssh_code = 255
+        a.connection.ssh_code = 255
         controller._lost(a)
         assert controller.is_ending, "all meet at the first"
 
@@ -252,8 +254,7 @@ def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(make: 
             hear(remote, "started", ranks=[rank], world_size=2, start=1, restarts_left=0)
         for remote in (a, b):
             hear(remote, "ended", code=0, last_words=[])
-            remote.ssh_code = 0
-        c.ssh_code = 255
+        c.connection.ssh_code = 255
         controller._lost(c)
         return controller
 
@@ -307,8 +308,8 @@ def test_of_many_hosts_one_that_refuses_us_ends_the_start(make: Make, said: Path
 def test_a_host_that_says_nothing_is_named_and_an_ssh_that_does_not_listen_is_killed(
     make: Make, said: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_module, "BEAT_S", 0.6)
-    monkeypatch.setattr(remote_module, "HANG_UP_S", 0.1)
+    monkeypatch.setattr(connection_module, "BEAT_S", 0.6)
+    monkeypatch.setattr(connection_module, "HANG_UP_S", 0.1)
     client = tmp_path / "ssh"
     # What a wrapper starts has our pipes too.
     client.write_text("#!/bin/sh\ntrap '' TERM\nsleep 1000\nsleep 1000\n")

@@ -1,0 +1,188 @@
+"""The connection to one host: an ssh client, frames both ways, heartbeats, and how far the host's clock is ahead.
+
+It outlives an attempt of the launch: the supervisor at its other end takes what to run next, until its stdin ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from drumline.launch.hosts import Host
+from drumline.launch.node.addresses import Patience
+from drumline.launch.ssh.errors import NOT_STARTED
+from drumline.launch.ssh.follow import shown
+from drumline.launch.ssh.frames import decode, encode
+from drumline.launch.ssh.screen import Screen
+from drumline.launch.ssh.supervisor import LEASE_S
+
+BEAT_S = 2.0
+# ssh itself mostly notices sooner; not where the connection is one that others share.
+SILENCE_S = LEASE_S
+# More than that unsent is a network that is cut; beats that wait in a queue prove nothing.
+MAX_UNSENT = 1 << 14
+# How long ssh has to pass on a last frame.
+PASS_ON_S = 0.5
+# An ssh that was asked to end and does not (it is stopped, or a wrapper that does not listen) is killed.
+HANG_UP_S = 2.0
+# How long a supervisor that has nothing left to do may take to exit.
+CLOSE_S = 5.0
+
+
+def _drop(frame: Mapping[str, Any]) -> None:
+    """Between two attempts."""
+
+
+@dataclass(eq=False)
+class Connection:
+    """Opened once; closed when ssh has ended."""
+
+    host: Host
+    words: list[str]
+    """The command line, which has nothing secret in it."""
+    screen: Screen
+    start_timeout_s: float
+    """For the first frame."""
+    hear: Callable[[Mapping[str, Any]], None] = _drop
+    """Called for each frame but heartbeats, by whoever runs something there now."""
+
+    said: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    """What came on stderr since the last thing that went well: ssh's own words, or why there is no supervisor."""
+    greeting: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    """What a shell over there says to whoever comes, or to whom it does not let in."""
+    ssh_code: int | None = None
+    """None: it has not ended, as far as we know."""
+    heard_at: float = 0.0
+    """By this machine's monotonic clock, as the times of failures are; 0: never."""
+    _process: asyncio.subprocess.Process | None = None
+    _reading: asyncio.Task[None] | None = None
+    _beats: dict[int, float] = field(default_factory=dict)
+    _clock: tuple[float, float] = (float("inf"), 0.0)
+    """The shortest way to and fro, and how far the host's monotonic clock was ahead then."""
+
+    @property
+    def is_open(self) -> bool:
+        return self._process is not None and self.ssh_code is None
+
+    @property
+    def clock_ahead_s(self) -> float:
+        return self._clock[1]
+
+    async def open(self) -> asyncio.Task[None]:
+        """Start the supervisor over there, unless it is there. The task ends with the connection."""
+        if self._reading is None:
+            # Apart from our terminal: Ctrl-C is for us, and we tell the supervisors.
+            self._process = await asyncio.create_subprocess_exec(
+                *self.words,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+            self._reading = asyncio.create_task(self._read(self._process))
+        return self._reading
+
+    async def close(self) -> None:
+        """When nothing is left to run there."""
+        if self._process is None or self._reading is None:
+            return
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        await asyncio.wait({self._reading}, timeout=CLOSE_S)
+        if self.is_open:
+            self.hang_up()
+        await self._reading
+
+    def send(self, frame: Mapping[str, Any]) -> None:
+        stdin = self._process.stdin if self._process else None
+        if stdin is not None and not stdin.is_closing():
+            stdin.write(encode(frame))
+
+    def hang_up(self) -> None:
+        """End the connection; a supervisor at its other end takes that for the end of us."""
+        self._signal(signal.SIGTERM)
+        asyncio.get_running_loop().call_later(HANG_UP_S, self._signal, signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To ssh and what it has started, such as the ssh to a jump host: that one has our pipes too."""
+        if self._process is not None and self.is_open:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout
+        assert process.stderr
+        beating = asyncio.create_task(self._beat(process))
+        await asyncio.gather(self._read_frames(process.stdout), self._read_errors(process.stderr))
+        self.ssh_code = await process.wait()
+        beating.cancel()
+
+    async def _beat(self, process: asyncio.subprocess.Process) -> None:
+        number, patience = 0, Patience()
+        while True:
+            if process.stdin is not None and process.stdin.transport.get_write_buffer_size() < MAX_UNSENT:
+                self._beats = {**dict(list(self._beats.items())[-10:]), number: time.monotonic()}
+                self.send({"kind": "beat", "number": number})
+            number += 1
+            await asyncio.sleep(BEAT_S)
+            if not self.heard_at:
+                self._wait_for_first(patience)
+            elif time.monotonic() - self.heard_at > SILENCE_S:
+                self.said.append(f"no heartbeat for {SILENCE_S:g} s")
+                self.send(
+                    {"kind": "end", "grace_s": 0}
+                )  # it may still hear us, and would give its ranks their grace
+                await asyncio.sleep(PASS_ON_S)
+                self.hang_up()
+
+    def _wait_for_first(self, patience: Patience) -> None:
+        """ssh limits the time to connect; a shell or a file system over there may still keep us for ever."""
+        if patience.is_over():
+            name, waited = self.host.address, f"{patience.waited_s:.0f} s so far"
+            self.screen.say(f"waiting for {name} to start, {waited}", is_error=True)
+        if patience.waited_s > self.start_timeout_s:
+            self.said.append(f"{NOT_STARTED} {patience.waited_s:.0f} s")
+            self.hang_up()
+
+    async def _read_frames(self, stdout: asyncio.StreamReader) -> None:
+        async for line in _lines(stdout):
+            self._take(line)
+
+    async def _read_errors(self, stderr: asyncio.StreamReader) -> None:
+        async for line in _lines(stderr):
+            self.said.append(shown(line))
+
+    def _take(self, line: bytes) -> None:
+        frame = decode(line)
+        if frame is None:
+            self.greeting.append(shown(line))
+            return
+        self.heard_at = time.monotonic()
+        if frame["kind"] == "beat":
+            self._set_clock(frame)
+        else:
+            self.hear(frame)
+
+    def _set_clock(self, frame: Mapping[str, Any]) -> None:
+        sent = self._beats.pop(frame["number"], None)
+        if sent is not None:
+            way = self.heard_at - sent
+            self._clock = min(self._clock, (way, frame["now"] - sent - way / 2))
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """However long they are; the last one need not be whole."""
+    partial = b""
+    while data := await stream.read(1 << 16):
+        *whole, partial = (partial + data).split(b"\n")
+        for line in whole:
+            yield line
+    if partial:
+        yield partial
