@@ -22,7 +22,7 @@ from drumline.launch.node.dialling import SILENT
 from drumline.launch.node.sockets import listen_on_loopback
 from drumline.launch.topology import Topology
 
-POLL_S = 0.2
+FIRST_POLL_S, LAST_POLL_S = 0.02, 0.2
 CONNECT_S = 2.0
 FIRST_NOTICE_S = 5.0
 NAME_PATIENCE_S = 30.0  # a pod's name may come later than the pod
@@ -102,7 +102,7 @@ def _own_listener(topology: Topology) -> int | None:
 
 
 def _wait_until_open(topology: Topology, *, deadline: float, timeout_s: float) -> None:
-    notices = Notices(timeout_s)
+    notices, pause_s = Notices(timeout_s), FIRST_POLL_S
     address = f"{topology.master_addr}:{topology.master_port}"
     while cause := obstacle(topology.master_addr, topology.master_port, patience_s=min(CONNECT_S, timeout_s)):
         # All of a host see the same; one of them says it.
@@ -120,7 +120,8 @@ def _wait_until_open(topology: Topology, *, deadline: float, timeout_s: float) -
             raise _unreachable(topology, f": {cause}")
         if now > deadline:
             raise _unreachable(topology, f" within {timeout_s:g} s: {cause}")
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(LAST_POLL_S, 1.3 * pause_s)
 
 
 def obstacle(host: str, port: int, *, patience_s: float) -> str:

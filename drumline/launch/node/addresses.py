@@ -17,6 +17,8 @@ FIRST_WORD_S = 5.0
 REFUSED_S = 60.0
 NO_NAME = "its name does not resolve here"
 GROWTH = 3.0
+# Between two tries to reach the first node: short at first, since after a restart it is there in a moment.
+FIRST_POLL_S, LAST_POLL_S = 0.02, 0.2
 CLEAR_LINE = "\r\x1b[K"
 WHY_NOT = {
     REFUSED: "refused (nobody listens there; the launcher of node 0 is not up)",
@@ -105,7 +107,7 @@ def wait_for_port(
     host, _, port = endpoint.rpartition(":")
     patience = Patience()
     limits = {SILENT: closed_s, NO_ROUTE: closed_s, NO_NAME: closed_s, REFUSED: refused_s}
-    before, since = "", 0.0
+    before, since, pause_s = "", 0.0, FIRST_POLL_S
     try:
         while cause := _obstacle(host, int(port), timeout_s=max(0.1, min(4.0, timeout_s))):
             why = WHY_NOT.get(cause, cause)
@@ -121,7 +123,8 @@ def wait_for_port(
             patience.tell(
                 f"waiting for the first node at {endpoint}, {patience.waited_s:.0f} s so far: {why}"
             )
-            time.sleep(0.2)
+            time.sleep(pause_s)
+            pause_s = min(LAST_POLL_S, 1.3 * pause_s)
     finally:
         patience.end()
 

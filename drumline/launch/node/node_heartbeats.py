@@ -37,7 +37,7 @@ class QuickHandler(DynamicRendezvousHandler):
     often; the more nodes there are, the less often the one store is asked."""
 
     def next_rendezvous(self) -> RendezvousInfo:
-        poll_s = min(1.0, 0.1 + self.settings.max_nodes / 200)
+        poll_s = min(1.0, 0.02 + self.settings.max_nodes / 200)
         holder: Any = self._state_holder
         torch_delay, cached_s = dynamic_rendezvous._delay, holder._cache_duration
         holder._cache_duration = poll_s / 2

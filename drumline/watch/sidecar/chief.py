@@ -23,6 +23,7 @@ from drumline.watch.sidecar.telling import Teller
 from drumline.watch.sidecar.terms import Terms
 from drumline.watch.sidecar.unheard import PATIENCE_S, Unheard
 from drumline.watch.stragglers.naming import Stragglers
+from drumline.watch.verdicts import evidence
 from drumline.watch.verdicts.judge import judge
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.vigil import Recovery, Vigil, Wish
@@ -59,11 +60,15 @@ class Chief:
         self._comparison = ScriptComparison(terms.world_size)
         self.last_words: list[str] = []
         self._has_new_notes = False
+        self.has_news = False
+        """Whether a rank has ended or was stopped since the last look: the next one need not wait."""
         self.has_acted = False
         """Whether the run was ended: nothing that follows is news."""
 
     def hear_pulse(self, node: int, message: Mapping[str, Any]) -> None:
-        self._latest[node] = node_from_json(message["facts"])
+        before, facts = self._latest.get(node), node_from_json(message["facts"])
+        self.has_news |= before is not None and urgent(before) != urgent(facts)
+        self._latest[node] = facts
         if message.get("is_last"):
             self._gone.add(node)
 
@@ -122,6 +127,7 @@ class Chief:
         """One look at the whole. `clock`: seconds in which this process was awake."""
         picture, now = self.picture(), clock()
         wish = self._vigil.look(picture, now)
+        self.has_news = self._vigil.is_in_grace
         if not speaks or self.has_acted:
             return
         if isinstance(wish, Recovery):
@@ -200,6 +206,11 @@ def _activity(picture: Picture) -> Picture:
     """With what scripts are seen to do, where ranks mark no phases themselves."""
     nodes = tuple(replace(node, ranks=node.activity or node.ranks) for node in picture.nodes)
     return replace(picture, nodes=nodes)
+
+
+def urgent(node: NodeFacts) -> frozenset[str]:
+    """What is certainly wrong with its ranks."""
+    return evidence.ended(node.ranks) | evidence.stopped(node.ranks)
 
 
 def is_said(verdict: Verdict) -> bool:

@@ -1,6 +1,7 @@
 """The sidecar: a process that the first rank of each node starts (rank/beside.py); its terms come on stdin.
 
-It looks at its ranks five times a second and tells the hubs twice a second. Nothing that happens to it is felt by them.
+It looks at its ranks five times a second and tells the hubs twice a second, and at once when one has ended or is
+stopped. Nothing that happens to it is felt by the ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from drumline.launch.node.memory_folder import hold
 from drumline.launch.node.watch_folder import SIDECAR
 from drumline.watch.facts import to_json
 from drumline.watch.sidecar.channel import NUM_HUBS, Channel, heard_at_all
-from drumline.watch.sidecar.chief import SILENT_S, Chief, is_said
+from drumline.watch.sidecar.chief import SILENT_S, Chief, is_said, urgent
 from drumline.watch.sidecar.ending import Ending
 from drumline.watch.sidecar.node import Node
 from drumline.watch.sidecar.noted import Noted
@@ -73,10 +74,12 @@ class Sidecar:
             now = time.monotonic()
             self._awake_s += min(now - before, LATE_S)
             before = now
-            self.node.look(now, self._heard())
+            seen = urgent(self.node.facts)
+            is_urgent = urgent(self.node.look(now, self._heard())) != seen
+            self.chief.has_news |= is_urgent
             self.node.hear_ends(loop)
             self._share_notes()
-            self._send_pulse(now)
+            self._send_pulse(now, at_once=is_urgent)
             self._consider(now)
             self._show_status(now)
         await self._leave()
@@ -104,7 +107,7 @@ class Sidecar:
         if self._considering is not None and self._considering.done():
             self._note_error(self._considering)
             self._considering = None
-        is_due = now - self._considered_at >= CONSIDER_S
+        is_due = now - self._considered_at >= CONSIDER_S or self.chief.has_news
         if self._considering is None and self.node.has_begun and is_due:
             self._considered_at = now
             work = self.chief.consider(lambda: self._awake_s, speaks=self._is_chief())
@@ -115,8 +118,8 @@ class Sidecar:
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
                 self.chief.hear_note(rank, record)
 
-    def _send_pulse(self, now: float, *, is_last: bool = False) -> None:
-        if self.channel is None or (now - self._pulse_at < PULSE_S and not is_last):
+    def _send_pulse(self, now: float, *, is_last: bool = False, at_once: bool = False) -> None:
+        if self.channel is None or (now - self._pulse_at < PULSE_S and not (is_last or at_once)):
             return
         self._pulse_at = now
         message = {"kind": "pulse", "facts": to_json(self.node.facts), "is_last": is_last}

@@ -20,16 +20,19 @@ def ended(ranks: Iterable[RankFacts]) -> frozenset[str]:
     return frozenset(f"ended {rank.rank}" for rank in ranks if _has_failed(rank))
 
 
+def stopped(ranks: Iterable[RankFacts]) -> frozenset[str]:
+    """Ranks that a signal has stopped, and that nobody let go on since."""
+    return frozenset(
+        f"stopped {rank.rank}" for rank in ranks if rank.state == "T" and rank.state_s >= CERTAINLY_STOPPED_S
+    )
+
+
 def others(
     picture: Picture, seen: Mapping[int, RankFacts], *, still_s: float, limit_s: float, hears: bool
 ) -> frozenset[str]:
     """`seen`: what every rank showed last, those of silent nodes too. `hears`: whether this sidecar was awake lately;
     else it is no wonder that it heard nobody."""
-    signs = {
-        f"stopped {rank.rank}"
-        for rank in seen.values()
-        if rank.state == "T" and rank.state_s >= CERTAINLY_STOPPED_S
-    }
+    signs = set(stopped(seen.values()))
     if still_s < STANDS_S:
         return frozenset(signs)
     signs.update(_left(list(seen.values())))

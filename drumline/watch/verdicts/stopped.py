@@ -8,7 +8,9 @@ from drumline.watch.verdicts.scene import Scene, has_ended
 from drumline.watch.verdicts.verdict import Cause, Verdict
 from drumline.watch.verdicts.wording import DOING, name, names, seconds, since, who_waits
 
-CERTAINLY_STOPPED_S = 2.0
+CERTAINLY_STOPPED_S = 1.0
+"""Tools that pause a process by signals (cpulimit, a snapshot) let it continue within a fraction of this; debuggers and
+profilers hold it by ptrace, which is another state."""
 
 
 def judge_stopped(scene: Scene) -> Verdict | None:

@@ -101,6 +101,11 @@ class Vigil:
             return Wish.NOTHING
         return Wish.GATHER if self._has_new_sign(now) or self._is_time() else Wish.NOTHING
 
+    @property
+    def is_in_grace(self) -> bool:
+        """Whether there is a sign that is looked into within the second."""
+        return not self._signs <= self._gathered
+
     def decide(self, verdict: Verdict | None, picture: Picture, now: float) -> Word | None:
         """What to say of it; None: nothing, or nothing new. `picture`: as it is by now. Gathering takes a second or
         two, which count as any others; what went on meanwhile does not stand."""

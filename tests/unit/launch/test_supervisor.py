@@ -1,0 +1,136 @@
+"""A node's supervisor over its own pipes: one attempt after the other, an agent that waits for the next, the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.launch.hosts import Host
+from drumline.launch.node.guard import marked, parent_of
+from drumline.launch.plan import nodes_of_hosts
+from drumline.launch.ssh.frames import encode
+from drumline.launch.ssh.hosts_job import HostsJob
+from drumline.launch.torchrun import Program
+
+ROOT = Path(__file__).parents[3]
+# As the controller starts it, but for how long ranks run before an agent for the next attempt is loaded.
+START = "import sys, drumline.launch.ssh.supervisor as it; it.WARM_AFTER_S = 0.0; sys.exit(it.main())"
+RANK = """
+import os, time
+print("rank", os.getpid(), os.environ["DRUMLINE_JOB"], os.environ.get("DRUMLINE_RESTARTED"), flush=True)
+time.sleep(1000)
+"""
+
+
+class Node:
+    """One host's supervisor, and this test as its controller."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "rank.py").write_text(RANK)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", START],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        hosts = [Host("here")]
+        self.job = HostsJob(
+            job=f"test-{os.getpid()}-{time.monotonic_ns()}",
+            hosts=hosts,
+            nodes=nodes_of_hosts(hosts, num_procs=1, port=29500, max_restarts=3),
+            program=Program(("rank.py",)),
+            client=[],
+            python=sys.executable,
+            cwd=folder,
+            logs=folder / "logs",
+            grace_s=1,
+        )
+
+    def send(self, frame: dict[str, Any]) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(encode(frame))
+        self.process.stdin.flush()
+
+    def hear(self, kind: str, wanted: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            frame: dict[str, Any] = json.loads(line)
+            if frame["kind"] == kind and wanted(frame):
+                return frame
+        raise AssertionError(f"no {kind}")
+
+    def start(self) -> tuple[int, list[str]]:
+        """The attempt, to its first rank: its agent, and what the rank says."""
+        self.send(self.job.spec(self.job.nodes[0]))
+        self.hear("hello")
+        self.send({"kind": "start", "node": asdict(self.job.nodes[0])})
+        frame = self.hear("lines", lambda frame: frame["stream"] == "out")
+        _, rank, *facts = frame["lines"][0].split()
+        return parent_of(int(rank)), facts
+
+    def waiting(self) -> int:
+        """The agent for the next attempt; it carries that one's name."""
+        wait_until(lambda: len(marked(self.job.next_job)) == 1)
+        return marked(self.job.next_job)[0]
+
+    def is_anyone_left(self) -> bool:
+        return bool(marked(self.job.job, self.job.next_job))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture(name="node")
+def _node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    assert node.process.stdin
+    assert node.process.stdout
+    yield node
+    node.process.stdin.close()
+    node.process.wait(30)
+    node.process.stdout.close()
+
+
+def test_the_next_attempt_begins_in_the_agent_that_waits_and_all_end_with_stdin(node: Node) -> None:
+    agent, facts = node.start()
+    assert facts == [node.job.job, "None"]
+    waiting = node.waiting()
+    assert parent_of(waiting) == node.process.pid
+
+    os.kill(agent, signal.SIGKILL)
+    assert node.hear("ended")["code"] == -signal.SIGKILL
+    assert not marked(node.job.job), "its rank has ended with it"
+    assert marked(node.job.next_job) == [waiting]
+
+    node.job = node.job.again(node.job.hosts, [], restarts_left=2, first_start=1)
+    agent, facts = node.start()
+    assert agent == waiting
+    assert facts == [node.job.job, "1"]
+
+    node.waiting()
+    assert node.process.stdin
+    node.process.stdin.close()  # the controller is gone, or has no other attempt
+    assert node.process.wait(30) == 0
+    assert not node.is_anyone_left()
+
+
+def test_what_waits_ends_with_a_supervisor_that_is_killed(node: Node) -> None:
+    node.start()
+    node.waiting()
+    node.process.kill()
+    wait_until(lambda: not node.is_anyone_left())
