@@ -113,6 +113,11 @@ class WatchedAgent(LeavingAgent):
         self.tell({"kind": "started", "ranks": ranks, "world_size": _world_size(worker_group), **facts})
         return ids
 
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        if self.standby:  # those that are missing load while the nodes meet
+            self.standby.fill(at_once=True)
+        super()._restart_workers(worker_group)
+
     def _command_start(self) -> str:
         """Nothing for a start after a failure, nor where the command was given on another machine, by its clock."""
         is_the_users = self.files.num_starts == 0 and self.supervision.folder is None

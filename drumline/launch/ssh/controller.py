@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +19,7 @@ from drumline.launch.hosts import Host
 from drumline.launch.node.local import STOPPED, exit_code_of, how_it_ended
 from drumline.launch.node.watch_folder import VERDICT_S
 from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, ssh_words
-from drumline.launch.ssh.connection import Connection
+from drumline.launch.ssh.connection import BEAT_S, Connection
 from drumline.launch.ssh.errors import not_reached, was_lost
 from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
@@ -29,6 +30,8 @@ from drumline.launch.ssh.verdict import Failure, in_order, last_lines
 
 # After a rank has failed, others that fail with it are heard of before all are ended.
 SETTLE_S = 1.0
+# A host that is not heard for so long is named, where others have reported a fault.
+SILENT_S = BEAT_S + 1.0
 # How much longer than the grace the end of a job may take, until hosts that do not answer are given up.
 ENDING_S = 5.0
 # A jump host's sshd turns away at random when many knock at once.
@@ -70,6 +73,7 @@ class Controller:
         self.is_ending = False
         self.num_ranks = 0
         self._ruling_said = self._ruling_to_say = ""
+        self._silent_said: list[str] = []
 
     async def run(self) -> None:
         """Until no host has anything left to do."""
@@ -158,11 +162,29 @@ class Controller:
         elif kind == "failed" and not frame["restarts_left"]:
             settle_s = SETTLE_S + (VERDICT_S if frame.get("is_watched") else 0)
             asyncio.get_running_loop().call_later(settle_s, self._end, self.job.grace_s)
-        elif kind == "ruling" and frame["was_told"]:
+        elif kind == "ruling":
+            self._take_ruling(frame)
+
+    def _take_ruling(self, frame: Mapping[str, Any]) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(SETTLE_S, self._report_silent)
+        if frame["was_told"]:
             self._ruling_said = frame["sentence"]
-        elif kind == "ruling" and not frame["is_last"]:
+        elif not frame["is_last"]:
             self._ruling_to_say = frame["sentence"]
-            asyncio.get_running_loop().call_later(SETTLE_S, self._say_ruling)
+            loop.call_later(SETTLE_S, self._say_ruling)
+
+    def _report_silent(self) -> None:
+        """Of two hosts that do not hear each other, neither knows which one is cut off. This machine hears both, or
+        one."""
+        since = time.monotonic() - SILENT_S
+        silent = [remote.name for remote in self.remaining if remote.connection.heard_at < since]
+        if len(silent) < len(self.remaining) and silent != self._silent_said:
+            self._silent_said = silent
+            if silent:
+                self.screen.say(
+                    f"no heartbeat from {', '.join(silent)} on this machine either", is_error=True
+                )
 
     def _say_ruling(self) -> None:
         """Before ranks are started again. Every host has heard the same, and one may have said it."""

@@ -140,6 +140,25 @@ def test_what_the_sidecars_said_is_told_once_and_decides_the_code(
         assert "stands" not in "".join(last)
 
 
+def test_of_two_hosts_that_do_not_hear_each_other_the_one_is_named_that_is_silent_here(
+    make: Make, said: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "SETTLE_S", 0.01)
+
+    async def go() -> Controller:
+        controller = make()
+        a, b, c = await start(controller, left=1)
+        for silent_s in (1, 4, 4):
+            b.connection.heard_at = time.monotonic() - silent_s
+            hear(a, "ruling", **{**RULING, "was_told": True}, is_last=False)
+            hear(c, "ruling", **{**RULING, "was_told": True}, is_last=False)
+            await asyncio.sleep(0.05)
+        return controller
+
+    asyncio.run(go()).screen.close()
+    assert said.read_text().splitlines()[1:] == ["drumline: no heartbeat from b on this machine either"]
+
+
 def test_a_wrong_clock_does_not_change_who_was_first(make: Make, said: Path) -> None:
     async def go() -> Controller:
         controller = make()
