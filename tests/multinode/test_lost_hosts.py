@@ -13,7 +13,7 @@ from tests.multinode.hosts import Host, Testbed
 from tests.multinode.sshd import SshDaemons
 
 ROOT = Path(__file__).parents[2]
-AGENT = "drumline.launch.ssh.node_job"
+AGENT, SUPERVISOR = "-m drumline.launch.ssh.node_job", "-m drumline.launch.ssh.supervisor"
 CUT_S = 10.0
 # Ranks that load no torch, and note their starts. Rank 1 exits with 0 when it is asked to, and rank 0 fails for it, as
 # one whose peer is gone does.
@@ -36,9 +36,26 @@ while not Path("finish").exists():
 """
 
 
+def find(host: Host, words: str) -> set[int]:
+    """By the command line; not sshd's shell, nor `env`."""
+    return {
+        pid for pid in host.space.pids() if processes.command(pid).startswith(f"{sys.executable} {words}")
+    }
+
+
+def agents(host: Host) -> tuple[set[int], set[int]]:
+    """Those whose ranks run, and those that wait for the next attempt."""
+    found = find(host, AGENT)
+    running = {
+        pid for pid in found if any("ranks.py" in processes.command(one) for one in processes.children(pid))
+    }
+    return running, found - running
+
+
 def kill_agent(host: Host) -> None:
-    (agent,) = [pid for pid in host.space.pids() if AGENT in processes.command(pid)]
-    processes.send([agent], signal.SIGKILL)
+    (running, _) = agents(host)
+    assert len(running) == 1
+    processes.send(running, signal.SIGKILL)
 
 
 def test_what_is_lost_is_started_again_by_itself(
@@ -85,13 +102,21 @@ def test_what_is_lost_is_started_again_by_itself(
     assert bed["b"].find("RANK=1") == ranks != [], "a host that is cut off for so long is not lost"
     bed["b"].restore()
     assert job.is_running()
-    before = (folder / "starts-1").stat().st_size
 
+    a = bed["a"]
+    processes.wait_until(
+        lambda: [len(some) for some in agents(a)] == [1, 1], "an agent that waits", timeout_s=90
+    )
+    (_, waiting), supervisor = agents(a), find(a, SUPERVISOR)
     bed["b"].power_off()
     job.wait_for("drumline: c replaces b, which is unreachable (", timeout_s=90)
-    wait_for_start(before + 1, "ac")
+    job.wait_for("rank 1 on c: start ", timeout_s=90)
+    processes.wait_until(lambda: bool(agents(a)[0]), "rank 0 on a")
+    assert agents(a)[0] == waiting, "the next attempt runs in the agent that waited"
+    assert find(a, SUPERVISOR) == supervisor, "and over the same connection"
     (folder / "finish").touch()
     assert job.wait(60) == 0, job.text()
+    assert not find(a, "-m drumline"), "what waited has ended with the rest"
     (logs,) = (folder / "runs" / "launch").iterdir()
     assert (logs / "rank-00000.restart-2.out").read_text().startswith("rank 0 on a: start 3, "), (
         "each start has files of its own"
