@@ -10,6 +10,7 @@ import asyncio
 import signal
 import sys
 
+from drumline.launch.ssh.conclusion import conclude
 from drumline.launch.ssh.controller import LEAVING, Controller
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.screen import Screen
@@ -48,7 +49,7 @@ async def run_attempts(job: HostsJob, screen: Screen) -> int:
     await current.close()
     for number in heeded:
         loop.remove_signal_handler(number)
-    return current.conclude()
+    return conclude(current)
 
 
 def _next(lost: Controller, max_restarts: int) -> Controller:

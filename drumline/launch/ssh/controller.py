@@ -14,9 +14,8 @@ from dataclasses import asdict
 from typing import Any
 
 from drumline.errors import DrumlineError, ExitCode, PreflightError, TrainingError
-from drumline.launch.commands import interrupted
 from drumline.launch.hosts import Host
-from drumline.launch.node.local import STOPPED, exit_code_of, how_it_ended
+from drumline.launch.node.local import how_it_ended
 from drumline.launch.node.watch_folder import VERDICT_S
 from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, ssh_words
 from drumline.launch.ssh.connection import BEAT_S, Connection
@@ -26,7 +25,6 @@ from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.reconnect import Reconnect, Search
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
-from drumline.launch.ssh.verdict import Failure, in_order, last_lines
 
 # After a rank has failed, others that fail with it are heard of before all are ended.
 SETTLE_S = 1.0
@@ -42,7 +40,6 @@ RETRY_S = 0.5
 MENDABLE = (ExitCode.TRAINING_FAILED, ExitCode.INTERRUPTED)
 # What asks a run to save and leave; the others only end it.
 LEAVING = (signal.SIGTERM, signal.SIGUSR1)
-LEFT = "drumline: preempted by {}; the ranks have saved: rerun the same command to resume"
 
 
 class Controller:
@@ -302,64 +299,3 @@ class Controller:
         for remote in (remote for remote in self.remotes if remote.is_running):
             remote.end(grace_s)
             asyncio.get_running_loop().call_later(grace_s + ENDING_S, remote.hang_up)
-
-    def conclude(self) -> int:
-        """The last lines, and the exit code."""
-        code = self._tell_result()
-        if code:
-            self.screen.write(f"drumline: logs in {self.job.logs} on each host\n")
-        else:
-            self.screen.say(f"done; logs in {self.job.logs} on each host")
-        return code
-
-    def _tell_result(self) -> int:
-        for error in self.problems:
-            self.screen.write(f"drumline: error: {error}\n")
-        if self._have_left():
-            self.screen.write(LEFT.format(self.told.name if self.told else "a signal to a rank") + "\n")
-            return ExitCode.PREEMPTED
-        if self.told is not None:
-            words = self.job.program.words
-            self.screen.write((interrupted(None, words) if self.job.program.is_task else STOPPED) + "\n")
-            return ExitCode.INTERRUPTED
-        failures = in_order(
-            [remote.marked(failure) for remote in self.remaining for failure in remote.failures]
-        )
-        if failures and (code := self._pass_on_ruling(failures[0])) is not None:
-            return code
-        if failures:
-            lost_first = bool(self.problems) and self._last_word_of_lost() <= failures[0].at
-            lines = last_lines(failures, self.num_ranks, lost_first=lost_first)
-            self.screen.write("".join(f"{line}\n" for line in lines))
-            if not lost_first:
-                return exit_code_of(failures[0].code, is_task=self.job.program.is_task)
-        if self.problems:
-            return self.problems[0].exit_code
-        if self.ended_first is None or self.ended_first.code is None:
-            return ExitCode.SUCCESS
-        if not failures:
-            self.screen.write(self.ended_first.last_words())
-        return exit_code_of(self.ended_first.code, is_task=True)
-
-    def _pass_on_ruling(self, first: Failure) -> int | None:
-        """What the sidecars said, once for all hosts, where that explains more than the first failure; the code."""
-        rulings = [remote.ruling for remote in self.remaining if remote.ruling is not None]
-        # A rank's own last words stay last here, a script's too.
-        if not rulings or not rulings[0].tells_more(first.code, is_task=True):
-            return None
-        self.screen.write(f"drumline: {rulings[0].sentence}\n")
-        is_task = self.job.program.is_task
-        return ExitCode.HANG if rulings[0].is_hang else exit_code_of(first.code, is_task=is_task)
-
-    def _have_left(self) -> bool:
-        """Whether all ranks of a task have saved and left, whoever was told to. Ctrl-C asks for no such thing."""
-        codes = {remote.code for remote in self.remaining}
-        wanted = self.told is None or self.told in LEAVING
-        return self.job.program.is_task and wanted and codes == {int(ExitCode.PREEMPTED)}
-
-    def _last_word_of_lost(self) -> float:
-        """When the first of the hosts that were lost was heard for the last time: it was lost after that."""
-        return min(
-            (remote.connection.heard_at for remote in self.remaining if remote.code is None),
-            default=float("inf"),
-        )

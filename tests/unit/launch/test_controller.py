@@ -15,6 +15,7 @@ import pytest
 
 from drumline.launch.hosts import Host
 from drumline.launch.plan import nodes_of_hosts
+from drumline.launch.ssh import conclusion
 from drumline.launch.ssh import connection as connection_module
 from drumline.launch.ssh import controller as controller_module
 from drumline.launch.ssh.attempts import run_attempts
@@ -66,7 +67,7 @@ def hear(remote: Remote, kind: str, **content: Any) -> None:
 
 
 def conclude(controller: Controller, said: Path) -> tuple[int, list[str]]:
-    code = controller.conclude()
+    code = conclusion.conclude(controller)
     controller.screen.close()
     return code, said.read_text().splitlines()
 
