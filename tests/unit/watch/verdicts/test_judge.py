@@ -11,6 +11,7 @@ import pytest
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import Answer, NodeFacts, Picture, RankFacts, Silent, node_from_json, to_json
 from drumline.watch.sidecar import line
+from drumline.watch.verdicts import evidence
 from drumline.watch.verdicts.frames import is_loading, is_meeting, users_frame
 from drumline.watch.verdicts.judge import judge
 from drumline.watch.verdicts.verdict import Cause, Verdict
@@ -385,6 +386,17 @@ def test_two_faults_at_once_are_both_told() -> None:
     assert ".. Next" not in found(picture(ended(5, 1, failure="it is Killed."))).sentence("failure")
     stopped = [stands(rank, Phase.FORWARD, state="T") for rank in (1, 2)]
     assert found(picture(*stopped)).next_step.endswith("kill -CONT 4701 4702 on node-a lets it go on")
+
+
+@pytest.mark.parametrize(
+    ("state", "state_s", "is_fault"), [("T", 0.9, False), ("T", 1.1, True), ("t", 9.0, False)]
+)
+def test_a_rank_that_continues_within_a_second_or_is_debugged_is_no_fault(
+    state: str, state_s: float, is_fault: bool
+) -> None:
+    rank = stands(3, Phase.FORWARD, state=state, state_s=state_s)
+    assert bool(evidence.stopped([rank])) is is_fault
+    assert found(picture(rank)).is_certain is is_fault
 
 
 def test_a_job_that_is_stopped_as_a_whole_may_be_let_go_on() -> None:
