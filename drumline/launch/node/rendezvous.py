@@ -86,7 +86,10 @@ class FixedRanks(RendezvousHandler):
         """Collective: every participant says its rank and where ranks could meet, and hears all others'."""
         claims = edges = None
         while claims is None or edges is None:
-            info = self.inner.next_rendezvous()
+            try:
+                info = self.inner.next_rendezvous()
+            except dist.DistStoreError:  # who was to say where this round meets had left it
+                continue
             store = dist.PrefixStore("drumline/nodes", info.store)
             with open_door() as door:
                 claims = self._claims(store, info, door)

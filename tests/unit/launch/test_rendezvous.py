@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,6 +125,23 @@ def test_a_participant_that_is_gone_before_it_spoke_is_met_without() -> None:
     rounds = iter([inner.info, alone.info])
     inner.next_rendezvous = lambda: next(rounds)  # type: ignore[method-assign]
     assert one.next_rendezvous().world_size == 1
+
+
+def test_a_round_whose_first_node_left_it_is_met_again() -> None:
+    inner = Met(dist.HashStore(), 0, 1)
+
+    def meet_again() -> RendezvousInfo:
+        if not inner.num_meetings:
+            inner.num_meetings += 1
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            store.set_timeout(timedelta(seconds=0.1))
+            store.get("what the first node of the round never wrote")
+        return inner.info
+
+    one = handler(inner, node_of(0, 1))
+    inner.next_rendezvous = meet_again  # type: ignore[method-assign]
+    assert one.next_rendezvous().world_size == 1
+    assert inner.num_meetings == 1
 
 
 def test_nodes_that_met_apart_under_one_number_meet_again() -> None:
