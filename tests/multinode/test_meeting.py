@@ -145,7 +145,7 @@ def test_a_task_that_loses_a_node_and_gets_it_back_ends_with_the_same_weights(
     for folder in (tmp_path, alone):
         (folder / "mine.py").write_text(GATED)
     task = ("mine.py:Gated", "--run", "run", "--fresh", "--dist.start_timeout_s", "60")
-    jobs = Jobs(tmp_path, a, nodes="1:2", flags=("--last-call", "2", "--lost-after", "3"))
+    jobs = Jobs(tmp_path, a, nodes="1:2", flags=("--last-call", "6", "--lost-after", "3"))
     on_b = jobs.start(b, 1, *task)  # first: a waits only for the last call
     on_a = jobs.start(a, 0, *task)
     undisturbed = a.start(
