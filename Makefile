@@ -27,13 +27,13 @@ tools: ## get what tests/multinode needs from apt, where that may be
 	@tests/multinode/install.sh
 
 test: check tools ## everything that must pass before a change lands
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal
 
 test-newest: tools ## the suite against the newest torch that pip finds, in a venv of its own
 	$(PYTHON) -m venv .venv-newest
 	grep -v '^torch==' constraints.txt > .venv-newest/constraints.txt
 	.venv-newest/bin/pip install --quiet --upgrade --constraint .venv-newest/constraints.txt --editable '.[dev]' torch
-	.venv-newest/bin/python -m pytest --numprocesses 2 --dist worksteal $(TESTS)
+	.venv-newest/bin/python -m pytest --numprocesses 3 --dist worksteal $(TESTS)
 
 bench: .venv/ready ## the engine with everything on against a hand-written loop, on the CPU
 	$(BIN)/python -m benchmarks cpu --device cpu
