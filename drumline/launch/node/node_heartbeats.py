@@ -64,6 +64,10 @@ class ObservedState(_BackendRendezvousStateHolder):
         state, now = self._state, time.monotonic()
         written = state.last_heartbeats
         self._seen = {node: self._observe(node, stamp, now) for node, stamp in written.items()}
+        if self._node in self._seen:  # without CPU for a while it is late with its heartbeat, not dead
+            stamp, at = self._seen[self._node]
+            late_s = 1.5 * self._settings.keep_alive_interval.total_seconds()
+            self._seen[self._node] = stamp, max(at, now - late_s)
         state.last_heartbeats = {node: self._by_wall_clock(at) for node, (_, at) in self._seen.items()}
         super()._sanitize()
         # What this node writes back must not look like another's heartbeat; by its own torch sees when to send one.

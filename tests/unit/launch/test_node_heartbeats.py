@@ -76,6 +76,17 @@ def test_a_node_lives_while_its_heartbeat_changes_and_no_longer(shift: timedelta
     assert OTHER not in nodes.mine.state.last_heartbeats
 
 
+def test_a_node_that_had_no_cpu_is_late_in_its_own_eyes_and_gone_in_others() -> None:
+    nodes = Nodes()
+    for holder, node in ((nodes.mine, MINE), (nodes.other, OTHER)):
+        nodes.write(holder, node, datetime.now(UTC))
+    nodes.mine.sync()
+    time.sleep(1.5 * LIMIT_S)
+    nodes.mine.sync()
+    assert set(nodes.mine.state.participants) == {MINE}
+    assert _should_keep_alive(_RendezvousContext(MINE, nodes.mine.state, SETTINGS))
+
+
 def test_a_clock_that_jumps_back_does_not_silence_this_node() -> None:
     nodes = Nodes()
     nodes.write(nodes.mine, MINE, datetime.now(UTC) + HOUR)  # as written before the jump
