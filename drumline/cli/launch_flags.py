@@ -99,7 +99,8 @@ OF_HOSTS: FlagTable = {
         bool,
         "",
         "Keep a process beside each rank of a task that has loaded torch and waits, so that a restart takes seconds "
-        "less [on; about 150 MB of memory each].",
+        "less; with --hosts also an agent per host with such processes of its own, for when the first is lost [on; "
+        "about 150 MB of memory each].",
     ),
     "port": (
         Annotated[int, Bounds(low=1, high=65535)],

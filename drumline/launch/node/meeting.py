@@ -20,8 +20,6 @@ from drumline.launch.node.sockets import listen_on_loopback, notice_silence
 from drumline.launch.torchrun import KEEP_ALIVE_ATTEMPTS, OWN_STORE, RUN_ID, Node
 
 STORE_TIMEOUT_S = 30
-# For a key that another node is about to write.
-KEY_TIMEOUT_S = 10
 
 
 class Alone(RendezvousHandler):
@@ -78,7 +76,6 @@ def open_rendezvous(node: Node) -> Alone | FixedRanks:
     os.environ[OWN_STORE.partition("=")[0]] = OWN_STORE.partition("=")[2]
     address = address_of(node)
     store = _open_store(node, is_master=node.node_rank == 0)
-    store.set_timeout(timedelta(seconds=KEY_TIMEOUT_S))
     roll = Roll(_open_store(node, is_master=False), node)
     notice_silence(_port(node), after_s=node.lost_after_s)
     roll.check_job()

@@ -88,7 +88,7 @@ class FixedRanks(RendezvousHandler):
         while claims is None or edges is None:
             try:
                 info = self.inner.next_rendezvous()
-            except dist.DistStoreError:  # who was to say where this round meets had left it
+            except dist.DistStoreError:  # the first node left the round before it published its address
                 continue
             store = dist.PrefixStore("drumline/nodes", info.store)
             with open_door() as door:

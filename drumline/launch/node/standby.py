@@ -47,7 +47,7 @@ class Standby:
 
     def fill(self, *, at_once: bool = False) -> None:
         """One more, if it is time: one after the other, so that they never take all cores from ranks that train.
-        `at_once`: all, when there are no ranks yet."""
+        `at_once`: all, when no rank trains."""
         missing = self._count - len(self._waiting)
         for _ in range(missing if at_once else min(missing, int(time.monotonic() >= self._fill_at))):
             self._start()

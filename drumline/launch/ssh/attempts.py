@@ -46,10 +46,11 @@ async def run_attempts(job: HostsJob, screen: Screen) -> int:
     while current.lost and current.told is None:
         current = _next(current, max_restarts)
         await current.run()
+    code = conclude(current)  # a signal while the connections close does not change how it ended
     await current.close()
     for number in heeded:
         loop.remove_signal_handler(number)
-    return conclude(current)
+    return code
 
 
 def _next(lost: Controller, max_restarts: int) -> Controller:

@@ -37,7 +37,7 @@ CLOSE_S = 5.0
 
 
 def _drop(frame: Mapping[str, Any]) -> None:
-    """Between two attempts."""
+    """Until something runs there."""
 
 
 @dataclass(eq=False)
@@ -120,9 +120,15 @@ class Connection:
         assert process.stdout
         assert process.stderr
         beating = asyncio.create_task(self._beat(process))
-        await asyncio.gather(self._read_frames(process.stdout), self._read_errors(process.stderr))
-        self.ssh_code = await process.wait()
-        beating.cancel()
+        try:
+            await asyncio.gather(self._read_frames(process.stdout), self._read_errors(process.stderr))
+        except BaseException:
+            # A fault of ours in a frame's handler; without a reader the connection is of no use.
+            self._signal(signal.SIGKILL)
+            raise
+        finally:
+            self.ssh_code = await process.wait()
+            beating.cancel()
 
     async def _beat(self, process: asyncio.subprocess.Process) -> None:
         number, patience = 0, Patience()

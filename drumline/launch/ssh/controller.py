@@ -179,9 +179,7 @@ class Controller:
         if len(silent) < len(self.remaining) and silent != self._silent_said:
             self._silent_said = silent
             if silent:
-                self.screen.say(
-                    f"no heartbeat from {', '.join(silent)} on this machine either", is_error=True
-                )
+                self.screen.say(f"no heartbeat from {', '.join(silent)} on this machine", is_error=True)
 
     def _say_ruling(self) -> None:
         """Before ranks are started again. Every host has heard the same, and one may have said it."""

@@ -75,6 +75,8 @@ class Remote:
         ended = asyncio.create_task(self.ended.wait())
         await asyncio.wait({closed, ended}, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
+        if closed.done():
+            closed.result()  # raises what a frame's handler raised
 
     def marked(self, failure: Failure) -> Failure:
         """With whether the user has read its last words. To be asked when all lines have come."""

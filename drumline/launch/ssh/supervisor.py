@@ -94,6 +94,8 @@ class Supervisor:
         self.agent = waiting if waiting and is_warm else AgentProcess(spec, self.node_log)
         self.waiting: AgentProcess | None = None
         """For the next attempt."""
+        self.is_last = False
+        """Whether a signal asked this process to exit: the host may be shutting down."""
         self._warm_at = float("inf")
         self.error: list[str] = []
         """Why the agent gave up, when no rank was to blame."""
@@ -122,6 +124,7 @@ class Supervisor:
             signal.signal(number, signal.SIG_DFL)
 
     def _told(self, number: int, _: FrameType | None) -> None:
+        self.is_last = True
         self.end(self.spec["grace_s"], f"told to end by {signal.Signals(number).name}")
 
     def end(self, grace_s: float, why: str = "") -> None:
@@ -175,6 +178,8 @@ class Supervisor:
                 self._follow(frame["ranks"], frame["start"])
                 may_restart = self.spec["standby"] and frame["restarts_left"]
                 self._warm_at = time.monotonic() + WARM_AFTER_S if may_restart else float("inf")
+                if self.waiting and not may_restart:
+                    self.waiting.close()
             elif frame["kind"] == "failed":
                 frame["last_words"] = self._last_words(frame["rank"], frame["start"])
             self.out.send(**frame)
@@ -242,6 +247,8 @@ def main() -> int:
             break
         supervisor = Supervisor(spec, link, waiting)
         supervisor.run()
+        if supervisor.is_last:
+            break
         waiting = supervisor.waiting
     guard.Ending(lambda: guard.descendants(os.getpid()), 0).finish()
     link.drain()

@@ -21,7 +21,7 @@ def ended(ranks: Iterable[RankFacts]) -> frozenset[str]:
 
 
 def stopped(ranks: Iterable[RankFacts]) -> frozenset[str]:
-    """Ranks that a signal has stopped, and that nobody let go on since."""
+    """Ranks that a signal has stopped, and that were not continued since."""
     return frozenset(
         f"stopped {rank.rank}" for rank in ranks if rank.state == "T" and rank.state_s >= CERTAINLY_STOPPED_S
     )

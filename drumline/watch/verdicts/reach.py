@@ -13,7 +13,7 @@ SILENT_S = 3.0
 _REFUSED_S = 5.0
 """A sidecar that died is started again within a second or two, and refuses until then."""
 _FRESH_S = 1.5
-"""Pulses come twice a second. An older one may complain of a sidecar that had no CPU, and has been heard since."""
+"""Pulses come twice a second. An older one may report a sidecar that had no CPU and has been heard since."""
 _UNTRIED_S = 10.0
 """When a new connection was not tried, or came about: a sidecar without CPU is as silent as a host that is gone."""
 

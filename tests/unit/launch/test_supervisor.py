@@ -23,8 +23,12 @@ from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.torchrun import Program
 
 ROOT = Path(__file__).parents[3]
-# As the controller starts it, but for how long ranks run before an agent for the next attempt is loaded.
-START = "import sys, drumline.launch.ssh.supervisor as it; it.WARM_AFTER_S = 0.0; sys.exit(it.main())"
+# As the controller starts it; but an agent for the next attempt is loaded at once, and nobody sends heartbeats.
+START = """
+import sys, drumline.launch.ssh.supervisor as it
+it.WARM_AFTER_S, it.LEASE_S = 0.0, 600.0
+sys.exit(it.main())
+"""
 RANK = """
 import os, time
 print("rank", os.getpid(), os.environ["DRUMLINE_JOB"], os.environ.get("DRUMLINE_RESTARTED"), flush=True)
@@ -32,7 +36,7 @@ time.sleep(1000)
 """
 
 
-class Node:
+class SupervisorProcess:
     """One host's supervisor, and this test as its controller."""
 
     def __init__(self, folder: Path) -> None:
@@ -96,8 +100,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture(name="node")
-def _node(tmp_path: Path) -> Iterator[Node]:
-    node = Node(tmp_path)
+def _node(tmp_path: Path) -> Iterator[SupervisorProcess]:
+    node = SupervisorProcess(tmp_path)
     assert node.process.stdin
     assert node.process.stdout
     yield node
@@ -106,7 +110,9 @@ def _node(tmp_path: Path) -> Iterator[Node]:
     node.process.stdout.close()
 
 
-def test_the_next_attempt_begins_in_the_agent_that_waits_and_all_end_with_stdin(node: Node) -> None:
+def test_the_next_attempt_begins_in_the_agent_that_waits_and_all_end_with_stdin(
+    node: SupervisorProcess,
+) -> None:
     agent, facts = node.start()
     assert facts == [node.job.job, "None"]
     waiting = node.waiting()
@@ -129,8 +135,18 @@ def test_the_next_attempt_begins_in_the_agent_that_waits_and_all_end_with_stdin(
     assert not node.is_anyone_left()
 
 
-def test_what_waits_ends_with_a_supervisor_that_is_killed(node: Node) -> None:
+def test_what_waits_ends_with_a_supervisor_that_is_killed(node: SupervisorProcess) -> None:
     node.start()
     node.waiting()
     node.process.kill()
     wait_until(lambda: not node.is_anyone_left())
+
+
+def test_a_supervisor_that_gets_a_signal_exits_and_takes_no_other_attempt(node: SupervisorProcess) -> None:
+    """Its host may be shutting down: the next attempt is for a spare."""
+    node.start()
+    node.waiting()
+    node.process.terminate()
+    node.hear("ended")
+    assert node.process.wait(30) == 0
+    assert not node.is_anyone_left()

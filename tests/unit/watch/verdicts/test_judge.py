@@ -698,7 +698,7 @@ def test_pictures_with_little_in_them() -> None:
     assert found(picture(mute, stands(5, Phase.DATA))).rank == 5
 
 
-def test_a_complaint_that_is_old_does_not_close_a_way() -> None:
+def test_an_outdated_silence_is_no_unreachable_host() -> None:
     """A sidecar that had no CPU was silent to the other one, and both say so for a moment."""
     stale = judge(picture(node_0={"heard_s": {1: 1.9}}, node_1={"heard_s": {0: 4.0}}))
     assert stale is None or stale.cause is not Cause.UNREACHABLE
