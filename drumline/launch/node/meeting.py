@@ -76,6 +76,7 @@ def open_rendezvous(node: Node) -> Alone | FixedRanks:
     os.environ[OWN_STORE.partition("=")[0]] = OWN_STORE.partition("=")[2]
     address = address_of(node)
     store = _open_store(node, is_master=node.node_rank == 0)
+    keys = _open_store(node, is_master=False)
     roll = Roll(_open_store(node, is_master=False), node)
     notice_silence(_port(node), after_s=node.lost_after_s)
     roll.check_job()
@@ -90,7 +91,7 @@ def open_rendezvous(node: Node) -> Alone | FixedRanks:
         keep_alive_interval=timedelta(seconds=max(1, node.lost_after_s // KEEP_ALIVE_ATTEMPTS)),
         keep_alive_max_attempt=KEEP_ALIVE_ATTEMPTS,
     )
-    inner = make_handler(store, settings, address)
+    inner = make_handler(store, keys, settings, address)
     return FixedRanks(inner, node, address, roll)
 
 

@@ -21,15 +21,20 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _NodeDesc,
 )
 
+# How long the address of a round's first node is waited for: it may have left the round, and waits for the next.
+ADDRESS_S = 10
 LONG_AGO, NEVER = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
-def make_handler(store: dist.Store, settings: RendezvousSettings, address: str) -> DynamicRendezvousHandler:
-    """torch's c10d rendezvous in this store; `address` is what the other nodes call this one."""
+def make_handler(
+    store: dist.Store, keys: dist.Store, settings: RendezvousSettings, address: str
+) -> DynamicRendezvousHandler:
+    """torch's c10d rendezvous in this store; `address` is what the other nodes call this one. `keys`: the same store,
+    over a connection of its own, for what nodes write to each other in a round."""
     node = DynamicRendezvousHandler._node_desc_generator.generate(address)
     backend = C10dRendezvousBackend(store, settings.run_id)
     holder = ObservedState(backend, settings, node)
-    return QuickHandler(node, settings, backend.name, store, holder)
+    return QuickHandler(node, settings, backend.name, keys, holder)
 
 
 class QuickHandler(DynamicRendezvousHandler):
@@ -39,13 +44,17 @@ class QuickHandler(DynamicRendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         poll_s = min(1.0, 0.02 + self.settings.max_nodes / 200)
         holder: Any = self._state_holder
+        keys: Any = self._store
         torch_delay, cached_s = dynamic_rendezvous._delay, holder._cache_duration
+        timeout = keys.timeout
+        keys.set_timeout(timedelta(seconds=ADDRESS_S))
         holder._cache_duration = poll_s / 2
         dynamic_rendezvous._delay = lambda seconds: time.sleep(poll_s)
         try:
             return super().next_rendezvous()
         finally:
             dynamic_rendezvous._delay, holder._cache_duration = torch_delay, cached_s
+            keys.set_timeout(timeout)
 
 
 class ObservedState(_BackendRendezvousStateHolder):

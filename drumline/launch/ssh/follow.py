@@ -14,6 +14,8 @@ MAX_READ = 1 << 16
 # Who is further behind than this jumps to the end, but for the first and the last few lines.
 MAX_LAG = 1 << 22
 KEPT_OF_LAG = 1 << 13
+# At the end there is no later: more than a screen can take at once would cost the last lines.
+MAX_REST = 1 << 20
 WITHOUT_TRACEBACK = 20
 # A progress bar moves on one line, which has no end.
 PROGRESS_EVERY_S = 2.0
@@ -32,14 +34,14 @@ class Follower:
         self._in_long_line = False
         self._shown_at = time.monotonic()
 
-    def read(self) -> list[str]:
+    def read(self, max_lag: int = MAX_LAG) -> list[str]:
         """The lines that are whole by now."""
-        most = KEPT_OF_LAG if self._lag() > MAX_LAG else MAX_READ
-        return [*self._take(self._new_bytes(most)), *self._skip_lag()]
+        most = KEPT_OF_LAG if self._lag() > max_lag else MAX_READ
+        return [*self._take(self._new_bytes(most)), *self._skip_lag(max_lag)]
 
     def rest(self) -> list[str]:
         """When nobody writes any more: what is left, its last line whole or not."""
-        lines = self.read()
+        lines = self.read(MAX_REST)
         # What a rank has left behind may write on, faster than it is read.
         end = (_size_and_inode(self.path) or (0, 0))[0]
         while self._offset < end and (more := self._new_bytes()):
@@ -70,8 +72,8 @@ class Follower:
         found = _size_and_inode(self.path)
         return 0 if found is None else found[0] - self._offset
 
-    def _skip_lag(self) -> list[str]:
-        if (lag := self._lag()) <= MAX_LAG:
+    def _skip_lag(self, max_lag: int) -> list[str]:
+        if (lag := self._lag()) <= max_lag:
             return []
         skipped = lag - KEPT_OF_LAG
         self._offset += skipped

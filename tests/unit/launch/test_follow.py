@@ -55,6 +55,15 @@ def test_who_is_far_behind_jumps_and_says_so(tmp_path: Path) -> None:
     assert len(lines) < follow.KEPT_OF_LAG
 
 
+def test_of_a_flood_at_the_end_the_last_lines_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"many\n" * follow.MAX_REST + b"no end")
+    lines = Follower(path).rest()
+    assert lines[-2:] == ["many", "no end"]
+    assert any("bytes are not shown; all is in" in line for line in lines)
+    assert len(lines) < 20_000, "as many as wait for a screen"
+
+
 def test_the_rest_has_an_end_though_somebody_writes_on(tmp_path: Path) -> None:
     class Growing(Follower):
         num_reads = 0
