@@ -53,7 +53,7 @@ class AgentProcess:
         self.close()
 
     def close(self) -> None:
-        """One that waits exits."""
+        """No more comes on its stdin: one that waits exits."""
         assert self.process.stdin
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -64,6 +64,6 @@ class AgentProcess:
 
     def _send(self, frame: Mapping[str, Any]) -> None:
         assert self.process.stdin
-        with contextlib.suppress(OSError, ValueError):  # it was killed; or told to start twice
+        with contextlib.suppress(OSError, ValueError):  # it was killed, or closed
             self.process.stdin.write(encode(frame))
             self.process.stdin.flush()

@@ -142,9 +142,8 @@ class Connection:
                 self._wait_for_first(patience)
             elif time.monotonic() - self.heard_at > SILENCE_S:
                 self.said.append(f"no heartbeat for {SILENCE_S:g} s")
-                self.send(
-                    {"kind": "end", "grace_s": 0}
-                )  # it may still hear us, and would give its ranks their grace
+                # It may still hear us, and would give its ranks their grace.
+                self.send({"kind": "end", "grace_s": 0})
                 await asyncio.sleep(PASS_ON_S)
                 self.hang_up()
 

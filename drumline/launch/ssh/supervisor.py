@@ -90,8 +90,7 @@ class Supervisor:
         self.ending: guard.Ending | None = None
         self.followers: dict[tuple[int | None, str], Follower] = {}
         self.followers[None, "err"] = Follower(self.node_log, from_end=True)
-        is_warm = waiting is not None and waiting.is_alive
-        self.agent = waiting if waiting and is_warm else AgentProcess(spec, self.node_log)
+        self.agent = waiting if waiting and waiting.is_alive else AgentProcess(spec, self.node_log)
         self.waiting: AgentProcess | None = None
         """For the next attempt."""
         self.is_last = False
