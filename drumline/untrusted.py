@@ -1,0 +1,218 @@
+"""Files and text that another user, another process or a bad disk may have written: opened and decoded within limits.
+
+What is refused raises as a missing or damaged file does: OSError for the file, ValueError for its content. So a reader
+needs no case of its own for it. No torch here.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+MAX_DEPTH = 200
+"""Of nested objects and lists: far below Python's recursion limit, which otherwise depends on who calls."""
+MAX_DIGITS = 300
+"""Of an integer: any such number can be printed and converted to a float."""
+MAX_BITS = 990
+"""The same; what is saved must be readable."""
+TEXT_BYTES = 1 << 20
+"""Of a file that people write: settings, hostfiles, env files."""
+DOCUMENT_BYTES = 64 << 20
+"""Of a JSON document that Drumline writes."""
+
+APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|[\[{]|[\]}]', re.DOTALL)
+# A dotted key of more than a hundred parts: tomllib takes quadratic time over them.
+_LONG_KEY = re.compile(r"""(?<![\w"'.-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){100}""")
+
+
+# Files
+
+
+def open_regular(path: Path, *, follow_links: bool = False) -> BinaryIO:
+    """Open a regular file to read; anything else is refused without waiting for it. A link in the last part of the path
+    is followed only where `follow_links` says so: for a file that the user named."""
+    return os.fdopen(descriptor_of(path, os.O_RDONLY, follow_links=follow_links), "rb")
+
+
+def read_regular(path: Path, *, most: int = DOCUMENT_BYTES, follow_links: bool = False) -> bytes:
+    """The bytes of a regular file that has no more than `most` of them."""
+    with open_regular(path, follow_links=follow_links) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+        return file.read(size)  # not `most`: a read takes its memory first
+
+
+def open_append(path: Path) -> BinaryIO:
+    """Open a regular file of this user to append to, without a buffer; it is made where there is none."""
+    return os.fdopen(descriptor_of(path, APPEND), "ab", buffering=0)
+
+
+def open_log(path: Path) -> TextIO:
+    """The same for text, line by line; what is no text is escaped."""
+    return os.fdopen(descriptor_of(path, APPEND), "a", 1, encoding="utf-8", errors="backslashreplace")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file at once, so that a full disk never leaves half of it, or none."""
+    beside = path.with_name(f".{path.name}.partial")
+    try:
+        beside.unlink(missing_ok=True)  # a link that was put there would be followed, or keep us out
+        with beside.open("x", encoding="utf-8") as file:
+            file.write(text)
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def make_own_folder(folder: Path, *, follow_links: bool = False) -> None:
+    """Make a folder, and its parents, unless it is there; an OSError says that it is no folder, or another user's, who
+    could choose what is written where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    check_own_folder(folder, follow_links=follow_links)
+
+
+def check_own_folder(folder: Path, *, follow_links: bool = False) -> None:
+    """The same of a folder that is there. With `follow_links` it may be a link, of this user."""
+    found = folder.lstat()
+    if follow_links and stat.S_ISLNK(found.st_mode):
+        _check_owner(found, folder, folder.resolve())
+        found = folder.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        what = _KINDS.get(stat.S_IFMT(found.st_mode), "a file")
+        raise NotADirectoryError(errno.ENOTDIR, f"it is {what}, not a folder", str(folder))
+    _check_owner(found, folder, folder)
+
+
+def descriptor_of(path: Path, flags: int, *, follow_links: bool = False) -> int:
+    """Like `os.open`, of a regular file alone, and where it is to be written of one that no other user owns."""
+    try:
+        # Before it is opened: to open a FIFO or a device has effects of its own.
+        _check_regular(path.stat(follow_symlinks=follow_links), path)
+    except FileNotFoundError:
+        if not flags & os.O_CREAT:
+            raise
+    safely = os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags | safely, 0o666)
+    try:
+        found = os.fstat(descriptor)
+        _check_regular(found, path)
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            _check_owner(found, path, path.parent)
+        os.set_blocking(descriptor, True)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_regular(found: os.stat_result, path: Path) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        what = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {what}, not a regular file", str(path))
+
+
+def _check_owner(found: os.stat_result, path: Path, folder: Path) -> None:
+    """Root could do as it likes anyway. A network file system may give all files one owner, whoever writes them (root,
+    nobody, the one of the mount): there this user is who owns a new file in the folder."""
+    if found.st_uid in (os.geteuid(), 0):
+        return
+    import tempfile
+
+    with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+        if found.st_uid == os.fstat(file.fileno()).st_uid:
+            return
+    raise PermissionError(
+        errno.EPERM, f"it belongs to user id {found.st_uid}, and this is user id {os.geteuid()}", str(path)
+    )
+
+
+# Text
+
+
+def parse_json(text: bytes | str) -> Any:
+    """What a JSON text in UTF-8 holds; a ValueError where it is malformed, nested too deeply or has a huge number."""
+    plain = text if isinstance(text, str) else text.decode("utf-8-sig")
+    if plain.count("[") + plain.count("{") > MAX_DEPTH:
+        _check_depth(plain)
+    try:
+        return _JSON.decode(plain)
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """What a TOML text holds; a ValueError as for JSON."""
+    import tomllib
+
+    if _LONG_KEY.search(text):
+        raise ValueError("a key has more than 100 parts")
+    try:
+        document = tomllib.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    for value in _values(document):
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:
+            raise ValueError(f"a number has more than {MAX_DIGITS} digits")
+    return document
+
+
+def whole_number(text: str) -> int | None:
+    """The number that these digits are; None for anything else, and for more digits than any count has."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number has more than {MAX_DIGITS} digits")
+    return int(digits)
+
+
+_JSON = json.JSONDecoder(parse_int=_integer)
+
+
+def _check_depth(text: str) -> None:
+    depth = 0
+    for found in _BRACKET.finditer(text):
+        if found[0] in ("[", "{"):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise _too_deep()
+        elif found[0] in ("]", "}"):
+            depth -= 1
+
+
+def _values(document: Any) -> Iterator[Any]:
+    waiting = [document]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+        else:
+            yield value
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
