@@ -21,6 +21,7 @@ from drumline.errors import DrumlineError, ExitCode, NonFiniteError, Place, Trai
 from drumline.launch.failure_file import LOGS_SHOWN, write_failure
 from drumline.launch.topology import let_first_rank_speak, topology_from
 from drumline.manager import DDPManager
+from drumline.untrusted import open_log
 from drumline.watch.verdicts.endings import is_lost_peer
 
 # The file system refuses, and will refuse the next start too.
@@ -141,10 +142,7 @@ def _explained(error: OSError, run: Path) -> TrainingError:
 
 def _append(log_file: Path, text: str) -> bool:
     """Whether it could be."""
-    with (
-        contextlib.suppress(OSError),
-        log_file.open("a", encoding="utf-8", errors="backslashreplace") as file,
-    ):
+    with contextlib.suppress(OSError), open_log(log_file) as file:
         file.write(text)
         return True
     return False

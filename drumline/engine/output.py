@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+from drumline.untrusted import APPEND, descriptor_of
+
 _screen: TextIO | None = None
 
 
@@ -16,7 +18,7 @@ def divert_output(path: Path) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     _screen = os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors="backslashreplace")
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    target = descriptor_of(path, APPEND)
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)

@@ -22,6 +22,7 @@ from drumline.engine.run_folder import RunFolder, write_whole
 from drumline.errors import HangError, Place
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
+from drumline.untrusted import make_own_folder, parse_json, read_regular
 from drumline.watch.verdicts.files import read_verdicts
 
 MOST_AT_ONE_STEP = 3
@@ -153,13 +154,13 @@ def _fault(record: Mapping[str, Any]) -> Fault:
 
 
 def _write_launch(path: Path, launch: _Launch) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_own_folder(path.parent)
     write_whole(path, json.dumps(asdict(launch)) + "\n")
 
 
 def _read_launch(path: Path) -> _Launch | None:
     try:
-        record = json.loads(path.read_bytes())
+        record = parse_json(read_regular(path))
         return _Launch(str(record["launch"]), [int(number) for number in record["starts"]], record["refused"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

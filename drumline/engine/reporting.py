@@ -16,6 +16,7 @@ from drumline.manager import DDPManager
 from drumline.metrics.display import make_display
 from drumline.metrics.events import EventLog, Reporter, Sink
 from drumline.metrics.tensorboard import TensorBoard
+from drumline.untrusted import open_log
 
 
 class _WarningsAsEvents(logging.Handler):
@@ -33,9 +34,7 @@ class _WarningsAsEvents(logging.Handler):
 def open_reporter(settings: LogConfig, folder: RunFolder, ddp: DDPManager) -> Iterator[Reporter]:
     """A reporter for one run on one rank."""
     with ExitStack() as stack:
-        log_file = stack.enter_context(
-            folder.log_file(ddp.rank).open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
-        )
+        log_file = stack.enter_context(open_log(folder.log_file(ddp.rank)))
         log = make_display("plain", log_file)
         sinks: list[Sink] = [EventLog(folder.event_file(ddp.rank))]
         if ddp.is_main_process():

@@ -16,13 +16,22 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import TextIO
 
 from drumline.errors import TrainingError, UsageError
+from drumline.untrusted import (
+    check_own_folder,
+    descriptor_of,
+    make_own_folder,
+    open_regular,
+    replace_text,
+)
+
+MAX_LOCK_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -90,14 +99,38 @@ class RunFolder:
         return self.path / "trace" / f"rank-{rank:05d}.jsonl"
 
     def make(self) -> None:
-        for folder in (self.events, self.logs, self.checkpoints):
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UsageError(
-                    f"the run folder {self.path} cannot be made: {error.strerror}",
-                    next_step="choose another with --run DIR",
-                ) from error
+        """Make it, and refuse what another user owns: that user's links would choose what is written and cleaned up
+        where."""
+        with self._refusing():
+            make_own_folder(self.path, follow_links=True)  # the user named it
+            for folder in (self.events, self.logs, self.checkpoints):
+                make_own_folder(folder)
+            for folder in (
+                self.verdicts,
+                self.launch_file.parent,
+                self.trace_file(0).parent,
+                self.tensorboard,
+            ):
+                if os.path.lexists(folder):
+                    check_own_folder(folder)
+
+    def check_owner(self) -> None:
+        """Refuse a folder of another user, or a link of one to a folder of ours."""
+        with self._refusing():
+            check_own_folder(self.path, follow_links=True)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = Path(str(error.filename or self.path))
+            part = "" if where == self.path else f" ({where.name})"
+            raise UsageError(
+                f"the run folder {self.path} cannot be {'used' if self.path.is_dir() else 'made'}: "
+                f"{error.strerror}{part}",
+                next_step="choose a folder of your own with --run DIR",
+            ) from error
 
 
 def set_aside(folder: RunFolder) -> Path | None:
@@ -106,6 +139,7 @@ def set_aside(folder: RunFolder) -> Path | None:
     path = folder.path.resolve()
     if not path.is_dir():
         return None
+    folder.check_owner()
     stamp = time.strftime("%Y%m%d-%H%M%S")
     names = (
         f"{path.name}.before-{stamp}{suffix}" for suffix in chain([""], (f"-{number}" for number in count(1)))
@@ -131,7 +165,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
                 ) from error
             file.seek(0)
             raise UsageError(
-                f"another job ({file.read().strip() or 'unknown'}) is training in {folder.path}",
+                f"another job ({file.read(MAX_LOCK_BYTES).strip() or 'unknown'}) is training in {folder.path}",
                 next_step="wait for it, or give this one a folder of its own with --run DIR",
             ) from None
         file.truncate(0)
@@ -142,7 +176,8 @@ def locked(folder: RunFolder) -> Iterator[None]:
 
 def _open_lock(folder: RunFolder) -> TextIO:
     try:
-        return (folder.path / ".lock").open("a+", encoding="utf-8")
+        descriptor = descriptor_of(folder.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        return os.fdopen(descriptor, "a+", encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"the run folder {folder.path} cannot be written to: {error.strerror}",
@@ -154,8 +189,12 @@ def job_at_work(folder: RunFolder) -> str | None:
     """Who is training in this folder now, as `locked` wrote it down; None: nobody. Asks only: no lock is taken, which
     a job that starts at this moment would find in its way."""
     try:
-        with (folder.path / ".lock").open("r", encoding="utf-8") as file:
-            return file.read().strip() if _is_locked(file.fileno()) else None
+        with open_regular(folder.path / ".lock") as file:
+            return (
+                file.read(MAX_LOCK_BYTES).decode(errors="replace").strip()
+                if _is_locked(file.fileno())
+                else None
+            )
     except OSError:
         return None
 
@@ -171,13 +210,9 @@ def _is_locked(descriptor: int) -> bool:
 
 def write_whole(path: Path, text: str) -> None:
     """Replace a file at once, so that a full disk never leaves half of it, or none."""
-    beside = path.with_name(f".{path.name}.partial")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        replace_text(path, text)
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
         raise TrainingError(
             f"{path} could not be written: {error.strerror}",
             next_step="make room there, or use another --run DIR",

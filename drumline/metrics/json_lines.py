@@ -6,11 +6,15 @@ is told of the torn one rather than stopped by it.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+from drumline.untrusted import open_append, open_regular, parse_json
+
+MAX_LINE_BYTES = 16 << 20
+"""A longer line is reported as unreadable, and never held in memory."""
 
 
 class JsonLines:
@@ -18,7 +22,7 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
+        self._file = open_append(path)
         self._line_is_whole = _ends_whole(path)
 
     def append(self, text: str) -> None:
@@ -57,23 +61,32 @@ class Line(NamedTuple):
 
 def read_lines(path: Path) -> Iterator[Line]:
     """Every line of a file in order, readable or not; empty ones are left out."""
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
+    with open_regular(path) as file:
+        for number, raw in enumerate(iter(lambda: _next_line(file), b""), start=1):
             if raw.strip():
                 yield Line(number, parse_line(raw), raw)
+
+
+def _next_line(file: BinaryIO) -> bytes:
+    """Of a line that is too long only its beginning, and its end where it is whole."""
+    raw = piece = file.readline(MAX_LINE_BYTES)
+    while len(piece) == MAX_LINE_BYTES and not piece.endswith(b"\n"):
+        piece = file.readline(MAX_LINE_BYTES)
+        raw = raw[:80] + piece[-1:]
+    return raw
 
 
 def parse_line(raw: bytes) -> dict[str, Any] | None:
     """The record of a line; None: it is torn, or not a JSON object."""
     try:
-        record = json.loads(raw)
+        record = parse_json(raw)
     except ValueError:
         return None
     return record if isinstance(record, dict) else None
 
 
 def _ends_whole(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = file.seek(0, 2)
         if size == 0:
             return True

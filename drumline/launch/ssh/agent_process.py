@@ -13,6 +13,7 @@ from typing import Any
 from drumline.launch.node import guard
 from drumline.launch.ssh.frames import FrameReader, encode
 from drumline.launch.topology import RESTARTED
+from drumline.untrusted import open_append
 
 
 class AgentProcess:
@@ -24,7 +25,7 @@ class AgentProcess:
         reading, writing = os.pipe()
         mark = {guard.VARIABLE: spec["next_job"], RESTARTED: "1"} if waits else {guard.VARIABLE: spec["job"]}
         try:
-            with log.open("ab") as file:
+            with open_append(log) as file:
                 self.process = subprocess.Popen(
                     [sys.executable, "-m", "drumline.launch.ssh.node_job", str(writing), str(os.getpid())],
                     stdin=subprocess.PIPE,

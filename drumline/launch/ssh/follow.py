@@ -9,6 +9,8 @@ import os
 import time
 from pathlib import Path
 
+from drumline.untrusted import open_regular
+
 MAX_LINE = 4000
 MAX_READ = 1 << 16
 # Who is further behind than this jumps to the end, but for the first and the last few lines.
@@ -60,7 +62,7 @@ class Follower:
         if size == self._offset:
             return b""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self._offset)
                 data = file.read(most)
         except OSError:
@@ -113,7 +115,7 @@ def shown(line: bytes) -> str:
 def last_lines(path: Path, count: int) -> list[str]:
     """The end of a file, from a traceback on if there is one within these lines."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_READ))
             lines = [shown(line) for line in file.read().splitlines()][-count:]
     except OSError:

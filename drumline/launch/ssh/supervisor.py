@@ -27,6 +27,7 @@ from drumline.launch.node.supervision import LAST_LINES, rank_output
 from drumline.launch.ssh.agent_process import AgentProcess
 from drumline.launch.ssh.follow import Follower, last_lines
 from drumline.launch.ssh.frames import PROTOCOL, FrameReader, FrameWriter
+from drumline.untrusted import make_own_folder, open_log
 
 PR_SET_CHILD_SUBREAPER = 36
 # After a cut of 10 s TCP sends again within 13 s; a host that was only cut off that long is not lost.
@@ -135,10 +136,7 @@ class Supervisor:
         self.ending.hurry(grace_s)
 
     def _log(self, *lines: str) -> None:
-        with (
-            contextlib.suppress(OSError),
-            self.node_log.open("a", encoding="utf-8", errors="backslashreplace") as log,
-        ):
+        with contextlib.suppress(OSError), open_log(self.node_log) as log:
             log.writelines(f"{line}\n" for line in lines)
 
     def _prepare_next(self) -> None:
@@ -226,7 +224,7 @@ def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if not spec["program"]["is_task"] and not Path(words[0]).is_file():
         yield f"there is no file {words[0]} in {Path.cwd()}", "copy the code there, or add --sync"
     try:
-        Path(spec["logs"]).mkdir(parents=True, exist_ok=True)
+        make_own_folder(Path(spec["logs"]), follow_links=True)
     except OSError as error:
         yield f"the log folder {spec['logs']} cannot be made: {error.strerror}", "choose another with --logs"
 

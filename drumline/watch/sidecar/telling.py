@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from drumline.metrics.json_lines import JsonLines
+from drumline.untrusted import check_own_folder, make_own_folder, parse_json, read_regular, replace_text
 from drumline.watch.facts import Picture
 from drumline.watch.sidecar.terms import Terms
 from drumline.watch.status.record import PLACE
-from drumline.watch.verdicts.files import write_verdict, write_whole
+from drumline.watch.verdicts.files import write_verdict
 from drumline.watch.verdicts.verdict import Verdict
 
 LAUNCH_FILE = Path("watch") / "launch.json"
@@ -56,7 +57,7 @@ class Teller:
         """In the watch folder, before anything is ended: the launcher reads it when its ranks are gone. `was_told`:
         on this node's screen."""
         record = {"word": word, "action": action, "was_told": was_told, "verdict": verdict.to_json()}
-        write_whole(self._folder / "verdict.json", json.dumps(record))
+        replace_text(self._folder / "verdict.json", json.dumps(record))
 
     def notice(self, kind: str, *, rank: int | None, host: str, message: str, step: int = 0) -> None:
         """For rank 0 to report with its next log line. Where nobody does so (there is no such file: a script, a loop of
@@ -100,6 +101,8 @@ class Teller:
     def _write_verdict(
         self, run: Path, word: str, verdict: Verdict, picture: Picture, action: str, at: float
     ) -> None:
+        if run.exists():
+            check_own_folder(run, follow_links=True)
         write_verdict(
             run / "verdicts",
             word=word,
@@ -114,6 +117,8 @@ class Teller:
         self._append_event(run, {"time": at, "kind": word, **place, **said})
 
     def _append_event(self, run: Path, event: Mapping[str, Any]) -> None:
+        check_own_folder(run, follow_links=True)
+        make_own_folder(run / "events")
         lines = JsonLines(run / "events" / "watch.jsonl")
         lines.append(json.dumps({"number": self._num_events, **event}))
         lines.close()
@@ -123,7 +128,7 @@ class Teller:
 def launch_of(run: Path) -> str:
     """The name of this launch, which a restart keeps; rank 0 wrote it down."""
     try:
-        return str(json.loads((run / LAUNCH_FILE).read_text(encoding="utf-8"))["launch"])
+        return str(parse_json(read_regular(run / LAUNCH_FILE))["launch"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
@@ -131,5 +136,6 @@ def launch_of(run: Path) -> str:
 def _write_status(run: Path, record: Mapping[str, Any]) -> None:
     """Not before the run has made its folder."""
     if run.is_dir():
-        (run / PLACE).parent.mkdir(exist_ok=True)
-        write_whole(run / PLACE, json.dumps(record))
+        check_own_folder(run, follow_links=True)
+        make_own_folder((run / PLACE).parent)
+        replace_text(run / PLACE, json.dumps(record))

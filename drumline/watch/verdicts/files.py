@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
 from drumline.watch.facts import Picture
 from drumline.watch.verdicts.page import page
 from drumline.watch.verdicts.verdict import Verdict
@@ -25,7 +26,7 @@ def write_verdict(
     folder: Path, *, word: str, verdict: Verdict, picture: Picture, action: str, launch: str, at: float
 ) -> Path:
     """The `.json` file. `at`: seconds since the epoch. Raises OSError when the storage does not take it."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_own_folder(folder)
     with _own_number(folder) as number:
         record = {
             "number": number,
@@ -39,8 +40,8 @@ def write_verdict(
         }
         path = folder / f"{number:04d}-{verdict.cause}.json"
         # The one that is read by programs comes last: who finds it finds both.
-        write_whole(path.with_suffix(".txt"), page(word, verdict, picture, action=action, at=at))
-        write_whole(path, json.dumps(record, indent=1) + "\n")
+        replace_text(path.with_suffix(".txt"), page(word, verdict, picture, action=action, at=at))
+        replace_text(path, json.dumps(record, indent=1) + "\n")
     return path
 
 
@@ -53,12 +54,17 @@ def read_verdicts(folder: Path) -> list[dict[str, Any]]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(read_regular(path))
         Verdict.from_json(record["verdict"])
-        is_whole = all(isinstance(record[name], str) for name in ("word", "sentence", "launch"))
+        is_whole = all(isinstance(record[name], str) for name in ("word", "sentence", "launch", "action"))
+        is_whole = is_whole and _is_number(record["time"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return record if is_whole else None
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
 
 
 @contextmanager
@@ -88,14 +94,3 @@ def _numbers(folder: Path) -> set[int]:
 def _number(path: Path) -> int | None:
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else None
-
-
-def write_whole(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.partial")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink()
-        raise

@@ -62,4 +62,10 @@ class Verdict:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Verdict:
-        return cls(**{**record, "cause": Cause(record["cause"])})
+        verdict = cls(**{**record, "cause": Cause(record["cause"])})
+        texts, numbers = (verdict.host, verdict.what, verdict.next_step), (verdict.rank, verdict.step)
+        if not all(isinstance(text, str) for text in texts) or type(verdict.since_s) not in (int, float):
+            raise TypeError("the fields of a verdict have other types")
+        if not all(number is None or type(number) is int for number in numbers):
+            raise TypeError("the rank and the step of a verdict are whole numbers")
+        return verdict
