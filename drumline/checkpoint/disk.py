@@ -16,6 +16,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from drumline.checkpoint.manifest import FileRecord
+from drumline.untrusted import descriptor_of
 
 # Large enough that a thread which hashes or writes seldom needs Python's lock back, which the training thread has.
 _PIECE_BYTES = 8 << 20
@@ -53,7 +54,7 @@ def checksum_of(path: Path) -> str:
     """The checksum of a file; read rather than mapped, so that a bad disk is an error and not a signal."""
     checksum, buffer = blake3(), bytearray(_READ_BYTES)
     view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
+    with os.fdopen(descriptor_of(path, os.O_RDONLY), "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             checksum.update(view[:count])
     return checksum.hexdigest()

@@ -6,7 +6,6 @@ are, is told in `store`, which writes them.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +14,15 @@ from typing import Any, NamedTuple, TypeVar
 from drumline.checkpoint import disk, manifest
 from drumline.checkpoint.manifest import Manifest, TornCheckpointError
 from drumline.errors import CheckpointError
+from drumline.untrusted import parse_json, read_regular
 
 Result = TypeVar("Result")
 
 STEP_NAME = re.compile(r"step-(\d{8,})")
 HIDDEN_NAME = re.compile(r"\.(step-\d{8,})\.(partial|replaced|removed)")
 DOCUMENT = ".json"
+DOCUMENT_BYTES = 1 << 30
+"""A dataset's own state is in one, of all ranks."""
 
 
 class Skipped(NamedTuple):
@@ -53,19 +55,22 @@ def glance(path: Path) -> Manifest:
     if named and int(named[1]) != found.step:
         raise TornCheckpointError(path, f"{manifest.FILE_NAME} is that of step {found.step}")
     for name, record in found.files.items():
-        size = _attempt(path, name, lambda file: file.stat().st_size)
+        size = _attempt(path, name, lambda file: file.lstat().st_size)
         if size != record.size:
             raise TornCheckpointError(path, f"{name} has {size} of {record.size} bytes")
     return found
 
 
-def newest_valid(root: Path) -> Found:
-    """The newest checkpoint that is whole, every byte read, and finite; where none is finite, the newest whole one."""
+def newest_valid(root: Path, check: Callable[[Path], object] = Path.is_dir) -> Found:
+    """The newest checkpoint that is whole, every byte read, and finite; where none is finite, the newest whole one.
+
+    `check`: what else must hold; its TornCheckpointError skips one."""
     skipped: list[Skipped] = []
     fallback = Found(None, skipped)
     for path in _candidates(root):
         try:
             found = verify(path)
+            check(path)
         except TornCheckpointError as error:
             skipped.append(Skipped(path, error.reason))
             continue
@@ -95,7 +100,11 @@ def is_step_folder(path: Path) -> bool:
 
 def read_document(path: Path, name: str) -> Any:
     """One document."""
-    return json.loads(_attempt(path, f"{name}{DOCUMENT}", Path.read_bytes))
+    file = f"{name}{DOCUMENT}"
+    try:
+        return parse_json(_attempt(path, file, lambda found: read_regular(found, most=DOCUMENT_BYTES)))
+    except ValueError as error:
+        raise TornCheckpointError(path, f"{file} cannot be read: {error}") from error
 
 
 def folders(root: Path) -> list[Path]:

@@ -7,6 +7,7 @@ No torch here: a tool that only lists checkpoints can read manifests alone.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,12 @@ from typing import Any
 from blake3 import blake3
 
 from drumline.errors import CheckpointError
+from drumline.untrusted import parse_json, read_regular
 
 FORMAT = 1
 FILE_NAME = "manifest.json"
+NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
+"""Of a file in a checkpoint: it leads nowhere else."""
 
 
 class TornCheckpointError(CheckpointError):
@@ -70,7 +74,7 @@ def render(manifest: Manifest) -> bytes:
 def parse(raw: bytes) -> Manifest:
     """The manifest in these bytes; a ValueError says what is wrong with them."""
     try:
-        content = json.loads(raw)
+        content = parse_json(raw)
     except ValueError as error:
         raise ValueError("unreadable") from error
     if not isinstance(content, dict):
@@ -83,14 +87,42 @@ def parse(raw: bytes) -> Manifest:
         raise ValueError(
             f"its format is {content.get('format')}, and this version of Drumline reads {FORMAT}"
         )
-    files = {name: FileRecord(entry["bytes"], entry["blake3"]) for name, entry in content["files"].items()}
-    return Manifest(content["step"], content["created"], content["metrics"], files, content.get("non_finite"))
+    return _typed(content)
+
+
+def _typed(content: Mapping[str, Any]) -> Manifest:
+    """A digest only shows that whoever wrote it meant it so."""
+    step, created, metrics, files = (content.get(name) for name in ("step", "created", "metrics", "files"))
+    non_finite = content.get("non_finite")
+    if type(step) is not int or step < 0:
+        raise ValueError(f"its step is {step!r}")
+    if not isinstance(created, str) or not isinstance(non_finite, str | None):
+        raise ValueError("its created or non_finite is not text")
+    if not isinstance(metrics, dict) or not all(type(value) in (int, float) for value in metrics.values()):
+        raise ValueError("its metrics are not numbers by name")
+    if not isinstance(files, dict):
+        raise ValueError("it names no files")
+    records = {name: _record(name, entry) for name, entry in files.items()}
+    return Manifest(
+        step, created, {name: float(value) for name, value in metrics.items()}, records, non_finite
+    )
+
+
+def _record(name: str, entry: Any) -> FileRecord:
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            f"the name of the file {name!r} has other characters than letters, digits, '.', '_' and '-'"
+        )
+    size, checksum = (entry.get("bytes"), entry.get("blake3")) if isinstance(entry, dict) else (None, None)
+    if type(size) is not int or size < 0 or not isinstance(checksum, str):
+        raise ValueError(f"it does not say the size and the checksum of {name}")
+    return FileRecord(size, checksum)
 
 
 def read(folder: Path) -> Manifest:
     """The manifest of a checkpoint folder, checked against its own digest."""
     try:
-        return parse((folder / FILE_NAME).read_bytes())
+        return parse(read_regular(folder / FILE_NAME))
     except FileNotFoundError as error:
         raise TornCheckpointError(folder, f"{FILE_NAME} is missing") from error
     except OSError as error:

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from drumline.errors import CheckpointError
+from drumline.untrusted import MAX_BITS
 
 
 def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -22,6 +23,11 @@ def encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return {"tensor": name}
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise CheckpointError(
+            f"{name} cannot be saved: it is an integer of {value.bit_length():,} bits",
+            next_step=f"keep it in a tensor, or in integers of up to {MAX_BITS} bits",
+        )
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):

@@ -20,6 +20,8 @@ _VERSION = 1
 _HEADER = struct.Struct("<8sI4I")  # a mark, the version, the length of each part
 _MARK = b"drum-rng"
 _NUMPY = struct.Struct("<624IiId")  # key, position, whether a normal draw is waiting, that draw
+_TORCH_BYTES = 5056  # of all versions so far
+_TORCH = struct.Struct("<QiiQ")  # seed, left, seeded, next; then the table
 _PYTHON = struct.Struct("<625I?d")  # key and position, whether a normal draw is waiting, that draw
 
 
@@ -33,13 +35,7 @@ def capture_rng(device: torch.device) -> Tensor:
 
 def restore_rng(state: Tensor, device: torch.device) -> None:
     """Continue the draws of the process that captured; a GPU's state is left out where there is none."""
-    packed = _to_bytes(state.cpu())
-    _check(packed)
-    offset, parts = _HEADER.size, []
-    for length in _HEADER.unpack_from(packed)[2:]:
-        parts.append(packed[offset : offset + length])
-        offset += length
-    on_cpu, on_gpu, numpy_state, python_state = parts
+    on_cpu, on_gpu, numpy_state, python_state = check_rng(state)
     torch.set_rng_state(_to_tensor(on_cpu))
     if on_gpu and device.type == "cuda":
         torch.cuda.set_rng_state(_to_tensor(on_gpu), device)
@@ -47,16 +43,48 @@ def restore_rng(state: Tensor, device: torch.device) -> None:
     _set_python_state(python_state)
 
 
-def _check(packed: bytes) -> None:
-    is_ours = len(packed) == RNG_BYTES and packed.startswith(_MARK)
-    version = _HEADER.unpack_from(packed)[1] if is_ours else None
+class CorruptRandomStateError(CheckpointError):
+    """A checkpoint holds a random state that no generator was ever in; `reason` says what is wrong."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the saved random state is corrupt: {reason}", next_step="use an earlier checkpoint"
+        )
+        self.reason = reason
+
+
+def check_rng(state: Tensor) -> list[bytes]:
+    """The four parts of a state; an error for one that is corrupt. With a wrong position numpy and torch would read
+    behind their tables."""
+    packed = _to_bytes(state.cpu())
+    if len(packed) != RNG_BYTES or not packed.startswith(_MARK):
+        raise CorruptRandomStateError(f"it is no random state ({len(packed)} bytes)")
+    _, version, *lengths = _HEADER.unpack_from(packed)
     if version != _VERSION:
-        what = (
-            f"of version {version}, not {_VERSION}" if is_ours else f"no random state ({len(packed)} bytes)"
-        )
         raise CheckpointError(
-            f"the saved random state is {what}", next_step="resume with the version of Drumline that saved it"
+            f"the saved random state is of version {version}, not {_VERSION}",
+            next_step="resume with the version of Drumline that saved it",
         )
+    offset, parts = _HEADER.size, []
+    for length in lengths:
+        parts.append(packed[offset : offset + length])
+        offset += length
+    expected = [torch.get_rng_state().numel(), lengths[1], _NUMPY.size, _PYTHON.size]
+    if lengths != expected or offset > RNG_BYTES:
+        raise CorruptRandomStateError(f"its parts have {lengths} bytes, expected {expected}")
+    if lengths[0] == _TORCH_BYTES:
+        _, left, seeded, following = _TORCH.unpack_from(parts[0])
+        # Of the table `left` numbers are unused, from `following` on; (1, 0) is a generator that has just been seeded.
+        if not seeded or ((left, following) != (1, 0) and not (0 < left <= 624 and following == 625 - left)):
+            raise CorruptRandomStateError(f"torch's position is {following}, with {left} numbers left")
+    *_, numpy_position, has_gauss, _ = _NUMPY.unpack(parts[2])
+    *_, python_position, _, _ = _PYTHON.unpack(parts[3])
+    for whose, position in (("numpy", numpy_position), ("Python", python_position)):
+        if not 0 <= position <= 624:
+            raise CorruptRandomStateError(f"{whose}'s position is {position}, expected 0 to 624")
+    if has_gauss not in (0, 1):
+        raise CorruptRandomStateError(f"numpy's has_gauss is {has_gauss}, expected 0 or 1")
+    return parts
 
 
 def _numpy_state() -> bytes:

@@ -46,6 +46,19 @@ def restore(
     scaler: GradScaler | None = None,
 ) -> dict[str, Any]:
     """Put a snapshot back into a model, wrapped or not, on any device; returns the progress."""
+    try:
+        return _restore(snapshot, model, optimizer, scaler)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        # Its checksums are right, so it was saved like that, by whomever.
+        raise CheckpointError(
+            f"the checkpoint does not hold what Drumline saves: {type(error).__name__}: {error}",
+            next_step="use an earlier checkpoint, or one from another source",
+        ) from error
+
+
+def _restore(
+    snapshot: Snapshot, model: nn.Module, optimizer: Optimizer | None, scaler: GradScaler | None
+) -> dict[str, Any]:
     load_model_state(model, snapshot.tensors["model"], snapshot.documents["model"]["aliases"])
     if optimizer is not None:
         if "optimizer" not in snapshot.documents:

@@ -19,6 +19,7 @@ from torch import Tensor
 from drumline.checkpoint.manifest import TornCheckpointError
 from drumline.checkpoint.staging import Staging, as_bytes
 from drumline.errors import CheckpointError
+from drumline.untrusted import open_regular
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
@@ -64,6 +65,7 @@ def stream(tensors: Mapping[str, Tensor], staging: Staging | None = None) -> Ite
 def read(path: Path, *, device: str | torch.device = "cpu") -> dict[str, Tensor]:
     """The tensors of a file. On the CPU they are mapped from it: copy what is to be kept."""
     try:
+        open_regular(path).close()  # the package would wait for a FIFO
         tensors: dict[str, Tensor] = load_file(path, device=str(device))
     except (OSError, SafetensorError) as error:
         raise TornCheckpointError(path.parent, f"{path.name} cannot be read: {error}") from error

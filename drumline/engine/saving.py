@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from drumline.checkpoint import look, state, store
-from drumline.checkpoint.rng import capture_rng, restore_rng
+from drumline.checkpoint.manifest import TornCheckpointError
+from drumline.checkpoint.rng import CorruptRandomStateError, capture_rng, check_rng, restore_rng
 from drumline.data.plan import Cursor
 from drumline.distributed.collectives import (
     all_sum,
@@ -99,7 +100,7 @@ def find_newest(ddp: DDPManager, root: Path) -> Found | None:
     """Collective: what the run goes on from. None: it begins."""
     answer: Any = None
     if ddp.is_main_process():
-        path, skipped = look.newest_valid(root)
+        path, skipped = look.newest_valid(root, _check_contents)
         saved = None if path is None else look.read_document(path, "progress")
         non_finite = None if path is None else look.glance(path).non_finite
         answer = [str(path or ""), saved, [(str(one), reason) for one, reason in skipped], non_finite]
@@ -114,6 +115,21 @@ def find_newest(ddp: DDPManager, root: Path) -> Found | None:
     progress = Progress(saved["step"], Cursor(**saved["cursor"]))
     named = [(Path(one), reason) for one, reason in skipped]
     return Found(Path(path), saved["facts"], progress, named, non_finite)
+
+
+def _check_contents(path: Path) -> None:
+    """What the checksums do not show: a checkpoint that says something else than where the run was."""
+    saved = look.read_document(path, "progress")
+    facts, cursor = (saved.get("facts"), saved.get("cursor")) if isinstance(saved, dict) else (None, None)
+    if not isinstance(facts, dict) or not isinstance(cursor, dict) or cursor.keys() != {"epoch", "position"}:
+        raise TornCheckpointError(path, "progress.json does not say where the run was")
+    if not all(type(count) is int and count >= 0 for count in (saved.get("step"), *cursor.values())):
+        raise TornCheckpointError(path, "progress.json does not say where the run was")
+    try:
+        for generators in store.read_tensors(path, "rng").values():
+            check_rng(generators)
+    except CorruptRandomStateError as error:
+        raise TornCheckpointError(path, f"rng.safetensors: {error.reason}") from error
 
 
 def restore(job: Job, path: Path, *, with_optimizer: bool = True) -> None:

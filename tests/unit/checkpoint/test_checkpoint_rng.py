@@ -74,7 +74,8 @@ def test_it_survives_a_gather() -> None:
 )
 def test_what_is_no_random_state(state: torch.Tensor) -> None:
     with pytest.raises(
-        CheckpointError, match=rf"the saved random state is no random state \({state.numel()} bytes\)"
+        CheckpointError,
+        match=rf"the saved random state is corrupt: it is no random state \({state.numel()} bytes\)",
     ):
         restore_rng(state, CPU)
 

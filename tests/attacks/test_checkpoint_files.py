@@ -1,0 +1,316 @@
+"""A hostile checkpoint: its manifest is well-formed and has the right digest, and lies about everything else.
+
+`verify` names it, resume skips it, load refuses it; none of them hangs, crashes or reads anything outside of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from drumline.checkpoint import look, manifest, store
+from drumline.checkpoint.load import load_checkpoint
+from drumline.checkpoint.manifest import TornCheckpointError
+from drumline.checkpoint.nested import encode
+from drumline.checkpoint.rng import RNG_BYTES, capture_rng, restore_rng
+from drumline.engine.run_folder import RunFolder
+from drumline.engine.saving import find_newest
+from drumline.errors import CheckpointError
+from drumline.untrusted import MAX_BITS, parse_json
+from drumline.verify.run import verify_run
+from tests.attacks.limits import bounded
+
+CPU = torch.device("cpu")
+
+
+def saved(root: Path, step: int) -> Path:
+    progress = {"step": step, "cursor": {"epoch": 0, "position": step}}
+    documents = {"progress": progress, "model": {"aliases": {}}}
+    return store.write(
+        root, step, tensors={"model": {"weight": torch.ones(2)}}, documents=documents, metrics={"loss": 1.0}
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """Step 1 is whole; step 2 is for the attacker."""
+    folder = RunFolder(tmp_path / "run")
+    folder.make()
+    for step in (1, 2):
+        saved(folder.checkpoints, step)
+    return folder
+
+
+def hostile(run: RunFolder) -> Path:
+    return run.checkpoints / "step-00000002"
+
+
+def forge(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """A manifest of the attacker's, with a digest that fits."""
+    content = json.loads((path / "manifest.json").read_bytes())
+    content.pop("digest")
+    content = change(content) or content
+    (path / "manifest.json").write_bytes(manifest._to_bytes({**content, "digest": manifest._digest(content)}))
+
+
+def named(name: str) -> Callable[[dict[str, Any]], None]:
+    return lambda content: content["files"].update({name: {"bytes": 0, "blake3": "00"}})
+
+
+def checked(run: RunFolder) -> str:
+    """What `verify` says, once all three readers have held."""
+    with bounded():
+        findings = verify_run(run.path, lambda _: None).problems
+        assert look.newest_valid(run.checkpoints).path == run.checkpoints / "step-00000001"
+        with pytest.raises(CheckpointError):
+            load_checkpoint(hostile(run), torch.nn.Linear(1, 1))
+        load = torch.nn.Module()
+        load.weight = torch.nn.Parameter(torch.zeros(2))
+        load_checkpoint(run.path, load)
+    assert load.weight.tolist() == [1.0, 1.0]  # of step 1
+    (found,) = [one for one in findings if one.where == "checkpoints/step-00000002"]
+    return found.what
+
+
+FORGED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "no files": (lambda content: content.pop("files") and None, "it names no files"),
+    "files as a list": (lambda content: content.update(files=[1]), "it names no files"),
+    "no step": (lambda content: content.pop("step") and None, "its step is None"),
+    "step as text": (lambda content: content.update(step="2"), "its step is '2'"),
+    "step as a truth": (lambda content: content.update(step=True), "its step is True"),
+    "step below zero": (lambda content: content.update(step=-2), "its step is -2"),
+    "metrics as a list": (lambda content: content.update(metrics=[1]), "its metrics are not numbers"),
+    "metrics as text": (
+        lambda content: content.update(metrics={"loss": "low"}),
+        "its metrics are not numbers",
+    ),
+    "created as a number": (
+        lambda content: content.update(created=7),
+        "its created or non_finite is not text",
+    ),
+    "non_finite as a list": (
+        lambda content: content.update(non_finite=[]),
+        "its created or non_finite is not",
+    ),
+    "an entry as text": (lambda content: content["files"].update(x="y"), "the size and the checksum of x"),
+    "an entry without a size": (
+        lambda content: content["files"].update(x={"blake3": ""}),
+        "the size and the",
+    ),
+    "a size below zero": (
+        lambda content: content["files"].update(x={"bytes": -1, "blake3": ""}),
+        "the size and the checksum of x",
+    ),
+    "a device": (named("/dev/zero"), "the name of the file '/dev/zero' has other characters"),
+    "a path upwards": (named("../step-00000001/model.json"), "has other characters"),
+    "the folder itself": (named("."), "has other characters"),
+    "the folder above": (named(".."), "has other characters"),
+    "a line break": (named("x\ny"), "has other characters"),
+    "an escape": (named("\x1b[2J"), "has other characters"),
+}
+
+
+@pytest.mark.parametrize("attack", FORGED)
+def test_a_forged_manifest_is_a_corrupt_checkpoint(run: RunFolder, attack: str) -> None:
+    change, sentence = FORGED[attack]
+    forge(hostile(run), change)
+    assert sentence in checked(run)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"[" * 100_000, "manifest.json: unreadable"),
+        (b'{"a":' * 100_000, "manifest.json: unreadable"),
+        (b'{"step": ' + b"7" * 6000 + b"}", "manifest.json: unreadable"),
+        (b'{"step": ' + b"7" * 4000 + b"}", "manifest.json: unreadable"),
+        (b"7", "manifest.json: unreadable"),
+        (b"\xff\xfe{\0}\0", "manifest.json: unreadable"),
+    ],
+    ids=["lists", "objects", "6,000 digits", "4,000 digits", "a number", "UTF-16"],
+)
+def test_a_manifest_that_is_hard_to_decode_is_a_corrupt_checkpoint(
+    run: RunFolder, content: bytes, sentence: str
+) -> None:
+    (hostile(run) / "manifest.json").write_bytes(content)
+    assert sentence in checked(run)
+
+
+PLACES = ["manifest.json", "progress.json", "model.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_fifo_is_not_waited_for(run: RunFolder, name: str) -> None:
+    (hostile(run) / name).unlink()
+    os.mkfifo(hostile(run) / name)
+    assert name in checked(run)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_link_to_an_endless_device_is_not_read(run: RunFolder, name: str) -> None:
+    (hostile(run) / name).unlink()
+    (hostile(run) / name).symlink_to("/dev/zero")
+    forge(hostile(run), lambda content: content["files"].update({name: {"bytes": 9, "blake3": ""}})) if (
+        name != "manifest.json"
+    ) else None
+    assert name in checked(run)
+
+
+def test_a_link_to_a_file_outside_is_not_read(run: RunFolder, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    (hostile(run) / "progress.json").rename(secret)
+    (hostile(run) / "progress.json").symlink_to(secret)
+    forge(hostile(run), lambda content: content["files"]["progress.json"].update(bytes=len(str(secret))))
+    assert checked(run).endswith("progress.json cannot be read: it is a symbolic link, not a regular file")
+
+
+def test_a_document_that_is_hard_to_decode_is_refused(run: RunFolder) -> None:
+    raw = b"[" * 100_000
+    path = hostile(run)
+    record = store.disk.FileRecord(len(raw), store.disk.blake3(raw).hexdigest())
+    (path / "model.json").write_bytes(raw)
+    forge(
+        path,
+        lambda content: content["files"].update(
+            {"model.json": {"bytes": record.size, "blake3": record.blake3}}
+        ),
+    )
+    with bounded(), pytest.raises(TornCheckpointError, match="nested deeper than 200 levels"):
+        load_checkpoint(path, torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [
+        {},
+        {"model": 7},
+        {"model": {}},
+        {"model": {"aliases": 7}},
+        {"model": {"aliases": [7]}},
+        {"model": {"aliases": {}}, "optimizer": 7},
+        {"model": {"aliases": {}}, "optimizer": {}},
+        {"model": {"aliases": {}}, "optimizer": {"class": "SGD", "groups": 7, "state": 7}},
+    ],
+)
+def test_documents_of_other_types_are_an_error(tmp_path: Path, documents: dict[str, Any]) -> None:
+    model = torch.nn.Linear(1, 1)
+    tensors = {"model": model.state_dict(), "optimizer": {}}
+    path = store.write(tmp_path, 1, tensors=tensors, documents=documents, metrics={})
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with bounded(), pytest.raises(CheckpointError):
+        load_checkpoint(path, model, optimizer)
+
+
+def test_what_can_be_saved_can_be_loaded() -> None:
+    value = -(2**MAX_BITS - 1)
+    assert parse_json(json.dumps(encode(value, "x", {}))) == value
+    with pytest.raises(CheckpointError, match="x cannot be saved: it is an integer of 991 bits"):
+        encode(2**MAX_BITS, "x", {})
+
+
+# Random states: numpy and torch read behind their tables where a position is wrong.
+
+HEADER, TORCH_BYTES = struct.Struct("<8sI4I"), 5056
+NUMPY_AT = HEADER.size + TORCH_BYTES
+POSITION_AT, HAS_GAUSS_AT = NUMPY_AT + 624 * 4, NUMPY_AT + 625 * 4
+
+
+def altered(offset: int, value: bytes) -> torch.Tensor:
+    state = capture_rng(CPU).clone()
+    state[offset : offset + len(value)] = torch.frombuffer(bytearray(value), dtype=torch.uint8)
+    return state
+
+
+def number(value: int) -> bytes:
+    return struct.pack("<i", value)
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        (altered(POSITION_AT, number(625)), "numpy's position is 625, expected 0 to 624"),
+        (altered(POSITION_AT, number(2**30)), "numpy's position is 1073741824, expected 0 to 624"),
+        (altered(POSITION_AT, number(-5)), "numpy's position is -5, expected 0 to 624"),
+        (altered(HAS_GAUSS_AT, number(9)), "numpy's has_gauss is 9, expected 0 or 1"),
+        (
+            altered(HEADER.size + 8, number(600) + number(1) + struct.pack("<Q", 624)),
+            "torch's position is 624",
+        ),
+        (altered(HEADER.size + 8, number(0)), "torch's position"),
+        (altered(HEADER.size + 8, number(1) + number(0)), "torch's position"),
+        (
+            altered(12, number(8)),
+            r"its parts have \[8, 0, 2512, 2509\] bytes, expected \[5056, 0, 2512, 2509\]",
+        ),
+        (altered(16, struct.pack("<I", 2**31)), "its parts have"),
+        (altered(20, number(3)), "its parts have"),
+        (altered(24, number(3)), "its parts have"),
+        (altered(NUMPY_AT + 624 * 4 + 16 + 624 * 4, number(2**30)), "Python's position is 1073741824"),
+        (torch.zeros(RNG_BYTES, dtype=torch.uint8), "no random state"),
+        (torch.zeros(3), "no random state"),
+    ],
+)
+def test_a_forged_random_state_is_refused_before_any_of_it_is_set(state: torch.Tensor, sentence: str) -> None:
+    before = capture_rng(CPU)
+    with pytest.raises(CheckpointError, match=f"the saved random state is corrupt: .*{sentence}"):
+        restore_rng(state, CPU)
+    assert torch.equal(capture_rng(CPU), before)
+    restore_rng(before, CPU)
+    assert np.random.get_state(legacy=False)["state"]["pos"] <= 624
+
+
+def test_resume_skips_a_checkpoint_with_a_forged_content(run: RunFolder) -> None:
+    """Its checksums are right: whoever forged it made them."""
+    good = {"step": 3, "cursor": {"epoch": 0, "position": 0}, "facts": {}}
+    states = {"rank-00000": capture_rng(CPU), "rank-00001": altered(POSITION_AT, number(700))}
+    forged: list[tuple[Any, dict[str, torch.Tensor]]] = [(good, states)]
+    for wrong in (
+        7,
+        [],
+        {},
+        {"facts": []},
+        {"cursor": {"epoch": 0}},
+        {"step": "3"},
+        {"cursor": {"epoch": 0, "x": 1}},
+    ):
+        forged.append(({**good, **wrong} if wrong and isinstance(wrong, dict) else wrong, {}))
+    ddp = Alone()
+    for step, (progress, rng) in enumerate(reversed(forged), start=4):
+        tensors = {"model": {}, "rng": rng}
+        store.write(run.checkpoints, step, tensors=tensors, documents={"progress": progress}, metrics={})
+    store.write(
+        run.checkpoints, 3, tensors={"rng": {"a": capture_rng(CPU)}}, documents={"progress": good}, metrics={}
+    )
+    found = find_newest(ddp, run.checkpoints)
+    assert found is not None
+    assert found.progress.step == 3
+    reasons = [reason for _, reason in found.skipped]
+    assert reasons[0] == "rng.safetensors: numpy's position is 700, expected 0 to 624"
+    assert reasons[1:] == ["progress.json does not say where the run was"] * (len(forged) - 1)
+
+
+class Alone:
+    """The only rank."""
+
+    device = CPU
+
+    def is_main_process(self) -> bool:
+        return True
+
+
+def test_such_a_state_would_have_read_behind_the_table() -> None:
+    """What numpy does with it, in a process of its own."""
+    code = (
+        "import numpy as np; state = np.random.get_state(legacy=False); state['state']['pos'] = 2**30\n"
+        "np.random.set_state(state); np.random.random()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, stderr=subprocess.DEVNULL).returncode < 0
