@@ -1,32 +1,42 @@
 """Reads the numpy arrays of a pickle file without executing anything in it.
 
-The python version of CIFAR-10 is distributed as pickles, and a pickle is a program: it may name any function
-and have it called. This reader looks names up in a table of its own (`_STAND_INS`) and nowhere else. The
-table holds only inert stand-ins for the names that a pickled array consists of, which note down what they are
-given; the arrays are then built from those notes. Any other name is refused before it is even imported, and
-so nothing of the file's choosing can run.
+The python version of CIFAR-10 is distributed as pickles, and a pickle is a program: it may name any function and
+have it called, refer to one value a million times, or ask for more memory than there is. So this is no unpickler: it
+reads the few opcodes that lists, dictionaries, text, numbers and arrays of integers consist of, and refuses all others.
+Names stand for themselves; nothing is imported, and no memory is taken that the file does not fill.
 """
 
 from __future__ import annotations
 
-import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from drumline.errors import DataError
+from drumline.untrusted import read_regular
 
+MAX_BYTES = 512 << 20
+"""Of a file; CIFAR-100 has one of 155 MB."""
 _INTEGER_TYPE = re.compile(r"[iu][1248]")
+_NAMES = {
+    "numpy.ndarray": "ndarray",
+    "numpy.dtype": "dtype",
+    "numpy.core.multiarray._reconstruct": "array",
+    "numpy._core.multiarray._reconstruct": "array",
+    "numpy.core.numeric._frombuffer": "whole array",
+    "numpy._core.numeric._frombuffer": "whole array",
+    "_codecs.encode": "bytes",
+}
 
 
 def load_arrays(path: Path) -> dict[str, Any]:
     """The dictionary that the file holds, its keys as text, its arrays of integers as numpy arrays."""
     try:
-        with path.open("rb") as file:
-            content = _Reader(file, encoding="bytes").load()
+        content = _Reader(read_regular(path, most=MAX_BYTES, follow_links=True)).load()
         if not isinstance(content, dict):
             raise TypeError(f"it holds a {type(content).__name__}, not a dictionary")
         return {_text(name): _built(value) for name, value in content.items()}
@@ -39,80 +49,227 @@ def load_arrays(path: Path) -> dict[str, Any]:
         ) from error
 
 
-class _Reader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _STAND_INS:
-            raise DataError(
-                f"the file asks for {module}.{name}, which no array of numbers needs; nothing of it was run",
-                next_step="do not trust this file; download it again from its source",
-            )
-        return _STAND_INS[module, name]
+class _Name(NamedTuple):
+    """A function or class that the file names."""
+
+    kind: str
 
 
-class _Notes:
-    """What a pickle said about an array or a type: the arguments it was made with, and its state."""
+class _Made:
+    """What the file says about an array or a type: the arguments it is made with, and its state."""
 
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
+    def __init__(self, kind: str, arguments: tuple[Any, ...]) -> None:
+        self.kind, self.arguments = kind, arguments
         self.state: tuple[Any, ...] = ()
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.state = state
 
+class _Reader:
+    """A stack of values, and those that the file refers to again."""
 
-class _Type(_Notes):
-    """Stands in for numpy.dtype."""
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+        self._stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
+        self._encoded = 0
 
-    def built(self) -> np.dtype[Any]:
-        name, order = _text(self.arguments[0]), _text(self.state[1])
-        if not _INTEGER_TYPE.fullmatch(name) or order not in "<>|=":
-            raise TypeError(f"an array of type {order}{name}, where integers were expected")
-        return np.dtype(order + name)
+    def load(self) -> Any:
+        data, stack, memo, at = self._data, self._stack, self._memo, 0
+        while (code := data[at]) != 0x2E:
+            # What a batch has ten thousand of costs no call: small numbers, short text, and that it is remembered.
+            if code == 0x4B:
+                stack.append(data[at + 1])
+                at += 2
+            elif code in (0x55, 0x8C):
+                end = at + 2 + data[at + 1]
+                text = data[at + 2 : end]
+                stack.append(text if code == 0x55 else text.decode("utf-8", "surrogatepass"))
+                at = end
+            elif code == 0x94:
+                memo[len(memo)] = stack[-1]
+                at += 1
+            elif code == 0x72:
+                memo[int.from_bytes(data[at + 1 : at + 5], "little")] = stack[-1]
+                at += 5
+            elif (operation := _OPCODES.get(code)) is None:
+                raise _unknown(code)
+            else:
+                self._at = at + 1
+                operation(self)
+                at = self._at
+        return stack[-1]
 
+    def take(self, count: int) -> bytes:
+        if not 0 <= count <= len(self._data) - self._at:
+            raise EOFError(f"it ends within a value of {count:,} bytes")
+        self._at += count
+        return self._data[self._at - count : self._at]
 
-class _Array(_Notes):
-    """Stands in for the function that begins an array, which the pickle then gives a state."""
+    def number(self, size: int, *, signed: bool = False) -> int:
+        return int.from_bytes(self.take(size), "little", signed=signed)
 
-    def built(self) -> NDArray[Any]:
-        _, shape, kind, is_fortran, raw = self.state
-        return np.frombuffer(_built(raw), dtype=kind.built()).reshape(shape, order="F" if is_fortran else "C")
+    def line(self) -> str:
+        end = self._data.index(b"\n", self._at, self._at + 200)
+        return (self.take(end - self._at) + self.take(1)).decode("ascii").rstrip("\n")
 
+    def push(self, value: Any) -> None:
+        self._stack.append(value)
 
-class _WholeArray(_Notes):
-    """Stands in for the function that makes an array in one go, as protocol 5 has it."""
+    def pop(self) -> Any:
+        return self._stack.pop()
 
-    def built(self) -> NDArray[Any]:
-        raw, kind, shape, order = self.arguments[:4]
-        if order not in ("C", "F"):
-            raise TypeError(f"an array in memory order {order!r}")
-        return np.frombuffer(_built(raw), dtype=kind.built()).reshape(shape, order=order)
+    def mark(self) -> None:
+        self._marks.append(len(self._stack))
 
+    def since_mark(self) -> list[Any]:
+        begin = self._marks.pop()
+        values = self._stack[begin:]
+        del self._stack[begin:]
+        return values
 
-class _Bytes(_Notes):
-    """Stands in for _codecs.encode: protocol 2 has no bytes, so Python 3 writes them as text and its encoding."""
+    def last(self, count: int) -> tuple[Any, ...]:
+        values = tuple(self._stack[-count:])
+        del self._stack[-count:]
+        return values
 
-    def built(self) -> bytes:
-        text, encoding = self.arguments
-        if encoding != "latin1":
-            raise TypeError(f"bytes encoded as {encoding!r}")
+    def remember(self, number: int) -> None:
+        self._memo[number] = self._stack[-1]
+
+    def recall(self, number: int) -> None:
+        self.push(self._memo[number])
+
+    def extend(self, values: list[Any]) -> None:
+        _of(list, self._stack[-1]).extend(values)
+
+    def update(self, values: list[Any]) -> None:
+        target = _of(dict, self._stack[-1])
+        for key, value in zip(values[::2], values[1::2], strict=True):
+            # Not any value that has a hash: that of nested tuples may take for ever.
+            target[_of((str, bytes), key)] = value
+
+    def name(self, module: Any, name: Any) -> None:
+        whole = f"{_of(str, module)}.{_of(str, name)}"
+        if whole not in _NAMES:
+            raise _refused(f"asks for {whole}")
+        self.push(_Name(_NAMES[whole]))
+
+    def call(self, arguments: Any, function: Any) -> None:
+        kind, given = _of(_Name, function).kind, _of(tuple, arguments)
+        if kind == "bytes":
+            self.push(self._bytes(*given))
+        else:
+            self.push(_Made(kind, given))
+
+    def build(self, state: Any) -> None:
+        _of(_Made, self._stack[-1]).state = _of(tuple, state)
+
+    def _bytes(self, text: Any, encoding: Any) -> bytes:
+        """Protocol 2 has no bytes, so Python 3 writes them as text and its encoding."""
+        self._encoded += len(_of(str, text))
+        if encoding != "latin1" or self._encoded > len(self._data):
+            raise TypeError(f"bytes encoded as {encoding!r}, {self._encoded:,} in all")
         return bytes(text, "latin1")
 
 
-_STAND_INS: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): _Notes,
-    ("numpy", "dtype"): _Type,
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("numpy.core.numeric", "_frombuffer"): _WholeArray,
-    ("numpy._core.numeric", "_frombuffer"): _WholeArray,
-    ("_codecs", "encode"): _Bytes,
+_Operation: TypeAlias = Callable[[_Reader], Any]
+
+
+def _text_of(size: int) -> _Operation:
+    return lambda reader: reader.push(reader.take(reader.number(size)).decode("utf-8", "surrogatepass"))
+
+
+def _bytes_of(size: int) -> _Operation:
+    return lambda reader: reader.push(reader.take(reader.number(size)))
+
+
+_OPCODES: dict[int, _Operation] = {
+    ord(code): operation
+    for code, operation in {
+        "\x80": lambda reader: reader.take(1),  # protocol
+        "\x95": lambda reader: reader.take(8),  # frame
+        "(": _Reader.mark,
+        "}": lambda reader: reader.push({}),
+        "]": lambda reader: reader.push([]),
+        ")": lambda reader: reader.push(()),
+        "t": lambda reader: reader.push(tuple(reader.since_mark())),
+        "\x85": lambda reader: reader.push(reader.last(1)),
+        "\x86": lambda reader: reader.push(reader.last(2)),
+        "\x87": lambda reader: reader.push(reader.last(3)),
+        "a": lambda reader: reader.extend([reader.pop()]),
+        "e": lambda reader: reader.extend(reader.since_mark()),
+        "s": lambda reader: reader.update(list(reader.last(2))),
+        "u": lambda reader: reader.update(reader.since_mark()),
+        "N": lambda reader: reader.push(None),
+        "\x88": lambda reader: reader.push(True),
+        "\x89": lambda reader: reader.push(False),
+        "J": lambda reader: reader.push(reader.number(4, signed=True)),
+        "M": lambda reader: reader.push(reader.number(2)),
+        "\x8a": lambda reader: reader.push(reader.number(reader.number(1), signed=True)),
+        "T": _bytes_of(4),
+        "C": _bytes_of(1),
+        "B": _bytes_of(4),
+        "\x8e": _bytes_of(8),
+        "\x96": _bytes_of(8),
+        "X": _text_of(4),
+        "\x8d": _text_of(8),
+        "q": lambda reader: reader.remember(reader.number(1)),
+        "h": lambda reader: reader.recall(reader.number(1)),
+        "j": lambda reader: reader.recall(reader.number(4)),
+        "c": lambda reader: reader.name(reader.line(), reader.line()),
+        "\x93": lambda reader: reader.name(*reader.last(2)),
+        "R": lambda reader: reader.call(reader.pop(), reader.pop()),
+        "b": lambda reader: reader.build(reader.pop()),
+    }.items()
 }
 
 
+def _unknown(code: int) -> Exception:
+    import pickletools
+
+    name = next((known.name for known in pickletools.opcodes if ord(known.code) == code), None)
+    if name is None:
+        return ValueError(f"byte 0x{code:02x} is no part of a pickle")
+    return _refused(f"uses the pickle opcode {name}")
+
+
+def _refused(what: str) -> DataError:
+    return DataError(
+        f"the file {what}, which no array of numbers needs; nothing of it was run",
+        next_step="do not trust this file; download it again from its source",
+    )
+
+
+def _of(kinds: type | tuple[type, ...], value: Any) -> Any:
+    if not isinstance(value, kinds):
+        raise TypeError(f"a {type(value).__name__} where it cannot be")
+    return value
+
+
 def _built(value: Any) -> Any:
-    return value.built() if hasattr(value, "built") else value
+    return _array(value) if isinstance(value, _Made) else value
+
+
+def _array(made: _Made) -> NDArray[Any]:
+    if made.kind == "array":
+        _, shape, kind, is_fortran, raw = made.state
+        order = "F" if is_fortran else "C"
+    elif made.kind == "whole array":
+        raw, kind, shape, order = made.arguments[:4]
+    else:
+        raise TypeError(f"a {made.kind} where an array was expected")
+    if order not in ("C", "F"):
+        raise TypeError("an array in another memory order")
+    array = np.frombuffer(_of((bytes, bytearray), raw), dtype=_type(_of(_Made, kind)))
+    sizes = [_of(int, size) for size in _of(tuple, shape)]
+    return array.reshape(sizes, order="F" if order == "F" else "C")
+
+
+def _type(made: _Made) -> np.dtype[Any]:
+    name, order = _text(made.arguments[0]), _text(made.state[1])
+    if made.kind != "dtype" or not _INTEGER_TYPE.fullmatch(name) or order not in ("<", ">", "|", "="):
+        raise TypeError(f"an array of type {order[:1]}{name[:9]}, where integers were expected")
+    return np.dtype(order + name)
 
 
 def _text(value: Any) -> str:
-    plain = _built(value)
-    return plain.decode() if isinstance(plain, bytes) else str(plain)
+    return value.decode() if isinstance(value, bytes) else str(_of(str, value))

@@ -77,13 +77,18 @@ def _read_binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 def _read_python(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     content = load_arrays(path)
     if not {"data", "labels"} <= content.keys():
-        raise _malformed(path, f"'data' and 'labels', found {', '.join(sorted(content)) or 'nothing'}")
+        raise _malformed(
+            path, f"'data' and 'labels', found {', '.join(sorted(content)[:10])[:200] or 'nothing'}"
+        )
     images: Any = content["data"]
     if not (isinstance(images, np.ndarray) and images.dtype == np.uint8 and images.shape[1:] == (_PIXELS,)):
         found = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
         raise _malformed(path, f"images as uint8 [count, {_PIXELS}], found {found}")
     try:
-        labels = np.asarray(content["labels"], dtype=np.int64).reshape(-1)
+        given = content["labels"]
+        if isinstance(given, list) and not all(type(label) is int for label in given):
+            raise TypeError("nested lists that refer to each other may take any amount of memory")
+        labels = np.asarray(given, dtype=np.int64).reshape(-1)
     except (TypeError, ValueError, OverflowError) as error:
         raise _malformed(path, "labels that are integers") from error
     if len(labels) != len(images) or len(images) == 0:

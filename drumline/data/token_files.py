@@ -6,7 +6,6 @@ rest.
 
 from __future__ import annotations
 
-import json
 import os
 import sysconfig
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from drumline.errors import DataError
+from drumline.untrusted import parse_json, read_regular
 
 _TEXT_VOCABULARY = 256  # a token of text is one byte
 _TEXT_ENDINGS = (".txt", ".py", ".md")
@@ -135,8 +135,8 @@ def _stated_vocabulary(path: Path) -> int | None:
     if not meta.is_file():
         return None
     try:
-        stated = json.loads(meta.read_text(encoding="utf-8")).get("vocab_size")
-    except (ValueError, AttributeError) as error:
+        stated = parse_json(read_regular(meta, follow_links=True)).get("vocab_size")
+    except (OSError, ValueError, AttributeError) as error:
         raise DataError(
             f"{meta} cannot be read as a JSON object ({error})", next_step="correct or remove it"
         ) from error
