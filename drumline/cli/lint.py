@@ -6,7 +6,7 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -152,7 +152,7 @@ def _lint(given: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
     def checked(readings: Sequence[Reading]) -> Report:
         return check(readings, rules, settings, problems=found.problems, progress=progress)
 
-    report = _mend(given, readings, checked) if given.fix or given.diff else checked(readings)
+    report = _mend(given, readings, checked, found.outside) if given.fix or given.diff else checked(readings)
     _tell(given, report, docs)
     if report.problems:
         return ExitCode.USAGE
@@ -177,7 +177,10 @@ def _stdin(given: argparse.Namespace) -> tuple[Path, bytes] | None:
 
 
 def _mend(
-    given: argparse.Namespace, readings: Sequence[Reading], checked: Callable[[Sequence[Reading]], Report]
+    given: argparse.Namespace,
+    readings: Sequence[Reading],
+    checked: Callable[[Sequence[Reading]], Report],
+    outside: Set[Path],
 ) -> Report:
     """What is left to tell: of the files as they are now, or as they stay where nothing is written."""
     from drumline.lint.fixing import diff_of, fix, write
@@ -188,7 +191,7 @@ def _mend(
     if fixed.in_notebooks:
         places = counted(fixed.in_notebooks, "place")
         _say(f"{places} in notebooks could be fixed, but notebooks are not written: mend them by hand")
-    return write(fixed, checked) if given.fix else checked(readings)
+    return write(fixed, checked, outside) if given.fix else checked(readings)
 
 
 def _tell(given: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> None:

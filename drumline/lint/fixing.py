@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,11 +64,16 @@ def diff_of(fixed: Fixed) -> str:
     )
 
 
-def write(fixed: Fixed, check: Check) -> Report:
-    """Each file at once or not at all; what could not be written is told, and what is in it as well."""
+def write(fixed: Fixed, check: Check, outside: Set[Path] = frozenset()) -> Report:
+    """Each file at once or not at all; what could not be written is told, and what is in it as well. `outside`: files
+    that are not written, since a link leads to them from a folder that was given."""
     problems = []
     for path in list(fixed.after):
         try:
+            if path in outside:
+                raise OSError(
+                    f"a link leads out of the folder, to {path.resolve()}; give that path to fix it"
+                )
             _write_whole(path, fixed.before[path].data, fixed.after[path].data)
         except OSError as error:
             message = f"the file was not fixed: {error.strerror or error}"

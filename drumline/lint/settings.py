@@ -13,6 +13,7 @@ from drumline.lint.finding import Finding, Severity
 from drumline.lint.problems import OWN_RULES
 from drumline.lint.reading.files import is_matched
 from drumline.lint.selection import Rules, Selection, select, split_words
+from drumline.untrusted import parse_toml, read_regular
 
 TABLE = "tool.drumline.lint"
 NEXT_STEP = "docs/lint.md has all settings; --no-config goes without them"
@@ -124,10 +125,8 @@ def _table(path: Path, value: Any) -> dict[str, Any]:
 
 
 def _toml(path: Path) -> dict[str, Any]:
-    import tomllib
-
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(read_regular(path, follow_links=True).decode())
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{path} cannot be read: {error}", next_step="mend it, or go without it: --no-config"

@@ -23,6 +23,8 @@ class Found:
     files: list[Path]
     problems: list[Finding]
     """Folders that could not be listed."""
+    outside: frozenset[Path] = frozenset()
+    """Of the files: those that only a link leads to, out of all folders that were given. They are read, not written."""
 
 
 @dataclass
@@ -50,7 +52,13 @@ def find_files(paths: Sequence[Path], *, exclude: Sequence[str] = (), root: Path
     # Last, so that a file is called by its own path rather than by a link's.
     while search.linked_folders:
         _walk(search, search.linked_folders.pop(0))
-    return Found(sorted(search.by_real_path.values()), search.problems)
+    tops = [os.path.join(os.path.realpath(path), "") for path in paths]  # noqa: PTH118
+    outside = {
+        path
+        for real, path in search.by_real_path.items()
+        if path not in paths and not real.startswith(tuple(tops))
+    }
+    return Found(sorted(search.by_real_path.values()), search.problems, frozenset(outside))
 
 
 def is_matched(path: Path, globs: Sequence[str], root: Path) -> bool:

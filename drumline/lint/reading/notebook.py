@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -14,10 +13,11 @@ from drumline.lint.finding import Finding
 from drumline.lint.problems import UNREADABLE, problem
 from drumline.lint.reading.source import Cell, Source
 from drumline.lint.reading.syntax import CANNOT_PARSE, told_syntax
+from drumline.untrusted import parse_json
 
 _PYTHON_BELOW = re.compile(r"%%(?:time|timeit|capture|prun|python3?)\b")
 _MAGIC = re.compile(r"(?P<indent>\s*)(?:[%!?]|[\w.]+\?{1,2}\s*$)")
-_ASSIGNED = re.compile(r"(?P<target>\s*[\w.,\s\[\]'\"]+=\s*)(?:!|%[a-zA-Z])")
+_ASSIGNED = re.compile(r"(?P<target>[\w.,\s\[\]'\"]+=\s*)(?:!|%[a-zA-Z])")
 
 
 class _NoNotebookError(Exception):
@@ -53,8 +53,8 @@ def read_notebook(path: Path, data: bytes) -> tuple[Source | None, list[Finding]
 
 def _document(data: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+        document = parse_json(data)
+    except ValueError as error:
         raise _NoNotebookError(f"it is no JSON ({error})") from None
     if not isinstance(document, dict):
         raise _NoNotebookError("its JSON is no object")

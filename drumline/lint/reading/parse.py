@@ -16,7 +16,10 @@ from drumline.lint.reading.notebook import read_notebook
 from drumline.lint.reading.shell import Script
 from drumline.lint.reading.source import Source
 from drumline.lint.reading.syntax import CANNOT_PARSE, told_syntax
+from drumline.untrusted import read_regular
 
+MAX_BYTES = 64 << 20
+"""Of one file: notebooks hold pictures."""
 SHELL_SUFFIXES = frozenset({".sh", ".bash", ".sbatch", ".slurm", ".ksh", ".zsh"})
 _SHELL_SHEBANG = re.compile(rb"#!.*\b(?:ba|da|k|z)?sh\b")
 
@@ -36,7 +39,7 @@ class Reading:
 def read_file(path: Path) -> Reading:
     """Never raises for what is in the file, or because it cannot be opened."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path, most=MAX_BYTES, follow_links=True)
     except OSError as error:
         said = problem(UNREADABLE, path, f"the file cannot be opened: {error.strerror or error}")
         return Reading(path, b"", problems=[said])

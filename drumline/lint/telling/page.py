@@ -92,7 +92,7 @@ an end column is behind the last character. `summary` has `shown` and `not_shown
 
 `--fix` applies what is mechanical, and `--diff` shows it; `--diff` alone writes nothing. Edits that touch each other
 are made one after the other, and one that would leave a file that cannot be parsed is not made. Line ends, encoding and
-mode are kept. Notebooks are not written.
+mode are kept. Notebooks are not written, nor are files outside of the folders given that a link leads to.
 
 ## Silence
 

@@ -124,7 +124,7 @@ def test_without_code_there_is_nothing_to_read() -> None:
     [
         (b'{"cells": [', "it is no JSON (Expecting value: line 1 column 12 (char 11))"),
         (b"\xff", "it is no JSON ('utf-8' codec can't decode byte 0xff"),
-        (b"[" * 100_000, "it is no JSON (maximum recursion depth exceeded"),
+        (b"[" * 100_000, "it is no JSON (it is nested deeper than 200 levels"),
         (b"[1]", "its JSON is no object"),
         (b"{}", "it has no cells"),
         (b'{"cells": 3}', "its cells are no list"),
