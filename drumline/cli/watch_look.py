@@ -10,6 +10,7 @@ from typing import Any
 
 from drumline.engine.run_folder import RunFolder, job_at_work
 from drumline.metrics.json_lines import parse_line
+from drumline.untrusted import open_regular
 from drumline.watch.status.record import PLACE, read_status
 
 FRESH_S = 10.0
@@ -125,18 +126,18 @@ class Looker:
 def _ending(folder: RunFolder) -> Ending | None:
     """The last event of rank 0, if nothing can follow it in this attempt."""
     try:
-        with folder.event_file(0).open("rb") as file:
+        with open_regular(folder.event_file(0)) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             lines = [line for line in file.read().splitlines() if line.strip()]
     except OSError:
         return None
     event = (parse_line(lines[-1]) if lines else None) or {}
-    step = event.get("step")
+    step, at = event.get("step"), event.get("time", 0)
     words = {
         "end": f"done at step {step}",
         "preempted": f"told to leave, and saved step {step}",
         "error": f"failed at step {step}: {event.get('message')}",
     }.get(str(event.get("kind")))
-    if words is None:
+    if words is None or type(at) not in (int, float):
         return None
-    return Ending(words, float(event.get("time", 0)), is_final=event["kind"] != "error")
+    return Ending(words, float(at), is_final=event["kind"] != "error")

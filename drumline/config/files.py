@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,17 @@ from drumline.config.fields import FIELDS, SECTIONS
 from drumline.config.layer import Layer, Setting, check_layer
 from drumline.config.suggest import unknown_section
 from drumline.config.values import show
+from drumline.untrusted import TEXT_BYTES, parse_toml, read_regular
 
-HEADER = re.compile(r"\s*\[\[?([^\[\]]+)\]")
-KEY = re.compile(r"\s*([\w.\-\"' ]+?)\s*=")
+# Of a line without the spaces at its start; neither may try two ways to read the same spaces.
+HEADER = re.compile(r"\[\[?([^\[\]]+)\]")
+KEY = re.compile(r"([\w.\-\"' \t]+)=")
 
 
 def read_file(path: Path) -> Layer:
     """The settings that a TOML file gives; never raises, problems are kept in the layer."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path, most=TEXT_BYTES, follow_links=True).decode("utf-8-sig")
     except FileNotFoundError:
         return _unreadable(f"{path}: there is no such file (looked in {Path.cwd()})")
     except OSError as error:
@@ -28,7 +29,7 @@ def read_file(path: Path) -> Layer:
     except UnicodeDecodeError as error:
         return _unreadable(f"{path}: is not UTF-8 text (byte {error.start})")
     try:
-        document = tomllib.loads(text)
+        document = parse_toml(text)
     except ValueError as error:
         return _unreadable(f"{path}: is not valid TOML: {error}")
     return _read_document(document, _Places(path, text))
@@ -74,7 +75,7 @@ class _Places:
         self.file = file
         self.lines: dict[str, int] = {}
         section = ""
-        for number, line in enumerate(text.splitlines(), start=1):
+        for number, line in enumerate(map(str.lstrip, text.splitlines()), start=1):
             if header := HEADER.match(line):
                 section = _plain(header[1])
                 self.lines.setdefault(section, number)
@@ -88,4 +89,4 @@ class _Places:
 
 
 def _plain(key: str) -> str:
-    return re.sub(r"[\"' ]", "", key)
+    return re.sub(r"[\"' \t]", "", key)

@@ -60,4 +60,8 @@ class Notices:
         whole = text[: text.rfind(b"\n") + 1]  # the rest is being written
         self._read += len(whole)
         found = (parse_line(line) for line in whole.splitlines())
-        return [notice for notice in found if notice is not None and {"kind", "message"} <= notice.keys()]
+        return [
+            notice
+            for notice in found
+            if notice is not None and all(isinstance(notice.get(name), str) for name in ("kind", "message"))
+        ]

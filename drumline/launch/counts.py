@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from drumline.errors import UsageError
+from drumline.untrusted import whole_number
 
 FORM = "a number of nodes (3), or the least and the greatest (2:3)"
 COUNTS = re.compile(r"(?:(?P<least>[0-9]+):)?(?P<most>[0-9]*)")
@@ -24,8 +25,10 @@ def read_counts(text: str) -> NodeCounts | None:
     found = COUNTS.fullmatch(text.strip())
     if found is None or text.strip() == "":
         return None
-    least = int(found["least"]) if found["least"] else None
-    most = int(found["most"]) if found["most"] else None
+    least = whole_number(found["least"]) if found["least"] else None
+    most = whole_number(found["most"]) if found["most"] else None
+    if any(found[name] and number is None for name, number in (("least", least), ("most", most))):
+        return None
     if 0 in (least, most) or (least is not None and most is not None and least > most):
         return None
     return NodeCounts(least, most)

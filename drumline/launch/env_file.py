@@ -15,6 +15,7 @@ from pathlib import Path
 from drumline.errors import UsageError
 from drumline.launch.counts import FORM, read_counts
 from drumline.launch.hosts import wrong_name
+from drumline.untrusted import TEXT_BYTES, read_regular, whole_number
 
 NEEDED = ("NUMBER_OF_NODES", "NODE_RANK", "NUMBER_OF_GPUS", "MASTER_ADDR", "MASTER_PORT")
 OPTIONAL = ("DDP_TIMEOUT_SECONDS", "DATASET_DIR", "OUTPUT_DIR")
@@ -29,7 +30,9 @@ NUMBERS = {
 # Nearer than that to one of our names is a typing mistake; NCCL_DEBUG and its like are far from all of them.
 TYPO = 0.8
 LINE = re.compile(r"(?:export\s+)?(?P<key>[A-Za-z_][A-Za-z0-9_]*)\s*=\s*(?P<value>.*)")
-QUOTED = re.compile(r"""(?P<quote>['"])(?P<text>(?:\\.|(?!(?P=quote)).)*)(?P=quote)\s*(?:#.*)?""")
+# As in bash, a backslash means nothing between single quotes. No two branches may begin with the same character.
+QUOTED = re.compile(r"""(?:'(?P<plain>[^']*)'|"(?P<escaped>(?:\\.|[^"\\])*)")\s*(?:#.*)?""")
+COMMENT = re.compile(r"(?:^|\s)#")
 ESCAPED = re.compile(r"\\(.)")
 ESCAPES = {"n": "\n", "t": "\t"}
 
@@ -66,7 +69,7 @@ class _Value:
 def read_env_file(path: Path) -> NodeSettings:
     """The node that the file describes; every mistake in it is told at once, with its line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(path, most=TEXT_BYTES, follow_links=True).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(
@@ -128,13 +131,13 @@ def _parse(path: Path, lines: list[str]) -> tuple[dict[str, _Value], list[str]]:
 def _unquoted(value: str) -> str | None:
     """A value as bash would read it, nothing expanded; None when its quotes do not match."""
     if not value.startswith(("'", '"')):
-        return re.sub(r"(^|\s+)#.*", "", value).strip()
+        return COMMENT.split(value, maxsplit=1)[0].strip()
     found = QUOTED.fullmatch(value)
     if found is None:
         return None
-    if found["quote"] == "'":
-        return found["text"]
-    return ESCAPED.sub(lambda escape: ESCAPES.get(escape[1], escape[1]), found["text"])
+    if found["plain"] is not None:
+        return found["plain"]
+    return ESCAPED.sub(lambda escape: ESCAPES.get(escape[1], escape[1]), found["escaped"])
 
 
 def _meant(key: str) -> str | None:
@@ -150,7 +153,7 @@ def _wrong_values(values: Mapping[str, _Value]) -> Iterator[str]:
         if key not in values or (key in OPTIONAL and not values[key].text):
             continue
         value = values[key]
-        number = int(value.text) if value.text.isascii() and value.text.isdigit() else None
+        number = whole_number(value.text)
         if number is None or number < low or (high is not None and number > high):
             limits = f"from {low} up" if high is None else f"from {low} to {high}"
             yield f"{value.where}: {key} is {value.text!r}; a whole number {limits} is needed"

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from drumline.untrusted import parse_json
+
 FAILURE_FILE = "DRUMLINE_FAILURE_FILE"
 LOGS_SHOWN = "DRUMLINE_LOGS_SHOWN"
 """Set where the launcher also shows what ranks other than 0 write to their logs in the run folder."""
@@ -44,6 +46,6 @@ def write_failure(environment: Mapping[str, str], record: FailureRecord) -> None
 def read_failure(path: Path) -> FailureRecord | None:
     """None: the rank could not write it (it was killed), or is a script."""
     try:
-        return FailureRecord(**json.loads(path.read_text(encoding="utf-8")))
+        return FailureRecord(**parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None

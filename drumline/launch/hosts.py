@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drumline.errors import UsageError
+from drumline.untrusted import TEXT_BYTES, read_regular, whole_number
 
 NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 LINE = re.compile(r"(?P<name>\S+)(?:\s+slots\s*=\s*(?P<slots>\S+))?")
@@ -60,7 +61,7 @@ def _entries(text: str, where: str) -> list[_Entry]:
 def hosts_from_file(path: Path) -> list[Host]:
     """The hosts of a hostfile."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(path, most=TEXT_BYTES, follow_links=True).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(
@@ -106,9 +107,7 @@ def _problems(entries: Iterable[_Entry]) -> Iterator[str]:
         if wrong := wrong_name(entry.name):
             yield f"{entry.where}: {wrong}"
             continue
-        if entry.slots is not None and not (
-            entry.slots.isascii() and entry.slots.isdigit() and int(entry.slots)
-        ):
+        if entry.slots is not None and not whole_number(entry.slots):
             yield f"{entry.where}: {entry.name} has {entry.slots!r} slots; a whole number from 1 up is needed"
         address = entry.name.rpartition("@")[2].lower()
         if address in seen:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from drumline.engine.run_folder import RunFolder
+from drumline.untrusted import parse_json, parse_toml, read_regular
 from drumline.verify.findings import Part
 
 
 def check_settings(folder: RunFolder, part: Part) -> tuple[dict[int, str], list[str]]:
     """Returns the host of each rank of the latest start, and the files that are not there, of which nothing is told."""
     paths = (folder.config_file, folder.environment_file)
-    missing = [path.name for path in paths if not path.exists()]
-    settings = _load(folder.config_file, tomllib.loads, part)
-    environment = _load(folder.environment_file, json.loads, part)
+    missing = [path.name for path in paths if not os.path.lexists(path)]
+    settings = _load(folder.config_file, parse_toml, part)
+    environment = _load(folder.environment_file, parse_json, part)
     part.counts = {"readable": (settings is not None) + (environment is not None)}
     part.summary = (
         "config.toml and environment.json can be read"
@@ -47,7 +47,7 @@ def tell_missing(missing: list[str], part: Part, *, expected: set[str], is_at_wo
 
 def _load(path: Path, parse: Callable[[str], Any], part: Part) -> dict[str, Any] | None:
     try:
-        content = parse(path.read_text(encoding="utf-8"))
+        content = parse(read_regular(path).decode())
     except FileNotFoundError:
         return None
     except OSError as error:

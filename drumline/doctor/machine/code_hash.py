@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.doctor.machine.tree import files_below
+from drumline.untrusted import open_regular
 
 SOURCE = (".py", ".pyx", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".so", ".sh")
 SETTINGS = (".toml", ".yaml", ".yml", ".json", ".jsonnet", ".cfg", ".ini")
@@ -66,7 +67,7 @@ def _is_code(folder: os.DirEntry[str], left_out: set[str]) -> bool:
 
 def _hash_of(path: str, size: int) -> str:
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(Path(path), follow_links=True) as file:
             content = file.read(MAX_BYTES)
     except OSError:
         return "unread"

@@ -220,14 +220,19 @@ def _program_words(manifest: Manifest) -> list[str]:
     program = manifest.program
     # Of a task the launcher wants the name and its arguments, without the verb.
     own = ["--", *(program.words[1:] if program.is_task else program.words)]
-    return [word.replace("$(", "$$(") for word in (own if manifest.has_launcher else program.of_torchrun())]
+    return [_literal(word) for word in (own if manifest.has_launcher else program.of_torchrun())]
+
+
+def _literal(word: str) -> str:
+    """Kubernetes reads `$(X)` as a variable and `$$` as `$`."""
+    return word.replace("$", "$$")
 
 
 def _variables(manifest: Manifest) -> list[Object]:
     name, _, value = OWN_STORE.partition("=")
     variables: list[Object] = [dict(POD_ADDRESS), {"name": name, "value": value}]
     if manifest.claim and not manifest.program.is_task:
-        variables.append({"name": "OUTPUT_DIR", "value": manifest.run_folder})
+        variables.append({"name": "OUTPUT_DIR", "value": _literal(manifest.run_folder)})
     return variables
 
 

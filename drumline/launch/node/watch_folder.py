@@ -7,7 +7,6 @@ The agent writes how ranks ended, and reads what the sidecar made of it. The gua
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.launch.node.memory_folder import hold, make_memory_folder
+from drumline.untrusted import parse_json
 
 VERDICT, SIDECAR = "verdict.json", "sidecar.pid"
 # How long the sidecar may take to say why a rank has ended; it gathers what it can see first.
@@ -106,7 +106,7 @@ class WatchFolder:
         if self.current is None:
             return None
         try:
-            return ruling_from(json.loads((self.current / VERDICT).read_bytes()))
+            return ruling_from(parse_json((self.current / VERDICT).read_bytes()))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 

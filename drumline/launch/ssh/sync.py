@@ -22,6 +22,7 @@ from drumline.launch.node import guard
 from drumline.launch.ssh.client import OPTIONS, ssh_words
 from drumline.launch.ssh.errors import not_reached
 from drumline.launch.ssh.tree import code_files, digests, tree_digest
+from drumline.untrusted import parse_json
 
 MAX_AT_ONCE = 32
 MAX_NAMED = 5
@@ -71,7 +72,7 @@ class Sync:
         given = [f"PYTHONPATH={self.python_path}"] if self.python_path else []
         command = [*given, self.python, "-m", "drumline.launch.ssh.tree"]
         answer = self._call(host, command, json.dumps(files), cwd=self.folder)
-        if different := json.loads(answer.splitlines()[-1]):
+        if different := _names(host, answer):
             named = ", ".join(different[:MAX_NAMED]) + (", ..." if len(different) > MAX_NAMED else "")
             raise PreflightError(
                 f"{host.name} has other code in {self.folder} after --sync: {named}",
@@ -126,6 +127,19 @@ class Sync:
             said = done.stderr.splitlines()
             raise not_reached(host, done.returncode, said, python=self.python, cwd=str(self.folder))
         return done.stdout
+
+
+def _names(host: Host, answer: str) -> list[str]:
+    try:
+        names = parse_json(answer.rstrip().rpartition("\n")[2])
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise PreflightError(
+            f"{host.name} does not say which files it has after --sync",
+            next_step=f"see what a login to {host.name} prints, or copy the code yourself and leave --sync out",
+        )
+    return names
 
 
 def _caught(call: Callable[[Host], None]) -> Callable[[Host], PreflightError | UsageError | None]:

@@ -49,7 +49,9 @@ def tree_digest(files: Mapping[str, str]) -> str:
 
 
 def _of_git(folder: Path) -> list[str] | None:
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    # A repository may name commands for git to run; whoever copies it need not trust it.
+    command = ["git", "-c", "core.fsmonitor=", "-c", "core.hooksPath=/dev/null", "ls-files"]
+    command += ["--cached", "--others", "--exclude-standard", "-z"]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
+from drumline.untrusted import parse_json
 from drumline.watch.facts import Collective
 
 WITHIN_S = 1.0
@@ -75,7 +75,7 @@ def _ask(path: Path, number: int) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_bytes())
+        record = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

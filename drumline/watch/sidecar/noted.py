@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from drumline.untrusted import parse_json
 from drumline.watch.sidecar.channel import Channel
 from drumline.watch.sidecar.terms import Terms
 from drumline.watch.sidecar.wire import MAX_BYTES
@@ -36,7 +36,7 @@ class Noted:
                 changed = file.stat().st_mtime_ns
                 if changed != self._read.get(rank):
                     text = file.read_bytes()
-                    self._records[rank] = json.loads(text)
+                    self._records[rank] = parse_json(text)
                     self._read[rank] = changed
                     if len(text) > MAX_NOTE_BYTES:
                         self._drop(rank, len(text))

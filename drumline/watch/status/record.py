@@ -5,20 +5,43 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from drumline.untrusted import parse_json, read_regular
 from drumline.watch.facts import Picture, RankFacts
 
 FORM = 1
 """Of the record; another one is not read."""
 PLACE = Path("watch") / "status.json"
 """In a run folder."""
-_OF_ROW = {"rank", "host", "step", "phase", "age_s", "rate", "state", "cpu", "exit", "failure"}
-_OF_STATUS = {"time", "chief", "world_size", "hang_s", "ranks", "silent", "words", "has_ended"}
+_Types = Mapping[str, tuple[type, ...]]
+_NUMBER, _NONE = (int, float), type(None)
+_OF_ROW: _Types = {
+    "rank": (int,),
+    "host": (str,),
+    "step": (int,),
+    "phase": (str,),
+    "age_s": _NUMBER,
+    "rate": (*_NUMBER, _NONE),
+    "state": (str,),
+    "cpu": _NUMBER,
+    "exit": (int, _NONE),
+    "failure": (str, _NONE),
+}
+_OF_SILENT: _Types = {"host": (str,), "ranks": (list,), "silent_s": _NUMBER, "how": (str, _NONE)}
+_OF_STATUS: _Types = {
+    "time": _NUMBER,
+    "chief": (str,),
+    "world_size": (int,),
+    "hang_s": (*_NUMBER, _NONE),
+    "ranks": (list,),
+    "silent": (list,),
+    "words": (list,),
+    "has_ended": (bool,),
+}
 
 
 def status_record(
@@ -68,13 +91,24 @@ def _row(facts: RankFacts, rate: float | None) -> dict[str, Any]:
 def read_status(path: Path) -> dict[str, Any] | None:
     """The record in this file; None when there is none, or none of a form that is known here."""
     try:
-        record = json.loads(path.read_bytes())
+        record = parse_json(read_regular(path))
     except (OSError, ValueError):
         return None
-    if not isinstance(record, dict) or record.get("form") != FORM or not record.keys() >= _OF_STATUS:
+    if not _has_types(record, _OF_STATUS) or record.get("form") != FORM:
         return None
-    rows = record["ranks"]
-    return record if all(isinstance(row, dict) and row.keys() >= _OF_ROW for row in rows) else None
+    is_whole = (
+        all(_has_types(row, _OF_ROW) for row in record["ranks"])
+        and all(_has_types(one, _OF_SILENT) for one in record["silent"])
+        and all(type(rank) is int for one in record["silent"] for rank in one["ranks"])
+        and all(isinstance(words, str) for words in record["words"])
+    )
+    return record if is_whole else None
+
+
+def _has_types(record: Any, types: _Types) -> bool:
+    return isinstance(record, dict) and all(
+        type(record.get(name, ...)) in kinds for name, kinds in types.items()
+    )
 
 
 class StepRates:
