@@ -94,7 +94,7 @@ def check_own_folder(folder: Path, *, follow_links: bool = False) -> None:
     """The same of a folder that is there. With `follow_links` it may be a link, of this user."""
     found = folder.lstat()
     if follow_links and stat.S_ISLNK(found.st_mode):
-        _check_owner(found, folder, folder.resolve())
+        _check_owner(found, folder, folder.parent)
         found = folder.stat()
     if not stat.S_ISDIR(found.st_mode):
         what = _KINDS.get(stat.S_IFMT(found.st_mode), "a file")

@@ -114,19 +114,21 @@ def test_an_own_folder_in_a_shared_one_and_an_own_link_to_it_are_fine(shared: Pa
         assert job_at_work(RunFolder(shared / "run")) is None  # this process has the lock itself
 
 
+@as_root
 def test_a_file_system_that_gives_all_files_one_owner_is_fine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as NFS with root squashed: what we make there belongs to nobody."""
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    folder = tmp_path / "run"
-    folder.mkdir()
-    if os.getuid():  # root is trusted anyway
-        check_own_folder(folder)
-    else:
-        os.chown(folder, STRANGER, STRANGER)
-        with pytest.raises(PermissionError):
-            check_own_folder(folder)
+    os.seteuid(STRANGER)
+    try:
+        (shared / "run").mkdir()
+        monkeypatch.setattr(os, "geteuid", lambda: 7)
+        check_own_folder(shared / "run")
+    finally:
+        monkeypatch.undo()
+        os.seteuid(0)
+    with pytest.raises(PermissionError):
+        check_own_folder(shared / "run")
 
 
 @pytest.mark.parametrize(
