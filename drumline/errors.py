@@ -7,10 +7,16 @@ Code that raises knows the what and the next; the boundary that reports adds the
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Self
+
+from drumline.terminal import one_line
+
+# Where an item of a list begins; any other newline in a message came with a value.
+_ITEM = re.compile(r"\n  (?=[-|] )")
 
 
 class ExitCode(IntEnum):
@@ -63,10 +69,20 @@ class DrumlineError(Exception):
         self.place = replace(self.place, **{**given, **known})
         return self
 
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
+        """What and where, the items of a list, and what next. No value in them begins a line of its own."""
         place = str(self.place)
         sentence = f"{self.what} [{place}]" if place else self.what
-        return f"{sentence}\n  next: {self.next_step}" if self.next_step else sentence
+        next_step = [f"next: {self.next_step}"] if self.next_step else []
+        return [one_line(line) for line in (*_ITEM.split(sentence), *next_step)]
+
+    def __str__(self) -> str:
+        return "\n  ".join(self.lines())
+
+    @property
+    def in_a_line(self) -> str:
+        """For a warning."""
+        return f"{self.what}. Next: {self.next_step}" if self.next_step else self.what
 
 
 class UsageError(DrumlineError):
@@ -82,9 +98,7 @@ class ConfigError(UsageError):
         self.problems = tuple(problems)
         count = len(self.problems)
         heading = f"{count} problem{'s' if count != 1 else ''} in the configuration:"
-        super().__init__(
-            "\n".join([heading, *(f"  - {problem}" for problem in self.problems)]), next_step=next_step
-        )
+        super().__init__(as_list(heading, self.problems), next_step=next_step)
 
 
 class PreflightError(DrumlineError):
@@ -133,6 +147,11 @@ class HangError(DrumlineError):
     """The run was stopped because it hangs, or fails in the same place again and again: a restart would not help."""
 
     exit_code = ExitCode.HANG
+
+
+def as_list(heading: str, items: Iterable[str]) -> str:
+    """What happened, in several items: a message for an error."""
+    return "\n".join([heading, *(f"  - {one_line(item)}" for item in items)])
 
 
 def did_you_mean(word: str, choices: Iterable[str], *, known_as: str = "known") -> str:

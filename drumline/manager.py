@@ -11,7 +11,6 @@ one process.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
@@ -43,13 +42,13 @@ from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_mo
 from drumline.errors import ExitCode, Place, UsageError
 from drumline.launch.failure_file import write_failure
 from drumline.launch.topology import Topology, topology_from
+from drumline.log import log
+from drumline.terminal import paragraph
 from drumline.watch.beats.own_loop import OwnLoop
 from drumline.watch.beats.phase import Phase
 from drumline.watch.beats.record import BeatWriter
 from drumline.watch.rank.attend import Attendance, attend
 from drumline.watch.rank.collective_count import AFTER_PATIENCE_S, CollectiveCount
-
-log = logging.getLogger("drumline")
 
 
 class DDPManager:
@@ -221,8 +220,8 @@ class DDPManager:
             error.add_note(f"[{self.place()}]")
         self.cleanup(broken=error is not None)
         if first is not None:
-            message = f"drumline: {self.place()} stopped, because {first.place} failed first: {first.error}"
-            raise SystemExit(message) from None
+            message = paragraph(f"{self.place()} stopped, because {first.place} failed first: {first.error}")
+            raise SystemExit(message.rstrip()) from None  # Python prints it
 
     def _is_forked(self) -> bool:
         """Whether this is a child of the rank, which has its parent's sockets and beat: how it ends is no word of the

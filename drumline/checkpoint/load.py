@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from torch.optim import Optimizer
 
 from drumline.checkpoint import look, manifest, store
 from drumline.checkpoint.state import restore
-from drumline.errors import CheckpointError
-
-log = logging.getLogger("drumline")
+from drumline.errors import CheckpointError, as_list
+from drumline.log import log
 
 
 def load_checkpoint(
@@ -43,9 +41,9 @@ def _find(path: Path) -> Path:
     inner = path / "checkpoints"
     found = look.newest_valid(inner if inner.is_dir() else path)
     if found.path is None:
-        reasons = [f"\n  - {one.path.name} is corrupt or incomplete: {one.reason}" for one in found.skipped]
+        reasons = [f"{one.path.name} is corrupt or incomplete: {one.reason}" for one in found.skipped]
         raise CheckpointError(
-            f"there is no whole checkpoint in {path}{''.join(reasons)}",
+            as_list(f"there is no whole checkpoint in {path}", reasons),
             next_step="give a run folder, or one of the folders in its checkpoints/",
         )
     for skipped in found.skipped:

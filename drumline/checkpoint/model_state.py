@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from drumline.distributed.wrap import unwrap_model
-from drumline.errors import CheckpointError, CheckpointMismatchError
+from drumline.errors import CheckpointError, CheckpointMismatchError, as_list
 
 
 def model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -34,7 +34,7 @@ def load_model_state(model: nn.Module, tensors: Mapping[str, Tensor], aliases: M
     saved = {**tensors, **{name: tensors[stored] for name, stored in aliases.items() if stored in tensors}}
     if problems := list(_differences(saved, model)):
         raise CheckpointMismatchError(
-            "\n".join(["the checkpoint is of another model:", *(f"  - {problem}" for problem in problems)]),
+            as_list("the checkpoint is of another model:", problems),
             next_step="set the model up as it was when the checkpoint was made (see config.toml in the run folder)",
         )
     unwrap_model(model).load_state_dict(saved)

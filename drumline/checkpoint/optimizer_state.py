@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from drumline.checkpoint.nested import decode, encode
 from drumline.distributed.wrap import unwrap_model
-from drumline.errors import CheckpointError, OptimizerMismatchError
+from drumline.errors import CheckpointError, OptimizerMismatchError, as_list
 
 # How this machine computes, and what it calls things: the optimizer that is loaded into keeps its own.
 _NOT_SAVED = ("params", "param_names", "fused", "foreach", "capturable", "differentiable")
@@ -56,9 +56,7 @@ def load_optimizer_state(
     differences = [*_other_class(document, optimizer), *_differences(document, groups)]
     if problems := [*differences, *_missing(document, tensors)]:
         raise OptimizerMismatchError(
-            "\n".join(
-                ["the checkpoint is of another optimizer:", *(f"  - {problem}" for problem in problems)]
-            ),
+            as_list("the checkpoint is of another optimizer:", problems),
             next_step="set up the model and the optimizer as they were when the checkpoint was made (see config.toml "
             "in the run folder)",
         )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import io
 import sys
+import traceback
 from collections.abc import Sequence
 
 from drumline.errors import DrumlineError, ExitCode, did_you_mean
+from drumline.terminal import print_message, show
 
 VERBS = {
     "train": "train a task: alone, on several ranks, or as a rank of a job",
@@ -35,6 +37,7 @@ exit codes: 0 success, 1 training failed (verify, watch, lint: something is
             not be read), 3 stopped before the first step (doctor: must be
             fixed), 75 told to leave, and saved, 130 interrupted
 """
+UNEXPECTED = "next: if this names nothing that you can mend, report it as a bug, with the lines above"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,10 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except DrumlineError as error:
-        print(f"drumline: error: {error}", file=sys.stderr)
+        what, *more = error.lines()
+        print_message(f"error: {what}", *more)
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+    except Exception as error:
+        frames = traceback.format_exc().splitlines()
+        print_message(f"error: {type(error).__name__}: {error}", *frames, UNEXPECTED)
+        return ExitCode.TRAINING_FAILED
 
 
 def _escape_what_cannot_be_encoded() -> None:
@@ -65,16 +73,16 @@ def _dispatch(arguments: list[str]) -> int:
         verbs = "\n".join(
             f"  {name:<13} {summary}".replace("\n", f"\n{'':<16}") for name, summary in VERBS.items()
         )
-        print(HELP.format(verbs=verbs), end="")
+        show(HELP.format(verbs=verbs), end="")
         return ExitCode.SUCCESS if arguments else ExitCode.USAGE
     verb, *rest = arguments
     if verb == "--version":
         from importlib.metadata import version
 
-        print(f"drumline {version('drumline')}")
+        show(f"drumline {version('drumline')}")
         return ExitCode.SUCCESS
     if verb not in VERBS:
-        print(f"drumline: error: there is no verb {verb!r}; {did_you_mean(verb, VERBS)}", file=sys.stderr)
+        print_message(f"error: there is no verb {verb!r}; {did_you_mean(verb, VERBS)}")
         return ExitCode.USAGE
     run: int = importlib.import_module(f"drumline.cli.{verb.replace('-', '_')}").run(rest)
     return run

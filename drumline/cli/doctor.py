@@ -15,6 +15,7 @@ from drumline.config.schema import Bounds, Count, CountOrZero
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, wrong_name
 from drumline.launch.torchrun import DEFAULT_PORT
+from drumline.terminal import print_message, show, show_lines, show_progress
 
 if TYPE_CHECKING:
     from drumline.doctor.many_hosts import Result, Wishes
@@ -99,7 +100,7 @@ def run(argv: Sequence[str]) -> int:
     flags = read_flags(argv, own={name: kind for name, (kind, *_) in OWN_FLAGS.items()})
     given = flags.own
     if given.get("help"):
-        print(_help(), end="")
+        show(_help(), end="")
         return ExitCode.SUCCESS
     if problems := list(_wrong_flags(flags)):
         raise ConfigError(problems, next_step="`drumline doctor --help` says what it takes")
@@ -166,15 +167,14 @@ def _examine_by_hand(given: Mapping[str, Any]) -> int:
     place = _place(given, os.environ)
     wishes = _wishes(given)
     if place.node > 0:
-        show = _progress()
-        show(f"node {place.node} of {place.nodes} goes to {place.master}:{place.port}")
+        progress = _progress()
+        progress(f"node {place.node} of {place.nodes} goes to {place.master}:{place.port}")
         last = join(place, wishes.subject)
-        show("")
+        progress("")
         # Of all nodes together, as srun gathers them, stdout has the report alone when it is for a script.
-        print(
-            f"node {place.node}: {last.get('verdict', '')} (node 0 has the report)",
-            file=sys.stderr if given.get("json") else sys.stdout,
-            flush=True,
+        show_lines(
+            [f"node {place.node}: {last.get('verdict', '')} (node 0 has the report)"],
+            stream=sys.stderr if given.get("json") else sys.stdout,
         )
         return int(last.get("code", ExitCode.PREFLIGHT_FAILED))
 
@@ -261,7 +261,7 @@ def _examine_this_machine(given: Mapping[str, Any]) -> int:
         )
         findings += found
     if given.get("json"):
-        print(as_json(findings, facts={socket.gethostname(): facts}, collectives=numbers))
+        show(as_json(findings, facts={socket.gethostname(): facts}, collectives=numbers))
     else:
         rows = [
             *machine_rows(facts),
@@ -309,7 +309,7 @@ def _show(given: Mapping[str, Any], result: Result) -> int:
     if given.get("json"):
         known = {host.name: host.facts for host in result.survey.hosts if host.facts is not None}
         rows = [row.as_json() for row in result.table]
-        print(
+        show(
             as_json(
                 result.findings, survey=result.survey, facts=known, table=rows, collectives=result.collectives
             )
@@ -329,8 +329,8 @@ def _show(given: Mapping[str, Any], result: Result) -> int:
 def _progress() -> Any:
     """On stderr: one line that changes on a terminal, else a line for each thing."""
     if sys.stderr.isatty():
-        return lambda text: print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-    return lambda text: print(f"drumline: {text}", file=sys.stderr, flush=True) if text else None
+        return show_progress
+    return lambda text: print_message(text) if text else None
 
 
 def _help() -> str:

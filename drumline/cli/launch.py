@@ -17,6 +17,7 @@ from drumline.cli.launch_slurm import run_as_node, submit_to_slurm
 from drumline.config import read_flags
 from drumline.config.values import SWITCH_WORDS
 from drumline.errors import ConfigError, ExitCode
+from drumline.terminal import show
 
 USAGE = """\
 usage: drumline launch [where] [flags] TASK|SCRIPT.py [arguments]
@@ -47,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
     own, target, arguments = split_command(argv)
     flags = read_flags(own, own={name: kind for name, (kind, *_) in OWN_FLAGS.items()})
     if flags.own.get("help"):
-        print(_help(), end="")
+        show(_help(), end="")
         return ExitCode.SUCCESS
     if problems := [*wrong_flags(flags), *wrong_target(flags, target)]:
         raise ConfigError(problems, next_step="`drumline launch --help` says what it takes")

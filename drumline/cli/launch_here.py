@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from drumline.launch.env_file import NodeSettings, read_env_file
 from drumline.launch.plan import node_from_settings, settings_defaults
 from drumline.launch.topology import topology_from
 from drumline.launch.torchrun import DEFAULT_PORT, Node, Program, torchrun_command
+from drumline.terminal import print_message, show
 
 
 def run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
@@ -40,7 +42,9 @@ def run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     if settings is not None:
         os.environ.update(settings.variables)
         if node.num_nodes > 1:
-            print(f"drumline: node {node.node_rank} of {node.num_nodes} goes to {node.endpoint}", flush=True)
+            print_message(
+                f"node {node.node_rank} of {node.num_nodes} goes to {node.endpoint}", stream=sys.stdout
+            )
 
     from drumline.launch.node.local import run_node
 
@@ -80,17 +84,17 @@ def _node(flags: Flags, target: str, settings: NodeSettings) -> Node:
 def _print_nodes(node: Node, program: Program, settings: NodeSettings | None) -> None:
     """The line of each node; of the others it is not known here whether they have as many ranks."""
     if settings is not None and settings.other_names:
-        print(f"# with these in the environment: {', '.join(settings.other_names)}")
+        show(f"# with these in the environment: {', '.join(settings.other_names)}")
     if node.num_procs is None:
         from drumline.launch.node.local import default_procs
 
         node = replace(node, num_procs=default_procs())
     if settings is None or node.num_nodes == 1:
-        print(shlex.join(torchrun_command(node, program)))
+        show(shlex.join(torchrun_command(node, program)), is_data=True)
         return
-    print("# torchrun alone numbers nodes by their addresses; give each its own number of ranks")
+    show("# torchrun alone numbers nodes by their addresses; give each its own number of ranks")
     for rank in range(node.num_nodes):
         address = settings.master_addr if rank == 0 else None
         one = node if rank == node.node_rank else replace(node, node_rank=rank, address=address)
-        print(f"# node {rank} of {node.num_nodes}{', this one' if one is node else ''}")
-        print(shlex.join(torchrun_command(one, program)))
+        show(f"# node {rank} of {node.num_nodes}{', this one' if one is node else ''}")
+        show(shlex.join(torchrun_command(one, program)), is_data=True)

@@ -29,6 +29,7 @@ from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.sync import Sync
 from drumline.launch.ssh.variables import variables_for_ranks, wrong_variables
 from drumline.launch.torchrun import DEFAULT_PORT, Node, Program, torchrun_command
+from drumline.terminal import print_message, show
 
 
 def launch_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
@@ -49,8 +50,8 @@ def launch_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     nodes = [with_waits(node, flags) for node in nodes]
     if flags.own.get("print"):
         for host, node in zip(hosts, nodes, strict=True):
-            print(f"# {host.name}")
-            print(shlex.join(torchrun_command(node, program)))
+            show(f"# {host.name}")
+            show(shlex.join(torchrun_command(node, program)), is_data=True)
         return ExitCode.SUCCESS
     if problems := list(wrong_variables(flags.own.get("env", []), os.environ)):
         raise ConfigError(problems)
@@ -58,10 +59,10 @@ def launch_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     if flags.own.get("sync"):
         all_hosts = [*hosts, *spares]
         others = f"{len(all_hosts)} host{'s' if len(all_hosts) > 1 else ''}"
-        print(f"drumline: copying {job.cwd} to {others} with rsync", flush=True)
+        print_message(f"copying {job.cwd} to {others} with rsync", stream=sys.stdout)
         sync = Sync(job.cwd, job.client, job.python, job.python_path)
         digest = sync.run(all_hosts, flags.own.get("exclude", []))
-        print(f"drumline: the code is the same on all hosts ({digest[:12]})", flush=True)
+        print_message(f"the code is the same on all hosts ({digest[:12]})", stream=sys.stdout)
     return run_on_hosts(job)
 
 

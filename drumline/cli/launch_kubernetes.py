@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from drumline.config import Flags
 from drumline.errors import ExitCode, PreflightError, UsageError
 from drumline.launch.cluster.kubernetes import Manifest, manifest_text, wrong_name
 from drumline.launch.counts import least_nodes
+from drumline.terminal import print_message, show
 
 
 def write_manifest(flags: Flags, target: str, arguments: Sequence[str]) -> int:
@@ -45,9 +45,9 @@ def write_manifest(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     if given.get("apply"):
         return _apply(text)
     if out:
-        print(f"drumline: wrote {out}; apply it with: kubectl apply -f {shlex.quote(out)}", file=sys.stderr)
+        print_message(f"wrote {out}; apply it with: kubectl apply -f {shlex.quote(out)}")
     else:
-        print(text, end="")
+        show(text, end="", is_data=True)
     return ExitCode.SUCCESS
 
 

@@ -34,6 +34,7 @@ from drumline.launch.cluster.sbatch import (
 )
 from drumline.launch.cluster.slurm import node_of_step
 from drumline.launch.counts import least_nodes
+from drumline.terminal import print_message, show
 
 OF_SLURM: Mapping[str, tuple[Any, str, str]] = {
     "slurm": (bool, "", "Write a batch file and submit it with sbatch; with --print only show it."),
@@ -69,11 +70,11 @@ PASSED_ON = (
     *("watch", "on-hang", "hang-after"),
 )
 SUBMITTED = """\
-drumline: submitted {path} as job {job}
-  log      {log}
-  follow   squeue --job {job}; tail -F {log}
-  pause    scancel --signal=USR1 {job}    (it saves, and goes back into the queue)
-  cancel   scancel {job}
+submitted {path} as job {job}
+log      {log}
+follow   squeue --job {job}; tail -F {log}
+pause    scancel --signal=USR1 {job}    (it saves, and goes back into the queue)
+cancel   scancel {job}
 """
 
 
@@ -108,13 +109,13 @@ def submit_to_slurm(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     )
     text = batch_text(job)
     if given.get("print"):
-        print(text, end="")
+        show(text, end="", is_data=True)
         return ExitCode.SUCCESS
     sbatch = check_sbatch(os.environ.get("PATH"))
     write_batch_file(path, text)
     number = submit(sbatch, path)
     log = job.log.replace("%j", number)
-    print(SUBMITTED.format(path=path, job=number, log=log), end="", file=sys.stderr)
+    print_message(*(line.format(path=path, job=number, log=log) for line in SUBMITTED.splitlines()))
     return ExitCode.SUCCESS
 
 
@@ -128,7 +129,7 @@ def run_as_node(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     least = least_nodes(flags.own.get("nnodes"), node.num_nodes, known_from="the step")
     node = replace(with_waits(node, flags), min_nodes=least, max_restarts=restarts_of(flags, target, least))
     if node.num_nodes > 1:
-        print(f"drumline: node {node.node_rank} of {node.num_nodes} goes to {node.endpoint}", flush=True)
+        print_message(f"node {node.node_rank} of {node.num_nodes} goes to {node.endpoint}", stream=sys.stdout)
 
     from drumline.launch.node.local import run_node
 

@@ -21,6 +21,7 @@ from drumline.lint.selection import find_rule, split_words
 from drumline.lint.settings import Settings, Wishes, make_settings
 from drumline.lint.telling.closing import counted
 from drumline.lint.telling.rules import as_explanation, as_list
+from drumline.terminal import print_message, show, show_progress
 
 HELP = """\
 usage: drumline lint PATH [PATH ...] [flags]
@@ -190,14 +191,16 @@ def _mend(
         _print(diff_of(fixed))
     if fixed.in_notebooks:
         places = counted(fixed.in_notebooks, "place")
-        _say(f"{places} in notebooks could be fixed, but notebooks are not written: mend them by hand")
+        print_message(
+            f"{places} in notebooks could be fixed, but notebooks are not written: mend them by hand"
+        )
     return write(fixed, checked, outside) if given.fix else checked(readings)
 
 
 def _tell(given: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> None:
     text = _told(given, report, docs)
     if given.output is None:
-        _print(text)
+        _print(text, is_painted=_is_painted(given))
         return
     try:
         Path(given.output).write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -222,30 +225,29 @@ def _told(given: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -
         return as_github(report)
     from drumline.lint.telling.text import as_statistics, as_text
 
-    colour = given.output is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    colour = _is_painted(given)
     return as_statistics(report, docs, colour=colour) if given.statistics else as_text(report, colour=colour)
 
 
 # The terminal
 
 
-def _print(text: str) -> int:
-    """What a terminal cannot show is escaped; a reader that leaves, as `head` does, is no failure."""
-    encoding = sys.stdout.encoding or "utf-8"
+def _is_painted(given: argparse.Namespace) -> bool:
+    is_text = given.format in (None, "text") and given.output is None
+    return is_text and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _print(text: str, *, is_painted: bool = False) -> int:
+    """A reader that leaves, as `head` does, is no failure."""
     try:
-        sys.stdout.write(text.encode(encoding, errors="backslashreplace").decode(encoding))
-        sys.stdout.flush()
+        show(text, end="", is_painted=is_painted, is_data=not is_painted)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitCode.SUCCESS
-
-
-def _say(text: str) -> None:
-    print(f"drumline: {text}", file=sys.stderr)
 
 
 def _show_progress(doing: str, number: int, count: int) -> None:
     """On one line, which is cleared in the end."""
     if number % 10 == 0 or number == count:
         text = f"{doing} file {number:,} of {count:,}" if number < count else ""
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        show_progress(text)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NoReturn
 
+from drumline import terminal
 from drumline.cli import train
 from drumline.config import PRESETS, Flags, read_flags, read_layers, resolve
 from drumline.config.schema import Count, Seed
@@ -75,7 +76,7 @@ def run(argv: Sequence[str]) -> int:
     )
     flags = read_flags(argv, own=own, max_words=1)
     if flags.own.get("help"):
-        print(_help(), end="")
+        terminal.show(_help(), end="")
         return ExitCode.SUCCESS
     if topology_from(os.environ) is not None:
         raise UsageError(
@@ -197,7 +198,7 @@ def _count(number: int, what: str) -> str:
 
 
 def say(line: str) -> None:
-    print(line, flush=True)
+    terminal.show_lines([line])
 
 
 @contextmanager
@@ -212,7 +213,7 @@ def _folder(keep: str | None) -> Iterator[Path]:
         if not isinstance(error, UsageError):
             left = "nothing of it is left" if keep is None else f"what it wrote so far is in {folder}"
             with suppress(OSError):  # the terminal may be gone
-                print(f"drumline: interrupted; {left}", file=sys.stderr, flush=True)
+                terminal.print_message(f"interrupted; {left}")
         raise
 
 

@@ -23,6 +23,7 @@ from drumline.launch.topology import topology_from
 from drumline.manager import DDPManager
 from drumline.tasks.base import Task
 from drumline.tasks.load import load_task
+from drumline.terminal import print_message
 
 
 def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequence[str]) -> int:
@@ -42,7 +43,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     except KeyboardInterrupt as error:
         ddp.beat.fail(summary(error))
         if ddp.store is None:  # among several ranks the launcher says so, once
-            print(interrupted(folder, argv), file=sys.stderr)
+            print_message(interrupted(folder, argv))
         _end_now(ExitCode.INTERRUPTED)
     except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is no success
         ddp.beat.fail(summary(error))

@@ -16,6 +16,7 @@ from drumline.launch.interrupts import INTERRUPTED_EARLY, interruptible
 from drumline.launch.loading import loading
 from drumline.launch.plan import TASK_RESTARTS
 from drumline.launch.topology import let_first_rank_speak, topology_from
+from drumline.terminal import show
 from drumline.user_code import is_class_spec
 
 OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
@@ -46,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     flags = read_flags(argv, own={name: kind for name, (kind, *_) in OWN_FLAGS.items()}, max_words=1)
     task = flags.words[0] if flags.words else None
     if flags.own.get("help"):
-        print(_help(task), end="")
+        show(_help(task), end="", is_painted=True)
         return ExitCode.SUCCESS
     topology = topology_from(os.environ)
     if (

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.errors import ExitCode, UsageError
+from drumline.terminal import one_line, show, show_progress
 from drumline.verify.findings import Finding
 from drumline.verify.run import Verdict, find_run, verify_run
 
@@ -39,7 +40,7 @@ OWN_FLAGS = ("--json", "--help", "-h")
 def run(argv: Sequence[str]) -> int:
     """The verb."""
     if "--help" in argv or "-h" in argv:
-        print(HELP, end="")
+        show(HELP, end="")
         return ExitCode.SUCCESS
     words = [word for word in argv if word not in OWN_FLAGS]
     if unknown := [word for word in words if word.startswith("-")]:
@@ -49,13 +50,13 @@ def run(argv: Sequence[str]) -> int:
             "no RUN was given", next_step="give a run folder, as in: drumline verify runs/digits"
         )
     folders = [find_run(Path(word)) for word in words]
-    show = _show_progress if sys.stderr.isatty() else _show_nothing
-    verdicts = [verify_run(folder, show) for folder in folders]
-    show("")
+    progress = show_progress if sys.stderr.isatty() else _show_nothing
+    verdicts = [verify_run(folder, progress) for folder in folders]
+    progress("")
     if "--json" in argv:
-        print(json.dumps(_as_json(verdicts), indent=1))
+        show(json.dumps(_as_json(verdicts), indent=1))
     else:
-        print("\n\n".join(map(_as_text, verdicts)))
+        show("\n\n".join(map(_as_text, verdicts)))
     return ExitCode.SOMETHING_WRONG if any(verdict.problems for verdict in verdicts) else ExitCode.SUCCESS
 
 
@@ -66,7 +67,7 @@ def _as_text(verdict: Verdict) -> str:
     lines += [f"  {part.name:<12} {part.summary}" for part in verdict.parts]
     lines += [f"  note: {note}" for note in verdict.notes]
     lines += [f"  wrong: {problem}" for problem in verdict.problems]
-    return "\n".join([*lines, _closing(verdict)])
+    return "\n".join([*map(one_line, lines), _closing(verdict)])
 
 
 def _closing(verdict: Verdict) -> str:
@@ -105,10 +106,6 @@ def _run_as_json(verdict: Verdict) -> dict[str, Any]:
         "problems": listed(verdict.problems),
         "notes": listed(verdict.notes),
     }
-
-
-def _show_progress(text: str) -> None:
-    print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _show_nothing(text: str) -> None:

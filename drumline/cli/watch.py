@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from drumline import terminal
 from drumline.cli.watch_look import Look, Looker
 from drumline.errors import ExitCode, UsageError
 from drumline.verify.run import find_run
@@ -48,7 +49,7 @@ OWN_FLAGS = (*SWITCHES, "--every")
 def run(argv: Sequence[str]) -> int:
     """The verb."""
     if "--help" in argv or "-h" in argv:
-        print(HELP, end="")
+        terminal.show(HELP, end="")
         return ExitCode.SUCCESS
     every_s, words = _every(list(argv))
     if unknown := [word for word in words if word.startswith("-") and word not in SWITCHES]:
@@ -129,7 +130,7 @@ def _follow(looker: Looker, every_s: float, show: Any) -> int:
 def _show_json(look: Look, **_: Any) -> None:
     rows = [] if look.status is None else [asdict(row) for row in all_rows(look.status)]
     record = {"age_s": round(look.age_s, 1), "trouble": look.trouble(), "has_ended": look.has_ended}
-    print(json.dumps({**record, "status": look.status, "rows": rows}), flush=True)
+    terminal.show(json.dumps({**record, "status": look.status, "rows": rows}))
 
 
 def _show_text(look: Look, *, is_whole: bool, words: Sequence[str] | None = None) -> None:
@@ -145,7 +146,7 @@ def _show_text(look: Look, *, is_whole: bool, words: Sequence[str] | None = None
         lines.append(trouble)
     if not is_whole and lines:
         lines[0] = f"{time.strftime('%H:%M:%S')} {lines[0]}"
-    print("\n".join(lines), flush=True)
+    terminal.show_lines(lines)
 
 
 def table(rows: Sequence[Row]) -> list[str]:

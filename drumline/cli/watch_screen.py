@@ -11,6 +11,7 @@ from rich.text import Text
 
 from drumline.cli.watch_look import Look, Looker
 from drumline.errors import ExitCode
+from drumline.terminal import make_console, one_line
 from drumline.watch.status.rows import HEADINGS, Level, Row, fitting_rows, in_a_line
 
 STYLES = {Level.GOOD: "", Level.ODD: "yellow", Level.BAD: "bold red"}
@@ -20,7 +21,7 @@ _OF_TABLE = 4
 
 def follow_on_screen(looker: Looker, every_s: float, console: Console | None = None) -> int:
     """Until the run ends."""
-    console = console or Console(highlight=False, markup=False, emoji=False)
+    console = console or make_console()
     with Live(console=console, auto_refresh=False) as live:
         while True:
             look = looker.look()
@@ -33,7 +34,7 @@ def follow_on_screen(looker: Looker, every_s: float, console: Console | None = N
 def picture_of(look: Look, *, width: int, height: int) -> RenderableType:
     """Never higher than the terminal: what does not fit could not be drawn over at the next look."""
     trouble = look.trouble()
-    below = [] if trouble is None else [Text(trouble, "" if look.has_ended else "yellow")]
+    below = [] if trouble is None else [Text(one_line(trouble), "" if look.has_ended else "yellow")]
     if look.status is None:
         return Group(*below)
     words = [_sentence(sentence) for sentence in look.status["words"]]
@@ -42,7 +43,7 @@ def picture_of(look: Look, *, width: int, height: int) -> RenderableType:
     while below and _lines(below, width) > max(1, height // 2 - 1):
         del below[0]
     rows = fitting_rows(look.status, room=max(1, height - _OF_TABLE - _lines(below, width)))
-    return Group(Text(in_a_line(look.status), "bold"), _table(rows), Text(), *below)
+    return Group(Text(one_line(in_a_line(look.status)), "bold"), _table(rows), Text(), *below)
 
 
 def _table(rows: list[Row]) -> Table:
@@ -58,7 +59,7 @@ def _table(rows: list[Row]) -> Table:
 
 
 def _sentence(words: str) -> Text:
-    return Text(words, "bold red" if words.startswith(("hang:", "failure:")) else "yellow")
+    return Text(one_line(words), "bold red" if words.startswith(("hang:", "failure:")) else "yellow")
 
 
 def _lines(texts: list[Text], width: int) -> int:

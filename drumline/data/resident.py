@@ -3,7 +3,6 @@ picked from them there, and only indices and what chance decides travel."""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ from drumline.data.dataset import TwoPartDataset, checked_length, is_in_two_part
 from drumline.data.draws import Draws
 from drumline.data.transfer import leaves, map_leaves
 from drumline.errors import UsageError
-
-log = logging.getLogger("drumline")
+from drumline.log import log
 
 _CHUNK_BYTES = 1 << 26
 _MOST = 0.9  # of the free memory: the model and its activations come on top

@@ -6,7 +6,6 @@ stream among them, and the order of samples would depend on how many there are.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,8 +18,7 @@ from drumline.data.mixing import key
 from drumline.data.plan import StepPlan
 from drumline.data.serving import BatchServer, Loading
 from drumline.errors import UsageError
-
-log = logging.getLogger("drumline")
+from drumline.log import log
 
 END = object()
 """What a pass gives after its last sample."""

@@ -6,7 +6,6 @@ ending them cannot hang. The only file that uses private parts of torch's DataLo
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -23,13 +22,12 @@ from typing import Any
 from torch.utils.data._utils import signal_handling
 
 from drumline.errors import TrainingError
+from drumline.log import log
 
 FORK_ATTEMPTS = 5
 STUCK_AFTER_S = 1.0
 """Asleep without a break, in code that never sleeps."""
 LOOK_EVERY_S = 0.05
-
-log = logging.getLogger("drumline")
 
 
 class _ForkedWorker(ForkProcess):

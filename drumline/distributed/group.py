@@ -7,7 +7,6 @@ not take much longer than a step. So the group is made under the start timeout a
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,8 +22,7 @@ from drumline.distributed.start.reach import check_ways
 from drumline.distributed.start.roll import call_roll
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
-
-log = logging.getLogger("drumline")
+from drumline.log import log
 
 QUIET_S = 0.02
 LEAVE_S = 30.0

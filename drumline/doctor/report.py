@@ -16,6 +16,7 @@ from drumline.doctor.finding import Finding, Level, sorted_findings
 from drumline.doctor.pairs.matrix import Matrix, matrix
 from drumline.doctor.pairs.survey import Survey
 from drumline.doctor.sizes import names_text
+from drumline.terminal import make_console, one_line, show_lines
 
 # A cause that hits hundreds of hosts need not be read hundreds of times.
 MOST_OF_A_CHECK = 12
@@ -59,11 +60,7 @@ def report(
     if is_terminal:
         _draw(tables, lines, width)
     else:
-        print(
-            "\n".join(
-                [*(line for shown in tables for line in plain_lines(shown)), *(text for _, text in lines)]
-            )
-        )
+        show_lines([*(line for shown in tables for line in plain_lines(shown)), *(text for _, text in lines)])
 
 
 def finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
@@ -103,7 +100,7 @@ def verdict(findings: Sequence[Finding]) -> str:
 def _differences(table: Sequence[Row]) -> Matrix:
     """A line for each value; hosts with the same one stand together."""
     rows = [
-        [row.name if place == 0 else "", value, names_text(hosts)]
+        [*map(one_line, (row.name if place == 0 else "", value, names_text(hosts)))]
         for row in table
         for place, (value, hosts) in enumerate(row.groups[:MOST_GROUPS])
     ]
@@ -126,19 +123,18 @@ def plain_lines(shown: Matrix) -> Iterator[str]:
 
 def _draw(tables: Sequence[Matrix], lines: Sequence[tuple[str, str]], width: int) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, width=width)
+    console = make_console(width=width)
     for shown in tables:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=shown.title, title_justify="left")
         for heading in shown.headings:
             table.add_column(heading, overflow="fold")
         for row in shown.rows:
             table.add_row(*row)
-        console.print(table, markup=False)
+        console.print(table)
         for note in shown.notes:
-            console.print(note, markup=False)
+            console.print(one_line(note))
     for level, text in lines:
         # A fix is there to be copied: the terminal folds it, and no line break gets into it.
-        console.print(text, style=COLOURS.get(level), markup=False, soft_wrap=level == "fix")
+        console.print(one_line(text), style=COLOURS.get(level), soft_wrap=level == "fix")

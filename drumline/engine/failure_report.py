@@ -21,6 +21,7 @@ from drumline.errors import DrumlineError, ExitCode, NonFiniteError, Place, Trai
 from drumline.launch.failure_file import LOGS_SHOWN, write_failure
 from drumline.launch.topology import let_first_rank_speak, topology_from
 from drumline.manager import DDPManager
+from drumline.terminal import paragraph, show, shown
 from drumline.untrusted import open_log
 from drumline.watch.verdicts.endings import is_lost_peer
 
@@ -75,16 +76,16 @@ def _print_once(
     """On the screen once for the job, and in this rank's log. Some launchers show the logs on their screen too."""
     is_log_shown = bool(environment.get(LOGS_SHOWN)) and is_diverted()
     if not is_log_shown:
-        _append(log_file, "".join(traceback.format_exception(error)))
+        _append(log_file, shown("".join(traceback.format_exception(error))))
     if first is None:
         text = describe_failure(error, place, run=run)
         if not (is_log_shown and _append(log_file, text)):
-            print(text, file=screen(), end="", flush=True)
+            show(text, end="", stream=screen())
         return
-    line = f"drumline: {place} stopped, because {first.place} failed first: {first.error}\n"
+    line = paragraph(f"{place} stopped, because {first.place} failed first: {first.error}")
     _append(log_file, line)
     if first.place.host != place.host and not environment.get(LOGS_SHOWN):  # its screen may be another one
-        print(line, file=sys.stderr, end="", flush=True)
+        show(line, end="", stream=sys.stderr)
 
 
 def can_restart(error: BaseException, *, may_come_further: bool) -> bool:
@@ -120,15 +121,17 @@ def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
     """A failure as the user reads it: our own errors and the system's explain themselves, others show their
     traceback."""
     if isinstance(error, UsageError) and place.step is None:
-        return f"drumline: error: {error}\n"  # the command is wrong, wherever it runs
+        what, *more = error.lines()  # the command is wrong, wherever it runs
+        return paragraph(f"error: {what}", *more)
     if isinstance(error, OSError) and error.errno in REFUSALS:
         error = _explained(error, run)
     if isinstance(error, DrumlineError):
-        return f"drumline: error: {error.located(**vars(place))}\n"
-    frames = "".join(traceback.format_exception(error))
+        what, *more = error.located(**vars(place)).lines()
+        return paragraph(f"error: {what}", *more)
+    frames = "".join(traceback.format_exception(error)).rstrip("\n").split("\n")
     if isinstance(error, SystemExit):
-        return f"drumline: error: {summary(error)} [{place}]\n{frames}"
-    return f"drumline: {place} failed: {type(error).__name__}: {error}\n{frames}"
+        return paragraph(f"error: {summary(error)} [{place}]", *frames)
+    return paragraph(f"{place} failed: {summary(error)}", *frames)
 
 
 def _explained(error: OSError, run: Path) -> TrainingError:

@@ -7,7 +7,6 @@ optimizer gets the parameters where they then are.
 from __future__ import annotations
 
 import json
-import logging
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,12 +36,11 @@ from drumline.engine.steps.capture_stream import CAPTURING, is_captured, leave_d
 from drumline.engine.steps.captured import CapturedStep
 from drumline.engine.steps.finite import FiniteSteps
 from drumline.errors import UsageError
+from drumline.log import log
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
 from drumline.tasks.base import Task
 from drumline.watch.beats.phase import Phase
-
-log = logging.getLogger("drumline")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ about 25 for each run: two runs where an epoch ended in between, else one.
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,9 +23,8 @@ from drumline.checkpoint.disk import flush_folder
 from drumline.data.ledger import Ledger, num_steps, to_json
 from drumline.data.plan import Cursor
 from drumline.distributed.collectives import gather_json
+from drumline.log import log
 from drumline.metrics.json_lines import JsonLines
-
-log = logging.getLogger("drumline")
 
 
 class LedgerFile:

@@ -11,10 +11,8 @@ Only the rank process of `drumline train` listens; in a loop of the user's own s
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,9 +27,9 @@ from drumline.engine.output import screen
 from drumline.engine.saving import Progress
 from drumline.engine.signal_pipe import SignalPipe
 from drumline.errors import ExitCode
+from drumline.log import log
 from drumline.manager import DDPManager
-
-log = logging.getLogger("drumline")
+from drumline.terminal import print_message
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 POLL_S, BUSY_POLL_S = 0.5, 0.05
@@ -39,12 +37,10 @@ POLL_S, BUSY_POLL_S = 0.5, 0.05
 LINGER_S = 20.0
 # A scheduler that signals a process and its parent, which passes it on, has said one thing, not two.
 SAME_WORD_S = 2.0
-TOO_EARLY = (
-    "drumline: told to leave by {} before the first step; the same command goes on from where the run stood"
-)
+TOO_EARLY = "told to leave by {} before the first step; the same command goes on from where the run stood"
 NO_ANSWER = (
-    "drumline: rank {rank} on {host}, told to leave by {signal}, ends without a save: {who} did not answer\n"
-    "  next: see what that rank does; the same command goes on from the newest checkpoint"
+    "rank {rank} on {host}, told to leave by {signal}, ends without a save: {who} did not answer",
+    "next: see what that rank does; the same command goes on from the newest checkpoint",
 )
 NOT_HEEDED = (
     "told to leave by {signal}, but {who} did not answer: the run goes on, and what it does is lost from its newest "
@@ -157,7 +153,7 @@ class Preemption:
 
     def _end_early(self, name: str) -> None:
         if self._is_speaker:
-            print(TOO_EARLY.format(name), file=sys.stderr, flush=True)
+            print_message(TOO_EARLY.format(name))
         os._exit(ExitCode.PREEMPTED)
 
     def _ask(self) -> bool:
@@ -196,7 +192,7 @@ class Preemption:
         if self._told is None:
             log.warning(NOT_HEEDED.format(**self.cause, who=who))
         else:
-            print(NO_ANSWER.format(**self.cause, who=who), file=screen(), flush=True)
+            print_message(*(line.format(**self.cause, who=who) for line in NO_ANSWER), stream=screen())
 
     def _with_store(self, action: Callable[[], bool]) -> bool:
         try:

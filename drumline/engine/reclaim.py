@@ -5,16 +5,14 @@ On each node one rank looks, in a thread of its own: training neither waits for 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from drumline.engine.preemption import Preemption
 from drumline.launch.reclaim import Probe, make_probe
+from drumline.log import log
 from drumline.manager import DDPManager
-
-log = logging.getLogger("drumline")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import torch
 
 from drumline.distributed.collectives import broadcast_json
 from drumline.engine.run_folder import RunFolder, write_whole
-from drumline.errors import HangError, Place
+from drumline.errors import HangError, Place, as_list
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
 from drumline.untrusted import make_own_folder, parse_json, read_regular
@@ -128,9 +128,8 @@ def check_same_step(verdicts: Sequence[Mapping[str, Any]], folder: Path) -> tupl
     same = [record for record in verdicts if step is not None and record["verdict"]["step"] == step]
     if len(same) < MOST_AT_ONE_STEP:
         return None
-    lines = [f"  - {_cause(record)}" for record in same]
     heading = f"the run has failed {len(same)} times at step {step}, and is not started again:"
-    return "\n".join([heading, *lines]), next_step
+    return as_list(heading, map(_cause, same)), next_step
 
 
 def _cause(record: Mapping[str, Any]) -> str:

@@ -11,7 +11,6 @@ Rank 0 writes, or several ranks do, each a share (`checkpoint.writers`). Only ra
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,10 +36,9 @@ from drumline.engine.job import Job
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.saving import Progress, State, gather_state
 from drumline.errors import CheckpointError
+from drumline.log import log
 from drumline.metrics.events import Reporter
 from drumline.watch.beats.phase import Phase
-
-log = logging.getLogger("drumline")
 
 # When a run fails, the ranks that are left finish the save in hand; one that is gone is not waited for longer.
 LAST_PARTS_S = 10.0
@@ -172,7 +170,7 @@ class Saver:
         try:
             self.take_news()
         except Exception as also:
-            log.warning(str(also))
+            log.warning(also)
 
     def _is_left_out(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Collective: rank 0 decides, and all know."""
@@ -281,7 +279,7 @@ class Saver:
                 higher_is_better=task.higher_is_better,
             )
         except CheckpointError as error:
-            log.warning(str(error))  # the new one is safe; that an old one stays is no reason to stop
+            log.warning(error)  # the new one is safe; that an old one stays is no reason to stop
 
 
 def deal_to(

@@ -6,14 +6,11 @@ the ranks have compared a few samples already.
 
 from __future__ import annotations
 
-import logging
-
 from drumline.data.streamed_loader import StreamLoader
 from drumline.distributed.agree import check_same
 from drumline.distributed.collectives import gather_json
 from drumline.engine.job import Job
-
-log = logging.getLogger("drumline")
+from drumline.log import log
 
 
 def check_streams(job: Job) -> None:

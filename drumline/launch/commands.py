@@ -21,10 +21,10 @@ def interrupted(run: Path | None, arguments: Sequence[str]) -> str:
     """The last line after Ctrl-C. `run`: the run folder, where it is known here; `arguments` of `drumline train`."""
     again = "rerun the same command without --fresh" if "--fresh" in arguments else "rerun the same command"
     if run is None:
-        return f"drumline: interrupted; {again} to resume from the newest checkpoint, if one was saved"
+        return f"interrupted; {again} to resume from the newest checkpoint, if one was saved"
     if any((run / "checkpoints").glob("step-*")):
-        return f"drumline: interrupted; {again} to resume from the newest checkpoint"
-    return "drumline: interrupted before the first save; rerun the same command to start from the beginning"
+        return f"interrupted; {again} to resume from the newest checkpoint"
+    return "interrupted before the first save; rerun the same command to start from the beginning"
 
 
 def two_node_command(task: str, arguments: Sequence[str], *, procs: int) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drumline.errors import UsageError
+from drumline.errors import UsageError, as_list
 from drumline.launch.counts import FORM, read_counts
 from drumline.launch.hosts import wrong_name
 from drumline.untrusted import TEXT_BYTES, read_regular, whole_number
@@ -82,7 +82,7 @@ def read_env_file(path: Path) -> NodeSettings:
     if problems:
         count = len(problems)
         heading = f"{count} problem{'s' if count > 1 else ''} in {path}:"
-        raise UsageError("\n".join([heading, *(f"  - {problem}" for problem in problems)]))
+        raise UsageError(as_list(heading, problems))
     return _settings({key: value.text for key, value in values.items()})
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from drumline.errors import UsageError
+from drumline.errors import UsageError, as_list
 from drumline.untrusted import TEXT_BYTES, read_regular, whole_number
 
 NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -97,7 +97,7 @@ def _settled(entries: Iterable[_Entry], problems: list[str]) -> list[Host]:
         problems.sort(key=_line_number)
         count = len(problems)
         heading = f"{count} problem{'s' if count > 1 else ''} in the list of hosts:"
-        raise UsageError("\n".join([heading, *(f"  - {problem}" for problem in problems)]))
+        raise UsageError(as_list(heading, problems))
     return [Host(entry.name, int(entry.slots) if entry.slots else None) for entry in entries]
 
 

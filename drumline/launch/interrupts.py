@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 from drumline.errors import ExitCode
+from drumline.terminal import paragraph
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """What ends a launcher and its ranks."""
-INTERRUPTED_EARLY = "drumline: interrupted before the first step; rerun the same command"
+INTERRUPTED_EARLY = "interrupted before the first step; rerun the same command"
 Handler = Callable[[int, FrameType | None], object]
 
 
@@ -28,10 +29,12 @@ def heed(number: signal.Signals, handler: Handler | signal.Handlers) -> None:
 
 def end_at_once(code: ExitCode, message: str) -> Handler:
     """A handler for as long as there is nothing to save and nobody to inform."""
+    # Past Python's buffers, which may be in use.
+    data = paragraph(message).encode() if message else b""
 
     def end(number: int, frame: FrameType | None) -> None:
-        if message:
-            os.write(2, f"{message}\n".encode())  # past Python's buffers, which may be in use
+        if data:
+            os.write(2, data)
         os._exit(code)
 
     return end

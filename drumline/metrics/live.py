@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
@@ -17,6 +17,7 @@ from rich.text import Text
 from drumline.metrics import wording
 from drumline.metrics.events import Event
 from drumline.metrics.plain import Display
+from drumline.terminal import make_console, one_line
 
 _SECONDS_BETWEEN_DRAWS = 0.1
 _MARGIN = " "
@@ -27,7 +28,7 @@ class LiveDisplay(Display):
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
-        self._console = Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False)
+        self._console = make_console(stream, force_terminal=True)
         self._train: Event | None = None
         self._saved_step: int | None = None
         self._last_draw = float("-inf")
@@ -94,6 +95,7 @@ class LiveDisplay(Display):
         self._print_page(wording.closing(event), "bold green")
 
     def _print(self, line: Text) -> None:
+        line.plain = one_line(line.plain)
         self._console.print(Padding(line, (0, 0, 0, len(_MARGIN)), expand=False))
 
     def _print_page(self, page: wording.Page, style: str) -> None:
@@ -102,7 +104,7 @@ class LiveDisplay(Display):
         self._console.print()
         table = Table.grid(padding=(0, 2))
         for label, value in page.rows:
-            table.add_row(Text(f"{_MARGIN}  {label:<10}", "dim"), value)
+            table.add_row(Text(f"{_MARGIN}  {one_line(label):<10}", "dim"), one_line(value))
         self._console.print(table)
         for label, command in page.commands:
             self._console.print()
@@ -138,7 +140,7 @@ class LiveDisplay(Display):
         parts += wording.waiting(event)
         if self._saved_step is not None:
             parts.append(f"saved step {self._saved_step}")
-        return Text(_MARGIN + "   ".join(parts), "dim", no_wrap=True, overflow="ellipsis")
+        return Text(one_line(_MARGIN + "   ".join(parts)), "dim", no_wrap=True, overflow="ellipsis")
 
 
 def _labelled(words: str) -> Text:

@@ -11,6 +11,7 @@ from typing import Self, TextIO
 
 from drumline.metrics import wording
 from drumline.metrics.events import Event
+from drumline.terminal import show_lines
 
 _LABEL_WIDTH = 12
 
@@ -102,10 +103,11 @@ class PlainDisplay(Display):
         self._print_page(wording.closing(event))
 
     def _print_line(self, event: Event, words: str) -> None:
-        print(time.strftime("%H:%M:%S", time.localtime(event["time"])), words, file=self._stream, flush=True)
+        clock = time.strftime("%H:%M:%S", time.localtime(event["time"]))
+        show_lines([f"{clock} {words}"], stream=self._stream)
 
     def _print_page(self, page: wording.Page) -> None:
         lines = [page.heading, *(f"  {label:<{_LABEL_WIDTH}} {value}" for label, value in page.rows)]
         for label, command in page.commands:
             lines += [f"  {label}", *wording.wrap_command(command, width=80, indent="    ")]
-        print("\n".join(lines), file=self._stream, flush=True)
+        show_lines(lines, stream=self._stream)

@@ -14,6 +14,7 @@ from drumline.engine.run_folder import RunFolder
 from drumline.errors import DrumlineError, ExitCode
 from drumline.prove.processes import Family
 from drumline.prove.schedule import Kill
+from drumline.terminal import one_line
 
 POLL_S = 0.0005
 MOST_WAIT_S = 1.0
@@ -76,7 +77,10 @@ def failed(leg: Leg, code: int) -> RunFailedError:
         advice = own[-1] if own else advice
     error = RunFailedError(
         "\n".join(
-            [f"{leg.name} failed by itself with exit code {code}:", *(f"  | {line}" for line in lines)]
+            [
+                f"{leg.name} failed by itself with exit code {code}:",
+                *(f"  | {one_line(line)}" for line in lines),
+            ]
         ),
         next_step=f"{advice}; all it printed is in {leg.log}",
     )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from drumline.distributed.rank_list import by_rank
-from drumline.errors import PreflightError
-
-log = logging.getLogger("drumline")
+from drumline.errors import PreflightError, as_list
+from drumline.log import log
 
 Facts = Mapping[str, Mapping[str, Any]]
 MOST_DIFFERENCES = 8
@@ -63,7 +61,7 @@ def described(found: Sequence[Difference], hosts: Sequence[str]) -> tuple[str, s
     lines = [f"{one.name}: {by_rank(one.values, hosts)}" for one in found[:MOST_DIFFERENCES]]
     if len(found) > MOST_DIFFERENCES:
         lines.append(f"and {len(found) - MOST_DIFFERENCES} more")
-    text = lines[0] if len(lines) == 1 else f"{len(found)} things:\n  - " + "\n  - ".join(lines)
+    text = lines[0] if len(lines) == 1 else as_list(f"{len(found)} things:", lines)
     groups = dict.fromkeys(one.group for one in found)
     return f"ranks differ in {text}", "; ".join(dict.fromkeys(NEXT_STEPS[group] for group in groups))
 

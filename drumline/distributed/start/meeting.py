@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import sys
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,6 +20,7 @@ from drumline.launch.node.closed_ports import CLOSED_S, closed_data_ports
 from drumline.launch.node.dialling import SILENT
 from drumline.launch.node.sockets import listen_on_loopback
 from drumline.launch.topology import Topology
+from drumline.terminal import print_message
 
 FIRST_POLL_S, LAST_POLL_S = 0.02, 0.2
 CONNECT_S = 2.0
@@ -58,7 +58,7 @@ class Notices:
 
     def say(self, text: str) -> None:
         waited = time.monotonic() - self.begun
-        print(f"drumline: {text} ({waited:.0f} s of {self.timeout_s:g} s)", file=sys.stderr, flush=True)
+        print_message(f"{text} ({waited:.0f} s of {self.timeout_s:g} s)")
 
 
 def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
@@ -154,10 +154,8 @@ def _warn_of_a_strange_address(topology: Topology) -> None:
             probe.bind(target)
     except OSError as error:
         known = "does not resolve" if isinstance(error, socket.gaierror) else "is no address of this host"
-        print(
-            f"drumline: MASTER_ADDR {topology.master_addr} {known}, though rank 0 runs here, on {topology.host}",
-            file=sys.stderr,
-            flush=True,
+        print_message(
+            f"MASTER_ADDR {topology.master_addr} {known}, though rank 0 runs here, on {topology.host}"
         )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -30,8 +29,8 @@ from drumline.launch.interfaces import (
 )
 from drumline.launch.node.dialling import Door, OpenDoor, knock
 from drumline.launch.topology import Topology
+from drumline.log import log
 
-log = logging.getLogger("drumline")
 REACH = "reach"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from drumline.distributed.rank_list import some
-from drumline.errors import PreflightError
+from drumline.errors import PreflightError, as_list
 from drumline.launch.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
 from drumline.launch.node.dialling import MUTE, NO_ROUTE, REFUSED, SILENT, STRANGER, Door
 
@@ -54,11 +54,7 @@ class Judged:
         lines = [*self.errors[:MOST_LINES]]
         if len(self.errors) > MOST_LINES:
             lines.append(f"and {len(self.errors) - MOST_LINES} more of this kind")
-        what = (
-            lines[0]
-            if len(lines) == 1
-            else "data cannot go between these hosts:\n  - " + "\n  - ".join(lines)
-        )
+        what = lines[0] if len(lines) == 1 else as_list("data cannot go between these hosts:", lines)
         raise PreflightError(what, next_step="; ".join(self.fixes))
 
 

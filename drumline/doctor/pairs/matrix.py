@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from drumline.doctor.pairs.judge_speed import SLOW_SHARE, usual_speed
 from drumline.doctor.pairs.speed_words import bit_rate, latency, short_rate
 from drumline.doctor.pairs.survey import Edge, Survey
+from drumline.terminal import one_line
 
 MOST_IN_NUMBERS = 8
 MOST_IN_LETTERS = 64
@@ -46,7 +47,7 @@ def matrix(survey: Survey) -> Matrix:
     """The form that suits the number of hosts."""
     letters = all_letters(survey)
     notes = [_summary(survey, letters), *_legend(letters, len(survey.hosts))]
-    names = [host.name for host in survey.hosts]
+    names = [one_line(host.name) for host in survey.hosts]
     if len(names) <= MOST_IN_NUMBERS:
         headings = ["from \\ to", *names]
         rows = [[name, *_cells(survey, number, letters[number])] for number, name in enumerate(names)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from drumline.doctor.pairs.speed import measure
 from drumline.errors import DrumlineError
 from drumline.launch.environment import own_variables
 from drumline.launch.interfaces import Interface, gloo_interface, interfaces, nccl_interface
+from drumline.terminal import print_message
 
 # The coordinator speaks every few seconds, so a silence is a cut network: ssh's server would keep us for hours.
 LEASE_S = 30.0
@@ -239,8 +239,7 @@ def main() -> None:
     try:
         Node(Lines(0), target, Subject(own_variables()), may_be_told=True).serve()
     except MessageError as error:
-        print(f"drumline: doctor's node: {error}", file=sys.stderr)
-        sys.stderr.flush()
+        print_message(f"doctor's node: {error}")
         os._exit(2)
     # Threads may hang in the resolver or in a large file; whatever they do is of no use to anybody now.
     os._exit(0)

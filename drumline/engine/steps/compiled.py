@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -11,8 +10,8 @@ from torch import Tensor, nn
 from drumline.data.steps import Step
 from drumline.engine.job import Job
 from drumline.engine.steps.eager import LossFunction, LossParts, TrainStep, loss_function
+from drumline.log import log
 
-log = logging.getLogger("drumline")
 _EARLY = "force_non_lazy_backward_lowering"
 
 

@@ -9,7 +9,6 @@ the generator stands. So a captured step has the bits of an eager one.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
@@ -24,9 +23,8 @@ from drumline.engine.steps.captured import CapturedStep, Shape, repair
 from drumline.engine.steps.half_a_step import forget_half_a_step
 from drumline.engine.steps.kind import AnyStep
 from drumline.engine.steps.shapes_seen import STEPS_OF_A_SHAPE, ShapesSeen
+from drumline.log import log
 from drumline.watch.beats.phase import FORWARD, OPTIMIZER
-
-log = logging.getLogger("drumline")
 
 # Every graph holds on to the memory of its inputs; data of more shapes than this has no usual one.
 _MOST_SHAPES = 8

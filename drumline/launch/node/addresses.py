@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import sys
 import time
@@ -10,6 +9,7 @@ import time
 from drumline.errors import PreflightError
 from drumline.launch.node.closed_ports import CLOSED_S, closed_rendezvous_port
 from drumline.launch.node.dialling import CAUSES, NO_ROUTE, REFUSED, SILENT
+from drumline.terminal import print_message, show_progress
 
 LOOPBACK = "127.0.0.1"
 FIRST_WORD_S = 5.0
@@ -19,7 +19,6 @@ NO_NAME = "its name does not resolve here"
 GROWTH = 3.0
 # Between two tries to reach the first node: short at first, since after a restart it is there in a moment.
 FIRST_POLL_S, LAST_POLL_S = 0.02, 0.2
-CLEAR_LINE = "\r\x1b[K"
 WHY_NOT = {
     REFUSED: "refused (nobody listens there; the launcher of node 0 is not up)",
     SILENT: "no answer (a firewall drops it, or the machine is off)",
@@ -50,14 +49,14 @@ class Patience:
         """What is waited for, as one line that counts: in place on a terminal, else when it is time. Call it often."""
         if not sys.stderr.isatty():
             if self.is_over():
-                say(words)
+                print_message(words)
         elif self.waited_s >= self.first_s:
-            width = shutil.get_terminal_size().columns - 1
-            print(f"{CLEAR_LINE}{f'drumline: {words}'[:width]}", end="", file=sys.stderr, flush=True)
+            show_progress(f"drumline: {words}")
 
     def end(self) -> None:
         """The wait is over: on a terminal its line is removed."""
-        print(_clear_line(), end="", file=sys.stderr, flush=True)
+        if sys.stderr.isatty():
+            show_progress("")
 
 
 def own_address(endpoint: str) -> str:
@@ -137,16 +136,6 @@ def _closed(host: str, port: int, hosts: tuple[str, str], cause: str) -> Preflig
             next_step=f"add {host} to DNS, or to /etc/hosts on {source}; or give an address in --hosts",
         )
     return closed_rendezvous_port(port, source=source, target=target, cause=cause)
-
-
-def say(words: str) -> None:
-    """A line on the launcher's screen, in one piece: several threads may speak."""
-    print(f"{_clear_line()}drumline: {words}\n", end="", file=sys.stderr, flush=True)
-
-
-def _clear_line() -> str:
-    """What is waited for may be on the last line of a terminal."""
-    return CLEAR_LINE if sys.stderr.isatty() else ""
 
 
 def _obstacle(host: str, port: int, *, timeout_s: float) -> str:

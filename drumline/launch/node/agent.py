@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from drumline.launch.node.addresses import say
 from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.topology import RESTARTED
+from drumline.terminal import print_message
 
 
 class TellingAgent(LocalElasticAgent):
@@ -66,7 +66,7 @@ class TellingAgent(LocalElasticAgent):
         why = f"restart {spec.max_restarts - self._remaining_restarts} of {spec.max_restarts}"
         if not self._failed and isinstance(spec.rdzv_handler, FixedRanks):
             why = spec.rdzv_handler.why_again
-        say(f"starting the ranks again ({why}); {self.goes_on}")
+        print_message(f"starting the ranks again ({why}); {self.goes_on}")
         # torchrun's own count leaves out a start that another node was the reason for.
         os.environ[RESTARTED] = "1"
         super()._restart_workers(worker_group)

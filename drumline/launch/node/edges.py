@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from drumline.launch.node.addresses import say
 from drumline.launch.node.closed_ports import CLOSED_S, closed_data_ports
 from drumline.launch.node.dialling import NO_ROUTE, REFUSED, SILENT, Door, OpenDoor, knock
+from drumline.terminal import print_message
 
 RETRY_S = 0.5
 # An answer that is late or strange does not show that the port is closed.
@@ -49,7 +49,9 @@ def closed_edges(claims: Sequence[Claim], mine: int, *, patience_s: float = CLOS
         if not is_told:
             is_told = True
             hosts = ", ".join(door.host for door in doors if door.rank in failed)
-            say(f"data ports of {hosts} are closed to {claims[mine]['host']}; trying for {patience_s:g} s")
+            print_message(
+                f"data ports of {hosts} are closed to {claims[mine]['host']}; trying for {patience_s:g} s"
+            )
         doors = [door for door in doors if door.rank in failed]
         time.sleep(RETRY_S)
 
@@ -66,7 +68,9 @@ def check_edges(claims: Sequence[Claim], edges: Sequence[Mapping[str, str]]) -> 
         error = closed_data_ports(sources, claim["host"], port=claim["door_port"], cause=cause)
         if target == first:
             raise error
-        say(f"WARNING: {error.what}; ranks whose data takes that way will wait. Next: {error.next_step}")
+        print_message(
+            f"WARNING: {error.what}; ranks whose data takes that way will wait. Next: {error.next_step}"
+        )
 
 
 def _door(number: int, claim: Claim) -> Door | None:

@@ -27,6 +27,7 @@ from drumline.launch.node.standby import Standby
 from drumline.launch.node.supervision import Supervision
 from drumline.launch.node.watch_folder import Ruling, WatchFolder
 from drumline.launch.torchrun import Node, Program
+from drumline.terminal import print_message
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult
@@ -40,9 +41,9 @@ TENSOR_RULES = "torch._meta_registrations"
 HEEDED = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 # Ranks of a task that end so would end so again.
 FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})
-ENDED = "drumline: the job was ended; the same command goes on from the newest checkpoint"
-STOPPED = "drumline: interrupted; all ranks were stopped"
-TOO_EARLY = "drumline: told to leave before the first step; the same command goes on from where the run stood"
+ENDED = "the job was ended; the same command goes on from the newest checkpoint"
+STOPPED = "interrupted; all ranks were stopped"
+TOO_EARLY = "told to leave before the first step; the same command goes on from where the run stood"
 
 
 def default_procs() -> int:
@@ -103,13 +104,13 @@ def _run_guarded(
         result, ruling = _run_agent(node, num_procs, program, terms, watch)
     except LeftAsTold as left:
         if not left.has_told and terms.folder is None:
-            print(TOO_EARLY, file=sys.stderr)
+            print_message(TOO_EARLY)
         return ExitCode.PREEMPTED
     except (SignalException, KeyboardInterrupt):
         if terms.folder is None:
             # On several nodes it is rank 0's host that has the checkpoints.
             run = Path(program.run) if program.run and node.num_nodes == 1 else None
-            print(interrupted(run, program.words) if program.is_task else STOPPED, file=sys.stderr)
+            print_message(interrupted(run, program.words) if program.is_task else STOPPED)
         return ExitCode.INTERRUPTED
     if not result.is_failed():
         return ExitCode.SUCCESS
@@ -257,18 +258,17 @@ def how_it_ended(code: int) -> str:
 
 def _pass_on(ruling: Ruling, rank_code: int, *, is_task: bool) -> int:
     if not ruling.was_told:
-        print(f"drumline: {ruling.sentence}", file=sys.stderr)
+        print_message(ruling.sentence)
     if ruling.is_hang and is_task:
-        print(ENDED, file=sys.stderr)
+        print_message(ENDED)
     return exit_code_of(rank_code, is_task=is_task)
 
 
 def _explain(rank: int, exit_code: int, log_dir: Path | None) -> ExitCode:
     if exit_code < 0:
         log = None if log_dir is None else log_dir / f"rank-{rank:05d}.log"
-        hint = f"\n  next: see {log}" if log is not None and log.exists() else ""
-        how = how_it_ended(exit_code)
-        print(f"drumline: rank {rank} was {how}; the others were stopped{hint}", file=sys.stderr)
+        hint = [f"next: see {log}"] if log is not None and log.exists() else []
+        print_message(f"rank {rank} was {how_it_ended(exit_code)}; the others were stopped", *hint)
     return ExitCode(exit_code_of(exit_code, is_task=True))
 
 
@@ -279,8 +279,5 @@ def exit_code_of(rank_code: int, *, is_task: bool) -> int:
 
 
 def _explain_script(rank: int, exit_code: int, script: str) -> int:
-    print(
-        f"drumline: {script} failed on rank {rank} ({how_it_ended(exit_code)}); the other ranks were stopped",
-        file=sys.stderr,
-    )
+    print_message(f"{script} failed on rank {rank} ({how_it_ended(exit_code)}); the other ranks were stopped")
     return exit_code_of(exit_code, is_task=False)

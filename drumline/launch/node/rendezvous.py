@@ -26,10 +26,11 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
-from drumline.launch.node.addresses import Patience, say
+from drumline.launch.node.addresses import Patience
 from drumline.launch.node.edges import Claim, check_edges, closed_edges, open_door
 from drumline.launch.node.roll import DONE, MEETS, WORKS, Roll
 from drumline.launch.torchrun import Node
+from drumline.terminal import print_message
 
 POLL_S = 0.05
 LINGER_S = 5.0
@@ -79,7 +80,7 @@ class FixedRanks(RendezvousHandler):
             self.roll.hear()
         if self.missing:
             it = "it" if len(self.missing) == 1 else "them"
-            say(f"WARNING: {self._who_is_missing('is', 'are')}; training goes on without {it}")
+            print_message(f"WARNING: {self._who_is_missing('is', 'are')}; training goes on without {it}")
         return info
 
     def _meet(self) -> RendezvousInfo:
@@ -155,7 +156,7 @@ class FixedRanks(RendezvousHandler):
     def remind(self) -> None:
         """At the end: what was trained on fewer nodes should not look like the rest."""
         if self.missing:
-            say(f"WARNING: this ended with {self._who_is_missing('was', 'were')}")
+            print_message(f"WARNING: this ended with {self._who_is_missing('was', 'were')}")
 
     def _who_is_missing(self, one: str, several: str) -> str:
         missing = self.missing
@@ -213,7 +214,7 @@ class FixedRanks(RendezvousHandler):
 
     def _report_wait(self, patience: Patience, others: list[int]) -> None:
         if patience.is_over():
-            say(f"the ranks here are done; waiting for those of {self.roll.names(others)}")
+            print_message(f"the ranks here are done; waiting for those of {self.roll.names(others)}")
 
     def wait_for_the_end(self) -> None:
         """Collective: ranks end at different times, and the first node must not take the store away too soon."""

@@ -23,7 +23,6 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, SubprocessCo
 from drumline.errors import ExitCode
 from drumline.launch.command_start import COMMAND_START, process_start
 from drumline.launch.failure_file import FAILURE_FILE, LOGS_SHOWN, FailureRecord, read_failure
-from drumline.launch.node.addresses import say
 from drumline.launch.node.leaving_agent import LeavingAgent
 from drumline.launch.node.meeting import Alone
 from drumline.launch.node.rendezvous import FixedRanks
@@ -31,6 +30,7 @@ from drumline.launch.node.standby import Standby
 from drumline.launch.node.supervision import RankOutput, Supervision, failure_time, rank_output
 from drumline.launch.node.watch_folder import VERDICT_S, Ruling, WatchFolder
 from drumline.launch.watch_terms import FOLDER, NODES, SECRET
+from drumline.terminal import print_message
 
 
 class RankFiles(LogsSpecs):
@@ -169,7 +169,7 @@ class WatchedAgent(LeavingAgent):
         is_last = self._remaining_restarts == 0
         self.tell({"kind": "ruling", **vars(ruling), "is_last": is_last})
         if not is_last and not ruling.was_told and self.supervision.folder is None:
-            say(ruling.sentence)
+            print_message(ruling.sentence)
 
     def last_look(self) -> None:
         """When the agent itself is told to end: what the sidecar has said until then."""

@@ -6,16 +6,16 @@ from drumline.errors import ExitCode
 from drumline.launch.commands import interrupted
 from drumline.launch.node.local import STOPPED, exit_code_of
 from drumline.launch.ssh.controller import LEAVING, Controller
-from drumline.launch.ssh.verdict import Failure, in_order, last_lines
+from drumline.launch.ssh.verdict import Failure, in_order, last_messages
 
-LEFT = "drumline: preempted by {}; the ranks have saved: rerun the same command to resume"
+LEFT = "preempted by {}; the ranks have saved: rerun the same command to resume"
 
 
 def conclude(controller: Controller) -> int:
     """The last lines, and the exit code."""
     code = _tell_result(controller)
     if code:
-        controller.screen.write(f"drumline: logs in {controller.job.logs} on each host\n")
+        controller.screen.conclude(f"logs in {controller.job.logs} on each host")
     else:
         controller.screen.say(f"done; logs in {controller.job.logs} on each host")
     return code
@@ -23,17 +23,15 @@ def conclude(controller: Controller) -> int:
 
 def _tell_result(controller: Controller) -> int:
     for error in controller.problems:
-        controller.screen.write(f"drumline: error: {error}\n")
+        what, *more = error.lines()
+        controller.screen.conclude(f"error: {what}", *more)
     if _have_left(controller):
-        controller.screen.write(
-            LEFT.format(controller.told.name if controller.told else "a signal to a rank") + "\n"
-        )
+        by = controller.told.name if controller.told else "a signal to a rank"
+        controller.screen.conclude(LEFT.format(by))
         return ExitCode.PREEMPTED
     if controller.told is not None:
         words = controller.job.program.words
-        controller.screen.write(
-            (interrupted(None, words) if controller.job.program.is_task else STOPPED) + "\n"
-        )
+        controller.screen.conclude(interrupted(None, words) if controller.job.program.is_task else STOPPED)
         return ExitCode.INTERRUPTED
     failures = in_order(
         [remote.marked(failure) for remote in controller.remaining for failure in remote.failures]
@@ -42,8 +40,8 @@ def _tell_result(controller: Controller) -> int:
         return code
     if failures:
         lost_first = bool(controller.problems) and _last_word_of_lost(controller) <= failures[0].at
-        lines = last_lines(failures, controller.num_ranks, lost_first=lost_first)
-        controller.screen.write("".join(f"{line}\n" for line in lines))
+        for lines in last_messages(failures, controller.num_ranks, lost_first=lost_first):
+            controller.screen.conclude(*lines)
         if not lost_first:
             return exit_code_of(failures[0].code, is_task=controller.job.program.is_task)
     if controller.problems:
@@ -51,7 +49,7 @@ def _tell_result(controller: Controller) -> int:
     if controller.ended_first is None or controller.ended_first.code is None:
         return ExitCode.SUCCESS
     if not failures:
-        controller.screen.write(controller.ended_first.last_words())
+        controller.screen.conclude(*controller.ended_first.last_words())
     return exit_code_of(controller.ended_first.code, is_task=True)
 
 
@@ -61,7 +59,7 @@ def _pass_on_ruling(controller: Controller, first: Failure) -> int | None:
     # A rank's own last words stay last here, a script's too.
     if not rulings or not rulings[0].tells_more(first.code, is_task=True):
         return None
-    controller.screen.write(f"drumline: {rulings[0].sentence}\n")
+    controller.screen.conclude(rulings[0].sentence)
     is_task = controller.job.program.is_task
     return ExitCode.HANG if rulings[0].is_hang else exit_code_of(first.code, is_task=is_task)
 

@@ -18,7 +18,7 @@ from typing import Any
 from drumline.launch.hosts import Host
 from drumline.launch.node.addresses import Patience
 from drumline.launch.ssh.errors import NOT_STARTED
-from drumline.launch.ssh.follow import shown
+from drumline.launch.ssh.follow import decoded
 from drumline.launch.ssh.frames import decode, encode
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LEASE_S
@@ -162,12 +162,12 @@ class Connection:
 
     async def _read_errors(self, stderr: asyncio.StreamReader) -> None:
         async for line in _lines(stderr):
-            self.said.append(shown(line))
+            self.said.append(decoded(line))
 
     def _take(self, line: bytes) -> None:
         frame = decode(line)
         if frame is None:
-            self.greeting.append(shown(line))
+            self.greeting.append(decoded(line))
             return
         self.heard_at = time.monotonic()
         if frame["kind"] == "beat":

@@ -21,8 +21,6 @@ MAX_REST = 1 << 20
 WITHOUT_TRACEBACK = 20
 # A progress bar moves on one line, which has no end.
 PROGRESS_EVERY_S = 2.0
-# Bells, cursor movements and zero bytes; tabs and colours may pass.
-UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in range(32) if chr(code) not in "\t\x1b"}
 
 
 class Follower:
@@ -49,7 +47,7 @@ class Follower:
         while self._offset < end and (more := self._new_bytes()):
             lines += self._take(more)
         last, self._partial = self._partial, b""
-        return [*lines, *([] if self._in_long_line or not last else [shown(last)])]
+        return [*lines, *([] if self._in_long_line or not last else [decoded(last)])]
 
     def _new_bytes(self, most: int = MAX_READ) -> bytes:
         found = _size_and_inode(self.path)
@@ -87,28 +85,23 @@ class Follower:
         if whole and self._in_long_line:
             self._in_long_line = False
             del whole[0]
-        lines = [shown(line) for line in whole]
+        lines = [decoded(line) for line in whole]
         if self._in_long_line:
             self._partial = b""
         elif len(self._partial) > MAX_LINE and b"\r" not in self._partial:
-            lines.append(shown(self._partial))
+            lines.append(decoded(self._partial))
             self._partial, self._in_long_line = b"", True
         elif b"\r" in self._partial and time.monotonic() - self._shown_at > PROGRESS_EVERY_S:
             done, _, self._partial = self._partial.rpartition(b"\r")
-            lines += [shown(done)] if done else []
+            lines += [decoded(done)] if done else []
         if lines:
             self._shown_at = time.monotonic()
         return lines
 
 
-def shown(line: bytes) -> str:
-    """A line as a screen shall have it: what a progress bar wrote over is gone, as are odd bytes and great length."""
-    text = (
-        line.rstrip(b"\r")
-        .rpartition(b"\r")[2][: 4 * MAX_LINE]
-        .decode(errors="replace")
-        .translate(UNPRINTABLE)
-    )
+def decoded(line: bytes) -> str:
+    """A line for a screen: without what a progress bar wrote over, and not too long."""
+    text = line.rstrip(b"\r").rpartition(b"\r")[2][: 4 * MAX_LINE].decode(errors="replace")
     return text if len(text) <= MAX_LINE else f"{text[:MAX_LINE]} ..."
 
 
@@ -117,7 +110,7 @@ def last_lines(path: Path, count: int) -> list[str]:
     try:
         with open_regular(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_READ))
-            lines = [shown(line) for line in file.read().splitlines()][-count:]
+            lines = [decoded(line) for line in file.read().splitlines()][-count:]
     except OSError:
         return []
     begins = [number for number, line in enumerate(lines) if is_traceback(line)]
@@ -126,7 +119,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 def is_traceback(line: str) -> bool:
     """Whether it begins here."""
-    return line.startswith("Traceback (most recent call last)")
+    return line.lstrip().startswith("Traceback (most recent call last)")
 
 
 def _size_and_inode(path: Path) -> tuple[int, int] | None:

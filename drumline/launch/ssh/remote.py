@@ -83,11 +83,10 @@ class Remote:
         lines = set(self._shown[failure.rank])
         return replace(failure, was_shown=bool(failure.last_words) and lines.issuperset(failure.last_words))
 
-    def last_words(self) -> str:
+    def last_words(self) -> tuple[str, ...]:
         """How its part of the job ended, when no rank was to blame."""
         how = how_it_ended(self.code or 0)
-        lines = [f"drumline: the job failed on {self.name} ({how}){':' if self.node_words else ''}"]
-        return "".join(f"{line}\n" for line in [*lines, *(f"  {line}" for line in self.node_words)])
+        return f"the job failed on {self.name} ({how}){':' if self.node_words else ''}", *self.node_words
 
     def end(self, grace_s: float) -> None:
         """Ask the supervisor to end the job."""

@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import sys
 import threading
 from collections.abc import Iterable
+
+from drumline.terminal import coloured_line, one_line, paragraph
 
 MAX_WAITING = 20_000
 CLOSE_S = 5.0
@@ -22,6 +25,7 @@ class Screen:
     def __init__(self, out: int = 1, err: int = 2) -> None:
         # Past Python's own buffers: those would be written once more at the end, and complain if nobody reads.
         self._fds = {"out": out, "err": err}
+        self._encoding = sys.stderr.encoding or "utf-8"
         self._waiting: queue.Queue[tuple[str, str] | None] = queue.Queue(MAX_WAITING)
         self._num_dropped = self._num_noted = 0
         self._num_written = 0
@@ -30,18 +34,18 @@ class Screen:
 
     def say(self, text: str, *, is_error: bool = False) -> None:
         """A word of Drumline's own."""
-        self._put("err" if is_error else "out", f"drumline: {text}\n")
+        self._put("err" if is_error else "out", paragraph(text))
 
     def show(self, label: str, lines: Iterable[str], *, is_error: bool = False) -> bool:
         """Lines of a rank or a host; whether none was left out."""
         before = self._num_dropped
         for line in lines:
-            self._put("err" if is_error else "out", f"[{label}] {line}\n")
+            self._put("err" if is_error else "out", f"[{one_line(label)}] {coloured_line(line)}\n")
         return self._num_dropped == before
 
-    def write(self, text: str) -> None:
-        """A last word, as it is, where errors go. The job is over: a slow screen may hold us up now."""
-        self._put_last(("err", text))
+    def conclude(self, text: str, *more: str) -> None:
+        """One of the last messages, where errors go. The job is over: a slow screen may block us now."""
+        self._put_last(("err", paragraph(text, *more)))
 
     def close(self) -> None:
         """Wait until all is written, as long as somebody reads it."""
@@ -60,7 +64,7 @@ class Screen:
         try:
             if count := self._num_dropped - self._num_noted:
                 self._waiting.put_nowait(
-                    ("err", f"drumline: {count:,} lines are not shown; the logs have them\n")
+                    ("err", paragraph(f"{count:,} lines are not shown; the logs have them"))
                 )
                 self._num_noted = self._num_dropped
             self._waiting.put_nowait((stream, text))
@@ -70,7 +74,7 @@ class Screen:
     def _write_all(self) -> None:
         while (item := self._waiting.get()) is not None:
             stream, text = item
-            data = text.encode(errors="replace")
+            data = text.encode(self._encoding, "backslashreplace")
             with contextlib.suppress(OSError):
                 while data:
                     data = data[os.write(self._fds[stream], data) :]

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+from drumline.terminal import show
+
 # Never code, whatever a .gitignore says.
 EXCLUDED = (
     *(".git", "runs", ".venv", "venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"),
@@ -83,7 +85,7 @@ def main() -> None:
     """Which of the files on stdin are missing or differ in the current folder."""
     wanted: dict[str, str] = json.load(sys.stdin)
     here = digests(Path(), wanted)
-    print(json.dumps([path for path, digest in wanted.items() if here.get(path) != digest]))
+    show(json.dumps([path for path, digest in wanted.items() if here.get(path) != digest]))
 
 
 if __name__ == "__main__":

@@ -38,8 +38,11 @@ def in_order(failures: Sequence[Failure]) -> list[Failure]:
     return sorted(failures, key=lambda failure: (failure.is_follower, failure.at, failure.rank))
 
 
-def last_lines(failures: Sequence[Failure], num_ranks: int, *, lost_first: bool = False) -> Iterator[str]:
-    """What the user reads last: the first failure with its last words, and all others in one line.
+def last_messages(
+    failures: Sequence[Failure], num_ranks: int, *, lost_first: bool = False
+) -> Iterator[tuple[str, ...]]:
+    """What the user reads last, each with the lines below it: the first failure with its last words, and all others in
+    one line.
 
     With `lost_first` it was a host, of which was told already: then all ranks are others.
     """
@@ -47,15 +50,14 @@ def last_lines(failures: Sequence[Failure], num_ranks: int, *, lost_first: bool 
     if not lost_first:
         first = later.pop(0)
         if first.was_shown:
-            yield f"drumline: {first} failed first: {first.in_a_line}"
-            yield f"  next: see the lines above that begin with [{first.host} {first.rank}]"
+            above = f"next: see the lines above that begin with [{first.host} {first.rank}]"
+            yield f"{first} failed first: {first.in_a_line}", above
         else:
-            yield f"drumline: {first} failed first{':' if first.last_words else ''}"
-            yield from (f"  {line}" for line in first.last_words)
+            yield f"{first} failed first{':' if first.last_words else ''}", *first.last_words
     parts = [f"{failure} failed after it" for failure in later[:3]]
     if len(later) > 3:
         parts.append(f"{len(later) - 3} more failed")
     if (stopped := num_ranks - len(failures)) > 0:
         parts.append(f"{stopped} rank{'s were' if stopped > 1 else ' was'} stopped")
     if parts:
-        yield f"drumline: the others: {'; '.join(parts)}"
+        yield (f"the others: {'; '.join(parts)}",)

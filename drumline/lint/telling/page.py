@@ -5,12 +5,12 @@ python -m drumline.lint.telling.page > docs/lint.md
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from drumline.lint.problems import OWN_RULES
 from drumline.lint.rule import Rule
 from drumline.lint.rules import all_rules
+from drumline.terminal import show
 
 TOP = """\
 # Lint
@@ -215,4 +215,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page([module.RULE for module in all_rules().values()]))
+    show(page([module.RULE for module in all_rules().values()]), end="")

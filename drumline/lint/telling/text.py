@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping
 
@@ -9,6 +10,7 @@ from drumline.lint.finding import Finding, Place, Severity
 from drumline.lint.rule import Rule
 from drumline.lint.run import Report
 from drumline.lint.telling.closing import closing_line, statistics
+from drumline.terminal import one_line
 
 COLOURS = {Severity.ERROR: "31", Severity.WARNING: "33", Severity.NOTE: "36"}
 WIDEST_LINE = 140
@@ -60,10 +62,7 @@ def _shown(line: str, place: Place, paint: str, colour: bool) -> Iterator[str]:
 
 def _harmless(text: str) -> str:
     """On one line, and without what would move a terminal's cursor."""
-    return "".join(
-        character if character.isprintable() else " " if character.isspace() else "\N{REPLACEMENT CHARACTER}"
-        for character in text
-    )
+    return one_line(re.sub(r"\s", " ", text))
 
 
 def _width(text: str) -> int:

@@ -20,6 +20,7 @@ from drumline.config.schema import WatchConfig
 from drumline.launch.node.memory_folder import hold
 from drumline.launch.topology import Topology, topology_from
 from drumline.launch.watch_terms import watch_terms_from
+from drumline.terminal import print_message
 from drumline.watch.beats.phase import Phase
 from drumline.watch.beats.record import BeatWriter
 from drumline.watch.rank.beside import Beside
@@ -175,8 +176,9 @@ def _begin(met: Met, topology: Topology, terms: Terms) -> Attendance | None:
     try:
         return Attendance(met, rank=topology.rank, terms=terms)
     except OSError as error:  # the watch is no reason not to train
-        message = f"drumline: rank {topology.rank} on {topology.host} is not watched: {error}"
-        print(f"{message}. Next: free some space there", file=sys.stderr, flush=True)
+        print_message(
+            f"rank {topology.rank} on {topology.host} is not watched: {error}. Next: free some space there"
+        )
         return None
 
 

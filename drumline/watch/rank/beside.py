@@ -15,6 +15,7 @@ from pathlib import Path
 
 import drumline
 from drumline.launch.watch_terms import WITHOUT_WATCH
+from drumline.terminal import print_message
 from drumline.watch.sidecar.terms import Terms
 
 # One that cannot live here is given up; one that lived for long can.
@@ -97,8 +98,7 @@ class Beside:
                     stream.close()
 
     def _warn(self, what: str) -> None:
-        sentence = (
-            f"drumline: the watchdog's sidecar on {self._terms.host} {what}; training continues, but hangs are not "
+        print_message(
+            f"the watchdog's sidecar on {self._terms.host} {what}; training continues, but hangs are not "
             f"diagnosed. Next: see what is above this line; or train without the watchdog: {WITHOUT_WATCH}"
         )
-        print(sentence, file=sys.stderr, flush=True)

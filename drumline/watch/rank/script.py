@@ -20,6 +20,7 @@ from types import CodeType, ModuleType, TracebackType
 
 from drumline.launch.environment import own_variables
 from drumline.launch.topology import topology_from
+from drumline.terminal import show
 from drumline.watch.beats.phase import Phase
 from drumline.watch.beats.record import BeatWriter
 from drumline.watch.rank import seams
@@ -122,7 +123,7 @@ def _compiled(script: str) -> CodeType:
             source = file.read()
     except OSError as error:
         where = f"[Errno {error.errno}] {os.strerror(error.errno or errno.ENOENT)}"
-        print(f"{sys.executable}: can't open file {path!r}: {where}", file=sys.stderr)
+        show(f"{sys.executable}: can't open file {path!r}: {where}", stream=sys.stderr)
         sys.exit(CANNOT_OPEN)
     return compile(source, path, "exec", dont_inherit=True)
 

@@ -17,6 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import Any, cast
 
+from drumline.terminal import print_message
 from drumline.watch.beats.phase import BACKWARD, DATA, FORWARD, OPTIMIZER, Phase
 from drumline.watch.beats.record import BeatWriter
 from drumline.watch.rank.script_notes import ScriptNotes
@@ -60,8 +61,8 @@ class _AfterTorch(MetaPathFinder):
             self._loaded()
         except Exception as error:
             # The watch is no reason not to train.
-            said = f"drumline: this version of torch cannot be observed: {type(error).__name__}: {error}"
-            print(f"{said}; ranks are not compared", file=sys.stderr, flush=True)
+            said = f"this version of torch cannot be observed: {type(error).__name__}: {error}"
+            print_message(f"{said}; ranks are not compared")
 
 
 class _Clock:

@@ -7,7 +7,6 @@ the tensors on their device and one all-reduce of two numbers.
 
 from __future__ import annotations
 
-import logging
 from typing import Literal
 
 import torch
@@ -18,10 +17,9 @@ from torch.optim import Optimizer
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.tensor_hash import combine, hash_tensors
 from drumline.errors import TrainingError
+from drumline.log import log
 from drumline.watch.replicas.difference import Difference, find_difference
 from drumline.watch.replicas.replica import replica_tensors
-
-log = logging.getLogger("drumline")
 
 
 class Sentinel:

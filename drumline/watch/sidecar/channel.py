@@ -8,7 +8,6 @@ silent. Nothing here waits for a peer, and nothing grows with what a peer or a s
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import socket
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drumline.log import log
 from drumline.watch.sidecar.door import Door
 from drumline.watch.sidecar.line import MAX_UNSENT_BYTES, MUTE, SILENT, Line, cause_of
 from drumline.watch.sidecar.porch import Porch
@@ -37,8 +37,6 @@ MOST_PROBES = 32
 FAREWELL_TURNS = 3
 """Of the event loop: a connection that was being made when the channel was closed is made by then, and ended."""
 REPLACED, OVER = "it dialled anew", "the channel was closed"
-
-log = logging.getLogger("drumline")
 
 
 @dataclass(frozen=True)

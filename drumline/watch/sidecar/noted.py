@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from drumline.log import log
 from drumline.untrusted import parse_json
 from drumline.watch.sidecar.channel import Channel
 from drumline.watch.sidecar.terms import Terms
@@ -15,7 +15,6 @@ from drumline.watch.sidecar.wire import MAX_BYTES
 MAX_NOTE_BYTES = MAX_BYTES - 1024
 MAX_UNSENT_BYTES = 1 << 16
 """Of a line that takes a note: heartbeats come first."""
-log = logging.getLogger("drumline")
 
 
 class Noted:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.metrics.json_lines import JsonLines
+from drumline.terminal import print_message
 from drumline.untrusted import check_own_folder, make_own_folder, parse_json, read_regular, replace_text
 from drumline.watch.facts import Picture
 from drumline.watch.sidecar.terms import Terms
@@ -44,9 +44,8 @@ class Teller:
 
     def say(self, sentence: str) -> None:
         """On the screen; a line of its own, whatever a display has on it."""
-        clear = "\r\x1b[K" if sys.stderr.isatty() else ""
         with contextlib.suppress(OSError):  # nobody reads it any more
-            print(f"{clear}drumline: {sentence}", file=sys.stderr, flush=True)
+            print_message(sentence)
 
     def write_down(self, word: str, verdict: Verdict, picture: Picture, action: str, at: float) -> None:
         """In the run folder: the verdict with all that was seen, and the event."""

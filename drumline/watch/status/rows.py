@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from drumline.terminal import one_line
+
 LONG_S = 3.0
 """In one phase, before anything is said of it."""
 OUT = ("leaving", "left")
@@ -41,7 +43,8 @@ class Row:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        return self.host, self.rank, self.step, self.phase, self.age, self.rate, self.state
+        cells = self.host, self.rank, self.step, self.phase, self.age, self.rate, self.state
+        return tuple(map(one_line, cells))
 
 
 HEADINGS = Row("host", "rank", "step", "phase", "beat", "steps/s", "state")

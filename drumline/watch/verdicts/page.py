@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from drumline.distributed.rank_list import ranks_text
+from drumline.terminal import one_line
 from drumline.watch.facts import Picture, RankFacts
 from drumline.watch.verdicts.scene import Scene, pending
 from drumline.watch.verdicts.verdict import Verdict
@@ -40,7 +41,7 @@ def page(word: str, verdict: Verdict, picture: Picture, *, action: str, at: floa
         *_sections("Stacks, the innermost call first", _stacks(verdict, picture)),
         *_sections("Last collectives, the newest last", _collectives(picture)),
     ]
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+    return "\n\n".join("\n".join(map(one_line, part)) for part in parts if part) + "\n"
 
 
 def _table(verdict: Verdict, picture: Picture) -> Iterator[str]:

@@ -1,0 +1,128 @@
+"""The only place that writes to a terminal.
+
+Text may come from another process, user, host or file. What a terminal would obey is made visible, and such text begins
+no line that reads as Drumline's own: SECURITY.md.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
+    from rich.segment import Segment
+
+PREFIX = "drumline: "
+CLEAR_LINE = "\r\x1b[K"
+RESET = "\x1b[0m"
+# Control characters but tab and newline (C0, DEL, C1), ends of lines that only some programs know, what turns the
+# direction of text or is invisible, and halves of characters, which stand for raw bytes. Not the joiners (200c, 200d):
+# some scripts cannot be written without them.
+_STEERING = (
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+_UNSEEN = re.compile(_STEERING)
+_UNSEEN_OR_NEWLINE = re.compile(f"\n|{_STEERING}")
+# Digits only: `ESC [ > 4 m` changes what keys send.
+_COLOUR_OR_UNSEEN = re.compile(f"\x1b\\[[0-9;:]{{0,40}}m|\n|{_STEERING}")
+
+
+def shown(text: str) -> str:
+    """With everything visible that a terminal would obey; tabs and newlines stay."""
+    return _UNSEEN.sub(_visible, text)
+
+
+def one_line(text: object) -> str:
+    """As it can stand in a sentence or a cell: newlines are visible too."""
+    return _UNSEEN_OR_NEWLINE.sub(_visible, str(text))
+
+
+def coloured_line(text: str) -> str:
+    """One line of a rank's output: colours stay, and end with it."""
+    line = _COLOUR_OR_UNSEEN.sub(_visible_or_colour, text)
+    return f"{line}{RESET}" if "\x1b" in line else line
+
+
+def paragraph(text: object, *more: object) -> str:
+    """A line of Drumline's own, and `more` lines below it, which are indented."""
+    lines = [f"{PREFIX}{one_line(text)}", *(f"  {one_line(line)}".rstrip() for line in more)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def print_message(text: object, *more: object, stream: TextIO | None = None) -> None:
+    """Print such a line, on stderr, in one piece: several threads may speak. A line of progress makes room for it."""
+    stream = stream or sys.stderr
+    _write(f"{CLEAR_LINE if stream and stream.isatty() else ''}{paragraph(text, *more)}", stream)
+
+
+def show(
+    text: str,
+    *,
+    end: str = "\n",
+    stream: TextIO | None = None,
+    is_painted: bool = False,
+    is_data: bool = False,
+) -> None:
+    """Print a page, a table or a help text, on stdout. Its lines are the caller's: values in it are `one_line`.
+
+    `is_painted`: the caller has put colours in, and made the values harmless before. `is_data`: for programs, as it is
+    where it does not go to a terminal.
+    """
+    stream = stream or sys.stdout
+    if is_painted:
+        text = "\n".join(_COLOUR_OR_UNSEEN.sub(_visible_or_colour, line) for line in text.split("\n"))
+    elif not is_data or (stream and stream.isatty()):
+        text = shown(text)
+    _write(f"{text}{end}", stream)
+
+
+def show_lines(lines: Iterable[object], *, stream: TextIO | None = None) -> None:
+    """Print each as one line, on stdout."""
+    show("\n".join(map(one_line, lines)), stream=stream)
+
+
+def show_progress(text: str) -> None:
+    """Replace the last line of a terminal on stderr; empty: clear it."""
+    width = shutil.get_terminal_size().columns - 1
+    _write(f"{CLEAR_LINE}{one_line(text)[:width]}", sys.stderr)
+
+
+def make_console(stream: TextIO | None = None, **options: Any) -> Console:
+    """What rich draws with: no markup in text, and text is made harmless before it is laid out."""
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.text import Text
+
+    class SafeConsole(Console):
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
+            if isinstance(renderable, str):
+                renderable = shown(renderable)
+            elif isinstance(renderable, Text) and _UNSEEN.search(renderable.plain):
+                renderable = renderable.copy()
+                renderable.plain = shown(renderable.plain)
+            return super().render(renderable, options)
+
+    return SafeConsole(file=stream, highlight=False, markup=False, emoji=False, **options)
+
+
+def _write(text: str, stream: TextIO | None) -> None:
+    if stream is None:  # closed when the process began
+        return
+    encoding = stream.encoding or "utf-8"  # none: a StringIO
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()
+
+
+def _visible(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
+
+
+def _visible_or_colour(found: re.Match[str]) -> str:
+    return found[0] if len(found[0]) > 1 else _visible(found)
