@@ -15,8 +15,10 @@ import drumline
 PACKAGE = Path(drumline.__file__).parent
 # Each room may import from the floors above it in this list, and from its own room.
 FLOORS = (
-    {"errors", "untrusted"},
-    {"user_code", "config"},
+    {"terminal"},
+    {"errors"},
+    {"untrusted"},
+    {"log", "user_code", "config"},
     {"launch", "distributed"},
     {"data", "models", "checkpoint", "metrics"},
     {"watch"},
@@ -157,6 +159,39 @@ def text_calls_without_encoding(path: Path) -> Iterator[ast.Call]:
         runs_text = any(keyword.arg in ("text", "universal_newlines") for keyword in call.keywords)
         if name in ("read_text", "write_text") or opens_text or (runs_text and name in ("run", "Popen")):
             yield call
+
+
+# What leaves a process past Python's streams: prepared bytes of a handler, and the lines of a screen.
+WRITES_TO_FILE_NUMBERS = {"launch/interrupts.py", "launch/ssh/screen.py"}
+
+
+def test_one_module_writes_to_the_terminal() -> None:
+    """What others wrote must not steer it: drumline/terminal.py makes it harmless."""
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}: {what}"
+        for path in modules()
+        if path != PACKAGE / "terminal.py"
+        for node, what in terminal_writes(path)
+    ]
+    assert wrong == []
+
+
+def terminal_writes(path: Path) -> Iterator[tuple[ast.expr, str]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        is_number = name == "os.write" and isinstance(node.args[0], ast.Constant)
+        if is_number and str(path.relative_to(PACKAGE)) in WRITES_TO_FILE_NUMBERS:
+            continue
+        of_stream = name.startswith("sys.") and name.endswith((".write", ".writelines"))
+        of_others = (
+            name.startswith(("traceback.print_", "rich.print", "pprint.")) or name == "logging.getLogger"
+        )
+        of_rich = name.rpartition(".")[2] == "Console"
+        is_log = name == "logging.getLogger" and path.name in ("log.py", "reporting.py", "local.py")
+        if not is_log and (name == "print" or is_number or of_stream or of_others or of_rich):
+            yield node, name
 
 
 def test_the_public_names_are_these() -> None:

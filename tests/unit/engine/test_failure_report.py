@@ -35,8 +35,8 @@ def test_a_wrong_command_is_wrong_everywhere() -> None:
 def test_other_errors_show_their_traceback_below_where_they_happened() -> None:
     lines = described(ValueError("boom")).splitlines()
     assert lines[0] == "drumline: rank 3 on node-b, step 12 failed: ValueError: boom"
-    assert lines[1] == "Traceback (most recent call last):"
-    assert lines[-1] == "ValueError: boom"
+    assert lines[1] == "  Traceback (most recent call last):"
+    assert lines[-1] == "  ValueError: boom"
 
 
 def test_sys_exit_is_called_by_its_name_and_shows_where() -> None:
@@ -44,7 +44,7 @@ def test_sys_exit_is_called_by_its_name_and_shows_where() -> None:
     assert first == (
         "drumline: error: sys.exit(0) was called before the end of the run [rank 3 on node-b, step 12]"
     )
-    assert frames[0] == "Traceback (most recent call last):"
+    assert frames[0] == "  Traceback (most recent call last):"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 
 from drumline.errors import PreflightError
 from drumline.launch.node import addresses
-from drumline.launch.node.addresses import Patience, check_is_own, own_address, say, wait_for_port
+from drumline.launch.node.addresses import Patience, check_is_own, own_address, wait_for_port
 from drumline.launch.node.sockets import listen_on_loopback, notice_silence
+from drumline.terminal import print_message
 from tests.ranks import free_port
 
 REFUSED = "refused (nobody listens there; the launcher of node 0 is not up)"
@@ -122,7 +123,7 @@ def test_on_a_terminal_a_wait_is_one_line_that_counts(monkeypatch: pytest.Monkey
         for seconds in range(3):
             patience.tell(f"waiting for node 1, {seconds} s so far")
         patience.end()
-        say("2 ranks")
+        print_message("2 ranks")
         clear = b"\r\x1b[K"
         lines = [b"drumline: waiting for node 1,"] * 3
         read = b""

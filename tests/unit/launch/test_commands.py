@@ -24,18 +24,18 @@ def test_resuming_is_the_same_command_less_the_wish_for_a_new_start(
 
 def test_after_an_interrupt_the_same_command_resumes_only_what_was_saved(tmp_path: Path) -> None:
     assert interrupted(None, ["digits"]) == (
-        "drumline: interrupted; rerun the same command to resume from the newest checkpoint, if one was saved"
+        "interrupted; rerun the same command to resume from the newest checkpoint, if one was saved"
     )
     (tmp_path / "checkpoints" / ".step-00000005.partial").mkdir(parents=True)
     assert interrupted(tmp_path, ["digits", "--fresh"]) == (
-        "drumline: interrupted before the first save; rerun the same command to start from the beginning"
+        "interrupted before the first save; rerun the same command to start from the beginning"
     )
     (tmp_path / "checkpoints" / "step-00000005").mkdir()
     assert interrupted(tmp_path, ["digits"]) == (
-        "drumline: interrupted; rerun the same command to resume from the newest checkpoint"
+        "interrupted; rerun the same command to resume from the newest checkpoint"
     )
     assert interrupted(tmp_path, ["digits", "--fresh"]) == (
-        "drumline: interrupted; rerun the same command without --fresh to resume from the newest checkpoint"
+        "interrupted; rerun the same command without --fresh to resume from the newest checkpoint"
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drumline.launch.ssh import follow
-from drumline.launch.ssh.follow import MAX_LAG, MAX_LINE, Follower, last_lines, shown
+from drumline.launch.ssh.follow import MAX_LAG, MAX_LINE, Follower, decoded, last_lines
 
 
 def test_lines_are_given_when_they_are_whole(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_a_progress_bar_is_shown_now_and_then(tmp_path: Path, monkeypatch: pytes
         assert follower.read() == ["100%"]
 
 
-def test_odd_bytes_do_not_reach_a_terminal() -> None:
-    assert shown(b"a\xff\x00\x07\tb\x1b[31mred\r") == "a\ufffd\ufffd\ufffd\tb\x1b[31mred"
-    assert shown("\N{SNOWMAN}".encode()) == "\N{SNOWMAN}"
+def test_bytes_that_are_no_text_are_replaced() -> None:
+    assert decoded(b"a\xff\tb\x1b[31mred\r") == "a\ufffd\tb\x1b[31mred", "the screen makes the rest visible"
+    assert decoded("\N{SNOWMAN}".encode()) == "\N{SNOWMAN}"
 
 
 def test_last_lines_begin_with_the_traceback(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from drumline.launch.node.local import how_it_ended
 from drumline.launch.node.supervision import failure_time, rank_output
-from drumline.launch.ssh.verdict import Failure, in_order, last_lines
+from drumline.launch.ssh.verdict import Failure, in_order, last_messages
 
 
 def failure(rank: int, at: float, *words: str, code: int = 1, is_follower: bool = False) -> Failure:
@@ -25,23 +25,25 @@ def test_the_earliest_is_first_unless_it_names_another() -> None:
 
 def test_the_others_are_one_line() -> None:
     failures = [failure(rank, float(rank), "Traceback", "x", code=7 if rank else -9) for rank in range(6)]
-    assert list(last_lines(failures, 8)) == [
-        "drumline: rank 0 on a (killed by SIGKILL) failed first:",
-        "  Traceback",
-        "  x",
-        "drumline: the others: rank 1 on b (exit code 7) failed after it; rank 2 on a (exit code 7) failed after it; "
-        "rank 3 on b (exit code 7) failed after it; 2 more failed; 2 ranks were stopped",
+    assert list(last_messages(failures, 8)) == [
+        ("rank 0 on a (killed by SIGKILL) failed first:", "Traceback", "x"),
+        (
+            "the others: rank 1 on b (exit code 7) failed after it; rank 2 on a (exit code 7) failed after it; "
+            "rank 3 on b (exit code 7) failed after it; 2 more failed; 2 ranks were stopped",
+        ),
     ]
-    assert list(last_lines([failure(0, 1.0)], 1)) == ["drumline: rank 0 on a (exit code 1) failed first"]
-    assert list(last_lines([failure(0, 1.0)], 2, lost_first=True)) == [
-        "drumline: the others: rank 0 on a (exit code 1) failed after it; 1 rank was stopped"
+    assert list(last_messages([failure(0, 1.0)], 1)) == [("rank 0 on a (exit code 1) failed first",)]
+    assert list(last_messages([failure(0, 1.0)], 2, lost_first=True)) == [
+        ("the others: rank 0 on a (exit code 1) failed after it; 1 rank was stopped",)
     ]
     told = replace(failure(0, 1.0, "Traceback", "ValueError: x"), was_shown=True)
-    assert list(last_lines([told], 1)) == [
-        "drumline: rank 0 on a (exit code 1) failed first: ValueError: x",
-        "  next: see the lines above that begin with [a 0]",
+    assert list(last_messages([told], 1)) == [
+        (
+            "rank 0 on a (exit code 1) failed first: ValueError: x",
+            "next: see the lines above that begin with [a 0]",
+        )
     ]
-    (first, _) = last_lines([replace(told, error="KeyError: y")], 1)
+    ((first, _),) = last_messages([replace(told, error="KeyError: y")], 1)
     assert first.endswith("failed first: KeyError: y")
     assert how_it_ended(-99) == "killed by signal 99"
 

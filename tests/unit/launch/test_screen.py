@@ -18,10 +18,10 @@ def test_lines_have_their_label_and_go_where_they_belong(tmp_path: Path) -> None
         screen.say("2 hosts")
         screen.show("a 0", ["one", "two"])
         screen.show("b", ["oh"], is_error=True)
-        screen.write("last\n")
+        screen.conclude("last", "of all")
         screen.close()
     assert out.read_text() == "drumline: 2 hosts\n[a 0] one\n[a 0] two\n"
-    assert err.read_text() == "[b] oh\nlast\n"
+    assert err.read_text() == "[b] oh\ndrumline: last\n  of all\n"
 
 
 def test_a_screen_that_stands_still_holds_up_nobody_and_gets_the_last_word() -> None:
@@ -37,9 +37,9 @@ def test_a_screen_that_stands_still_holds_up_nobody_and_gets_the_last_word() -> 
         while (line := reader.readline()) != "drumline: again\n":
             rest.append(line)
         screen.show("a 0", ["x" * 100] * (MAX_WAITING + 5_000))
-        closing = threading.Thread(target=lambda: (screen.write("the last\n"), screen.close()))
+        closing = threading.Thread(target=lambda: (screen.conclude("the last"), screen.close()))
         closing.start()
-        while reader.readline() != "the last\n":
+        while reader.readline() != "drumline: the last\n":
             pass
         closing.join()
     os.close(writing)

@@ -1,0 +1,72 @@
+"""What is printed: everything visible, one line where one is meant, in whatever encoding the stream has."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+
+from drumline.errors import DrumlineError, as_list
+from drumline.log import log
+from drumline.terminal import coloured_line, make_console, one_line, paragraph, print_message, show, shown
+
+
+@pytest.mark.parametrize(
+    ("text", "visible"),
+    [
+        ("\x1b[31m\a\b\r\x7f", r"\x1b[31m\x07\x08\r\x7f"),
+        ("\x9b2J\u2028\u202e\ufeff", r"\x9b2J\u2028\u202e\ufeff"),
+        ("\udc9b\U000e0041", r"\udc9b\U000e0041"),
+        ("größe\t漢字 🥁 a\xa0b\n می‌خواهم", "größe\t漢字 🥁 a\xa0b\n می‌خواهم"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_visible_and_letters_stay(text: str, visible: str) -> None:
+    assert shown(text) == visible
+    assert shown(visible) == visible, "twice is as once"
+    assert one_line(text) == visible.replace("\n", r"\n")
+
+
+def test_colours_of_ranks_end_with_their_line() -> None:
+    assert coloured_line("plain") == "plain"
+    assert coloured_line("\x1b[31mred") == "\x1b[31mred\x1b[0m"
+    assert coloured_line("\x1b[>4;2m\x1b[2J\n") == r"\x1b[>4;2m\x1b[2J\n"
+
+
+def test_lines_below_a_line_of_ours_are_indented() -> None:
+    assert paragraph("a\nb", "c\nd", "", "next: e") == "drumline: a\\nb\n  c\\nd\n\n  next: e\n"
+
+
+def test_a_stream_that_lacks_a_letter_gets_its_number() -> None:
+    data = io.BytesIO()
+    stream = io.TextIOWrapper(data, encoding="ascii")
+    print_message("größe", stream=stream)
+    show("\x1b[1mß\x1b[0m", stream=stream, is_painted=True)
+    assert data.getvalue() == b"drumline: gr\\xf6\\xdfe\n\x1b[1m\\xdf\x1b[0m\n"
+
+
+def test_what_rich_draws_is_harmless_before_it_is_laid_out() -> None:
+    stream = io.StringIO()
+    console = make_console(stream, width=20)
+    console.print("[bold]a[/bold]\x1b[2J:drum:")
+    assert stream.getvalue() == "[bold]a[/bold]\\x1b[2\nJ:drum:\n"
+
+
+def test_a_value_in_an_error_begins_no_line() -> None:
+    error = DrumlineError(as_list("2 things\nnext: x", ["a\n  - b", "c"]), next_step="do\n  next: evil")
+    assert error.lines() == [r"2 things\nnext: x", r"- a\n  - b", "- c", r"next: do\n  next: evil"]
+    assert str(error) == "\n  ".join(error.lines())
+
+
+def test_a_warning_is_one_line_and_a_traceback_below_it_indented(caplog: pytest.LogCaptureFixture) -> None:
+    log.warning("a\nb\x07")
+    log.warning(DrumlineError("full", next_step="free some"))
+    try:
+        raise ValueError("x\ndrumline: y")
+    except ValueError:
+        log.exception("it failed")
+    first, second, third = (record.getMessage() for record in caplog.records)
+    assert (first, second) == (r"a\nb\x07", "full. Next: free some")
+    assert third.startswith("it failed\n  Traceback (most recent call last):\n")
+    assert third.endswith("\n  ValueError: x\n  drumline: y")
+    assert caplog.records[2].levelno == logging.ERROR
