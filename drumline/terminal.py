@@ -7,7 +7,6 @@ no line that reads as Drumline's own: SECURITY.md.
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -20,32 +19,29 @@ if TYPE_CHECKING:
 PREFIX = "drumline: "
 CLEAR_LINE = "\r\x1b[K"
 RESET = "\x1b[0m"
-# Control characters but tab and newline (C0, DEL, C1), ends of lines that only some programs know, what turns the
-# direction of text or is invisible, and halves of characters, which stand for raw bytes. Not the joiners (200c, 200d):
-# some scripts cannot be written without them.
-_STEERING = (
+# A colour; a newline; and what is not seen: control characters but tab (C0, DEL, C1), ends of lines that only some
+# programs know, what turns the direction of text or is invisible, and halves of characters, which stand for raw bytes.
+# Colours have digits only: `ESC [ > 4 m` changes what keys send. Joiners (200c, 200d) stay: some scripts need them.
+_SPECIAL = re.compile(
+    "\x1b\\[[0-9;:]{0,40}m|\n|"
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-_UNSEEN = re.compile(_STEERING)
-_UNSEEN_OR_NEWLINE = re.compile(f"\n|{_STEERING}")
-# Digits only: `ESC [ > 4 m` changes what keys send.
-_COLOUR_OR_UNSEEN = re.compile(f"\x1b\\[[0-9;:]{{0,40}}m|\n|{_STEERING}")
 
 
 def shown(text: str) -> str:
     """With everything visible that a terminal would obey; tabs and newlines stay."""
-    return _UNSEEN.sub(_visible, text)
+    return _SPECIAL.sub(lambda found: found[0] if found[0] == "\n" else _visible(found), text)
 
 
 def one_line(text: object) -> str:
     """As it can stand in a sentence or a cell: newlines are visible too."""
-    return _UNSEEN_OR_NEWLINE.sub(_visible, str(text))
+    return _SPECIAL.sub(_visible, str(text))
 
 
 def coloured_line(text: str) -> str:
     """One line of a rank's output: colours stay, and end with it."""
-    line = _COLOUR_OR_UNSEEN.sub(_visible_or_colour, text)
+    line = _SPECIAL.sub(_visible_or_colour, text)
     return f"{line}{RESET}" if "\x1b" in line else line
 
 
@@ -76,7 +72,7 @@ def show(
     """
     stream = stream or sys.stdout
     if is_painted:
-        text = "\n".join(_COLOUR_OR_UNSEEN.sub(_visible_or_colour, line) for line in text.split("\n"))
+        text = "\n".join(_SPECIAL.sub(_visible_or_colour, line) for line in text.split("\n"))
     elif not is_data or (stream and stream.isatty()):
         text = shown(text)
     _write(f"{text}{end}", stream)
@@ -89,6 +85,8 @@ def show_lines(lines: Iterable[object], *, stream: TextIO | None = None) -> None
 
 def show_progress(text: str) -> None:
     """Replace the last line of a terminal on stderr; empty: clear it."""
+    import shutil  # most commands do without
+
     width = shutil.get_terminal_size().columns - 1
     _write(f"{CLEAR_LINE}{one_line(text)[:width]}", sys.stderr)
 
@@ -104,9 +102,9 @@ def make_console(stream: TextIO | None = None, **options: Any) -> Console:
         ) -> Iterable[Segment]:
             if isinstance(renderable, str):
                 renderable = shown(renderable)
-            elif isinstance(renderable, Text) and _UNSEEN.search(renderable.plain):
+            elif isinstance(renderable, Text) and (text := shown(renderable.plain)) != renderable.plain:
                 renderable = renderable.copy()
-                renderable.plain = shown(renderable.plain)
+                renderable.plain = text
             return super().render(renderable, options)
 
     return SafeConsole(file=stream, highlight=False, markup=False, emoji=False, **options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import io
 import sys
-import traceback
 from collections.abc import Sequence
 
 from drumline.errors import DrumlineError, ExitCode, did_you_mean
@@ -56,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except Exception as error:
+        import traceback
+
         frames = traceback.format_exc().splitlines()
         print_message(f"error: {type(error).__name__}: {error}", *frames, UNEXPECTED)
         return ExitCode.TRAINING_FAILED
