@@ -19,7 +19,7 @@ from drumline.launch.hosts import Host
 from drumline.launch.node.addresses import Patience
 from drumline.launch.ssh.errors import NOT_STARTED
 from drumline.launch.ssh.follow import decoded
-from drumline.launch.ssh.frames import decode, encode
+from drumline.launch.ssh.frames import MAX_LINE, decode_from_host, encode
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LEASE_S
 
@@ -28,6 +28,7 @@ BEAT_S = 2.0
 SILENCE_S = LEASE_S
 # More than that unsent is a network that is cut; beats that wait in a queue prove nothing.
 MAX_UNSENT = 1 << 14
+MAX_GREETING = 1 << 12
 # How long ssh has to pass on a last frame.
 PASS_ON_S = 0.5
 # An ssh that was asked to end and does not (it is stopped, or a wrapper that does not listen) is killed.
@@ -165,9 +166,9 @@ class Connection:
             self.said.append(decoded(line))
 
     def _take(self, line: bytes) -> None:
-        frame = decode(line)
+        frame = decode_from_host(line)
         if frame is None:
-            self.greeting.append(decoded(line))
+            self.greeting.append(decoded(line[:MAX_GREETING]))
             return
         self.heard_at = time.monotonic()
         if frame["kind"] == "beat":
@@ -183,11 +184,13 @@ class Connection:
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """However long they are; the last one need not be whole."""
-    partial = b""
+    """Of one that is longer than any frame the beginning; the last one need not be whole."""
+    partial = bytearray()
     while data := await stream.read(1 << 16):
-        *whole, partial = (partial + data).split(b"\n")
-        for line in whole:
-            yield line
+        first, *rest = data.split(b"\n")
+        partial += first[: MAX_LINE + 1 - len(partial)]
+        for part in rest:
+            yield bytes(partial)
+            partial = bytearray(part)
     if partial:
-        yield partial
+        yield bytes(partial)

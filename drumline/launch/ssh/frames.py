@@ -7,13 +7,57 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from drumline.untrusted import parse_json
 
 PROTOCOL = 4
 MAX_WAITING = 1 << 18
+# A line that is longer is no frame; what comes without an end is not kept.
+MAX_LINE = 1 << 24
+
+
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in kinds
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and abs(value) < 1 << 53
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1 << 53  # a NaN is not
+
+
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: type(value) is list and all(map(fits, value))
+
+
+def _are_problems(value: Any) -> bool:
+    return type(value) is list and all(
+        type(one) is list and len(one) == 2 and type(one[0]) is str and type(one[1]) in (str, type(None))
+        for one in value
+    )
+
+
+NUMBER, TEXT, TEXTS, FLAG = _is_number, _is(str), _list_of(_is(str)), _is(bool)
+# What a host may send, and of which kind: nothing else is looked at further on. A host may be of another version, or
+# taken over; the controller goes on without what it cannot read.
+FORMS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "hello": {"protocol": NUMBER},
+    "refused": {"problems": _are_problems},
+    "started": {"ranks": _list_of(NUMBER), "world_size": NUMBER, "start": NUMBER, "restarts_left": NUMBER},
+    "ruling": {"word": TEXT, "action": TEXT, "sentence": TEXT, "was_told": FLAG, "is_last": FLAG},
+    "ended": {"code": NUMBER, "last_words": TEXTS},
+    "failed": {
+        **dict.fromkeys(("rank", "code", "restarts_left"), NUMBER),
+        "at": _is_time,
+        "last_words": TEXTS,
+    },
+    "lines": {"rank": lambda value: value is None or NUMBER(value), "stream": TEXT, "lines": TEXTS},
+    "beat": {"number": NUMBER, "now": _is_time},
+}
 
 
 class FrameWriter:
@@ -77,7 +121,16 @@ def encode(frame: Mapping[str, Any]) -> bytes:
 def decode(line: bytes) -> dict[str, Any] | None:
     """None for what is no frame: a shell over there may greet whoever comes."""
     try:
-        frame = parse_json(line)
+        frame = parse_json(line) if len(line) <= MAX_LINE else None
     except ValueError:
         return None
     return frame if isinstance(frame, dict) and isinstance(frame.get("kind"), str) else None
+
+
+def decode_from_host(line: bytes) -> dict[str, Any] | None:
+    """A frame that a supervisor sends; None for anything else."""
+    frame = decode(line)
+    form = FORMS.get(frame["kind"]) if frame is not None else None
+    if frame is None or form is None:
+        return None
+    return frame if all(name in frame and fits(frame[name]) for name, fits in form.items()) else None

@@ -138,6 +138,6 @@ class Remote:
                     at=frame["at"] - self.connection.clock_ahead_s,
                     last_words=tuple(frame["last_words"]),
                     is_follower=bool(frame.get("follows")),
-                    error=frame.get("error", ""),
+                    error=str(frame.get("error", "")),
                 )
             )

@@ -1,0 +1,90 @@
+"""A host that was taken over sends the controller what it likes: the controller goes on, with the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumline.launch.hosts import Host
+from drumline.launch.ssh.connection import Connection, _lines
+from drumline.launch.ssh.frames import FORMS, MAX_LINE, decode_from_host
+from drumline.launch.ssh.remote import Remote
+from drumline.launch.ssh.screen import Screen
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "hello": {"host": "a", "protocol": 3},
+    "refused": {"problems": [["no file", None]]},
+    "started": {"ranks": [0], "world_size": 1, "start": 0, "restarts_left": 0},
+    "ruling": {"word": "hang", "action": "stop", "sentence": "x", "was_told": False, "is_last": True},
+    "ended": {"code": 1, "last_words": ["x"]},
+    "failed": {"rank": 0, "code": 1, "at": 1.5, "restarts_left": 1, "last_words": ["x"]},
+    "lines": {"rank": None, "stream": "out", "lines": ["x"]},
+    "beat": {"number": 1, "now": 2.0},
+}
+WRONG = [None, "x", -1.5, True, [], {}, [[]], [None], ["x", 1], float("nan"), 10**400]
+
+
+@contextlib.contextmanager
+def host(heard: list[Any]) -> Iterator[tuple[Connection, Remote]]:
+    """One as the controller knows it; what it says is not shown."""
+    with Path(os.devnull).open("wb") as nowhere:
+        screen = Screen(nowhere.fileno(), nowhere.fileno())
+        connection = Connection(Host("a"), [], screen, 10.0)
+        remote = Remote(connection, {}, screen, lambda _, frame: heard.append(frame))
+        connection.hear = remote._take
+        yield connection, remote
+        screen.close()
+
+
+def test_every_kind_of_frame_has_a_form() -> None:
+    assert WHOLE.keys() == FORMS.keys()
+    for kind, content in WHOLE.items():
+        assert decode_from_host(json.dumps({"kind": kind, **content}).encode()) is not None
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_malformed_frame_is_no_frame(kind: str) -> None:
+    heard: list[Any] = []
+    with host(heard) as (connection, _):
+        for name in FORMS[kind]:
+            missing = {key: value for key, value in WHOLE[kind].items() if key != name}
+            wrong = [value for value in WRONG if type(value) is not type(WHOLE[kind][name])]
+            for content in (missing, *({**WHOLE[kind], name: value} for value in wrong)):
+                connection._take(json.dumps({"kind": kind, **content}).encode())
+        connection._take(b'{"kind": "started", "ranks": ' + b"[" * 3000)
+        connection._take(b'{"kind": ["hello"]}')
+    assert all(decode_from_host(json.dumps(frame).encode()) for frame in heard)
+    assert not any(frame["kind"] != kind for frame in heard)
+
+
+@given(
+    st.sampled_from(sorted(WHOLE)),
+    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists),
+    st.data(),
+)
+def test_no_frame_ends_the_controller(kind: str, value: object, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(FORMS[kind])))
+    with host([]) as (connection, remote):
+        connection._take(json.dumps({"kind": kind, **WHOLE[kind], name: value}).encode())
+        remote.last_words()
+
+
+def test_a_line_without_an_end_is_not_kept() -> None:
+    async def read() -> list[int]:
+        stream = asyncio.StreamReader()
+        for _ in range(MAX_LINE // (1 << 20) + 8):
+            stream.feed_data(b"x" * (1 << 20))
+        stream.feed_data(b"\nnext\n")
+        stream.feed_eof()
+        return [len(line) async for line in _lines(stream)]
+
+    assert asyncio.run(read()) == [MAX_LINE + 1, 4]
