@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from drumline.launch.cluster.yaml import to_yaml
+from drumline.launch.job_secret import VARIABLE
 from drumline.launch.torchrun import DEFAULT_PORT, OWN_STORE, RUN_ID, Program
 
 Api = Literal["v2", "v1", "job"]
@@ -31,6 +32,7 @@ POD_NUMBER = {
     },
 }
 BACKOFF_PER_NODE = 3
+SECRET_KEY = "secret"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,16 @@ class Manifest:
         return self.program.is_task or self.min_nodes is not None
 
     @property
+    def has_secret(self) -> bool:
+        """Whether pods have to know each other."""
+        return self.num_nodes > 1 and self.has_launcher
+
+    @property
+    def secret(self) -> str:
+        """The name of the object that holds it."""
+        return f"{self.name}-secret"
+
+    @property
     def run_folder(self) -> str:
         return f"{RUNS}/{self.name}"
 
@@ -72,6 +84,13 @@ def manifest_text(manifest: Manifest, api: Api) -> str:
     comments = ["Written by drumline launch --kubernetes; apply it with kubectl apply -f FILE.", needs[api]]
     if manifest.claim is None:
         comments.append("Without --claim the run folder ends with its pod: nothing can be resumed.")
+    if manifest.has_secret:
+        namespace = f" --namespace {manifest.namespace}" if manifest.namespace else ""
+        comments += [
+            f"Before it, so that nobody else in the cluster can end or misdirect the job ({VARIABLE}):",
+            f"  openssl rand -hex 32 | tr -d '\\n' | kubectl create secret generic {manifest.secret}{namespace} "
+            f"--from-file={SECRET_KEY}=/dev/stdin",
+        ]
     return to_yaml(makers[api](manifest), comments=comments)
 
 
@@ -231,6 +250,9 @@ def _literal(word: str) -> str:
 def _variables(manifest: Manifest) -> list[Object]:
     name, _, value = OWN_STORE.partition("=")
     variables: list[Object] = [dict(POD_ADDRESS), {"name": name, "value": value}]
+    if manifest.has_secret:
+        reference = {"name": manifest.secret, "key": SECRET_KEY, "optional": True}
+        variables.append({"name": VARIABLE, "valueFrom": {"secretKeyRef": reference}})
     if manifest.claim and not manifest.program.is_task:
         variables.append({"name": "OUTPUT_DIR", "value": _literal(manifest.run_folder)})
     return variables

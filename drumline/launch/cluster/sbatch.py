@@ -30,6 +30,12 @@ TEXT = """\
 {written}
 {directives}
 
+# What the nodes of this job know each other by: in no file, and on no command line.
+if [ -z "${{DRUMLINE_SECRET:-}}" ]; then
+    DRUMLINE_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
+fi
+export DRUMLINE_SECRET
+
 # One task on each node, which starts the ranks there.
 srun {srun_flags} {command}
 code=$?

@@ -4,6 +4,7 @@ PyTorchJob by the fields of its API types; their pods are core objects again, an
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -81,6 +82,27 @@ def test_the_pods_of_the_plain_job_meet_at_the_first() -> None:
     assert variables["OUTPUT_DIR"] == "/runs/digits"
     assert after(container["command"], "--rdzv-endpoint") == "$(MASTER_ADDR):$(MASTER_PORT)"
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 4}}
+
+
+@pytest.mark.parametrize("api", ["v2", "v1", "job"])
+def test_pods_of_several_nodes_read_the_secret_of_the_job_which_is_not_in_the_manifest(api: Api) -> None:
+    text = manifest_text(manifest(program=TASK, namespace="team"), api)
+    assert "create secret generic digits-secret --namespace team --from-file=secret=/dev/stdin" in text
+    reference = {"name": "digits-secret", "key": "secret", "optional": True}
+    entry = {"name": "DRUMLINE_SECRET", "valueFrom": {"secretKeyRef": reference}}
+    found = list(_entries(list(yaml.safe_load_all(text))))
+    assert found
+    assert all(one == entry for one in found)
+    assert "DRUMLINE_SECRET" not in manifest_text(manifest(program=TASK, num_nodes=1), api), "it is alone"
+    assert "DRUMLINE_SECRET" not in manifest_text(manifest(program=SCRIPT), api), "torchrun does not use it"
+
+
+def _entries(value: Any) -> Iterator[dict[str, Any]]:
+    """Whatever is named DRUMLINE_SECRET."""
+    if isinstance(value, dict) and value.get("name") == "DRUMLINE_SECRET":
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _entries(inner)
 
 
 def test_the_train_job_has_the_fields_of_its_api() -> None:

@@ -76,11 +76,14 @@ def test_only_a_run_that_was_told_to_leave_is_requeued(
     tmp_path: Path, code: int, count: str, requeue: int, expected: int, said: str
 ) -> None:
     """The file as a shell runs it; Slurm's two commands are stand-ins here, and real in tests/multinode."""
-    for name, text in (("srun", f"exit {code}"), ("scontrol", f'echo "$@" >&2; exit {requeue}')):
+    for name, text in (
+        ("srun", f'[ "${{#DRUMLINE_SECRET}}" -eq 64 ] && exit {code}'),
+        ("scontrol", f'echo "$@" >&2; exit {requeue}'),
+    ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "job").write_text(batch_text(BatchJob(name="mine", command=["true"], max_requeues=3)))
-    environment = {"PATH": str(tmp_path), "SLURM_JOB_ID": "12"} | (
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "12"} | (
         {"SLURM_RESTART_COUNT": count} if count else {}
     )
     done = subprocess.run(
