@@ -87,8 +87,8 @@ interfaces, large messages, latency, bandwidth, clocks. Then what differs
 between hosts. Then, when all of that is well, a real process group.
 """
 EXIT_CODES = """\
-DRUMLINE_SECRET, set on all nodes, keeps strangers out of an examination
-without ssh.
+DRUMLINE_SECRET, set to one value of 16 characters or more on all nodes, keeps
+strangers out of an examination without ssh.
 
 exit codes: 0 fit to train, 2 wrong usage, 3 something must be fixed,
             130 interrupted
@@ -190,8 +190,8 @@ def _examine_by_hand(given: Mapping[str, Any]) -> int:
 
 def _place(given: Mapping[str, Any], environment: Mapping[str, str]) -> Place:
     from drumline.doctor.pairs.joining import Place, check_place
-    from drumline.doctor.pairs.secret import VARIABLE
     from drumline.launch.cluster.slurm import first_host
+    from drumline.launch.job_secret import secret_from
 
     nodes, node = given.get("nodes"), given.get("node-rank")
     nodes = _number(environment, "SLURM_NNODES") if nodes is None else nodes
@@ -210,8 +210,7 @@ def _place(given: Mapping[str, Any], environment: Mapping[str, str]) -> Place:
     assert master is not None
     check_place(node, nodes)
     address, port = _endpoint(master)
-    secret = environment.get(VARIABLE) or None
-    return Place(node, nodes, address, port, secret, float(given.get("wait", WAIT_S)))
+    return Place(node, nodes, address, port, secret_from(environment), float(given.get("wait", WAIT_S)))
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:

@@ -59,8 +59,8 @@ def test_slurm_says_which_node_this_is() -> None:
     step = {"SLURM_NNODES": "4", "SLURM_NODEID": "3", "SLURM_STEP_NODELIST": "gpu[07-10]"}
     place = _place({"wait": 60}, step)
     assert (place.node, place.nodes, place.master, place.port, place.wait_s) == (3, 4, "gpu07", 29500, 60.0)
-    place = _place({"node-rank": 0, "master": "10.0.0.1:1234"}, {**step, "DRUMLINE_SECRET": "s"})
-    assert (place.node, place.master, place.port, place.secret) == (0, "10.0.0.1", 1234, "s")
+    place = _place({"node-rank": 0, "master": "10.0.0.1:1234"}, {**step, "DRUMLINE_SECRET": "s" * 16})
+    assert (place.node, place.master, place.port, place.secret) == (0, "10.0.0.1", 1234, "s" * 16)
     with pytest.raises(UsageError, match="--nodes is missing"):
         _place({"node-rank": 0, "master": "a"}, {})
 

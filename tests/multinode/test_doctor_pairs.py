@@ -205,8 +205,8 @@ def by_hand(host: Host, rank: int, *flags: str, env: dict[str, str] | None = Non
 
 def test_by_hand_without_ssh(make_testbed: MakeTestbed) -> None:
     a, b, c = make_testbed("a", "b", "c").hosts
-    first = by_hand(a, 0, "--json", env={"DRUMLINE_SECRET": "one"})
-    second = by_hand(b, 1, env={"DRUMLINE_SECRET": "one"})
+    first = by_hand(a, 0, "--json", env={"DRUMLINE_SECRET": "one of sixteen letters"})
+    second = by_hand(b, 1, env={"DRUMLINE_SECRET": "one of sixteen letters"})
     third = by_hand(c, 2)
     assert first.wait() == second.wait() == 3
     assert third.wait() == 3

@@ -7,9 +7,10 @@ import contextlib
 import itertools
 from typing import Any
 
-from drumline.doctor.pairs.messages import MAX_BYTES, Message, MessageError, decode, encode
+from drumline.doctor.pairs.messages import BROKEN_SEAL, MAX_BYTES, Message, MessageError, decode, encode
 from drumline.doctor.pairs.node import HELLO
 from drumline.errors import PreflightError
+from drumline.launch.proof import LineSeal
 
 # A login may greet with a page of text before our program says its first word.
 MOST_GREETING_LINES = 500
@@ -39,6 +40,8 @@ class Channel:
         process: asyncio.subprocess.Process | None = None,
     ) -> None:
         self.reader, self.writer, self.process = reader, writer, process
+        self.seal: LineSeal | None = None
+        """Where node and node 0 have a secret."""
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._gone: NodeGoneError | None = None
@@ -121,7 +124,7 @@ class Channel:
 
     async def _write(self, message: Message) -> None:
         with contextlib.suppress(OSError):  # the reading side says why
-            self.writer.write(encode(message))
+            self.writer.write(encode(message, self.seal))
             await self.writer.drain()
 
     async def _line(self) -> bytes | None:
@@ -131,7 +134,11 @@ class Channel:
             raise NodeGoneError(f"it sent a line of over {MAX_BYTES:,} bytes") from None
         except OSError:
             return None
-        return line or None
+        if self.seal is None or not line:
+            return line or None
+        if (text := self.seal.open(line.removesuffix(b"\n"))) is None:
+            raise NodeGoneError(BROKEN_SEAL)
+        return text
 
     async def _listen(self) -> None:
         try:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from drumline.doctor.pairs.messages import Lines, Message, MessageError, decode, send, want
 from drumline.doctor.pairs.node import Node, Subject
-from drumline.doctor.pairs.secret import VARIABLE, proof
+from drumline.doctor.pairs.secret import line_seal, proof
 from drumline.errors import PreflightError, UsageError
+from drumline.launch.job_secret import VARIABLE
 from drumline.launch.proof import is_proof, nonce
 
 CONNECT_S = 2.0
@@ -38,7 +39,7 @@ def join(place: Place, subject: Subject) -> Message:
     with _connect(place) as line:
         line.settimeout(None)
         source = _shake_hands(line, place)
-        node = Node(source, line.fileno(), subject, may_be_told=False)
+        node = Node(source, line.fileno(), subject, here=str(line.getsockname()[0]))
         last = node.serve()
     if last is None:
         raise PreflightError(
@@ -111,6 +112,8 @@ def _shake_hands(line: socket.socket, place: Place) -> Lines:
             f"who answers at {place.master}:{place.port} does not know {VARIABLE}",
             next_step="give the same value on all nodes, and check --master",
         )
+    if place.secret is not None:
+        source.seal = line_seal(place.secret, "node", nonces, place.node, place.nodes)
     return source
 
 

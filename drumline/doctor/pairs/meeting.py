@@ -16,10 +16,11 @@ from drumline.doctor.pairs.channel import Channel, NodeGoneError
 from drumline.doctor.pairs.joining import HANDSHAKE_S, Place
 from drumline.doctor.pairs.messages import MAX_BYTES, Message, MessageError, decode, encode, want
 from drumline.doctor.pairs.node import HELLO
-from drumline.doctor.pairs.secret import VARIABLE, proof
+from drumline.doctor.pairs.secret import line_seal, proof
 from drumline.errors import PreflightError
 from drumline.launch.interfaces import interfaces
-from drumline.launch.proof import is_proof, nonce
+from drumline.launch.job_secret import VARIABLE
+from drumline.launch.proof import SEAL_BYTES, is_proof, nonce
 
 SHOW_EVERY_S = 2.0
 
@@ -44,7 +45,7 @@ class Meeting:
         """Until all nodes are here, or the time that they are given is over."""
         listener = listen(self.place)
         self.address = listener.getsockname()[0]
-        server = await asyncio.start_server(self._greet, sock=listener, limit=MAX_BYTES)
+        server = await asyncio.start_server(self._greet, sock=listener, limit=MAX_BYTES + SEAL_BYTES + 1)
         try:
             left = self.place.wait_s
             while left > 0 and not self._all_here.is_set():
@@ -93,10 +94,12 @@ class Meeting:
                 self.refused[number] = error.what
             raise
         welcome: dict[str, Any] = {"welcome": True}
+        channel = Channel(reader, writer)
         if secret is not None:
-            nonces = (mine, str(answer["nonce"]))
-            welcome["proof"] = proof(secret, "master", nonces, number, self.place.nodes)
-        await self._let_in(number, Channel(reader, writer), welcome)
+            facts = ((mine, str(answer["nonce"])), number, self.place.nodes)
+            welcome["proof"] = proof(secret, "master", *facts)
+            channel.seal = line_seal(secret, "master", *facts)
+        await self._let_in(number, channel, welcome)
         return number
 
     async def _let_in(self, number: int, channel: Channel, welcome: Message) -> None:

@@ -13,23 +13,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from drumline.errors import PreflightError
+from drumline.launch.proof import SEAL_BYTES, LineSeal
 
 Message = dict[str, Any]
 # Facts of a machine with some hundred packages, and what one host found out about 255 others, are below 200 kB.
 MAX_BYTES = 1 << 20
 SHOWN = 80
+BROKEN_SEAL = "a line came whose seal is not right: somebody between the hosts has changed or added it"
 
 
 class MessageError(PreflightError):
     """What came is no message of ours."""
 
 
-def encode(message: Mapping[str, Any]) -> bytes:
+def encode(message: Mapping[str, Any], seal: LineSeal | None = None) -> bytes:
     """One line."""
-    line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
-    if len(line) > MAX_BYTES:
-        raise MessageError(f"a message of {len(line):,} bytes is over the limit of {MAX_BYTES:,}")
-    return line
+    text = json.dumps(message, separators=(",", ":")).encode()
+    if len(text) >= MAX_BYTES:
+        raise MessageError(f"a message of {len(text):,} bytes is over the limit of {MAX_BYTES:,}")
+    return text + b"\n" if seal is None else seal.seal(text)
 
 
 def decode(line: bytes) -> Message:
@@ -77,6 +79,8 @@ class Lines:
 
     def __init__(self, source: int) -> None:
         self.source = source
+        self.seal: LineSeal | None = None
+        """Once both sides have proved themselves, where there is a secret."""
         self._buffer = bytearray()
 
     def next(self, patience_s: float) -> bytes | None:
@@ -84,13 +88,16 @@ class Lines:
         with selectors.DefaultSelector() as selector:
             selector.register(self.source, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
-                if len(self._buffer) > MAX_BYTES:
+                if len(self._buffer) > MAX_BYTES + SEAL_BYTES:
                     raise MessageError(f"a line of over {MAX_BYTES:,} bytes came, which is the limit")
                 if not selector.select(patience_s) or not self._take():
                     return None
         line, _, rest = self._buffer.partition(b"\n")
         self._buffer = bytearray(rest)
-        return bytes(line)
+        text = bytes(line) if self.seal is None else self.seal.open(bytes(line))
+        if text is None:
+            raise MessageError(BROKEN_SEAL)
+        return text
 
     def _take(self) -> bool:
         try:
@@ -101,9 +108,9 @@ class Lines:
         return bool(new)
 
 
-def send(target: int, message: Mapping[str, Any]) -> None:
+def send(target: int, message: Mapping[str, Any], seal: LineSeal | None = None) -> None:
     """Write a message whole; a pipe may take it in pieces."""
-    rest = memoryview(encode(message))
+    rest = memoryview(encode(message, seal))
     while rest:
         rest = rest[os.write(target, rest) :]
 

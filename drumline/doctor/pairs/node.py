@@ -8,6 +8,7 @@ is executed. No torch here: the only thing that needs it runs in processes of it
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import threading
@@ -52,10 +53,12 @@ class Subject:
 class Node:
     """One host under examination; `serve` returns when the coordinator goes away."""
 
-    def __init__(self, source: Lines, target: int, subject: Subject, *, may_be_told: bool) -> None:
+    def __init__(self, source: Lines, target: int, subject: Subject, *, here: str | None = None) -> None:
+        """`here`: this host's address on the line to node 0; None over ssh."""
         self.source, self.target, self.subject = source, target, subject
-        # Over ssh the caller is the user; whoever sits at a TCP port does not choose which folders are read.
-        self.may_be_told = may_be_told
+        # Over ssh the caller is the user; whoever sits at a TCP port chooses neither which folders are read, nor where
+        # this host listens beyond its own addresses, nor which of its own ports are tried.
+        self.may_be_told, self.here = here is None, here
         self.ranks = Ranks()
         self.listeners: Listeners | None = None
         self._write = threading.Lock()
@@ -102,7 +105,7 @@ class Node:
     def _say(self, message: Mapping[str, Any]) -> None:
         with self._write:
             try:
-                send(self.target, message)
+                send(self.target, message, self.source.seal)
             except OSError:
                 # Nobody hears us any more; `serve` will find the same at its own end.
                 return
@@ -157,6 +160,8 @@ class Node:
         address = want(message, "address", str)
         count = want(message, "ports", int, 1, PORTS_PER_NODE)
         others = want_list(message, "others", str, OPEN_PORTS_LIMIT)
+        for one in (address, *others):
+            self._check_own(one)
         listeners = Listeners(token, want(message, "node", int, 0, MOST_NODES))
         if self.listeners is not None:
             self.listeners.close()
@@ -175,11 +180,15 @@ class Node:
 
     def _probe(self, message: Message) -> list[dict[str, Any]]:
         targets = [_target(entry) for entry in want_list(message, "targets", dict, MOST_TARGETS)]
-        return probe_all(targets, self._token())
+        allowed = [target for target in targets if self._is_outside(target.address)]
+        results = iter(probe_all(allowed, self._token()))
+        return [next(results) if target in allowed else {"outcome": "unreachable"} for target in targets]
 
     def _measure(self, message: Message) -> dict[str, Any]:
         seconds = want(message, "seconds", float, 0.001, 2.0)
-        return measure(_target(want(message, "target", dict)), self._token(), seconds)
+        target = _target(want(message, "target", dict))
+        self._check_outside(target.address)
+        return measure(target, self._token(), seconds)
 
     def _close(self, _: Message) -> None:
         if self.listeners is not None:
@@ -197,12 +206,46 @@ class Node:
         )
         if share.backend not in BACKENDS:
             raise MessageError(f"there is no backend {share.backend!r}")
+        if share.first_rank == 0:  # it keeps the store of all
+            self._check_own(share.address)
+        else:
+            self._check_outside(share.address)
         return self.ranks.run(share, self.subject.environment)
+
+    def _check_own(self, address: str) -> None:
+        """Where node 0 tells this host to listen."""
+        if self.here is None:
+            return
+        own = [one.address for one in interfaces()]
+        if address not in own or (_is_loopback(address) and not _is_loopback(self.here)):
+            raise MessageError(f"{address!r} is no address of this host that others reach")
+
+    def _check_outside(self, address: str) -> None:
+        if not self._is_outside(address):
+            raise MessageError(f"{address!r} is no address of another host")
+
+    def _is_outside(self, address: str) -> bool:
+        """Whether node 0 may have that address tried: none of this host, unless all nodes are on it."""
+        if self.here is None or _is_loopback(self.here):
+            return True
+        try:
+            found = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        own = [one.address for one in interfaces()]
+        return not (found.is_loopback or found.is_unspecified or found.is_multicast or address in own)
 
     def _token(self) -> bytes:
         if self.listeners is None:
             raise MessageError("this node was not told to listen yet")
         return self.listeners.token
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _target(entry: Message) -> Target:
@@ -237,7 +280,7 @@ def main() -> None:
     target = os.dup(1)
     os.dup2(2, 1)
     try:
-        Node(Lines(0), target, Subject(own_variables()), may_be_told=True).serve()
+        Node(Lines(0), target, Subject(own_variables())).serve()
     except MessageError as error:
         print_message(f"doctor's node: {error}")
         os._exit(2)

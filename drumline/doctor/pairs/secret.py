@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from typing import Literal
 
-from drumline.launch.proof import keyed_hash
-
-VARIABLE = "DRUMLINE_SECRET"
+from drumline.launch.proof import LineSeal, keyed_hash
 
 
 def proof(secret: str, who: Literal["master", "node"], nonces: tuple[str, str], node: int, nodes: int) -> str:
     """Of one side: the role is in it, so that nobody can send back what it was sent."""
     return keyed_hash(secret.encode(), "drumline doctor", who, *nonces, str(node), str(nodes)).hex()
+
+
+def line_seal(
+    secret: str, who: Literal["master", "node"], nonces: tuple[str, str], node: int, nodes: int
+) -> LineSeal:
+    """For what is said after both have proved themselves: who sits between them can neither add nor change a line."""
+    words = (*nonces, str(node), str(nodes))
+    to_node, to_master = (
+        keyed_hash(secret.encode(), "drumline doctor", way, *words) for way in ("to node", "to master")
+    )
+    return LineSeal(to_node, to_master) if who == "master" else LineSeal(to_master, to_node)

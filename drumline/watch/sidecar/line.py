@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol, cast
 
+from drumline.launch.proof import SEAL_BYTES
 from drumline.watch.facts import Answer
 from drumline.watch.sidecar.wire import (
     MAX_BYTES,
     MAX_STRANGER_BYTES,
-    SEAL_BYTES,
     TOO_LONG,
     WRONG_SECRET,
     Agreed,

@@ -7,15 +7,12 @@
                                                    {"proof"}
     SEAL {...}                                     SEAL {...}
 
-A seal is a keyed hash over the line's number and text, with a key for this connection and this direction: what was
-recorded, changed, left out or put in by somebody on the way does not open. The text can be read on the way; it tells
-about processes, and holds nothing secret. Nothing here knows of sockets; `line.py` carries the bytes.
+`launch/proof.py` seals lines. Their text can be read on the way; it tells about processes, and holds nothing secret.
+Nothing here knows of sockets; `line.py` carries the bytes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import math
 from collections.abc import Collection, Generator, Mapping
@@ -23,13 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from drumline.errors import DrumlineError
-from drumline.launch.proof import is_nonce, is_proof, keyed_hash, nonce
+from drumline.launch.proof import LineSeal, is_nonce, is_proof, keyed_hash, nonce
 
 Message = dict[str, Any]
 MAX_BYTES = 1 << 20
 MAX_STRANGER_BYTES = 1 << 10
 """Of a line before the other side has proved who it is."""
-SEAL_BYTES = 64
 FORM = "watch"
 
 WRONG_SECRET, NOT_TAKEN = "does not know the secret", "does not take our secret"
@@ -74,27 +70,18 @@ class Session:
     """Both directions of one connection."""
 
     def __init__(self, mine: bytes, theirs: bytes) -> None:
-        self._mine, self._theirs = mine, theirs
-        self._sent = self._received = 0
+        self._lines = LineSeal(mine, theirs)
 
     def seal(self, message: Mapping[str, Any]) -> bytes:
         """The next line to send, which then must be sent."""
-        text = encode(message)
-        line = _seal(self._mine, self._sent, text) + b" " + text + b"\n"
-        self._sent += 1
-        return line
+        return self._lines.seal(encode(message))
 
     def open(self, line: bytes) -> Message:
         """The message of the next line that came; its text is not even looked at before its seal is right."""
-        text = line[SEAL_BYTES + 1 :]
-        if not hmac.compare_digest(line[: SEAL_BYTES + 1], _seal(self._theirs, self._received, text) + b" "):
+        text = self._lines.open(line)
+        if text is None:
             raise WireError(BROKEN_SEAL)
-        self._received += 1
         return decode(text)
-
-
-def _seal(key: bytes, number: int, text: bytes) -> bytes:
-    return hmac.digest(key, number.to_bytes(8, "big") + text, hashlib.sha256).hex().encode()
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,7 @@ async def join(peer: Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, 
 
 
 def sealed(session: Session, text: bytes) -> bytes:
-    return wire._seal(session._mine, 0, text) + b" " + text + b"\n"
+    return session._lines.seal(text)
 
 
 WRONG = {

@@ -1,0 +1,185 @@
+"""`drumline doctor` without ssh: a false node 0, or somebody between the hosts, gets no port, no scan and no answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumline.cli import main
+from drumline.doctor.pairs import messages
+from drumline.doctor.pairs.channel import Channel, NodeGoneError
+from drumline.doctor.pairs.joining import Place, join
+from drumline.doctor.pairs.messages import Lines, MessageError
+from drumline.doctor.pairs.node import HELLO, Node, Subject
+from drumline.doctor.pairs.secret import line_seal, proof
+from drumline.errors import DrumlineError, ExitCode, UsageError
+from drumline.launch.interfaces import Interface
+from drumline.launch.job_secret import secret_from
+from drumline.launch.proof import LineSeal
+from drumline.watch.sidecar import wire
+
+SECRET = "a secret of more than sixteen letters"
+OWN = "192.0.2.7"
+TOKEN = "00" * 16
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Node:
+    """One that came to node 0 over a network, and has two addresses."""
+    found = [Interface("lo", "127.0.0.1", 65536, True), Interface("eth0", OWN, 1500, True)]
+    monkeypatch.setattr("drumline.doctor.pairs.node.interfaces", lambda: found)
+    return Node(Lines(0), 1, Subject({}), here=OWN)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "", "::", "127.0.0.1", "127.0.0.2", "192.0.2.8", "localhost"])
+def test_a_false_master_chooses_no_address_to_listen_on(node: Node, address: str) -> None:
+    request = {"token": TOKEN, "node": 1, "address": address, "ports": 1, "others": []}
+    share = {
+        "first_rank": 0,
+        "num_procs": 1,
+        "world_size": 2,
+        "port": 1,
+        "patience_s": 1.0,
+        "backend": "gloo",
+    }
+    for action, message in (
+        (node._listen, request),
+        (node._listen, {**request, "address": OWN, "others": [address]}),
+        (node._collectives, {**share, "address": address}),
+    ):
+        with pytest.raises(MessageError, match="is no address of this host that others reach"):
+            action(message)
+    assert node.listeners is None
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", OWN, "localhost", "224.0.0.1"])
+def test_a_false_master_does_not_scan_what_only_the_host_itself_reaches(node: Node, address: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as own_service:
+        own_service.setblocking(False)
+        target = {"node": 0, "address": address, "port": own_service.getsockname()[1]}
+        node._token = lambda: bytes(16)  # type: ignore[method-assign]
+        assert node._probe({"targets": [target]}) == [{"outcome": "unreachable"}]
+        with pytest.raises(MessageError, match="is no address of another host"):
+            node._measure({"target": target, "seconds": 0.1})
+        with pytest.raises(BlockingIOError):
+            own_service.accept()
+
+
+def test_nodes_on_one_machine_and_hosts_over_ssh_are_not_limited() -> None:
+    for here in ("127.0.0.1", None):
+        one = Node(Lines(0), 1, Subject({}), here=here)
+        one._check_own("127.0.0.1")
+        one._check_outside("127.0.0.1")
+
+
+def _joined(place: Place) -> str:
+    try:
+        join(place, Subject({}))
+    except DrumlineError as error:
+        return error.what
+    return "welcome"
+
+
+@pytest.mark.parametrize("line", [b'{"id": 1, "do": "facts"}\n', b"0" * 64 + b' {"id": 1, "do": "facts"}\n'])
+def test_a_line_that_was_put_in_after_the_handshake_is_not_answered(line: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        place = Place(1, 2, "127.0.0.1", listener.getsockname()[1], SECRET, 20.0)
+        telling = pool.submit(_joined, place)
+        call, _ = listener.accept()
+        with call, call.makefile("rb") as lines:
+            mine = "0" * 32
+            call.sendall(json.dumps({**HELLO, "nonce": mine, "secret": True}).encode() + b"\n")
+            nonces = (mine, json.loads(lines.readline())["nonce"])
+            welcome = {"welcome": True, "proof": proof(SECRET, "master", nonces, 1, 2)}
+            call.sendall(json.dumps(welcome).encode() + b"\n")
+            seal = line_seal(SECRET, "master", nonces, 1, 2)
+            assert json.loads(seal.open(lines.readline().removesuffix(b"\n")) or b"") == HELLO
+            call.sendall(line)
+            assert lines.readline() == b"", "nothing is said to who cannot seal"
+            assert "a line came whose seal is not right" in telling.result()
+
+
+@pytest.mark.parametrize("is_true", [True, False])
+def test_an_answer_that_was_changed_on_the_way_ends_the_line(is_true: bool) -> None:
+    async def ask() -> Any:
+        ours, theirs = (line_seal(SECRET, who, ("a", "b"), 1, 2) for who in ("master", "node"))  # type: ignore[arg-type]
+        one, other = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=one)
+        far_reader, far_writer = await asyncio.open_connection(sock=other)
+        channel = Channel(reader, writer)
+        channel.seal = ours
+        far_writer.write(theirs.seal(json.dumps(HELLO).encode()))
+        await channel.meet()
+        asked = asyncio.create_task(channel.ask("clock", 20.0))
+        request = json.loads(theirs.open((await far_reader.readline()).removesuffix(b"\n")) or b"")
+        answer = theirs.seal(json.dumps({"id": request["id"], "ok": 1}).encode())
+        far_writer.write(answer if is_true else answer.replace(b'"ok": 1', b'"ok": 2'))
+        try:
+            return await asked
+        except NodeGoneError as error:
+            return error.what
+        finally:
+            await channel.close()
+            far_writer.close()
+
+    told = asyncio.run(ask())
+    assert told == 1 if is_true else "whose seal is not right" in str(told)
+
+
+@pytest.mark.parametrize("secret", ["x", "hunter2", "fifteen letters"])
+def test_a_secret_that_can_be_guessed_is_refused(secret: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        secret_from({"DRUMLINE_SECRET": secret})
+    assert str(caught.value) == (
+        f"DRUMLINE_SECRET has {len(secret)} characters; fewer than 16 can be guessed\n"
+        "  next: export DRUMLINE_SECRET=$(openssl rand -hex 32) on one node, and set the same value on all others"
+    )
+    assert secret_from({"DRUMLINE_SECRET": ""}) is None
+    assert secret_from({"DRUMLINE_SECRET": "sixteen letters!"}) == "sixteen letters!"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["doctor --nodes 2 --node-rank 0 --master 127.0.0.1", "launch --nodes 2 --node-rank 1 --master a x.py"],
+)
+def test_commands_refuse_it_before_they_open_anything(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(os.environ, "DRUMLINE_SECRET", "hunter2")
+    assert main(words.split()) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    assert "DRUMLINE_SECRET has 7 characters" in told
+    assert "hunter2" not in told
+
+
+@given(st.binary(max_size=300) | st.text(max_size=100).map(lambda text: json.dumps([text]).encode()))
+def test_whatever_line_comes_is_a_message_or_an_error_with_a_name(line: bytes) -> None:
+    for decode, error in ((messages.decode, MessageError), (wire.decode, wire.WireError)):
+        with contextlib.suppress(error):
+            assert isinstance(decode(line), dict)
+    assert LineSeal(b"a", b"b").open(line) is None
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists), st.data())
+def test_whatever_a_master_asks_for_is_done_or_refused(value: object, data: st.DataObject) -> None:
+    node = Node(Lines(0), 1, Subject({}), here=OWN)
+    said: list[Any] = []
+    node._say = said.append  # type: ignore[method-assign,assignment]
+    request = {
+        "id": 1,
+        "do": data.draw(st.sampled_from(["listen", "probe", "measure", "collectives"])),
+    }
+    for name in ("token", "address", "ports", "others", "targets", "target", "first_rank", "node"):
+        request[name] = value
+    node._answer(request)
+    assert said[0].keys() <= {"id", "ok", "error"}
+    assert node.listeners is None
