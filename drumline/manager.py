@@ -41,6 +41,7 @@ from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
 from drumline.errors import ExitCode, Place, UsageError
 from drumline.launch.failure_file import write_failure
+from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.topology import Topology, topology_from
 from drumline.log import log
 from drumline.terminal import paragraph
@@ -94,7 +95,7 @@ class DDPManager:
         self._count: CollectiveCount | None = None
         self._topology = Topology()
         self._device: torch.device | None = None
-        self._store: dist.Store | None = None
+        self._store: SealedStore | None = None
         self._wrapped: nn.Module | None = None
         self._smallest_batch: int | None = None
         self._in_shards = False
@@ -282,8 +283,8 @@ class DDPManager:
         return self._topology.is_restart
 
     @property
-    def store(self) -> dist.Store | None:
-        """Shared keys and values that outlive a broken group; None on one process."""
+    def store(self) -> SealedStore | None:
+        """Shared keys and values of this job's ranks, which outlive a broken group; None on one process."""
         return self._store
 
     @property

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from drumline.checkpoint import disk, store
 from drumline.checkpoint.manifest import FileRecord
+from drumline.launch.node.sealed_store import SealedStore
 
 POLL_S = 0.02
 # Another host's files may show up late on a network file system.
@@ -61,8 +62,8 @@ def deal(tensors: Mapping[str, Mapping[str, Tensor]], ranks: Sequence[int]) -> d
 class Telling:
     """What one rank says and hears of one save. `store`: a connection of the writing thread's own."""
 
-    def __init__(self, store: dist.Store, number: int, *, end: threading.Event) -> None:
-        self._store = dist.PrefixStore(f"checkpoint/{number}", store)
+    def __init__(self, store: SealedStore, number: int, *, end: threading.Event) -> None:
+        self._store = store.under(f"checkpoint/{number}")
         self._end = end
 
     def say(self, key: str, value: Any) -> None:

@@ -15,6 +15,7 @@ from drumline.config import Flags
 from drumline.errors import ExitCode, UsageError
 from drumline.launch.counts import least_nodes
 from drumline.launch.env_file import NodeSettings, read_env_file
+from drumline.launch.job_secret import secret_from
 from drumline.launch.plan import node_from_settings, settings_defaults
 from drumline.launch.topology import topology_from
 from drumline.launch.torchrun import DEFAULT_PORT, Node, Program, torchrun_command
@@ -41,14 +42,13 @@ def run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
         )
     if settings is not None:
         os.environ.update(settings.variables)
-        if node.num_nodes > 1:
-            print_message(
-                f"node {node.node_rank} of {node.num_nodes} goes to {node.endpoint}", stream=sys.stdout
-            )
+    secret = secret_from(os.environ)
+    if node.num_nodes > 1:
+        print_message(f"node {node.node_rank} of {node.num_nodes} goes to {node.endpoint}", stream=sys.stdout)
 
     from drumline.launch.node.local import run_node
 
-    return run_node(node, program, supervision=supervision_of(flags))
+    return run_node(node, program, supervision=supervision_of(flags, secret))
 
 
 def _settings(flags: Flags) -> NodeSettings | None:

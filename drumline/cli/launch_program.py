@@ -55,11 +55,12 @@ def script_watch(flags: Flags, folder: Path) -> ScriptWatch | None:
     )
 
 
-def supervision_of(flags: Flags) -> Supervision:
-    """The terms of a node that is started on this machine."""
+def supervision_of(flags: Flags, secret: str | None) -> Supervision:
+    """The terms of a node that is started on this machine. `secret`: what all nodes were given."""
     job = new_job()
     return Supervision(
         job=job,
+        secret=secret,
         grace_s=flags.own.get("grace", GRACE_S),
         script_watch=script_watch(flags, launch_folder(job)),
     )

@@ -34,6 +34,7 @@ from drumline.launch.cluster.sbatch import (
 )
 from drumline.launch.cluster.slurm import node_of_step
 from drumline.launch.counts import least_nodes
+from drumline.launch.job_secret import secret_from
 from drumline.terminal import print_message, show
 
 OF_SLURM: Mapping[str, tuple[Any, str, str]] = {
@@ -133,7 +134,7 @@ def run_as_node(flags: Flags, target: str, arguments: Sequence[str]) -> int:
 
     from drumline.launch.node.local import run_node
 
-    return run_node(node, program, supervision=supervision_of(flags))
+    return run_node(node, program, supervision=supervision_of(flags, secret_from(os.environ)))
 
 
 def _command(given: Mapping[str, Any], target: str, arguments: Sequence[str]) -> list[str]:

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from drumline.errors import Place
 from drumline.launch.failure_file import FailureRecord
 from drumline.launch.node.guard import parent_of
+from drumline.launch.node.sealed_store import SealedStore
 
 FIRST = "failure/first"
-COUNT = "failure/count"
 CLAIM_WAIT_S = 2.0
 # A rank that has failed may be slow to report it on a busy machine; one that hangs then is not waited for longer.
 REPORT_WAIT_S = 10.0
@@ -52,7 +52,7 @@ class Failure:
 
 
 def claim_failure(
-    store: dist.Store, mine: Failure, error: BaseException, *, rank_0_hosts_store: bool
+    store: SealedStore, mine: Failure, error: BaseException, *, rank_0_hosts_store: bool
 ) -> Failure | None:
     """Claim to be the first to fail. None: this rank is. Otherwise: the failure that came before."""
     # A lost peer shows as a communication error, and the peer's own claim may still be on its way.
@@ -60,9 +60,9 @@ def claim_failure(
     try:
         if is_secondary and (known := _wait_for_claim(store)):
             return _reported(known, mine)
-        if store.add(COUNT, 1) > 1:
+        claim = json.dumps(asdict(mine))
+        if store.compare_set(FIRST, "", claim).decode() != claim:
             return _reported(_wait_for_claim(store), mine)
-        store.set(FIRST, json.dumps(asdict(mine)))
     except (dist.DistError, RuntimeError):
         if rank_0_hosts_store and mine.origin.rank != 0:
             return Failure(Place(rank=0), "it has ended, and the store with it", mine.exit_code)
@@ -90,7 +90,7 @@ def _reported(first: Failure | None, mine: Failure) -> Failure | None:
     return first
 
 
-def _wait_for_claim(store: dist.Store) -> Failure | None:
+def _wait_for_claim(store: SealedStore) -> Failure | None:
     deadline = time.monotonic() + CLAIM_WAIT_S
     while time.monotonic() < deadline:
         if store.check([FIRST]):

@@ -21,6 +21,7 @@ from drumline.distributed.start.meeting import open_store
 from drumline.distributed.start.reach import check_ways
 from drumline.distributed.start.roll import call_roll
 from drumline.errors import PreflightError
+from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.topology import Topology
 from drumline.log import log
 
@@ -41,7 +42,7 @@ def join_group(
     train_timeout_s: float,
     facts: Mapping[str, Mapping[str, Any]] | None = None,
     environment: Mapping[str, str] | None = None,
-) -> dist.Store:
+) -> SealedStore:
     """Collective: meet all other ranks. Returns the store, for what must outlive a broken group.
 
     `facts`: what all ranks must have in common (`rank_facts`). `environment`: what tells the backend which network to
@@ -62,7 +63,7 @@ def join_group(
             check_ways(meeting, topology, environment, backend=backend, deadline=deadline)
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore("group", meeting.store),
+        store=dist.PrefixStore("group", meeting.store.raw),
         rank=topology.rank,
         world_size=topology.world_size,
         timeout=timedelta(seconds=start_timeout_s),

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed as dist
+from drumline.launch.node.sealed_store import SealedStore
 
 PREFIX = "preemption"
 AHEAD_S = 1.0
@@ -32,9 +32,9 @@ LITTLE_PATIENCE_S = 10.0
 class StopVote:
     """One rank's part. `tick` is called by the watcher, again and again; `stops_at` by the training loop."""
 
-    def __init__(self, store: dist.Store, *, rank: int, world_size: int, step: Callable[[], int]) -> None:
+    def __init__(self, store: SealedStore, *, rank: int, world_size: int, step: Callable[[], int]) -> None:
         """`store`: a connection of the watcher's own. `step`: how many this rank has done."""
-        self._store = dist.PrefixStore(PREFIX, store)
+        self._store = store.under(PREFIX)
         self._rank, self._world_size, self._step = rank, world_size, step
         self.stop: int | None = None
         """The step that is proposed or decided. The loop looks at this after every step, and at nothing else."""

@@ -20,13 +20,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drumline.distributed.failure import COUNT
+from drumline.distributed.failure import FIRST
 from drumline.distributed.rank_list import ranks_text
 from drumline.distributed.stop_vote import StopVote
 from drumline.engine.output import screen
 from drumline.engine.saving import Progress
 from drumline.engine.signal_pipe import SignalPipe
 from drumline.errors import ExitCode
+from drumline.launch.node.sealed_store import SealedStore
 from drumline.log import log
 from drumline.manager import DDPManager
 from drumline.terminal import print_message
@@ -60,7 +61,7 @@ class Preemption:
         """Whether a checkpoint is being written by this rank."""
         self._is_speaker = False
         self._vote: StopVote | None = None
-        self._store: dist.Store | None = None
+        self._store: SealedStore | None = None
         self._told: tuple[int, float] | None = None
         self._notice: str | None = None
         self._is_silence_told = False
@@ -82,7 +83,7 @@ class Preemption:
         if self._pipe is not None and ddp.store is not None:
             ddp.store.set(f"pid/{ddp.host}/{ddp.get_local_rank()}", str(os.getpid()))
             self._siblings = [f"pid/{ddp.host}/{rank}" for rank in range(ddp.local_world_size)]
-            self._store = ddp.store.clone()  # type: ignore[attr-defined]  # torch has it, its types do not
+            self._store = ddp.store.clone()
             self._vote = StopVote(
                 self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step
             )
@@ -160,7 +161,7 @@ class Preemption:
         assert self._store is not None
         assert self._vote is not None
         is_end = self._told is not None and self._told[0] == signal.SIGTERM
-        if is_end and (self._store.check([COUNT]) or self._has_lost_a_sibling()):
+        if is_end and (self._store.check([FIRST]) or self._has_lost_a_sibling()):
             self._end(128 + signal.SIGTERM)  # a rank has failed, and the launcher ends the others
         self._vote.request(self.cause, in_a_hurry=is_end)
         return True

@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from drumline.checkpoint import store, tensor_file
@@ -36,6 +35,7 @@ from drumline.engine.job import Job
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.saving import Progress, State, gather_state
 from drumline.errors import CheckpointError
+from drumline.launch.node.sealed_store import SealedStore
 from drumline.log import log
 from drumline.metrics.events import Reporter
 from drumline.watch.beats.phase import Phase
@@ -82,7 +82,7 @@ class Saver:
         self._check_state = check_state
         self._copier = Copier(job.ddp.device)
         self._end = threading.Event()
-        self._store: dist.Store | None = None
+        self._store: SealedStore | None = None
         self._writers: list[WritingRank] = []
         self._sums: Tensor | None = None
         self._num_saves = 0
@@ -195,7 +195,7 @@ class Saver:
         if who == "one" or ddp.world_size == 1:
             return [WritingRank(0, ddp.host)]
         assert ddp.store is not None
-        self._store = ddp.store.clone()  # type: ignore[attr-defined]  # torch has it, its types do not
+        self._store = ddp.store.clone()
         ranks = gather_json([ddp.host, ddp.get_local_rank()], device=ddp.device)
         return [
             WritingRank(rank, host)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from drumline.errors import PreflightError, UsageError
 from drumline.launch.cluster.slurm import rank_variables
+from drumline.launch.job_secret import secret_from
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # How many processes there are, as Open MPI and MPICH say it.
@@ -38,6 +39,8 @@ class Topology:
     """torchrun's agent runs the store; otherwise rank 0 does."""
     node_names: tuple[str, ...] = ()
     """The hosts in the order of their ranks, where the launcher tells them and all have as many ranks as this one."""
+    secret: str | None = field(default=None, repr=False)
+    """What all ranks were given; None: nothing (`key_exchange.py`)."""
 
     @property
     def host(self) -> str:
@@ -68,6 +71,7 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
         master_port=_integer(variables, "MASTER_PORT"),
         is_restart=restarts != "0" or variables.get(RESTARTED) == "1",
         agent_hosts_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        secret=secret_from(variables),
         node_names=tuple(filter(None, variables.get("DRUMLINE_NODE_NAMES", "").split(","))),
     )
     if not 0 <= topology.rank < topology.world_size:

@@ -1,21 +1,20 @@
 """What a launcher tells its ranks of the watch, in variables: their names, and how they are read.
 
-Our own agent gives each start of ranks a folder, which is this node's alone, and all nodes of a job one secret. A
+Our own agent gives each start of ranks a folder, which is this node's alone, and all ranks of it one secret. A
 script that knows nothing of Drumline (`launch --watch`) cannot say what it wants: there the rest is in variables too.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from drumline.errors import UsageError
+from drumline.launch.job_secret import derived, secret_from
 
 FOLDER = "DRUMLINE_WATCH_DIR"
-SECRET = "DRUMLINE_WATCH_SECRET"
 NODES = "DRUMLINE_WATCH_NODES"
 RUN = "DRUMLINE_WATCH_RUN"
 ON_HANG = "DRUMLINE_WATCH_ON_HANG"
@@ -26,9 +25,9 @@ DEFAULT_ON_HANG = "restart"
 WITHOUT_WATCH = "--watch.sidecar off; a script: launch it without --watch"
 
 
-def new_secret() -> str:
-    """For the sidecars of one job."""
-    return secrets.token_hex(32)
+def sidecar_secret(secret: str | None) -> str | None:
+    """What sidecars of a job prove themselves by."""
+    return None if secret is None else derived(secret, "sidecars")
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def watch_terms_from(environment: Mapping[str, str]) -> WatchTerms:
         raise UsageError(f"{ON_HANG} is {on_hang!r}, not one of {', '.join(ON_HANG_WORDS)}")
     return WatchTerms(
         folder=Path(folder) if folder else None,
-        secret=environment.get(SECRET) or None,
+        secret=sidecar_secret(secret_from(environment)),
         nodes=tuple(_node(word) for word in environment.get(NODES, "").split(",") if word),
         run=Path(run) if run else None,
         on_hang=on_hang,

@@ -23,7 +23,7 @@ SCRIPT = """
 import json, os, subprocess, sys, time
 from pathlib import Path
 folder, rank = Path(os.environ["DRUMLINE_WATCH_DIR"]), os.environ["RANK"]
-names = ("DRUMLINE_WATCH_DIR", "DRUMLINE_WATCH_SECRET", "DRUMLINE_WATCH_NODES", "DRUMLINE_WATCH_RUN")
+names = ("DRUMLINE_WATCH_DIR", "DRUMLINE_SECRET", "DRUMLINE_WATCH_NODES", "DRUMLINE_WATCH_RUN")
 with open(f"starts-{rank}", "a") as starts:
     starts.write(json.dumps({name: os.environ.get(name) for name in names}) + "\\n")
 (folder / f"pid-{rank}").write_text(str(os.getpid()))
@@ -83,7 +83,8 @@ def test_the_verdict_explains_the_end_and_decides_on_a_restart(
     assert told == starts_of(tmp_path, 1)
     assert len(told) == said.count("again") + 1
     assert len({one["DRUMLINE_WATCH_DIR"] for one in told}) == len(told), "each start has its own"
-    assert {len(one["DRUMLINE_WATCH_SECRET"]) for one in told} == {64}
+    assert {len(one["DRUMLINE_SECRET"]) for one in told} == {64}
+    assert len({one["DRUMLINE_SECRET"] for one in told}) == len(told)
     assert {(one["DRUMLINE_WATCH_NODES"], one["DRUMLINE_WATCH_RUN"]) for one in told} == {(None, None)}
     assert not any(Path(one["DRUMLINE_WATCH_DIR"]).parent.exists() for one in told)
 
@@ -99,7 +100,7 @@ def test_nodes_whose_ranks_are_all_ended_at_once_restart_together_once(tmp_path:
     told = [starts_of(tmp_path, rank) for rank in range(2)]
     assert [len(one) for one in told] == [2, 2], ended
     for first, second in zip(*told, strict=True):
-        assert first["DRUMLINE_WATCH_SECRET"] == second["DRUMLINE_WATCH_SECRET"]
+        assert first["DRUMLINE_SECRET"] == second["DRUMLINE_SECRET"]
         assert first["DRUMLINE_WATCH_NODES"] == second["DRUMLINE_WATCH_NODES"]
         assert first["DRUMLINE_WATCH_DIR"] != second["DRUMLINE_WATCH_DIR"]
         nodes = [word.rpartition(":") for word in first["DRUMLINE_WATCH_NODES"].split(",")]

@@ -10,6 +10,7 @@ import os
 import queue
 import signal
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from drumline.doctor.collectives.results import collective_findings, numbers_of
 from drumline.doctor.collectives.timekeeper import Timekeeper
 from drumline.doctor.finding import Finding
 from drumline.errors import Place
+from drumline.launch.node.sealed_store import SealedStore
 from drumline.manager import DDPManager
 from tests.ranks import RanksFailed, run_ranks
 
@@ -257,7 +259,7 @@ def test_more_ranks_than_gpus_are_refused_for_nccl() -> None:
 class Watched:
     """Two ranks' guards on one store, and what each says when a phase is late."""
 
-    def __init__(self, store: dist.Store, limits: tuple[float, float]) -> None:
+    def __init__(self, store: SealedStore, limits: tuple[float, float]) -> None:
         self.said: queue.Queue[list[Finding]] = queue.Queue()
         self.guards = [Timekeeper(limit_s=limit, place=Place, on_late=self.said.put) for limit in limits]
         for rank, one in enumerate(self.guards):
@@ -271,7 +273,7 @@ def test_the_guard_tells_who_is_behind_who_is_silent_and_when_nobody_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(timekeeper, "GRACE_S", 1.0)
-    behind = Watched(dist.HashStore(), (0.1, 60))
+    behind = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 60))
     with behind.guards[1].phase("A"):
         with behind.guards[0].phase("A", limit_s=60):
             pass
@@ -279,30 +281,30 @@ def test_the_guard_tells_who_is_behind_who_is_silent_and_when_nobody_is(
             assert behind.next() == [
                 ("node-b", "rank 1 on node-b did not come to B within 0.1 s: it is still in A")
             ]
-    never = Watched(dist.HashStore(), (0.1, 60))
+    never = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 60))
     with never.guards[0].phase("A"):
         assert never.next() == [
             ("its host", "rank 1 on its host did not come to A within 0.1 s: it is still in its start")
         ]
-    stuck = Watched(dist.HashStore(), (0.1, 0.1))
+    stuck = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 0.1))
     with stuck.guards[0].phase("A"), stuck.guards[1].phase("A"):
         what = "rank 0 and rank 1 all came to A, and were not through within 0.1 s: what they send does not arrive"
         assert stuck.next() == stuck.next() == [("node-a and node-b", what)]
-    silent = Watched(dist.HashStore(), (0.1, 60))
+    silent = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 60))
     with silent.guards[0].phase("A"), silent.guards[1].phase("A"):
         what = "rank 1 on node-b did not come out of A within 0.1 s, and says nothing any more: it is stopped, or its "
         assert silent.next() == [("node-b", what + "host is cut off")]
 
 
-class StoppedStore(dist.HashStore):
+class StoppedStore(SealedStore):
     """As that of a rank 0 that was stopped: connected, and silent."""
 
-    def check(self, keys: list[str]) -> bool:
+    def check(self, keys: Sequence[str]) -> bool:
         raise dist.DistNetworkError("failed to recv, got 0 bytes")
 
 
 def test_the_guard_knows_a_store_that_is_gone_and_a_meeting_that_does_not_end() -> None:
-    gone = Watched(StoppedStore(), (0.1, 60))
+    gone = Watched(StoppedStore(dist.HashStore(), "a secret"), (0.1, 60))
     with gone.guards[0].phase("A"):
         assert gone.next() == [
             (

@@ -238,9 +238,9 @@ def meet_with_another_size() -> str:
         meeting = meet(topology)
     except PreflightError as error:
         store = open_store(topology, timeout_s=20)
-        dist.PrefixStore(json.loads(store.get("meeting"))["room"], store).set("heard", "")
+        store.under(json.loads(store.get("meeting"))["room"]).raw.set("heard", "")
         return str(error)
-    meeting.store.wait(["heard"])  # rank 0 runs the store
+    meeting.store.raw.wait(["heard"])  # rank 0 runs the store
     return ""
 
 

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from drumline.distributed.start import ruling
 from drumline.distributed.start.meeting import open_store
 from drumline.errors import PreflightError
@@ -34,8 +32,8 @@ class Rank:
         assert found is not None
         self.topology: Topology = found
         self.rank = found.rank
-        self.store = open_store(found, timeout_s=30)
-        self.room: dist.Store = self.store
+        self.store = open_store(replace(found, secret="of the launcher"), timeout_s=30)
+        self.room = self.store
 
     def meet(
         self,
@@ -43,17 +41,15 @@ class Rank:
         *,
         topology: Mapping[str, Any] | None = None,
         folder: Path | None = None,
-        secret: str | None = None,
         timeout_s: float = 30.0,
     ) -> Met | str:
-        self.room = dist.PrefixStore(room, self.store)
+        self.room = self.store.under(room)
         changes = {name: values[self.rank] for name, values in (topology or {}).items()}
         try:
             return meet(
                 self.room,
                 topology=replace(self.topology, **changes),
                 folder=folder,
-                secret=secret,
                 environment=os.environ,
                 timeout_s=timeout_s,
             )
@@ -95,12 +91,9 @@ def meetings(open_folder: Path, memory: Path) -> dict[str, Any]:
     me.wait_for_all("connected")
     found["two nodes"] = facts(two_nodes)
 
-    found["given"] = facts(me.meet("given", topology=TWO_NODES, secret="of the launcher"))
     found["in the store"] = [
-        me.room.get(f"watch/{key}").decode() for key in ("ruling/places", f"card/{me.rank}")
+        me.room.raw.get(f"watch/{key}").decode() for key in ("ruling/places", f"card/{me.rank}")
     ]
-    partly = me.meet("partly given", topology=TWO_NODES, secret=None if me.rank == 3 else "of the launcher")
-    found["partly given"] = facts(partly)
 
     folder = open_folder if me.rank == 2 else None
     found["open folder"] = me.meet("open folder", topology=TWO_NODES, folder=folder)
@@ -108,8 +101,8 @@ def meetings(open_folder: Path, memory: Path) -> dict[str, Any]:
     if me.rank != 3:
         found["one is missing"] = me.meet("one is missing", topology=TWO_NODES, timeout_s=0.5)
     if me.rank == 2:
-        room = dist.PrefixStore("watch", dist.PrefixStore("one falls silent", me.store))
-        _Meeting(room, replace(me.topology, local_rank=0), 0.0, 0.0)._come(None, os.environ)
+        room = me.store.under("one falls silent").under("watch")
+        _Meeting(room, replace(me.topology, local_rank=0), 0.0, 0.0)._come(os.environ)
     else:
         found["one falls silent"] = me.meet("one falls silent", topology=TWO_NODES, timeout_s=0.5)
     if me.rank != 0:
@@ -151,10 +144,8 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     assert (peer.node, peer.host, (peer.address, peer.port)) == (1, HOST, two[2]["listener"])
     assert two[3]["peers"][0].port == two[0]["listener"][1]
 
-    assert {found["given"]["secret"] for found in four} == {"of the launcher"}
-    assert "of the launcher" not in str([found["in the store"] for found in four])
-    (secret,) = {found["partly given"]["secret"] for found in four}
-    assert secret != "of the launcher", "one that some do not have is of no use"
+    (secret,) = {found["two nodes"]["secret"] for found in four}
+    assert not {secret, "of the launcher"} & set(str([found["in the store"] for found in four]).split('"'))
 
     (said,) = {found["open folder"] for found in four}
     assert said.startswith(
@@ -172,12 +163,12 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     assert said == (
         "rank 0 did not say within 0.5 s who is watched where\n  next: look at rank 0's own output"
     )
-    names = ("one node", "two nodes", "given", "partly given")
+    names = ("one node", "two nodes")
     made = {found[name]["folder"] for found in four for name in names}
     assert set(memory.iterdir()) == made, "what came to nothing leaves no folder"
 
 
 def test_alone_nothing_is_opened(tmp_path: Path) -> None:
-    met = meet(None, topology=Topology(), folder=tmp_path / "watch", secret=None, environment={})
+    met = meet(None, topology=Topology(), folder=tmp_path / "watch", environment={})
     assert (met.folder, met.peers, met.listener, met.ranks) == (tmp_path / "watch", (), None, (0,))
     assert met.is_first

@@ -15,10 +15,17 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from drumline.errors import PreflightError
-from drumline.launch.node.addresses import LOOPBACK, Patience
+from drumline.launch.node.addresses import Patience
 from drumline.launch.node.closed_ports import CLOSED_S, closed_data_ports
 from drumline.launch.node.dialling import SILENT
-from drumline.launch.node.sockets import listen_on_loopback
+from drumline.launch.node.sealed_store import SealedStore
+from drumline.launch.node.sockets import (
+    EVERYWHERE,
+    connect_address,
+    listen_for_store,
+    own_binding,
+    reached_address,
+)
 from drumline.launch.topology import Topology
 from drumline.terminal import print_message
 
@@ -61,26 +68,34 @@ class Notices:
         print_message(f"{text} ({waited:.0f} s of {self.timeout_s:g} s)")
 
 
-def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
-    """Connect to the store that torchrun's agent or rank 0 runs."""
+def open_store(topology: Topology, *, timeout_s: float) -> SealedStore:
+    """Connect to the store that torchrun's agent or rank 0 runs; only ranks with the same secret believe each other."""
+    return SealedStore(_connect(topology, timeout_s), topology.secret, PREFIX)
+
+
+def _connect(topology: Topology, timeout_s: float) -> dist.Store:
     deadline = time.monotonic() + timeout_s
     hosts_store = topology.rank == 0 and not topology.agent_hosts_store
     address = f"{topology.master_addr}:{topology.master_port}"
     if hosts_store and topology.master_port in _hosted:
-        return dist.PrefixStore(PREFIX, _hosted[topology.master_port])
+        return _hosted[topology.master_port]
+    bound = EVERYWHERE
     if hosts_store:
         _warn_of_a_strange_address(topology)
+        bound = own_binding(topology.master_addr)
     else:
         _wait_until_open(topology, deadline=deadline, timeout_s=timeout_s)
     try:
         # Its host needs no name for itself, and may not know the one the others use.
         store = dist.TCPStore(
-            LOOPBACK if hosts_store else topology.master_addr,
+            connect_address(bound)
+            if hosts_store
+            else reached_address(topology.master_addr, topology.master_port),
             topology.master_port,
             is_master=hosts_store,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
-            master_listen_fd=_own_listener(topology) if hosts_store else None,
+            master_listen_fd=listen_for_store(bound, topology.master_port)[0] if hosts_store else None,
         )
     except (dist.DistError, RuntimeError, OSError) as error:
         if not hosts_store:
@@ -91,14 +106,7 @@ def open_store(topology: Topology, *, timeout_s: float) -> dist.Store:
         ) from error
     if hosts_store:
         _hosted[topology.master_port] = store
-    return dist.PrefixStore(PREFIX, store)
-
-
-def _own_listener(topology: Topology) -> int | None:
-    """Ranks that meet on the loopback are all on this machine: the store need not be open to others, as it would be."""
-    if topology.master_addr not in (LOOPBACK, "localhost"):
-        return None
-    return listen_on_loopback(topology.master_port)[0]
+    return store
 
 
 def _wait_until_open(topology: Topology, *, deadline: float, timeout_s: float) -> None:

@@ -14,8 +14,6 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 from drumline.distributed.start.roll import Meeting
 from drumline.distributed.start.ruling import follow, hear, rule
 from drumline.distributed.start.ways import VARIABLES, ClosedWay, clocks_apart, judge
@@ -28,6 +26,7 @@ from drumline.launch.interfaces import (
     nccl_interface,
 )
 from drumline.launch.node.dialling import Door, OpenDoor, knock
+from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.topology import Topology
 from drumline.log import log
 
@@ -62,7 +61,7 @@ def chosen_interface(
 
 
 def _open(
-    store: dist.Store, topology: Topology, environment: Mapping[str, str], backend: str
+    store: SealedStore, topology: Topology, environment: Mapping[str, str], backend: str
 ) -> OpenDoor | None:
     """Open this host's door and say where it is; None where the backend has no network to use."""
     found = interfaces()
@@ -87,7 +86,7 @@ def _open(
 
 
 def _knock_at_others(
-    store: dist.Store, topology: Topology, leaders: Sequence[int], patience: timedelta
+    store: SealedStore, topology: Topology, leaders: Sequence[int], patience: timedelta
 ) -> None:
     facts = _read(store, "door", leaders, patience)
     others = [fact for rank, fact in facts.items() if rank != topology.rank]
@@ -99,7 +98,7 @@ def _knock_at_others(
     store.set(f"ways/{topology.rank}", json.dumps(result))
 
 
-def _judge(store: dist.Store, leaders: Sequence[int], backend: str, patience: timedelta) -> list[str]:
+def _judge(store: SealedStore, leaders: Sequence[int], backend: str, patience: timedelta) -> list[str]:
     """On rank 0: the warnings."""
     facts, results = _read(store, "door", leaders, patience), _read(store, "ways", leaders, patience)
     wanted = {rank: result["wanted"] for rank, result in results.items()}
@@ -135,7 +134,7 @@ def _check_all_have_doors(
 
 
 def _read(
-    store: dist.Store, kind: str, ranks: Sequence[int], patience: timedelta
+    store: SealedStore, kind: str, ranks: Sequence[int], patience: timedelta
 ) -> dict[int, dict[str, Any]]:
     keys = [f"{kind}/{rank}" for rank in ranks]
     store.wait(keys, patience)

@@ -17,18 +17,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import blake3
-import torch.distributed as dist
 
 from drumline.distributed.start.absent import first_is_late, too_late, waiting_for, waiting_for_first
 from drumline.distributed.start.fact_differences import Facts, check_differences
 from drumline.distributed.start.meeting import Notices
 from drumline.distributed.start.ruling import Ruling, follow, has_ruled, hear, rule
 from drumline.errors import PreflightError
+from drumline.launch.job_secret import new_secret
+from drumline.launch.key_exchange import KeyPair
+from drumline.launch.node.sealed_store import SealedStore, check_secret, document
 from drumline.launch.topology import Topology
 
 FIRST_POLL_S, LAST_POLL_S = 0.01, 0.2
 GRACE_S = 2.0  # what rank 0 finds at its deadline is better told than what each other rank does at its own
 CURRENT = "meeting"
+CARD: dict[str, type] = {"name": str, "host": str, "local_rank": int, "digest": str}
 ROLL = "roll"
 
 
@@ -36,12 +39,12 @@ ROLL = "roll"
 class Meeting:
     """All ranks of one start: the store's part that is theirs alone, and their hosts by the first rank on each."""
 
-    store: dist.Store
+    store: SealedStore
     hosts: dict[int, str]
 
 
 def call_roll(
-    store: dist.Store,
+    store: SealedStore,
     topology: Topology,
     *,
     deadline: float,
@@ -63,19 +66,21 @@ def call_roll(
             f"{topology.host} one of {topology.world_size}",
             next_step="start every node with the same number of nodes and ranks",
         )
-    return Meeting(who.room, {int(rank): host for rank, host in value["hosts"].items()})
+    return Meeting(who.sealed_room(ruling), {int(rank): host for rank, host in value["hosts"].items()})
 
 
 class _Attendance:
     """One rank's part in the roll call."""
 
     def __init__(
-        self, store: dist.Store, topology: Topology, timeout_s: float, facts: Facts, gpu: str | None
+        self, store: SealedStore, topology: Topology, timeout_s: float, facts: Facts, gpu: str | None
     ) -> None:
         self.store, self.topology, self.timeout_s, self.gpu = store, topology, timeout_s, gpu
         self.facts = json.dumps(facts, sort_keys=True)
         self.name = secrets.token_hex(4)
         """Of this process, in this start."""
+        self.keys = KeyPair() if store.secret is None else None
+        self.secret = new_secret() if store.secret is None else store.secret
         self.room = store
         self.room_name = ""
         self.notices = Notices(timeout_s)
@@ -90,23 +95,26 @@ class _Attendance:
         while not self.room.check(everyone):
             if time.monotonic() > deadline:
                 break
-            if (current := self.store.get(CURRENT).decode()) != opened:
-                raise _double(self.topology, json.loads(current)["host"])
+            current = self.store.compare_set(CURRENT, "", opened)
+            if current != opened.encode() and (other := document(current, host=str)):
+                raise _double(self.topology, other["host"])
             self._wait()
-        names = {rank: [card["name"], card["host"]] for rank, card in self._cards().items()}
-        return rule(self.room, ROLL, self._decide, names=names)
+        cards = self._cards()
+        names = {rank: [card["name"], card["host"]] for rank, card in cards.items()}
+        return rule(self.room, ROLL, self._decide, names=names, keys=self._wrapped(cards))
 
     def join(self, deadline: float) -> Ruling:
         """On the other ranks: enter whatever meeting is the current one, until one has this rank on its list."""
         other = None
         while True:
-            if self.store.check([CURRENT]):
-                self._enter(json.loads(self.store.get(CURRENT))["room"])
+            if self.store.check([CURRENT]) and (current := document(self.store.get(CURRENT), room=str)):
+                self._enter(current["room"])
                 if has_ruled(self.room, ROLL):
                     ruling = hear(self.room, ROLL, deadline=deadline)
                     other, host = ruling["names"].get(str(self.topology.rank), (None, ""))
                     if other == self.name or (other is None and "what" not in ruling):
                         return ruling
+            check_secret(self.store, "rank 0")
             if time.monotonic() > deadline + (GRACE_S if self.room_name else 0):
                 raise _double(self.topology, host) if other else self._too_late()
             self._wait()
@@ -114,7 +122,7 @@ class _Attendance:
     def _enter(self, room: str) -> None:
         if room == self.room_name:
             return
-        self.room, self.room_name = dist.PrefixStore(room, self.store), room
+        self.room, self.room_name = self.store.under(room), room
         self.room.set(f"facts/{self.topology.rank}", self.facts)
         card = {
             "name": self.name,
@@ -122,8 +130,30 @@ class _Attendance:
             "local_rank": self.topology.local_rank,
             "gpu": self.gpu,
             "digest": blake3.blake3(self.facts.encode()).hexdigest(16),
+            "public": self.keys and self.keys.public,
         }
         self.room.set(_card(self.topology.rank), json.dumps(card))
+
+    def _wrapped(self, cards: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
+        """On rank 0, where ranks were given no secret: one for this start, wrapped for each of the others."""
+        if self.keys is None:
+            return None
+        wrapped = {
+            rank: self.keys.wrap(self.secret, card["public"], self.room_name, str(rank))
+            for rank, card in cards.items()
+            if rank > 0
+        }
+        return {"public": self.keys.public, "wrapped": wrapped}
+
+    def sealed_room(self, ruling: Ruling) -> SealedStore:
+        """The room, in which from now on only ranks of this start are believed."""
+        if self.keys is None:
+            return self.room
+        if (rank := self.topology.rank) > 0:
+            keys = ruling["keys"]
+            wrapped = str(keys["wrapped"].get(str(rank)))
+            self.secret = self.keys.wrap(wrapped, keys["public"], self.room_name, str(rank)) or ""
+        return self.room.resealed(self.secret)
 
     def _decide(self) -> dict[str, Any]:
         cards = self._cards()
@@ -132,18 +162,18 @@ class _Attendance:
             raise self._too_late()
         if any(card["digest"] != cards[0]["digest"] for card in cards.values()):
             texts = self.room.multi_get([f"facts/{rank}" for rank in ranks])
-            check_differences([json.loads(text) for text in texts], [cards[rank]["host"] for rank in ranks])
+            check_differences(
+                [document(text) or {} for text in texts], [cards[rank]["host"] for rank in ranks]
+            )
         _refuse_shared_gpus(cards)
         hosts = {rank: card["host"] for rank, card in cards.items() if card["local_rank"] == 0}
         return {"world_size": len(ranks), "hosts": hosts}
 
     def _cards(self) -> dict[int, dict[str, Any]]:
         """Of those that are here."""
-        here = list(range(self.topology.world_size))
-        if not self.room.check([_card(rank) for rank in here]):  # one question, while all is well
-            here = [rank for rank in here if self.room.check([_card(rank)])]
-        texts = self.room.multi_get([_card(rank) for rank in here])
-        return {rank: json.loads(text) for rank, text in zip(here, texts, strict=True)}
+        ranks = {_card(rank): rank for rank in range(self.topology.world_size)}
+        cards = {ranks[key]: document(text, **CARD) for key, text in self.room.there(list(ranks)).items()}
+        return {rank: card for rank, card in cards.items() if card is not None}
 
     def _wait(self) -> None:
         if self.notices.is_due():

@@ -11,16 +11,15 @@ from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 from drumline.errors import PreflightError
+from drumline.launch.node.sealed_store import SealedStore
 
 HEARING_S = 2.0
 POLL_S = 0.02
 Ruling = dict[str, Any]
 
 
-def rule(store: dist.Store, name: str, decide: Callable[[], Any], **more: Any) -> Ruling:
+def rule(store: SealedStore, name: str, decide: Callable[[], Any], **more: Any) -> Ruling:
     """On rank 0: decide, and tell the others. `more`: whatever else they should hear, also when it went wrong."""
     try:
         ruling = {**more, "value": decide()}
@@ -30,18 +29,18 @@ def rule(store: dist.Store, name: str, decide: Callable[[], Any], **more: Any) -
     return ruling
 
 
-def has_ruled(store: dist.Store, name: str) -> bool:
+def has_ruled(store: SealedStore, name: str) -> bool:
     return store.check([_key(name)])
 
 
-def hear(store: dist.Store, name: str, *, deadline: float) -> Ruling:
+def hear(store: SealedStore, name: str, *, deadline: float) -> Ruling:
     """On the other ranks: wait for what rank 0 says."""
     store.wait([_key(name)], timedelta(seconds=max(1.0, deadline - time.monotonic())))
     ruling: Ruling = json.loads(store.get(_key(name)))
     return ruling
 
 
-def follow(store: dist.Store, name: str, ruling: Ruling, *, listeners: Collection[int]) -> Any:
+def follow(store: SealedStore, name: str, ruling: Ruling, *, listeners: Collection[int]) -> Any:
     """What was decided, or the error. `listeners`: on rank 0, the others that are here; it waits for them to hear."""
     if "what" not in ruling:
         return ruling["value"]

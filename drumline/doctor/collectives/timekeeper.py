@@ -19,6 +19,7 @@ from drumline.doctor.finding import Finding
 from drumline.doctor.machine.question import Question
 from drumline.doctor.sizes import names_text
 from drumline.errors import Place
+from drumline.launch.node.sealed_store import SealedStore
 
 POLL_S = 0.1
 # What is late on one rank is late on all, but for the time that their clocks started apart.
@@ -40,12 +41,12 @@ class Timekeeper:
         self._limit_s = limit_s
         self._place = place
         self._on_late = on_late
-        self._store: dist.Store | None = None
+        self._store: SealedStore | None = None
         self._rank, self._world_size, self._host = 0, 1, ""
         self._number = 0
         self.current = "the start"
 
-    def joined(self, store: dist.Store, *, rank: int, world_size: int, host: str) -> None:
+    def joined(self, store: SealedStore, *, rank: int, world_size: int, host: str) -> None:
         """From here on ranks can tell each other where they are."""
         self._store, self._rank, self._world_size, self._host = store, rank, world_size, host
 

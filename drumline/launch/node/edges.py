@@ -25,12 +25,11 @@ Claim = Mapping[str, Any]
 
 
 @contextlib.contextmanager
-def open_door() -> Iterator[dict[str, Any]]:
-    """On all networks, as the store of the ranks will be. Yields what the others must know of it."""
+def open_door(address: str) -> Iterator[dict[str, Any]]:
+    """Where the store of the ranks will be. Yields what the others must know of it."""
     door = None
-    for address in ("::", "0.0.0.0"):  # noqa: S104
-        with contextlib.suppress(OSError):
-            door = door or OpenDoor(address)
+    with contextlib.suppress(OSError):
+        door = OpenDoor(address)
     try:
         yield {} if door is None else {"door_port": door.port, "door_word": door.word}
     finally:
@@ -65,7 +64,7 @@ def check_edges(claims: Sequence[Claim], edges: Sequence[Mapping[str, str]]) -> 
             continue
         sources = [str(claims[source]["host"]) for source in causes]
         cause = next(iter(causes.values()))
-        error = closed_data_ports(sources, claim["host"], port=claim["door_port"], cause=cause)
+        error = closed_data_ports(sources, claim["host"], port=claim.get("door_port", 0), cause=cause)
         if target == first:
             raise error
         print_message(
@@ -75,7 +74,7 @@ def check_edges(claims: Sequence[Claim], edges: Sequence[Mapping[str, str]]) -> 
 
 def _door(number: int, claim: Claim) -> Door | None:
     """None where the node has none, or its name is not known here: of that others tell."""
-    with contextlib.suppress(OSError, KeyError):
+    with contextlib.suppress(OSError, KeyError, TypeError, ValueError, OverflowError):
         found = socket.getaddrinfo(claim["address"], claim["door_port"], type=socket.SOCK_STREAM)
         address = str(found[0][4][0])
         return Door(number, claim["host"], "", address, claim["door_port"], claim["door_word"])

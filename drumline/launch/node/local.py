@@ -153,8 +153,7 @@ def _run_agent(
         heed(signal.SIGTERM, signal.SIG_DFL)
     # For what it knows of this machine: which cores are near which GPU.
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs)
-    rendezvous = open_rendezvous(node)
-    rendezvous.secret = terms.secret
+    rendezvous = open_rendezvous(node, terms.secret)
     spec = WorkerSpec(
         role=config.role,
         local_world_size=num_procs,

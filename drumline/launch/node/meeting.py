@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from datetime import timedelta
@@ -12,12 +13,21 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
 from drumline.errors import PreflightError
+from drumline.launch.job_secret import VARIABLE, new_secret
 from drumline.launch.node.addresses import LOOPBACK, own_address, wait_for_port
 from drumline.launch.node.node_heartbeats import make_handler
 from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.node.roll import Roll
-from drumline.launch.node.sockets import listen_on_loopback, notice_silence
+from drumline.launch.node.sockets import (
+    EVERYWHERE,
+    connect_address,
+    listen_for_store,
+    notice_silence,
+    own_binding,
+    reached_address,
+)
 from drumline.launch.torchrun import KEEP_ALIVE_ATTEMPTS, OWN_STORE, RUN_ID, Node
+from drumline.terminal import print_message
 
 STORE_TIMEOUT_S = 30
 
@@ -30,7 +40,8 @@ class Alone(RendezvousHandler):
 
     def __init__(self) -> None:
         self.store: dist.Store | None = None
-        self.secret = ""
+        self.ranks_secret = ""
+        """Of the attempt: what ranks know each other by, since any user of this machine can reach their store."""
 
     def get_backend(self) -> str:
         return "alone"
@@ -40,7 +51,8 @@ class Alone(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        listener, port = listen_on_loopback()
+        self.ranks_secret = new_secret()
+        listener, port = listen_for_store(LOOPBACK)
         self.store = dist.TCPStore(
             LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener
         )
@@ -63,8 +75,8 @@ class Alone(RendezvousHandler):
         return True
 
 
-def open_rendezvous(node: Node) -> Alone | FixedRanks:
-    """The meeting place of this node's job; the node with rank 0 keeps it."""
+def open_rendezvous(node: Node, secret: str | None) -> Alone | FixedRanks:
+    """The meeting place of this node's job; the node with rank 0 keeps it. `secret`: what all nodes were given."""
     if node.num_nodes == 1:
         return Alone()
     if node.node_rank > 0:
@@ -75,12 +87,18 @@ def open_rendezvous(node: Node) -> Alone | FixedRanks:
     # c10d would else wait, on a node that comes later, for a place that was named in an earlier round only.
     os.environ[OWN_STORE.partition("=")[0]] = OWN_STORE.partition("=")[2]
     address = address_of(node)
-    store = _open_store(node, is_master=node.node_rank == 0)
-    keys = _open_store(node, is_master=False)
-    roll = Roll(_open_store(node, is_master=False), node)
+    bound = _binding(node) if node.node_rank == 0 else None
+    store = _open_store(node, bound, is_master=bound is not None)
+    keys = _open_store(node, bound, is_master=False)
+    roll = Roll(_open_store(node, bound, is_master=False), node, secret)
     notice_silence(_port(node), after_s=node.lost_after_s)
     roll.check_job()
     roll.sign_in()
+    if secret is None:
+        print_message(
+            f"WARNING: {VARIABLE} is not set: whoever reaches {node.endpoint} can end or misdirect this job. Next: set "
+            "it to one value on all nodes"
+        )
     settings = RendezvousSettings(
         RUN_ID,
         node.min_nodes or node.num_nodes,
@@ -91,12 +109,25 @@ def open_rendezvous(node: Node) -> Alone | FixedRanks:
         keep_alive_interval=timedelta(seconds=max(1, node.lost_after_s // KEEP_ALIVE_ATTEMPTS)),
         keep_alive_max_attempt=KEEP_ALIVE_ATTEMPTS,
     )
-    inner = make_handler(store, keys, settings, address)
+    inner = make_handler(store, keys, settings, address, secret=roll.secret)
     return FixedRanks(inner, node, address, roll)
 
 
-def _open_store(node: Node, *, is_master: bool) -> dist.TCPStore:
+def _binding(node: Node) -> str:
+    """Where the first node listens."""
     host = node.endpoint.rpartition(":")[0]
+    if (bound := own_binding(host)) == EVERYWHERE != host:
+        print_message(
+            f"WARNING: {host} does not tell which address of this host the others reach: it listens on all networks. "
+            "Next: give the first node by its address"
+        )
+    return bound
+
+
+def _open_store(node: Node, bound: str | None, *, is_master: bool) -> dist.TCPStore:
+    """`bound`: on the first node, the address at which it listens, and no other."""
+    host = node.endpoint.rpartition(":")[0]
+    host = connect_address(bound) if bound else reached_address(host, _port(node))
     try:
         return dist.TCPStore(
             host,
@@ -104,9 +135,10 @@ def _open_store(node: Node, *, is_master: bool) -> dist.TCPStore:
             is_master=is_master,
             timeout=timedelta(seconds=STORE_TIMEOUT_S),
             wait_for_workers=False,
+            master_listen_fd=listen_for_store(bound, _port(node))[0] if is_master and bound else None,
         )
-    except (dist.DistError, RuntimeError) as error:
-        if is_master and "EADDRINUSE" in str(error):
+    except (dist.DistError, RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             what = f"port {_port(node)} of {socket.gethostname()}, where the nodes would meet, is in use"
             next_step = (
                 "end what uses it (another job, or an earlier start of this one?), or take another: "

@@ -1,4 +1,4 @@
-"""Which nodes are alive, by this node's monotonic clock: the state of torch's c10d rendezvous without its wall clocks.
+"""torch's c10d rendezvous without what is unsafe in it: its wall clocks, and the pickle in which its state travels.
 
 Each node writes its heartbeat by its own wall clock, and torch compares that with the reader's: a clock that is 15 s
 off or that jumps makes a living node dead. Here a heartbeat is as old as the time since it was last seen to change.
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousInfo, dynamic_rendezvous
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousBackend,
@@ -21,18 +20,21 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _NodeDesc,
 )
 
+from drumline.launch.node.sealed_backend import SealedBackend
+from drumline.launch.node.sealed_store import SealedStore
+
 # How long the address of a round's first node is waited for: it may have left the round, and waits for the next.
 ADDRESS_S = 10
 LONG_AGO, NEVER = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
 def make_handler(
-    store: dist.Store, keys: dist.Store, settings: RendezvousSettings, address: str
+    store: dist.Store, keys: dist.Store, settings: RendezvousSettings, address: str, *, secret: str | None
 ) -> DynamicRendezvousHandler:
     """torch's c10d rendezvous in this store; `address` is what the other nodes call this one. `keys`: the same store,
     over a connection of its own, for what nodes write to each other in a round."""
     node = DynamicRendezvousHandler._node_desc_generator.generate(address)
-    backend = C10dRendezvousBackend(store, settings.run_id)
+    backend = SealedBackend(SealedStore(store, secret, "drumline/rendezvous"))
     holder = ObservedState(backend, settings, node)
     return QuickHandler(node, settings, backend.name, keys, holder)
 

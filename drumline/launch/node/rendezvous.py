@@ -26,22 +26,39 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
+from drumline.launch.job_secret import VARIABLE, derived, new_secret
+from drumline.launch.key_exchange import KeyPair
 from drumline.launch.node.addresses import Patience
 from drumline.launch.node.edges import Claim, check_edges, closed_edges, open_door
 from drumline.launch.node.roll import DONE, MEETS, WORKS, Roll
+from drumline.launch.node.sealed_store import SealedStore, document
+from drumline.launch.node.sockets import own_binding
+from drumline.launch.proof import nonce
 from drumline.launch.torchrun import Node
 from drumline.terminal import print_message
 
 POLL_S = 0.05
 LINGER_S = 5.0
 PART_FIRST_WORD_S = 15.0
+# What a node says of itself; where it has opened no door, it names none.
+CLAIM: dict[str, type] = {
+    **dict.fromkeys(("rank", "port", "watch_port", "restarts"), int),
+    **dict.fromkeys(("address", "host", "public", "nonce"), str),
+}
 
 
 class FixedRanks(RendezvousHandler):
     """The rendezvous below, in which nodes keep the order of the ranks they were given."""
 
-    def __init__(self, inner: DynamicRendezvousHandler, node: Node, address: str, roll: Roll) -> None:
+    def __init__(
+        self,
+        inner: DynamicRendezvousHandler,
+        node: Node,
+        address: str,
+        roll: Roll,
+    ) -> None:
         self.inner = inner
+        self.secret = roll.secret
         self.node = node
         self.address = address
         self.roll = roll
@@ -57,8 +74,8 @@ class FixedRanks(RendezvousHandler):
         """Whether this node's ranks were told to leave: whoever else comes or goes does not matter any more."""
         self.has_lost = False
         """Whether that is because a node is gone, and its ranks with it."""
-        self.secret = ""
-        """Of the sidecars: this node's own wish, and after a meeting that of all."""
+        self.ranks_secret = ""
+        """What the ranks and sidecars of this round know each other by, on all nodes; another for each round."""
         self.sidecars: tuple[str, ...] = ()
         """`ADDRESS:PORT` of each node's sidecar, in the order of the ranks of this round."""
         self.restarts_used = 0
@@ -91,34 +108,74 @@ class FixedRanks(RendezvousHandler):
                 info = self.inner.next_rendezvous()
             except dist.DistStoreError:  # the first node left the round before it published its address
                 continue
-            store = dist.PrefixStore("drumline/nodes", info.store)
-            with open_door() as door:
-                claims = self._claims(store, info, door)
-                edges = claims and self._exchange(store, info, "edges", closed_edges(claims, info.rank))
-        self._check_edges(store, claims, edges)
+            except ValueError as error:  # torch reads an address there too, which is not sealed, and not used here
+                raise self._forged() from error
+            store = SealedStore(info.store, self.secret, "drumline/nodes")
+            keys = KeyPair() if self.secret is None else None
+            with open_door(own_binding(self.address)) as door:
+                claims = self._claims(
+                    store, info, {**door, "public": keys.public if keys else "", "nonce": nonce()}
+                )
+                if claims:
+                    edge = {
+                        "closed": closed_edges(claims, info.rank),
+                        **self._secrets(claims, info.rank, keys),
+                    }
+                    edges = self._exchange(store, info, "edges", edge, closed=dict)
+        self._check_edges(store, claims, [edge["closed"] for edge in edges])
         self.members = {number: claim["rank"] for number, claim in enumerate(claims)}
         # Nodes that are missing leave no gap: torchrun counts them from 0 up.
         in_order = sorted(claims, key=lambda claim: int(claim["rank"]))
         node_rank = [claim["rank"] for claim in in_order].index(self.node.node_rank)
         place = RendezvousStoreInfo(in_order[0]["address"], in_order[0]["port"])
-        self.secret = in_order[0].get("secret", self.secret)
+        self.ranks_secret = self._ranks_secret(claims, edges, info.rank, keys)
         self.sidecars = tuple(f"{claim['address']}:{claim['watch_port']}" for claim in in_order)
         self.restarts_used = max(claim["restarts"] for claim in claims)
-        return RendezvousInfo(info.store, node_rank, info.world_size, place)
+        agents: Any = SealedStore(info.store, derived(self.ranks_secret, "agents"), "drumline/agents")
+        return RendezvousInfo(agents, node_rank, info.world_size, place)
+
+    def _secrets(self, claims: Sequence[Claim], number: int, keys: KeyPair | None) -> dict[str, Any]:
+        """Where nodes were given no secret: the first makes one, and wraps it for each of the others."""
+        if keys is None or number != _first(claims):
+            return {}
+        self.ranks_secret = new_secret()
+        return {
+            "secrets": [keys.wrap(self.ranks_secret, claim["public"], claim["nonce"]) for claim in claims]
+        }
+
+    def _ranks_secret(
+        self, claims: Sequence[Claim], edges: Sequence[Mapping[str, Any]], number: int, keys: KeyPair | None
+    ) -> str:
+        if keys is None or self.secret is not None:
+            return derived(self.secret or "", "ranks", *(claim["nonce"] for claim in claims))
+        if number == _first(claims):
+            return self.ranks_secret
+        wrapped = edges[_first(claims)].get("secrets")
+        mine = wrapped[number] if isinstance(wrapped, list) and len(wrapped) == len(claims) else None
+        secret = keys.wrap(str(mine), claims[_first(claims)]["public"], claims[number]["nonce"])
+        if secret is None:
+            raise self._forged()
+        return secret
+
+    def _forged(self) -> PreflightError:
+        return PreflightError(
+            f"a node at {self.node.endpoint} did not write what a launcher writes: another version, or a stranger",
+            next_step=f"install the same version on all nodes, and set {VARIABLE} to one value on all",
+        )
 
     def _claims(
-        self, store: dist.Store, info: RendezvousInfo, door: Mapping[str, Any]
+        self, store: SealedStore, info: RendezvousInfo, door: Mapping[str, Any]
     ) -> list[dict[str, Any]] | None:
         """What each participant says of itself; None as below, or when another has spoken in this node's place."""
         mine = {"rank": self.node.node_rank, "address": self.address, "port": _free_port(), **door}
         mine |= {"watch_port": _free_port(), "restarts": self.restarts_used, "host": self.roll.host()}
-        if not self.node.job:  # else whoever started all nodes gave them one secret
-            mine["secret"] = self.secret
-        claims = self._exchange(store, info, "claim", mine)
+        claims = self._exchange(store, info, "claim", mine, **CLAIM)
         # After a cut two sides may have met apart, under the same numbers.
         return claims if claims and mine in claims else None
 
-    def _exchange(self, store: dist.Store, info: RendezvousInfo, kind: str, mine: Any) -> list[Any] | None:
+    def _exchange(
+        self, store: SealedStore, info: RendezvousInfo, kind: str, mine: Any, **fields: type
+    ) -> list[dict[str, Any]] | None:
         """Collective: what all say, by c10d's numbers; None when one is gone before it has: all meet again then."""
         store.set(f"{kind}/{info.rank}", json.dumps(mine))
         keys = [f"{kind}/{number}" for number in range(info.world_size)]
@@ -126,9 +183,12 @@ class FixedRanks(RendezvousHandler):
             if self._gone(range(info.world_size)):
                 return None
             time.sleep(POLL_S)
-        return [json.loads(text) for text in store.multi_get(keys)]
+        said = [document(text, **fields) for text in store.multi_get(keys)]
+        if None in said:
+            raise self._forged()
+        return [one for one in said if one is not None]
 
-    def _check_edges(self, store: dist.Store, claims: Sequence[Claim], edges: Sequence[Any]) -> None:
+    def _check_edges(self, store: SealedStore, claims: Sequence[Claim], edges: Sequence[Any]) -> None:
         try:
             check_edges(claims, edges)
         except PreflightError as error:
@@ -291,6 +351,11 @@ class FixedRanks(RendezvousHandler):
             self.roll.now(DONE)
         self.roll.sign_out()
         return self.inner.shutdown()
+
+
+def _first(claims: Sequence[Claim]) -> int:
+    """c10d's number of the node with the smallest rank."""
+    return min(range(len(claims)), key=lambda number: int(claims[number]["rank"]))
 
 
 def _free_port() -> int:

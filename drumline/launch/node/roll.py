@@ -12,13 +12,17 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch.distributed as dist
 
 from drumline.errors import PreflightError
+from drumline.launch.job_secret import VARIABLE, derived
 from drumline.launch.node.addresses import Patience
+from drumline.launch.node.sealed_store import SealedStore, check_secret, document
+from drumline.launch.proof import nonce
 from drumline.launch.torchrun import Node
 
 BEAT_S = 1.0
@@ -41,8 +45,10 @@ class Word:
         return json.dumps(vars(self))
 
     @classmethod
-    def decode(cls, text: bytes | str) -> Word:
-        return cls(**json.loads(text))
+    def decode(cls, text: bytes | str) -> Word | None:
+        """None for what is no such word: without a secret, strangers write there too."""
+        found = document(text, host=str, who=str, count=int, doing=str)
+        return None if found is None else cls(found["host"], found["who"], found["count"], found["doing"])
 
 
 class Roll:
@@ -51,8 +57,10 @@ class Roll:
     `store` is a connection of its own: the roll goes on while the rendezvous waits in the other one.
     """
 
-    def __init__(self, store: dist.Store, node: Node) -> None:
-        self.store = dist.PrefixStore("drumline/roll", store)
+    def __init__(self, store: dist.Store, node: Node, secret: str | None = None) -> None:
+        self.secret = secret
+        """What all nodes were given, and after `check_job` that of this launch; None: they were given nothing."""
+        self.store = SealedStore(store, secret, "drumline/roll")
         self.node = node
         self.mine = Word(socket.gethostname(), uuid.uuid4().hex)
         self.was_ousted = False
@@ -66,18 +74,25 @@ class Roll:
     def check_job(self) -> None:
         """The first node says which job meets here, and the others see that it is theirs. One of another job would have
         its ranks started again and again, to let in a node that never belongs."""
-        mine = {"job": self.node.job, "num_nodes": self.node.num_nodes}
+        mine = {"job": self.node.job, "num_nodes": self.node.num_nodes, "nonce": nonce()}
         if self.node.node_rank == 0:
             self.store.set("job", json.dumps(mine))
+            self._seal_launch(mine)
             return
         where = self.node.endpoint
         try:
-            found = json.loads(self.store.get("job"))
-        except dist.DistError as error:
+            found = document(self.store.get("job"), job=str, num_nodes=int, nonce=str)
+        except dist.DistError:
+            found = None
+        check_secret(self.store, "node 0")
+        if found is None:
+            knows = f" of this job: it does not know its {VARIABLE}" if self.store.strange else ""
             raise PreflightError(
-                f"what listens at {where}, where the nodes meet, is not the launcher of node 0",
-                next_step="see what it is, or take another port: --port, or MASTER_PORT",
-            ) from error
+                f"what listens at {where}, where the nodes meet, is not the launcher of node 0{knows}",
+                next_step=f"set the same {VARIABLE} on all nodes, and see what listens there"
+                if knows
+                else "see what it is, or take another port: --port, or MASTER_PORT",
+            )
         if found["job"] != mine["job"]:
             raise PreflightError(
                 f"another job meets at {where}", next_step="wait for its end, or take another port: --port N"
@@ -89,20 +104,29 @@ class Roll:
                 next_step="give all nodes the same number of nodes; another job needs another MASTER_PORT",
             )
 
+        self._seal_launch(found)
+
+    def _seal_launch(self, job: Mapping[str, Any]) -> None:
+        """From here on under a secret of this launch: users give several launches the same one, and what a stranger has
+        recorded of an earlier launch shall not fit."""
+        if self.secret is not None:
+            self.secret = derived(self.secret, "launch", job["nonce"])
+            self.store = self.store.resealed(self.secret)
+
     def sign_in(self) -> None:
         """Take this node's place, unless a launcher that lives has it."""
-        key, mine = _key(self.node.node_rank), self.mine.encode()
-        found = self.store.compare_set(key, "", mine).decode()
+        key, mine = _key(self.node.node_rank), self.mine.encode().encode()
+        found = self.store.compare_set(key, "", mine)
         if found != mine:
             # One that died left its word; one that lives says something new every second.
             patience = Patience()
             while patience.waited_s < QUIET_BEATS * BEAT_S:
-                if self.store.get(key).decode() != found:
+                if self.store.compare_set(key, "", found) != found:
                     raise self._taken(found)
                 time.sleep(BEAT_S / 4)
-            if self.store.compare_set(key, found, mine).decode() != mine:
+            if self.store.compare_set(key, found, mine) != mine:
                 raise self._taken(found)
-        self.store.append("members", f"{self.node.node_rank} ")  # type: ignore[attr-defined]
+        self.store.append("members", f"{self.node.node_rank} ")
         self._thread.start()
 
     def sign_out(self) -> None:
@@ -128,14 +152,15 @@ class Roll:
             self._say_word(replace(self.mine, doing=doing))
 
     def hear(self) -> None:
-        """What all have said; two questions to the store, however many they are."""
-        if not self.store.check(["members"]):
-            return
-        ranks = sorted({int(word) for word in self.store.get("members").split()} - {self.node.node_rank})
-        texts = self.store.multi_get([_key(rank) for rank in ranks]) if ranks else []
-        for rank, text in zip(ranks, texts, strict=True):
-            word = Word.decode(text)
-            if rank not in self._heard or self._heard[rank][0] != word:
+        """What all have said; a few questions to the store, however many they are."""
+        numbers = range(self.node.num_nodes)
+        # Only whom to look for: it is not sealed, and who was there once is looked for again.
+        words = set(self.store.hint("members").split())
+        come = {number for number in numbers if str(number).encode() in words}
+        keys = {_key(rank): rank for rank in sorted({*come, *self._heard} - {self.node.node_rank})}
+        for key, text in self.store.there(list(keys)).items() if keys else ():
+            rank, word = keys[key], Word.decode(text)
+            if word is not None and (rank not in self._heard or self._heard[rank][0] != word):
                 self._heard[rank] = (word, time.monotonic())
 
     def is_there(self, rank: int, *doing: str, within_s: float | None = None) -> bool:
@@ -153,11 +178,12 @@ class Roll:
 
     def failure(self) -> str | None:
         """What the first node that gave up has told."""
-        return self.store.get("failed").decode() if self.store.check(["failed"]) else None
+        return self.store.get("failed").decode(errors="replace") if self.store.check(["failed"]) else None
 
     def failure_code(self) -> int | None:
         """What it ended with."""
-        return int(self.store.get("failed-code")) if self.store.check(["failed-code"]) else None
+        code = self.store.get("failed-code") if self.store.check(["failed-code"]) else b""
+        return int(code) if code.isdigit() and len(code) <= 3 else None
 
     def missing(self) -> list[int]:
         """Nodes that have not come to the meeting in which this one waits."""
@@ -183,7 +209,7 @@ class Roll:
 
     def _go_on(self) -> None:
         # When the store is gone, whoever waits in it meets the same error, and tells of it.
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError, PreflightError):
             while not self._over.wait(BEAT_S):
                 with self._lock:
                     self._say_word(self.mine)
@@ -194,8 +220,11 @@ class Roll:
 
     def _say_word(self, word: Word) -> None:
         new = replace(word, count=self.mine.count + 1)
-        found = self.store.compare_set(_key(self.node.node_rank), self.mine.encode(), new.encode()).decode()
-        self.was_ousted = Word.decode(found).who != self.mine.who
+        key = _key(self.node.node_rank)
+        found = Word.decode(self.store.compare_set(key, self.mine.encode(), new.encode()))
+        if found is None:
+            self.store.set(key, new.encode())
+        self.was_ousted = found is not None and found.who != self.mine.who
         self.mine = new
 
     def _tell_wait(self, waiting: Patience) -> None:
@@ -204,10 +233,11 @@ class Roll:
             where = f"waiting at {self.node.endpoint} for {self.names(missing)}"
             waiting.tell(f"{where}, {waiting.waited_s:.0f} s so far")
 
-    def _taken(self, found: str) -> PreflightError:
-        rank, last = self.node.node_rank, self.node.num_nodes - 1
+    def _taken(self, found: bytes) -> PreflightError:
+        rank, last, word = self.node.node_rank, self.node.num_nodes - 1, Word.decode(found)
+        where = word.host if word else "another host"
         return PreflightError(
-            f"NODE_RANK {rank} is taken: the launcher of node {rank} runs on {Word.decode(found).host} already",
+            f"NODE_RANK {rank} is taken: the launcher of node {rank} runs on {where} already",
             next_step=f"give each machine a NODE_RANK of its own, from 0 to {last}",
         )
 

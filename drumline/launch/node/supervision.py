@@ -16,7 +16,7 @@ from typing import Any
 from drumline.launch.node import guard
 from drumline.launch.node.standby import Standby
 from drumline.launch.ssh.follow import is_traceback, last_lines
-from drumline.launch.watch_terms import ScriptWatch, new_secret
+from drumline.launch.watch_terms import ScriptWatch
 
 # A traceback that was written this short before the end was about the end.
 LAST_WORDS_S = 30.0
@@ -33,8 +33,8 @@ class Supervision:
     folder: Path | None = None
     """Where ranks write to; None leaves their output to the screen."""
     tell: Callable[[Mapping[str, Any]], None] = lambda _: None
-    secret: str = field(default_factory=new_secret, repr=False)
-    """Of the sidecars. On several nodes that were started one by one, node 0's counts."""
+    secret: str | None = field(default=None, repr=False)
+    """What all nodes of the job were given; None: nothing (`key_exchange.py`)."""
     script_watch: ScriptWatch | None = None
     """How a script is watched; a task is by itself, and says how."""
     standby: Standby | None = None

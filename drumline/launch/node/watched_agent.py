@@ -23,13 +23,14 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, SubprocessCo
 from drumline.errors import ExitCode
 from drumline.launch.command_start import COMMAND_START, process_start
 from drumline.launch.failure_file import FAILURE_FILE, LOGS_SHOWN, FailureRecord, read_failure
+from drumline.launch.job_secret import VARIABLE as SECRET
 from drumline.launch.node.leaving_agent import LeavingAgent
 from drumline.launch.node.meeting import Alone
 from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.node.standby import Standby
 from drumline.launch.node.supervision import RankOutput, Supervision, failure_time, rank_output
 from drumline.launch.node.watch_folder import VERDICT_S, Ruling, WatchFolder
-from drumline.launch.watch_terms import FOLDER, NODES, SECRET
+from drumline.launch.watch_terms import FOLDER, NODES
 from drumline.terminal import print_message
 
 
@@ -127,9 +128,10 @@ class WatchedAgent(LeavingAgent):
         handler = worker_group.spec.rdzv_handler
         assert isinstance(handler, Alone | FixedRanks)
         folder, script = self.watch.begin(self.files.num_starts), self.supervision.script_watch
+        variables = {SECRET: handler.ranks_secret}
         if folder is None:
-            return {}
-        variables = {FOLDER: str(folder), SECRET: handler.secret}
+            return variables
+        variables[FOLDER] = str(folder)
         if handler.sidecars:
             variables[NODES] = ",".join(handler.sidecars)
         return {**variables, **(script.variables() if script else {})}

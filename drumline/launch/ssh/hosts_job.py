@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from drumline.launch.hosts import Host
+from drumline.launch.job_secret import new_secret
 from drumline.launch.node.guard import new_job
 from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.topology import RESTARTED
 from drumline.launch.torchrun import Node, Program
-from drumline.launch.watch_terms import ScriptWatch, new_secret
+from drumline.launch.watch_terms import ScriptWatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class HostsJob:
     min_nodes: int | None = None
     """As long as so many hosts are there, the loss of one that is not the first does not end the job; None: all."""
     secret: str = field(default_factory=new_secret, repr=False)
-    """Of the sidecars beside the ranks."""
+    """What the nodes of this attempt know each other by."""
     script_watch: ScriptWatch | None = None
     standby: bool = True
     """Whether processes with torch loaded wait for a restart."""

@@ -30,7 +30,7 @@ from drumline.watch.rank.stacks import answer_on_this_thread, register_stacks
 from drumline.watch.sidecar.terms import Terms
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from drumline.launch.node.sealed_store import SealedStore
 
 # How long the end of a rank waits for an answer that is being written.
 ANSWER_S = 5.0
@@ -126,7 +126,7 @@ class Attendance:
 
 
 def attend(
-    store: dist.Store | None,
+    store: SealedStore | None,
     topology: Topology,
     watch: WatchConfig,
     *,
@@ -143,7 +143,6 @@ def attend(
         store,
         topology=topology,
         folder=told.folder,
-        secret=told.secret,
         environment=environment,
         timeout_s=timeout_s,
     )

@@ -9,7 +9,6 @@ anywhere is raised on every rank alike.
 from __future__ import annotations
 
 import json
-import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,34 +21,34 @@ import torch.distributed as dist
 from drumline.distributed.start.absent import too_late
 from drumline.distributed.start.ruling import follow, hear, rule
 from drumline.errors import PreflightError
-from drumline.launch.proof import keyed_hash
+from drumline.launch.job_secret import new_secret
+from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.topology import Topology
+from drumline.launch.watch_terms import sidecar_secret
 from drumline.watch.rank.folder import make_folder
 from drumline.watch.rank.listening import listen, own_address, way_out
 from drumline.watch.rank.met import Met
 from drumline.watch.rank.nodes import Standing, group_by_node, this_machine
 from drumline.watch.sidecar.channel import Peer
 
-SECRET_BYTES = 32
 GRACE_S = 2.0  # what rank 0 finds at its deadline is better told than what each other rank does at its own
 WHO, WHERE = "nodes", "places"
 
 
 def meet(
-    store: dist.Store | None,
+    store: SealedStore | None,
     *,
     topology: Topology,
     folder: Path | None,
-    secret: str | None,
     environment: Mapping[str, str],
     timeout_s: float = 180.0,
 ) -> Met:
-    """Collective. `folder`, `secret`: the launcher's, if it gave any. `environment`: says which network to take."""
+    """Collective. `folder`: the launcher's, if it gave any. `environment`: says which network to take."""
     if store is None:
-        return Met(make_folder(folder), secret or _new_secret(), (), 0, (0,), True, None)
-    meeting = _Meeting(dist.PrefixStore("watch", store), topology, time.monotonic() + timeout_s, timeout_s)
+        return Met(make_folder(folder), new_secret(), (), 0, (0,), True, None)
+    meeting = _Meeting(store.under("watch"), topology, time.monotonic() + timeout_s, timeout_s)
     try:
-        return meeting.hold(folder, secret, environment)
+        return meeting.hold(folder, environment)
     except dist.DistError as error:
         raise PreflightError(
             f"rank 0 did not say within {timeout_s:g} s who is watched where",
@@ -60,14 +59,14 @@ def meet(
 class _Meeting:
     """One rank's part."""
 
-    def __init__(self, store: dist.Store, topology: Topology, deadline: float, timeout_s: float) -> None:
+    def __init__(self, store: SealedStore, topology: Topology, deadline: float, timeout_s: float) -> None:
         self.store, self.topology, self.deadline, self.timeout_s = store, topology, deadline, timeout_s
         self.listener: socket.socket | None = None
         self.made: Path | None = None
         """The folder, when it was made here: then it goes again if nothing comes of this."""
 
-    def hold(self, folder: Path | None, secret: str | None, environment: Mapping[str, str]) -> Met:
-        self._come(secret, environment)
+    def hold(self, folder: Path | None, environment: Mapping[str, str]) -> Met:
+        self._come(environment)
         said = self._agree(WHO, self._see_who_is_here)
         nodes: list[list[int]] = said["nodes"]
         node, ranks = next((node, ranks) for node, ranks in enumerate(nodes) if self.topology.rank in ranks)
@@ -75,15 +74,13 @@ class _Meeting:
         if is_first:
             self._settle(node, folder, said["addresses"])
         try:
-            places = self._agree(
-                WHERE, lambda: self._see_where(nodes, is_secret_known=said["is_secret_known"])
-            )
+            places = self._agree(WHERE, lambda: self._see_where(nodes))
         except BaseException:
             self._undo()
             raise
         return Met(
             folder=Path(places["folders"][node]),
-            secret=str(places["secret"] or secret),
+            secret=sidecar_secret(self.store.secret) or "",
             peers=tuple(Peer(*peer) for number, peer in enumerate(places["peers"]) if number != node),
             node=node,
             ranks=tuple(sorted(ranks)),
@@ -93,14 +90,12 @@ class _Meeting:
 
     # First: who is here
 
-    def _come(self, secret: str | None, environment: Mapping[str, str]) -> None:
-        """The secret itself stays out of the store: a proof tells whether all were given the same."""
+    def _come(self, environment: Mapping[str, str]) -> None:
         card = {
             "host": self.topology.host,
             "machine": this_machine(),
             "local_rank": self.topology.local_rank,
             "address": way_out(environment, self.topology.master_addr),
-            "proof": keyed_hash(secret.encode(), "drumline watch meeting").hex() if secret else None,
         }
         self.store.set(f"card/{self.topology.rank}", json.dumps(card))
 
@@ -112,12 +107,7 @@ class _Meeting:
                 for rank, card in cards.items()
             }
         )
-        proofs = {card["proof"] for card in cards.values()}
-        return {
-            "nodes": nodes,
-            "addresses": [cards[ranks[0]]["address"] for ranks in nodes],
-            "is_secret_known": len(proofs) == 1 and None not in proofs,
-        }
+        return {"nodes": nodes, "addresses": [cards[ranks[0]]["address"] for ranks in nodes]}
 
     def _absent(self, missing: Sequence[int]) -> PreflightError:
         here = [rank for rank in range(self.topology.world_size) if rank not in missing]
@@ -146,7 +136,7 @@ class _Meeting:
         if self.made is not None:
             self.made.rmdir()
 
-    def _see_where(self, nodes: Sequence[Sequence[int]], *, is_secret_known: bool) -> dict[str, Any]:
+    def _see_where(self, nodes: Sequence[Sequence[int]]) -> dict[str, Any]:
         def nowhere(missing: Sequence[int]) -> PreflightError:
             ranks = ", ".join(f"rank {nodes[node][0]} (node {node})" for node in missing)
             return PreflightError(
@@ -161,7 +151,6 @@ class _Meeting:
         return {
             "folders": [place["folder"] for place in places.values()],
             "peers": [place["peer"] for place in places.values()] if len(nodes) > 1 else [],
-            "secret": None if is_secret_known else _new_secret(),
         }
 
     # Both times
@@ -188,7 +177,3 @@ class _Meeting:
             ) from None
         texts = self.store.multi_get(keys) if keys else []
         return {number: json.loads(text) for number, text in zip(numbers, texts, strict=True)}
-
-
-def _new_secret() -> str:
-    return secrets.token_hex(SECRET_BYTES)

@@ -16,6 +16,7 @@ from torch import Tensor
 from drumline.checkpoint import look, store, tensor_file
 from drumline.checkpoint.parts import Collector, Files, Telling, WritingRank, contribute, deal
 from drumline.errors import CheckpointError
+from drumline.launch.node.sealed_store import SealedStore
 
 ZERO, ONE = WritingRank(0, "node-a"), WritingRank(1, "node-b")
 Tensors = dict[str, dict[str, Tensor]]
@@ -32,7 +33,7 @@ class Job:
     def __init__(self, *roots: Path) -> None:
         self.roots = roots
         self.end = threading.Event()
-        self.store = dist.HashStore()
+        self.store = SealedStore(dist.HashStore(), "a secret")
 
     def telling(self) -> Telling:
         return Telling(self.store, 1, end=self.end)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from drumline.distributed.device import choose_device, nccl_gpu
 from drumline.distributed.start.roll import call_roll
 from drumline.errors import PreflightError
+from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.topology import Topology
 
 
@@ -33,7 +34,7 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(monkeypatch:
 
 def meet(gpus: list[str | None]) -> list[str]:
     """What each of the ranks that meet is told; nothing when all is well."""
-    store = dist.HashStore()
+    store = SealedStore(dist.HashStore(), None)
 
     def rank(number: int) -> str:
         topology = Topology(rank=number, world_size=len(gpus), local_rank=number, local_world_size=len(gpus))

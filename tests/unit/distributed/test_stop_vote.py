@@ -13,20 +13,24 @@ import torch.distributed as dist
 
 from drumline.distributed import stop_vote
 from drumline.distributed.stop_vote import StopVote
+from drumline.launch.node.sealed_store import SealedStore
 
 
 @pytest.fixture
-def store() -> dist.Store:
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+def store() -> SealedStore:
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
+    )
+    return SealedStore(store, "a secret")
 
 
 class Rank:
     """A rank that takes steps, and its watcher."""
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int, start: int = 0) -> None:
+    def __init__(self, store: SealedStore, rank: int, world_size: int, start: int = 0) -> None:
         self.step, self.stopped_at = start, -1
         self.vote = StopVote(
-            store.clone(),  # type: ignore[attr-defined]
+            store.clone(),
             rank=rank,
             world_size=world_size,
             step=lambda: self.step,
@@ -63,7 +67,7 @@ def run_together(ranks: list[Rank], *, total: int, pause: Callable[[], float], a
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_ranks_at_any_pace_stop_at_the_same_step(store: dist.Store, seed: int) -> None:
+def test_ranks_at_any_pace_stop_at_the_same_step(store: SealedStore, seed: int) -> None:
     chance = random.Random(seed)
     ranks = [Rank(store, rank, 4, start=7) for rank in range(4)]
     # Watchers that are slower than the steps: proposals are missed, and made again.
@@ -75,13 +79,13 @@ def test_ranks_at_any_pace_stop_at_the_same_step(store: dist.Store, seed: int) -
     assert ranks[0].stopped_at > 100
 
 
-def test_a_run_that_is_at_its_end_ends_as_ever(store: dist.Store) -> None:
+def test_a_run_that_is_at_its_end_ends_as_ever(store: SealedStore) -> None:
     ranks = [Rank(store, rank, 2) for rank in range(2)]
     run_together(ranks, total=50, pause=lambda: 0.05, asks=1, after=45)
     assert [rank.stopped_at for rank in ranks] == [50, 50]
 
 
-def test_before_the_first_step_nobody_takes_one(store: dist.Store) -> None:
+def test_before_the_first_step_nobody_takes_one(store: SealedStore) -> None:
     ranks = [Rank(store, rank, 2, start=30) for rank in range(2)]
     ranks[1].vote.request({"signal": "SIGTERM"})
     while any([rank.vote.tick() for rank in ranks]) or not ranks[0].vote.is_decided:  # noqa: C419
@@ -92,7 +96,7 @@ def test_before_the_first_step_nobody_takes_one(store: dist.Store) -> None:
     assert [rank.vote.cause for rank in ranks] == [{"signal": "SIGTERM"}] * 2
 
 
-def test_the_first_to_ask_is_the_cause(store: dist.Store) -> None:
+def test_the_first_to_ask_is_the_cause(store: SealedStore) -> None:
     ranks = [Rank(store, rank, 2) for rank in range(2)]
     for number, rank in enumerate(ranks):
         rank.vote.request({"rank": number})
@@ -100,14 +104,14 @@ def test_the_first_to_ask_is_the_cause(store: dist.Store) -> None:
     assert ranks[1].vote.cause == {"rank": 0}
 
 
-def test_nobody_asked_and_nothing_stops(store: dist.Store) -> None:
+def test_nobody_asked_and_nothing_stops(store: SealedStore) -> None:
     (rank,) = [Rank(store, 0, 1)]
     assert not rank.vote.tick()
     assert rank.vote.stop is None
     assert not rank.vote.stops_at(10**9)
 
 
-def test_a_rank_that_waits_at_a_proposal_goes_on_when_a_later_one_replaces_it(store: dist.Store) -> None:
+def test_a_rank_that_waits_at_a_proposal_goes_on_when_a_later_one_replaces_it(store: SealedStore) -> None:
     first, second = (Rank(store, rank, 2) for rank in range(2))
     for rank in (first, second):
         rank.vote.begin()
@@ -135,7 +139,7 @@ def test_a_rank_that_waits_at_a_proposal_goes_on_when_a_later_one_replaces_it(st
 
 
 def test_a_rank_that_never_answers_makes_all_give_up_together(
-    store: dist.Store, monkeypatch: pytest.MonkeyPatch
+    store: SealedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stop_vote, "PATIENCE_S", 0.2)
     ranks = [Rank(store, rank, 3) for rank in range(3)]
@@ -150,7 +154,7 @@ def test_a_rank_that_never_answers_makes_all_give_up_together(
     assert not ranks[2].vote.stops_at(10**9)
 
 
-def test_a_store_that_is_gone_frees_the_loop(store: dist.Store) -> None:
+def test_a_store_that_is_gone_frees_the_loop(store: SealedStore) -> None:
     first, _ = (Rank(store, rank, 2) for rank in range(2))
     first.vote.stop = 0
     waiting = threading.Thread(target=lambda: answers.append(first.vote.stops_at(5)))

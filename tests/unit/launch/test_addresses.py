@@ -10,7 +10,7 @@ import pytest
 from drumline.errors import PreflightError
 from drumline.launch.node import addresses
 from drumline.launch.node.addresses import Patience, check_is_own, own_address, wait_for_port
-from drumline.launch.node.sockets import listen_on_loopback, notice_silence
+from drumline.launch.node.sockets import listen_for_store, notice_silence
 from drumline.terminal import print_message
 from tests.ranks import free_port
 
@@ -133,11 +133,11 @@ def test_on_a_terminal_a_wait_is_one_line_that_counts(monkeypatch: pytest.Monkey
 
 
 def test_a_listener_that_only_this_machine_reaches() -> None:
-    number, port = listen_on_loopback()
+    number, port = listen_for_store("127.0.0.1")
     with socket.socket(fileno=number) as listener:
         assert listener.getsockname() == ("127.0.0.1", port)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
-        listen_on_loopback(taken.getsockname()[1])
+        listen_for_store("127.0.0.1", taken.getsockname()[1])
 
 
 def open_files() -> list[str]:

@@ -11,7 +11,7 @@ from tests.ports import listening_addresses
 
 
 def test_every_attempt_has_a_store_of_its_own_on_the_loopback() -> None:
-    handler = open_rendezvous(Node(num_procs=2))
+    handler = open_rendezvous(Node(num_procs=2), None)
     assert isinstance(handler, Alone)
     assert handler.use_agent_store
     first = handler.next_rendezvous()

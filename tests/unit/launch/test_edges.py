@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +11,6 @@ from drumline.errors import PreflightError
 from drumline.launch.node import dialling
 from drumline.launch.node.dialling import NO_ROUTE, SILENT
 from drumline.launch.node.edges import check_edges, closed_edges, open_door
-from tests.multinode.needs import missing, tool
 
 
 def claim(rank: int, host: str, **door: Any) -> dict[str, Any]:
@@ -22,33 +18,16 @@ def claim(rank: int, host: str, **door: Any) -> dict[str, Any]:
 
 
 def test_a_door_that_opens_is_no_closed_edge_and_one_without_is_not_tried() -> None:
-    with open_door() as door:
+    with open_door("127.0.0.1") as door:
         unknown = {**claim(2, "c", **door), "address": "nowhere.invalid"}
         assert closed_edges([claim(0, "a", **door), claim(1, "b"), unknown], 1) == {}
-
-
-ONE_FAMILY = """
-import socket, subprocess, sys
-from pathlib import Path
-from drumline.launch.node.edges import open_door
-subprocess.run([sys.argv[1], "link", "set", "lo", "up"], check=True)
-Path("/proc/sys/net/ipv6/bindv6only").write_text("1")
-with open_door() as door:
-    socket.create_connection(("127.0.0.1", door["door_port"]), timeout=10).close()
-"""
-
-
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
-@pytest.mark.skipif(not Path("/proc/sys/net/ipv6").exists(), reason="no IPv6 on this machine")
-def test_a_door_takes_ipv4_also_where_sockets_are_of_one_family_by_default() -> None:
-    subprocess.run([tool("unshare"), "--net", sys.executable, "-c", ONE_FAMILY, tool("ip")], check=True)
 
 
 def test_a_closed_port_is_tried_again_and_said_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dialling, "ANSWER_S", 0.5)
-    with open_door() as door:
+    with open_door("127.0.0.1") as door:
         pass
     claims = [claim(0, "a", **door), claim(1, "b")]
     assert closed_edges(claims, 1, patience_s=0.7) == {0: "refused"}

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousSettings,
     RendezvousTimeout,
@@ -19,6 +18,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from drumline.launch.node.node_heartbeats import ObservedState
+from drumline.launch.node.sealed_backend import SealedBackend
+from drumline.launch.node.sealed_store import SealedStore
 
 LIMIT_S = 0.6
 SETTINGS = RendezvousSettings(
@@ -38,7 +39,7 @@ class Nodes:
 
     def __init__(self) -> None:
         store = dist.HashStore()
-        backends = [C10dRendezvousBackend(store, "job") for _ in range(3)]
+        backends = [SealedBackend(SealedStore(store, "secret")) for _ in range(3)]
         self.mine = ObservedState(backends[0], SETTINGS, MINE)
         self.other = ObservedState(backends[1], SETTINGS, OTHER)
         self.plain = _BackendRendezvousStateHolder(backends[2], SETTINGS)

@@ -24,7 +24,10 @@ from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, 
 from drumline.launch.node.addresses import Patience
 from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.node.roll import DONE, MEETS, WORKS, Roll
+from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.torchrun import Node
+
+KEYS = {"public": "2", "nonce": "n"}
 
 
 class Met:
@@ -52,8 +55,8 @@ def node_of(rank: int, num_nodes: int, peers: tuple[str, ...] = ()) -> Node:
     return Node(num_nodes=num_nodes, node_rank=rank, endpoint="a:1", min_nodes=1, peers=peers)
 
 
-def handler(inner: Any, node: Node) -> FixedRanks:
-    return FixedRanks(inner, node, f"host-{node.node_rank}", Roll(dist.HashStore(), node))
+def handler(inner: Any, node: Node, secret: str | None = None) -> FixedRanks:
+    return FixedRanks(inner, node, f"host-{node.node_rank}", Roll(dist.HashStore(), node, secret))
 
 
 def meet(node_ranks: list[int], num_nodes: int) -> list[tuple[FixedRanks, RendezvousInfo]]:
@@ -79,23 +82,30 @@ def test_nodes_keep_the_ranks_they_were_given_and_rank_0_says_where_it_is(
     assert capfd.readouterr().err == ""
 
 
-def test_nodes_take_the_first_ones_secret_and_count_restarts_together() -> None:
-    store = dist.HashStore()
-
-    def one(number: int, job: str) -> FixedRanks:
-        node = replace(node_of([2, 0, 1][number], 3), job=job)
-        one = handler(Met(dist.PrefixStore(job, store), number, 3), node)
-        one.secret, one.restarts_used = f"secret {node.node_rank}", number
+def test_nodes_agree_on_a_secret_that_is_not_in_the_store_and_count_restarts_together() -> None:
+    def one(number: int, store: dist.Store, secret: str | None) -> FixedRanks:
+        one = handler(Met(store, number, 3), node_of([2, 0, 1][number], 3), secret)
+        one.restarts_used = number
         one.next_rendezvous()
         return one
 
     with ThreadPoolExecutor(3) as pool:
-        for job, secrets in (("", ["secret 0"] * 3), ("j", ["secret 2", "secret 0", "secret 1"])):
-            met = list(pool.map(one, range(3), [job] * 3))
-            assert [each.secret for each in met] == secrets, "one starter gives all nodes the same"
+        rounds = []
+        for given in (None, None, "the secret of all", "the secret of all"):
+            store = dist.HashStore()
+            met = list(pool.map(one, range(3), [store] * 3, [given] * 3))
+            (secret,) = {each.ranks_secret for each in met}
+            rounds.append(secret)
+            written = [
+                store.get(f"drumline/nodes/{kind}/{number}")
+                for kind in ("claim", "edges")
+                for number in range(3)
+            ]
+            assert not any(secret.encode() in value for value in written)
             assert [each.restarts_used for each in met] == [2, 2, 2]
             assert len({each.sidecars for each in met}) == 1
             assert [word.partition(":")[0] for word in met[0].sidecars] == ["host-0", "host-1", "host-2"]
+    assert len(set(rounds)) == 4, "each round has a secret of its own"
 
 
 def test_fewer_nodes_keep_their_order_without_a_gap_and_name_the_missing(
@@ -119,7 +129,7 @@ def test_a_participant_that_is_gone_before_it_spoke_is_met_without() -> None:
     inner = Met(store, 0, 2)
     inner.here = {0}
     one = handler(inner, node_of(0, 2))
-    assert one._claims(store, inner.info, {}) is None
+    assert one._claims(SealedStore(store, None), inner.info, KEYS) is None
     # The next time it is alone, in a round of its own.
     alone = Met(dist.HashStore(), 0, 1)
     rounds = iter([inner.info, alone.info])
@@ -145,14 +155,16 @@ def test_a_round_whose_first_node_left_it_is_met_again() -> None:
 
 
 def test_nodes_that_met_apart_under_one_number_meet_again() -> None:
-    class Overwritten(dist.HashStore):
+    class Overwritten(SealedStore):
         """The other side has the last word."""
 
-        def set(self, key: str, value: str) -> None:
+        def set(self, key: str, value: str | bytes) -> None:
             super().set(key, json.dumps({**json.loads(value), "rank": 0}))
 
-    inner = Met(Overwritten(), 0, 1)
-    assert handler(inner, node_of(1, 2))._claims(inner.info.store, inner.info, {}) is None
+    inner = Met(dist.HashStore(), 0, 1)
+    assert (
+        handler(inner, node_of(1, 2))._claims(Overwritten(inner.info.store, None), inner.info, KEYS) is None
+    )
 
 
 def test_a_node_that_is_gone_is_a_reason_to_start_again() -> None:

@@ -1,0 +1,59 @@
+"""Two processes without a common secret agree on one through a store that others can read: Diffie-Hellman, by X25519.
+
+Who only reads learns nothing. Who also writes, at the very start, can stand between the two: DRUMLINE_SECRET on all
+nodes excludes that too. In Python, because it is needed once for each start; a group of numbers (RFC 3526) takes ten
+times as long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from drumline.launch.proof import keyed_hash
+
+KEY_BYTES = 32
+PRIME = 2**255 - 19
+BASE = (9).to_bytes(KEY_BYTES, "little")
+
+
+class KeyPair:
+    """One side, for one exchange."""
+
+    def __init__(self) -> None:
+        self._private = secrets.token_bytes(KEY_BYTES)
+        self.public = x25519(self._private, BASE).hex()
+
+    def wrap(self, secret: str, their_public: object, *words: str) -> str | None:
+        """The secret (64 hexadecimal digits) for the owner of that key alone; None: that is no key, or no such secret.
+        `words`: what it is for. The other side unwraps it by the same call."""
+        try:
+            plain, public = bytes.fromhex(secret), bytes.fromhex(str(their_public))
+        except ValueError:
+            return None
+        if len(plain) != KEY_BYTES or len(public) != KEY_BYTES:
+            return None
+        shared = x25519(self._private, public)
+        if not any(shared):  # of a point with few multiples, which everybody knows
+            return None
+        pad = keyed_hash(hashlib.sha256(shared).digest(), "drumline key exchange", *words)
+        return bytes(one ^ other for one, other in zip(plain, pad, strict=True)).hex()
+
+
+def x25519(scalar: bytes, point: bytes) -> bytes:
+    """RFC 7748, section 5: the multiple of a point on Curve25519, both as 32 bytes."""
+    number = int.from_bytes(scalar, "little") & (1 << 255) - 8 | 1 << 254
+    x1 = (int.from_bytes(point, "little") & (1 << 255) - 1) % PRIME
+    x2, z2, x3, z3 = 1, 0, x1, 1
+    for bit in reversed(range(255)):
+        is_set = number >> bit & 1
+        if is_set:
+            x2, z2, x3, z3 = x3, z3, x2, z2
+        one, other = (x2 + z2) ** 2 % PRIME, (x2 - z2) ** 2 % PRIME
+        across, back = (x3 - z3) * (x2 + z2), (x3 + z3) * (x2 - z2)
+        difference = one - other
+        x2, z2 = one * other % PRIME, difference * (one + 121665 * difference) % PRIME
+        x3, z3 = (across + back) ** 2 % PRIME, x1 * (across - back) ** 2 % PRIME
+        if is_set:
+            x2, z2, x3, z3 = x3, z3, x2, z2
+    return (x2 * pow(z2, -1, PRIME) % PRIME if z2 else 0).to_bytes(KEY_BYTES, "little")

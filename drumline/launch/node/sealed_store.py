@@ -1,0 +1,193 @@
+"""A store in which only processes of this job can write what another one believes.
+
+PyTorch's store takes keys and values from whoever reaches its port. Here each value carries a keyed hash over its key
+and itself, under the secret of the job. A value without the right one counts as not there, and is reported once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import socket
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from drumline.errors import PreflightError
+from drumline.launch.job_secret import VARIABLE, derived
+from drumline.terminal import print_message
+from drumline.untrusted import parse_json
+
+SEALED = b"sealed "
+HASH_LETTERS = 64
+POLL_S = 0.05
+# A stranger who writes faster than that keeps the job from its store; nothing is forged by it.
+MOST_TRIES = 100
+STRANGE = timedelta(seconds=5)
+MAX_BYTES = 1 << 24
+
+
+class SealedStore:
+    """What is used of `dist.Store`. Without a secret, values are as they are."""
+
+    def __init__(
+        self, store: dist.Store, secret: str | None, prefix: str = "drumline", strange: set[str] | None = None
+    ) -> None:
+        self._base, self.secret, self.prefix = store, secret, prefix
+        self.raw: dist.Store = dist.PrefixStore(prefix, store)
+        """The same part of the store, for what is not ours to seal: torch's process groups."""
+        self._key = None if secret is None else bytes.fromhex(derived(secret, "store"))
+        self.strange: set[str] = set() if strange is None else strange
+        """Keys that held a value which this job has not written; all parts of a store have one list."""
+
+    def under(self, prefix: str) -> SealedStore:
+        return SealedStore(self._base, self.secret, f"{self.prefix}/{prefix}", self.strange)
+
+    def clone(self) -> SealedStore:
+        """With a connection of its own."""
+        base: dist.Store = self._base.clone()  # type: ignore[attr-defined]  # torch has it, its types do not
+        return SealedStore(base, self.secret, self.prefix, self.strange)
+
+    def resealed(self, secret: str) -> SealedStore:
+        """The same part, under another secret."""
+        return SealedStore(self._base, secret, self.prefix, self.strange)
+
+    @property
+    def timeout(self) -> timedelta:
+        limit: timedelta = self.raw.timeout  # type: ignore[attr-defined]  # torch has it, its types do not
+        return limit
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.raw.set_timeout(timeout)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self.raw.set(key, self._seal(key, value))  # type: ignore[arg-type]  # bytes as well
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        sealed = [self._seal(key, value) for key, value in zip(keys, values, strict=True)]
+        self.raw.multi_set(list(keys), sealed)  # type: ignore[attr-defined]  # torch has it, its types do not
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Waits until all are there, as long as the store's own timeout; in place of a stranger's value, less."""
+        return self._read(keys, min(self.timeout, STRANGE)) if keys else []
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        limit = timeout or self.timeout
+        deadline = time.monotonic() + limit.total_seconds()
+        self.raw.wait(list(keys), limit)
+        self._read(keys, timedelta(seconds=max(0.0, deadline - time.monotonic())))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self.raw.check(list(keys)) and None not in map(self._open, keys, self._found(keys))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """As torch's: what is there afterwards. What a stranger wrote is replaced."""
+        sealed = self._seal(key, desired)
+        found = self.raw.compare_set(key, self._seal(key, expected) if expected else b"", sealed)  # type: ignore[arg-type]
+        for _ in range(MOST_TRIES):
+            if (opened := self._open(key, found)) is not None:
+                return opened
+            found = self.raw.compare_set(key, found, sealed)  # type: ignore[arg-type]
+        raise dist.DistStoreError(f"a stranger writes to {self.prefix}/{key} again and again")
+
+    def add(self, key: str, amount: int) -> int:
+        """A number that is not sealed: whoever reaches the store can change it."""
+        return self.raw.add(key, amount)
+
+    def append(self, key: str, text: str) -> None:
+        """A text that is not sealed either."""
+        self.raw.append(key, text)  # type: ignore[attr-defined]  # torch has it, its types do not
+
+    def hint(self, key: str) -> bytes:
+        """What was appended, by whomever; empty where nothing was."""
+        return self.raw.get(key) if self.raw.check([key]) else b""
+
+    def delete_key(self, key: str) -> bool:
+        return self.raw.delete_key(key)
+
+    def there(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Those of the keys that are there; two questions to the store while all are."""
+        if not self.raw.check(list(keys)):
+            keys = [key for key in keys if self.raw.check([key])]
+        opened = map(self._open, keys, self._found(keys) if keys else ())
+        return {key: value for key, value in zip(keys, opened, strict=True) if value is not None}
+
+    def _read(self, keys: Sequence[str], patience: timedelta) -> list[bytes]:
+        deadline = time.monotonic() + patience.total_seconds()
+        while True:
+            opened = dict(zip(keys, map(self._open, keys, self._found(keys)), strict=True))
+            values = [value for value in opened.values() if value is not None]
+            if len(values) == len(opened):
+                return [value for key in keys if (value := opened[key]) is not None]
+            if time.monotonic() > deadline:
+                wrong = [f"{self.prefix}/{key}" for key in opened if opened[key] is None]
+                raise dist.DistStoreError(f"no value of this job is at {', '.join(wrong)}")
+            time.sleep(POLL_S)
+
+    def _found(self, keys: Sequence[str]) -> list[bytes]:
+        return [self.raw.get(keys[0])] if len(keys) == 1 else self.raw.multi_get(list(keys))
+
+    def _hash(self, key: str, value: bytes) -> bytes:
+        assert self._key is not None
+        return (
+            hmac.digest(self._key, f"{self.prefix}/{key}\0".encode() + value, hashlib.sha256).hex().encode()
+        )
+
+    def _seal(self, key: str, value: str | bytes) -> bytes:
+        plain = value.encode() if isinstance(value, str) else value
+        return plain if self._key is None else SEALED + self._hash(key, plain) + plain
+
+    def _open(self, key: str, found: bytes) -> bytes | None:
+        """None for what a stranger wrote."""
+        is_sealed, end = found.startswith(SEALED), len(SEALED) + HASH_LETTERS
+        if self._key is None and not is_sealed:
+            return found
+        if (
+            self._key
+            and is_sealed
+            and hmac.compare_digest(found[len(SEALED) : end], self._hash(key, found[end:]))
+        ):
+            return found[end:]
+        self._report(key)
+        return None
+
+    def _report(self, key: str) -> None:
+        if not self.strange:
+            where = f"{getattr(self._base, 'host', '')}:{getattr(self._base, 'port', '')}".strip(":")
+            print_message(
+                f"WARNING: {self.prefix}/{key} in the store{where and f' at {where}'} was not written by this job, and "
+                f"is ignored. Next: set the same {VARIABLE} on all nodes; if it is set, see who else reaches that port"
+            )
+        self.strange.add(f"{self.prefix}/{key}")
+
+
+def check_secret(store: SealedStore, who: str) -> None:
+    """Where `who` has sealed what it wrote and this process has no secret, nothing will be believed: say so."""
+    if store.secret is None and store.strange:
+        raise PreflightError(
+            f"{VARIABLE} is set for {who}, and not on {socket.gethostname()}",
+            next_step="set it to one value on all nodes, or on none",
+        )
+
+
+def document(text: bytes | str, **kinds: type | tuple[type, ...]) -> dict[str, Any] | None:
+    """A JSON object that has these fields, of these kinds; None for anything else."""
+    if len(text) > MAX_BYTES:
+        return None
+    try:
+        found = parse_json(text)
+    except ValueError:
+        return None
+    # True is an int to Python.
+    fits = isinstance(found, dict) and all(
+        isinstance(found.get(name), kind) and (kind is not int or type(found[name]) is int)
+        for name, kind in kinds.items()
+    )
+    return found if fits else None

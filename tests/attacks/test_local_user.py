@@ -1,0 +1,131 @@
+"""Another user of the machine reaches the store of `train --procs` on the loopback: the run goes on, and still heeds a
+signal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from drumline.errors import ExitCode
+
+NOBODY = 65534
+LIMIT_S = 90.0
+VALIDATE, SET, GET = b"\0", b"\1", b"\3"  # of TCPStore's protocol
+MAGIC = struct.pack("=I", 0x3C85F7CE)
+TASK = "digits --model.widths 4 --train.steps 1000000 --train.batch_size 32 --checkpoint.every_steps 20 --run run"
+REQUEST = b'{"signal": "SIGTERM", "host": "x", "rank": 0, "time": 0}'
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("=Q", len(value)) + value
+
+
+class Stranger:
+    """Speaks to the store without torch, as another user."""
+
+    def __init__(self, port: int) -> None:
+        self.line = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.line.sendall(VALIDATE + MAGIC)
+
+    def set(self, key: str, value: bytes) -> None:
+        self.line.sendall(SET + text(f"/{key}".encode()) + text(value))
+
+    def get(self, key: str) -> bytes:
+        self.line.sendall(GET + text(f"/{key}".encode()))
+        with self.line.makefile("rb") as answer:
+            (length,) = struct.unpack("=Q", answer.read(8))
+            return bytes(answer.read(length))
+
+
+def attack(port: int, pids: list[int]) -> int:
+    """What the stranger could do: bit 1, they read the room's name; bit 2, they read a secret."""
+    stranger = Stranger(port)
+    room = re.search(rb'"room": "([0-9a-f]+)"', stranger.get("drumline/meeting"))
+    name = room[1].decode() if room else "unknown"
+    for key in ("preemption/request", "preemption/decision", "failure/first", "failure/count", "pid/x/0"):
+        for value in (REQUEST, b"no JSON"):
+            stranger.set(f"drumline/{name}/{key}", value)
+    environments = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            environments.append(Path(f"/proc/{pid}/environ").read_bytes())
+    return (1 if room else 0) | (2 if any(b"DRUMLINE_SECRET=" in one for one in environments) else 0)
+
+
+def as_nobody(action: Callable[[], int]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            code = action()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def wait_for(what: Callable[[], object], job: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not what():
+        assert job.poll() is None, job.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def store_port(pid: int) -> int:
+    """Where that process listens."""
+    inodes = {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    (port,) = (
+        int(words[1].rpartition(":")[2], 16)
+        for words in lines
+        if words[3] == "0A" and f"socket:[{words[9]}]" in inodes
+    )
+    return port
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_neither_ends_a_run_nor_keeps_it_from_saving(tmp_path: Path) -> None:
+    job = subprocess.Popen(
+        [sys.executable, "-m", "drumline", "train", *TASK.split(), "--procs", "2"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd()), "GLOO_SOCKET_IFNAME": "lo"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    saved = tmp_path / "run" / "checkpoints"
+
+    def steps() -> list[int]:
+        return sorted(int(entry.name[5:]) for entry in saved.glob("step-????????"))
+
+    try:
+        wait_for(steps, job)
+        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        port = store_port(job.pid)
+        got = as_nobody(lambda: attack(port, [job.pid, *map(int, children)]))
+        assert got == 1, "the store can be read; a secret cannot"
+        at = steps()[-1]
+        # As long as two looks of the watcher, and beyond.
+        time.sleep(1.5)
+        wait_for(lambda: steps()[-1] > at, job)
+        job.send_signal(signal.SIGTERM)
+        said, _ = job.communicate(timeout=LIMIT_S)
+    finally:
+        job.kill()
+        job.communicate()
+    assert job.returncode == ExitCode.PREEMPTED, said
+    assert (tmp_path / "run" / "preempted.json").exists()

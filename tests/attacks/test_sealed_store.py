@@ -1,0 +1,302 @@
+"""Whoever reaches a job's store reads and writes it as they like: nothing of it is believed, and nothing ends by it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    RendezvousSettings,
+    RendezvousTimeout,
+    _NodeDesc,
+    _RendezvousState,
+)
+
+from drumline.distributed.failure import Failure, claim_failure
+from drumline.distributed.start.roll import call_roll
+from drumline.distributed.stop_vote import StopVote
+from drumline.errors import Place, PreflightError
+from drumline.launch.job_secret import derived, new_secret
+from drumline.launch.key_exchange import KeyPair, x25519
+from drumline.launch.node.node_heartbeats import ObservedState
+from drumline.launch.node.roll import WORKS, Roll
+from drumline.launch.node.sealed_backend import NOTHING, SealedBackend, decode, encode
+from drumline.launch.node.sealed_store import SealedStore, document
+from drumline.launch.topology import Topology
+from drumline.launch.torchrun import Node
+
+SECRET = "a secret of more than sixteen letters"
+GARBAGE = [
+    b"",
+    b"\xff\x00\xfe",
+    b"null",
+    b"[" * 5000,
+    b"9" * 5000,
+    b'{"signal": "SIGTERM", "host": "x", "rank": 0, "time": 0}',
+    b"sealed ",
+    b"sealed " + b"0" * 64 + b"1",
+    pickle.dumps(print),
+]
+NAMES = [value[:12].decode(errors="backslashreplace") for value in GARBAGE]
+
+
+@pytest.fixture
+def base() -> dist.HashStore:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=0.2))
+    return store
+
+
+@pytest.mark.parametrize("value", GARBAGE, ids=NAMES)
+def test_what_a_stranger_writes_is_not_there(
+    base: dist.HashStore, value: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = SealedStore(base, SECRET, "drumline/part")
+    base.set("drumline/part/key", value)  # type: ignore[arg-type]
+    assert not store.check(["key"])
+    for read in (lambda: store.get("key"), lambda: store.wait(["key"], timedelta(seconds=0.1))):
+        with pytest.raises(dist.DistStoreError, match="no value of this job is at drumline/part/key"):
+            read()
+    assert store.there(["key", "other"]) == {}
+    store.under("x").check(["y"])
+    assert capsys.readouterr().err == (
+        "drumline: WARNING: drumline/part/key in the store was not written by this job, and is ignored. Next: set the "
+        "same DRUMLINE_SECRET on all nodes; if it is set, see who else reaches that port\n"
+    ), "it is reported once"
+    assert store.compare_set("key", "", "ours") == b"ours", "nor does it keep the place"
+    assert (store.check(["key"]), store.get("key"), store.there(["key"])) == (True, b"ours", {"key": b"ours"})
+
+
+def test_what_was_written_elsewhere_or_earlier_is_not_taken(base: dist.HashStore) -> None:
+    ours = SealedStore(base, SECRET, "drumline")
+    ours.set("key", "word")
+    recorded = base.get("drumline/key")
+    base.set("drumline/other", recorded)  # type: ignore[arg-type]
+    base.set("drumline/room/key", recorded)  # type: ignore[arg-type]
+    assert (ours.check(["key"]), ours.check(["other"]), ours.under("room").check(["key"])) == (
+        True,
+        False,
+        False,
+    )
+    assert not SealedStore(base, SECRET + "?", "drumline").check(["key"])
+    assert not ours.resealed(derived(SECRET, "ranks", "the next round")).check(["key"])
+
+
+def test_one_side_without_the_secret_is_told(base: dist.HashStore) -> None:
+    Roll(base, Node(num_nodes=2, endpoint="a:1"), SECRET).check_job()
+    with pytest.raises(PreflightError) as caught:
+        Roll(base, Node(num_nodes=2, node_rank=1, endpoint="a:1")).check_job()
+    assert str(caught.value) == (
+        f"DRUMLINE_SECRET is set for node 0, and not on {socket.gethostname()}\n"
+        "  next: set it to one value on all nodes, or on none"
+    )
+    SealedStore(base, SECRET).set("meeting", "{}")
+    topology = Topology(rank=1, world_size=2)
+    with pytest.raises(PreflightError, match="DRUMLINE_SECRET is set for rank 0, and not on"):
+        call_roll(SealedStore(base, None), topology, deadline=time.monotonic() + 60, timeout_s=60)
+
+
+def test_what_was_recorded_of_an_earlier_launch_with_the_same_secret_does_not_fit(
+    base: dist.HashStore,
+) -> None:
+    nodes = [Node(num_nodes=2, node_rank=rank, endpoint="a:1") for rank in range(2)]
+    earlier = Roll(base, nodes[0], SECRET)
+    earlier.check_job()
+    earlier.tell_failure("gave up", 1)
+    first, second = Roll(base, nodes[0], SECRET), Roll(base, nodes[1], SECRET)
+    first.check_job()
+    second.check_job()
+    assert (first.failure(), second.failure()) == (None, None)
+    second.tell_failure("lost", 1)
+    assert "lost" in str(first.failure())
+
+
+@pytest.mark.parametrize("value", GARBAGE, ids=NAMES)
+@pytest.mark.parametrize("key", ["request", "decision", "proposal/0", "position/0/1"])
+def test_no_stranger_stops_a_run_and_it_still_heeds_a_signal(
+    base: dist.HashStore, key: str, value: bytes
+) -> None:
+    store = SealedStore(base, SECRET, "drumline/room")
+    votes = [StopVote(store, rank=rank, world_size=2, step=lambda: 7) for rank in range(2)]
+    base.set(f"drumline/room/preemption/{key}", value)  # type: ignore[arg-type]
+    for vote in votes:
+        assert not vote.tick()
+        assert (vote.cause, vote.stop, vote.is_decided) == (None, None, False)
+    votes[1].request({"signal": "SIGTERM", "rank": 1})
+    for _ in range(6):
+        for vote in votes:
+            vote.tick()
+    assert all(vote.is_decided and vote.stop == 8 and vote.cause for vote in votes)
+
+
+@pytest.mark.parametrize("value", GARBAGE, ids=NAMES)
+def test_a_failure_is_claimed_by_a_rank_and_by_nobody_else(base: dist.HashStore, value: bytes) -> None:
+    store = SealedStore(base, SECRET, "drumline/room")
+    base.set("drumline/room/failure/first", value)  # type: ignore[arg-type]
+    mine = Failure(Place(host="a", rank=1), "ValueError: x", 1)
+    assert claim_failure(store, mine, ValueError("x"), rank_0_hosts_store=True) is None
+    later = claim_failure(
+        store, Failure(Place(host="b", rank=0), "y", 1), ValueError("y"), rank_0_hosts_store=False
+    )
+    assert later is not None
+    assert (later.place.rank, later.error) == (1, "ValueError: x")
+
+
+class Touch:
+    """What a stranger pickles: it notes that it was loaded."""
+
+    loaded = threading.Event()
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return self.loaded.set, ()
+
+
+def states(base: dist.Store, secret: str | None) -> list[ObservedState]:
+    settings = RendezvousSettings("drumline", 2, 2, RendezvousTimeout(), timedelta(seconds=5), 3)
+    made = []
+    for name in "ab":
+        backend = SealedBackend(SealedStore(base, secret, "drumline/rendezvous"))
+        state = ObservedState(backend, settings, _NodeDesc(name, 1, 0))
+        state._cache_duration = 0
+        made.append(state)
+    return made
+
+
+@pytest.mark.parametrize("secret", [SECRET, None], ids=["with a secret", "without"])
+@pytest.mark.parametrize("value", [*GARBAGE, pickle.dumps(Touch()), "deleted"])
+def test_the_state_of_the_rendezvous_is_never_unpickled_and_is_put_back(
+    base: dist.HashStore, value: bytes | str, secret: str | None
+) -> None:
+    one, other = states(base, secret)
+    for number, holder in enumerate((one, other)):
+        holder.sync()
+        node = _NodeDesc("ab"[number], 1, 0)
+        holder.state.participants[node] = number
+        holder.state.last_heartbeats[node] = datetime.now(UTC)
+        holder.mark_dirty()
+        assert holder.sync()
+    one.sync()
+    if value == "deleted":
+        base.delete_key("drumline/rendezvous/state")
+    else:
+        base.set("drumline/rendezvous/state", value)  # type: ignore[arg-type]
+    for holder in (other, one):
+        holder.sync()
+        assert {node.addr: rank for node, rank in holder.state.participants.items()} == {"a": 0, "b": 1}
+    assert not Touch.loaded.is_set()
+
+
+def test_a_state_travels_whole() -> None:
+    state, node = _RendezvousState(), _NodeDesc("a", 1, 2)
+    assert vars(decode(encode(state)) or object) == vars(state)
+    state.round, state.complete, state.deadline = 3, True, datetime.max.replace(tzinfo=UTC)
+    state.participants, state.wait_list, state.last_heartbeats = {node: 1}, {node}, {node: datetime.now(UTC)}
+    assert vars(decode(encode(state)) or object) == vars(state)
+    assert decode(NOTHING) is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_whatever_json_a_stranger_writes_is_a_state_or_none(value: object) -> None:
+    decode(json.dumps(value).encode())
+    whole = json.loads(encode(_RendezvousState()))
+    for name in whole:
+        decode(json.dumps({**whole, name: value}).encode())
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_whatever_bytes_are_a_document_or_none(text: bytes) -> None:
+    assert document(text, rank=int) is None
+
+
+@pytest.mark.parametrize("secret", [SECRET, None], ids=["with a secret", "without"])
+@pytest.mark.parametrize("value", GARBAGE, ids=NAMES)
+@pytest.mark.parametrize("key", ["members", "node/0", "node/1", "failed-code"])
+def test_the_list_of_nodes_outlives_what_a_stranger_writes(
+    base: dist.HashStore, key: str, value: bytes, secret: str | None
+) -> None:
+    first, second = (
+        Roll(base, Node(num_nodes=2, node_rank=rank, endpoint="a:1"), secret) for rank in range(2)
+    )
+    first.check_job()
+    second.check_job()
+    for roll in (first, second):
+        roll.sign_in()
+    first.hear()
+    base.set(f"drumline/roll/{key}", value)  # type: ignore[arg-type]
+    for roll in (first, second):
+        roll.now(WORKS)
+    first.hear()
+    assert first.is_there(1, WORKS)
+    assert not first.was_ousted
+    assert not second.was_ousted
+    assert first.failure_code() is None
+    for roll in (first, second):
+        assert roll._thread.is_alive()
+        roll.sign_out()
+
+
+def test_only_with_the_secret_can_a_stranger_end_the_job_of_others(base: dist.HashStore) -> None:
+    roll = Roll(base, Node(num_nodes=2, node_rank=0, endpoint="a:1"), SECRET)
+    base.set("drumline/roll/failed", "node 1 ended the job: give up")
+    assert roll.failure() is None
+
+
+def test_who_listens_in_place_of_the_first_node_is_found_out(base: dist.HashStore) -> None:
+    base.set("drumline/roll/job", json.dumps({"job": "", "num_nodes": 2}))
+    with pytest.raises(PreflightError) as caught:
+        Roll(base, Node(num_nodes=2, node_rank=1, endpoint="a:1"), SECRET).check_job()
+    assert str(caught.value) == (
+        "what listens at a:1, where the nodes meet, is not the launcher of node 0 of this job: it does not know its "
+        "DRUMLINE_SECRET\n  next: set the same DRUMLINE_SECRET on all nodes, and see what listens there"
+    )
+
+
+def test_a_secret_is_wrapped_for_one_alone() -> None:
+    one, other, stranger = KeyPair(), KeyPair(), KeyPair()
+    secret = new_secret()
+    wrapped = one.wrap(secret, other.public, "for other")
+    assert wrapped is not None
+    assert other.wrap(wrapped, one.public, "for other") == secret
+    for reader, public in ((stranger, one.public), (stranger, other.public)):
+        assert reader.wrap(wrapped, public, "for other") != secret
+    assert other.wrap(wrapped, one.public, "for another") != secret
+
+
+@pytest.mark.parametrize(
+    "public", [None, 2, "", "x" * 64, "00" * 32, "01" + "00" * 31, "00" * 31, "00" * 33, "f" * 6000]
+)
+def test_a_key_that_gives_the_secret_away_is_refused(public: object) -> None:
+    assert KeyPair().wrap(new_secret(), public) is None
+
+
+@pytest.mark.parametrize(
+    ("scalar", "point", "product"),
+    [
+        (
+            "a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4",
+            "e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c",
+            "c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552",
+        ),
+        (
+            "4b66e9d4d1b4673c5ad22691957d6af5c11b6421e0ea01d42ca4169e7918ba0d",
+            "e5210f12786811d3f4b7959d0538ae2c31dbe7106fc03c3efc4cd549c715a493",
+            "95cbde9476e8907d7aade45cb4b873f88b595a68799fa152e6f8f7647aac7957",
+        ),
+    ],
+)
+def test_the_vectors_of_rfc_7748(scalar: str, point: str, product: str) -> None:
+    assert x25519(bytes.fromhex(scalar), bytes.fromhex(point)).hex() == product

@@ -1,0 +1,113 @@
+"""A stranger who reaches the store of the nodes: no code runs, nothing is forged, and the job ends as it would have."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from drumline.launch.torchrun import RUN_ID
+from tests.ports import listening_addresses
+from tests.ranks import free_port
+
+SECRET = "a secret of more than sixteen letters"
+STAY = """
+import os, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+(folder / f"rank-{os.environ['RANK']}-{os.environ.get('TORCHELASTIC_RESTART_COUNT')}").touch()
+while not (folder / "go").exists():
+    time.sleep(0.05)
+"""
+LIMIT_S = 60.0
+STATE = "drumline/rendezvous/state"
+# The first is where torch has it, and would unpickle it.
+KEYS = [f"torch.rendezvous.{RUN_ID}", STATE, "drumline/roll/members", "drumline/roll/node/0"]
+
+
+class Touch:
+    """A pickle that makes a file where it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+class TwoNodes:
+    """`drumline launch` twice on the loopback; their ranks stay until they are let go."""
+
+    def __init__(self, folder: Path, secret: str | None) -> None:
+        self.folder, self.secret, self.port = folder, secret, free_port()
+        # Without a secret a stranger can say in the name of a node that the job is over; no more than that.
+        self.keys = KEYS if secret is None else [*KEYS, "drumline/roll/failed"]
+        (folder / "stay.py").write_text(STAY)
+        environment = {name: value for name, value in os.environ.items() if name != "DRUMLINE_SECRET"}
+        if secret is not None:
+            environment["DRUMLINE_SECRET"] = secret
+        launch = f"-m drumline launch --nodes 2 --master 127.0.0.1:{self.port} --procs 1".split()
+        self.nodes = [
+            subprocess.Popen(
+                [sys.executable, *launch, "--node-rank", str(rank), str(folder / "stay.py"), str(folder)],
+                env={**environment, "PYTHONPATH": str(Path.cwd())},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+
+    def wait_for(self, *names: str) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not all((self.folder / name).exists() for name in names):
+            assert time.monotonic() < deadline, names
+            assert all(node.poll() is None for node in self.nodes), [
+                node.communicate() for node in self.nodes
+            ]
+            time.sleep(0.05)
+
+    def end(self) -> list[tuple[int, str]]:
+        (self.folder / "go").touch()
+        said = [node.communicate(timeout=LIMIT_S)[0] for node in self.nodes]
+        return [(node.returncode, text) for node, text in zip(self.nodes, said, strict=True)]
+
+
+@pytest.fixture(params=[SECRET, None], ids=["with a secret", "without"])
+def two_nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoNodes]:
+    job = TwoNodes(tmp_path, request.param)
+    yield job
+    for node in job.nodes:
+        node.kill()
+        node.communicate()
+
+
+def test_no_code_of_a_stranger_runs(two_nodes: TwoNodes, tmp_path: Path) -> None:
+    two_nodes.wait_for("rank-0-0", "rank-1-0")
+    listened_on = listening_addresses(two_nodes.port)
+    stranger = dist.TCPStore("127.0.0.1", two_nodes.port, is_master=False, timeout=timedelta(seconds=5))
+    bomb = base64.b64encode(pickle.dumps(Touch(tmp_path / "got-in")))
+    for key in two_nodes.keys:
+        stranger.set(key, bomb)  # type: ignore[arg-type]
+    # The nodes have looked at it when they have put back what they know.
+    deadline = time.monotonic() + LIMIT_S
+    while stranger.get(STATE) == bomb and not (tmp_path / "got-in").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    codes = two_nodes.end()
+    assert not (tmp_path / "got-in").exists()
+    assert [code for code, _ in codes] == [0, 0], codes
+    assert not list(tmp_path.glob("rank-*-1")), "no rank was started again"
+    assert listened_on == {"127.0.0.1"}
+    told = "DRUMLINE_SECRET is not set: whoever reaches" in codes[0][1]
+    assert told == (two_nodes.secret is None)
