@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.cli import main
@@ -149,7 +149,10 @@ def test_a_secret_that_can_be_guessed_is_refused(secret: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["doctor --nodes 2 --node-rank 0 --master 127.0.0.1", "launch --nodes 2 --node-rank 1 --master a x.py"],
+    [
+        "doctor --nodes 2 --node-rank 0 --master 127.0.0.1",
+        "launch --nodes 2 --node-rank 1 --master a tests/ports.py",
+    ],
 )
 def test_commands_refuse_it_before_they_open_anything(
     words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -161,6 +164,7 @@ def test_commands_refuse_it_before_they_open_anything(
     assert "hunter2" not in told
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=300) | st.text(max_size=100).map(lambda text: json.dumps([text]).encode()))
 def test_whatever_line_comes_is_a_message_or_an_error_with_a_name(line: bytes) -> None:
     for decode, error in ((messages.decode, MessageError), (wire.decode, wire.WireError)):
@@ -169,6 +173,7 @@ def test_whatever_line_comes_is_a_message_or_an_error_with_a_name(line: bytes) -
     assert LineSeal(b"a", b"b").open(line) is None
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists), st.data())
 def test_whatever_a_master_asks_for_is_done_or_refused(value: object, data: st.DataObject) -> None:
     node = Node(Lines(0), 1, Subject({}), here=OWN)
