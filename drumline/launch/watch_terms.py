@@ -25,9 +25,9 @@ DEFAULT_ON_HANG = "restart"
 WITHOUT_WATCH = "--watch.sidecar off; a script: launch it without --watch"
 
 
-def sidecar_secret(secret: str | None) -> str | None:
-    """What sidecars of a job prove themselves by."""
-    return None if secret is None else derived(secret, "sidecars")
+def sidecar_secret(secret: str | None, *start: str) -> str | None:
+    """What sidecars of one start prove themselves by; `start` names it, where all starts have one secret."""
+    return None if secret is None else derived(secret, "sidecars", *start)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class TwoNodes:
 
 
 @pytest.fixture(params=[SECRET, None], ids=["with a secret", "without"])
-def two_nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoNodes]:
+def two_nodes(request: pytest.FixtureRequest, tmp_path: Path, warm: None) -> Iterator[TwoNodes]:
     job = TwoNodes(tmp_path, request.param)
     yield job
     for node in job.nodes:

@@ -80,7 +80,7 @@ class _Meeting:
             raise
         return Met(
             folder=Path(places["folders"][node]),
-            secret=sidecar_secret(self.store.secret) or "",
+            secret=sidecar_secret(self.store.secret, self.store.prefix) or "",
             peers=tuple(Peer(*peer) for number, peer in enumerate(places["peers"]) if number != node),
             node=node,
             ranks=tuple(sorted(ranks)),
