@@ -20,6 +20,7 @@ from drumline.cli.launch_kubernetes import default_name
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
+SECRET = "what both nodes were given"
 SMALL = ["--model.widths", "4", "--train.steps", "2", "--train.batch_size", "32"]
 DIES_ONCE = """
 import os, signal, time
@@ -148,7 +149,14 @@ def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script:
     nodes = [
         start(
             *("--max-restarts", "1", "--env-file"),
-            env_file(tmp_path, f"{rank}.env", nodes=2, rank=rank, port=port, more="NOTE='a secret'\n"),
+            env_file(
+                tmp_path,
+                f"{rank}.env",
+                nodes=2,
+                rank=rank,
+                port=port,
+                more=f"NOTE='a secret'\nDRUMLINE_SECRET={SECRET}\n",
+            ),
             *(script, str(tmp_path), "fail-once"),
             cwd=tmp_path,
         )
