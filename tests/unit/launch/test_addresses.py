@@ -4,13 +4,14 @@ import os
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from drumline.errors import PreflightError
 from drumline.launch.node import addresses
 from drumline.launch.node.addresses import Patience, check_is_own, own_address, wait_for_port
-from drumline.launch.node.sockets import listen_for_store, notice_silence
+from drumline.launch.node.sockets import listen_for_store, notice_silence, own_binding
 from drumline.terminal import print_message
 from tests.ranks import free_port
 
@@ -153,3 +154,29 @@ def test_connections_to_a_port_are_told_to_notice_silence() -> None:
             assert open_files() == before, "a copy that stays open keeps others waiting for the end of a pipe"
             told = [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for one in (caller, callee)]
     assert told == [6000, 0]
+
+
+@pytest.mark.parametrize(
+    ("host", "leads_to", "networks", "bound"),
+    [
+        ("127.0.0.1", ["127.0.0.1"], [], "127.0.0.1"),
+        ("localhost", ["::1", "127.0.0.1"], [], "127.0.0.1"),
+        (
+            "node-a",
+            ["127.0.1.1"],
+            ["127.0.0.2"],
+            "127.0.0.2",
+        ),  # Debian: the other stands for the host's only network
+        ("node-a", ["127.0.1.1"], ["127.0.0.2", "127.0.0.3"], "0.0.0.0"),
+        ("service", ["192.0.2.1"], ["127.0.0.2"], "0.0.0.0"),
+        ("nowhere.invalid", [], ["127.0.0.2"], "0.0.0.0"),
+    ],
+)
+def test_a_store_listens_where_the_others_find_it_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, host: str, leads_to: list[str], networks: list[str], bound: str
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in leads_to]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    outside = [SimpleNamespace(address=one, is_loopback=False, is_up=True) for one in networks]
+    monkeypatch.setattr("drumline.launch.node.sockets.interfaces", lambda: outside)
+    assert own_binding(host) == bound
