@@ -108,7 +108,9 @@ class FixedRanks(RendezvousHandler):
                 info = self.inner.next_rendezvous()
             except dist.DistStoreError:  # the first node left the round before it published its address
                 continue
-            except ValueError as error:  # torch reads an address there too, which is not sealed, and not used here
+            except (
+                ValueError
+            ) as error:  # torch reads an address there too, which is not sealed, and not used here
                 raise self._forged() from error
             store = SealedStore(info.store, self.secret, "drumline/nodes")
             keys = KeyPair() if self.secret is None else None
