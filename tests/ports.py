@@ -1,4 +1,4 @@
-"""Which addresses of this machine a port is open on, as the kernel tells it."""
+"""Which addresses and ports of a machine are open, as the kernel tells it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from pathlib import Path
 LISTENS = "0A"
 
 
+def listening(pid: int | str = "self") -> set[tuple[str, int]]:
+    """All that listen in the network of that process: address and port. `0.0.0.0` and `::` are all addresses."""
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+    ]
+    open_ones = [words[1].rpartition(":") for words in lines if words[3] == LISTENS]
+    return {(_text(digits), int(port, 16)) for digits, _, port in open_ones}
+
+
 def listening_addresses(port: int) -> set[str]:
-    """`0.0.0.0` and `::` are all of them."""
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            address, state = line.split()[1], line.split()[3]
-            digits, _, at = address.rpartition(":")
-            if state == LISTENS and int(at, 16) == port:
-                found.add(_text(digits))
-    return found
+    return {address for address, at in listening() if at == port}
 
 
 def _text(digits: str) -> str:

@@ -1,83 +1,108 @@
-"""Every socket that a command listens on, from its start to its end: at which address, and in which range of ports.
-
-Each command runs in a network of its own, so that all that listens there is its.
-"""
+"""Every socket that a command listens on, from its start to its end: at which address, and in which range of ports."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import pytest
+from tests.multinode.hosts import Host, Testbed
+from tests.multinode.job import Job
+from tests.multinode.sshd import SshDaemons
+from tests.ports import listening
 
-from tests.multinode.needs import missing, tool
-
-ADDRESS, PORT = "10.9.8.1", 29500
-# Starts the commands, and looks again and again who listens until all have ended.
-OBSERVE = """
-import json, os, subprocess, sys, time
-from pathlib import Path
-sys.path.insert(0, os.environ["PYTHONPATH"])
-from tests.ports import LISTENS, _text
-ip, commands = sys.argv[1], json.loads(sys.argv[2])
-address, ups = f"addr add {sys.argv[3]}/24 dev eth0", ("link set eth0 up", "link set eth1 up")
-for words in ("link set lo up", "link add eth0 type veth peer name eth1", address, *ups):
-    subprocess.run([ip, *words.split()], check=True)
-pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-started = [subprocess.Popen([sys.executable, "-m", "drumline", *words], **pipes) for words in commands]
-seen = set()
-while any(one.poll() is None for one in started):
-    for table in ("tcp", "tcp6"):
-        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
-            address, state = line.split()[1], line.split()[3]
-            if state == LISTENS:
-                seen.add((_text(address.rpartition(":")[0]), int(address.rpartition(":")[2], 16)))
-    time.sleep(0.01)
-said = [one.communicate()[0] for one in started]
-print(json.dumps({"seen": sorted(seen), "codes": [one.returncode for one in started], "said": said}))
-"""
-TASK = "train digits --model.widths 4 --train.steps 2 --train.batch_size 32 --run run --procs 2"
-NODE = f"launch --nodes 2 --master {ADDRESS}:{PORT} --address {ADDRESS} --procs 1"
-SMALL = "digits --model.widths 4 --train.steps 2 --train.batch_size 32 --run run"
-DOCTOR = f"doctor --nodes 2 --master 127.0.0.1:{PORT} --no-collectives"
-COMMANDS: dict[str, tuple[list[str], set[str]]] = {
-    "train --procs": ([TASK], {"127.0.0.1"}),
-    "launch --nodes": ([f"{NODE} --node-rank {rank} {SMALL}" for rank in range(2)], {ADDRESS, "127.0.0.1"}),
-    "doctor --nodes": ([f"{DOCTOR} --node-rank {rank}" for rank in range(2)], {ADDRESS, "127.0.0.1"}),
-    "doctor": (["doctor"], set()),
-}
+MakeTestbed = Callable[..., Testbed]
+PORT = 29500
+FREE_PORTS = "/proc/sys/net/ipv4/ip_local_port_range"
+LOOPBACK = "127.0.0.1"
+LOOK_S = 0.01
+TASK = "digits --model.widths 4 --train.steps 2 --train.batch_size 32 --run run"
+SCRIPT = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n"
 
 
-def observed(commands: list[str], folder: Path, network: str) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "GLOO_SOCKET_IFNAME": network}
-    environment.pop("DRUMLINE_SECRET", None)
-    words = json.dumps([command.split() for command in commands])
-    done = subprocess.run(
-        [tool("unshare"), "--net", sys.executable, "-c", OBSERVE, tool("ip"), words, ADDRESS],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=150,
+@contextmanager
+def observed(hosts: Sequence[Host]) -> Iterator[dict[str, set[tuple[str, int]]]]:
+    """What listens on each host meanwhile, looked at again and again; its sshd is not counted."""
+    before = {host.name: listening(host.space.pid) for host in hosts}
+    seen: dict[str, set[tuple[str, int]]] = {host.name: set() for host in hosts}
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(LOOK_S):
+            for host in hosts:
+                seen[host.name] |= listening(host.space.pid) - before[host.name]
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        is_over.set()
+        looking.join()
+
+
+def drumline(host: Host, words: str, folder: Path, network: str, ssh: str = "ssh") -> Job:
+    variables = {"PYTHONPATH": str(Path.cwd()), "GLOO_SOCKET_IFNAME": network, "DRUMLINE_SSH": ssh}
+    return host.start(host.python, "-m", "drumline", *words.split(), cwd=folder, env=variables)
+
+
+def check_ports(seen: set[tuple[str, int]], *more: int) -> None:
+    low, high = map(int, Path(FREE_PORTS).read_text().split())
+    assert all(port in more or low <= port <= high for _, port in seen), seen
+
+
+def test_one_machine_listens_on_the_loopback_or_not_at_all(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+    (host,) = make_testbed("a", warm=True).hosts
+    (tmp_path / "script.py").write_text(SCRIPT)
+    for words in (f"train {TASK} --procs 2", "launch --procs 2 script.py"):
+        with observed([host]) as seen:
+            job = drumline(host, words, tmp_path, "lo")
+            assert job.wait() == 0, job.text()
+        assert {address for address, _ in seen["a"]} == {LOOPBACK}, words
+        check_ports(seen["a"])
+    readers = (
+        f"train {TASK} --fresh",
+        "verify run",
+        "watch run --once",
+        "lint script.py",
+        "doctor --no-collectives",
     )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    for words in readers:
+        with observed([host]) as seen:
+            drumline(host, words, tmp_path, "lo").wait()
+        assert not seen["a"], words
 
 
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
-@pytest.mark.parametrize("name", COMMANDS)
-def test_no_command_listens_on_all_networks(name: str, tmp_path: Path) -> None:
-    commands, addresses = COMMANDS[name]
-    found = observed(commands, tmp_path, "eth0" if ADDRESS in addresses else "lo")
-    if name.startswith(("train", "launch")):
-        assert found["codes"] == [0] * len(commands), found["said"]
-        assert found["seen"], "a command that was not observed shows nothing"
-    assert {address for address, _ in found["seen"]} <= addresses, found
-    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    assert all(port == PORT or low <= port <= high for _, port in found["seen"]), found
+def test_nodes_by_hand_listen_at_their_own_addresses(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+    bed = make_testbed("a", "b", warm=True)
+    launch = f"launch --nodes 2 --master {bed['a'].address}:{PORT} --procs 1"
+    doctor = f"doctor --nodes 2 --master {bed['a'].address}:{PORT} --no-collectives"
+    for words in (f"{launch} --node-rank {{rank}} {TASK}", f"{doctor} --node-rank {{rank}}"):
+        with observed(bed.hosts) as seen:
+            jobs = [
+                drumline(host, words.format(rank=rank), tmp_path, "eth0")
+                for rank, host in enumerate(bed.hosts)
+            ]
+            codes = [job.wait() for job in jobs]
+        assert words.startswith("doctor") or codes == [0, 0], [job.text() for job in jobs]
+        check_nodes(bed, seen)
+
+
+def test_hosts_over_ssh_listen_at_their_own_addresses(make_testbed: MakeTestbed, tmp_path: Path) -> None:
+    bed = make_testbed("a", "b", warm=True)
+    hosts, ssh = f"--python {sys.executable} --hosts a,b", f"ssh -F {SshDaemons(bed).config}"
+    for words in (f"launch {hosts} --procs 1 {TASK}", f"doctor {hosts} --no-collectives"):
+        with observed(bed.hosts) as seen:
+            job = drumline(bed["a"], words, tmp_path, "eth0", ssh)
+            code = job.wait()
+        assert words.startswith("doctor") or code == 0, job.text()
+        check_nodes(bed, seen)
+
+
+def check_nodes(bed: Testbed, seen: dict[str, set[tuple[str, int]]]) -> None:
+    for host in bed:
+        assert seen[host.name], "a command that was not observed shows nothing"
+        assert {address for address, _ in seen[host.name]} <= {host.address, LOOPBACK}, seen
+        check_ports(seen[host.name], PORT)

@@ -15,11 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from drumline.errors import ExitCode
 
-NOBODY = 65534
 LIMIT_S = 90.0
 VALIDATE, SET, GET = b"\0", b"\1", b"\3"  # of TCPStore's protocol
 MAGIC = struct.pack("=I", 0x3C85F7CE)
@@ -65,14 +62,14 @@ def attack(port: int, pids: list[int]) -> int:
     return (1 if room else 0) | (2 if any(b"DRUMLINE_SECRET=" in one for one in environments) else 0)
 
 
-def as_nobody(action: Callable[[], int]) -> int:
+def by_user(number: int, action: Callable[[], int]) -> int:
     pid = os.fork()
     if pid == 0:
         code = 99
         try:
             os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            os.setgid(number)
+            os.setuid(number)
             code = action()
         finally:
             os._exit(code)
@@ -99,8 +96,7 @@ def store_port(pid: int) -> int:
     return port
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_another_user_neither_ends_a_run_nor_keeps_it_from_saving(tmp_path: Path) -> None:
+def test_another_user_neither_ends_a_run_nor_keeps_it_from_saving(other_user: int, tmp_path: Path) -> None:
     job = subprocess.Popen(
         [sys.executable, "-m", "drumline", "train", *TASK.split(), "--procs", "2"],
         cwd=tmp_path,
@@ -118,7 +114,7 @@ def test_another_user_neither_ends_a_run_nor_keeps_it_from_saving(tmp_path: Path
         wait_for(steps, job)
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         port = store_port(job.pid)
-        got = as_nobody(lambda: attack(port, [job.pid, *map(int, children)]))
+        got = by_user(other_user, lambda: attack(port, [job.pid, *map(int, children)]))
         assert got == 1, "the store can be read; a secret cannot"
         at = steps()[-1]
         # As long as two looks of the watcher, and beyond.

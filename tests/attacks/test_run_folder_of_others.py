@@ -23,9 +23,6 @@ from drumline.watch.sidecar.telling import _write_status
 from drumline.watch.verdicts.files import read_verdicts
 from tests.attacks.limits import bounded
 
-STRANGER = 54321
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
@@ -50,59 +47,57 @@ def is_untouched(victim: Path) -> bool:
     return names == [".step-00000001.partial", "precious"] and (victim / "precious").read_text() == "precious"
 
 
-def by_stranger(commands: str, *words: object) -> None:
+def by_user(number: int, commands: str, *words: object) -> None:
     subprocess.run(
         ["/bin/sh", "-ec", commands, "sh", *map(str, words)],
-        user=STRANGER,
-        group=STRANGER,
+        user=number,
+        group=number,
         extra_groups=[],
         cwd="/",
         check=True,
     )
 
 
-@as_root
-def test_a_run_folder_of_another_user_is_refused(shared: Path, victim: Path) -> None:
+def test_a_run_folder_of_another_user_is_refused(other_user: int, shared: Path, victim: Path) -> None:
     run = RunFolder(shared / "run")
-    by_stranger('mkdir "$1"; ln -s "$2" "$1/checkpoints"', run.path, victim)
+    by_user(other_user, 'mkdir "$1"; ln -s "$2" "$1/checkpoints"', run.path, victim)
     with pytest.raises(
         UsageError,
-        match=rf"the run folder .* cannot be used: it belongs to user id {STRANGER}, and this is user id 0\n"
+        match=rf"the run folder .* cannot be used: it belongs to user id {other_user}, and this is user id 0\n"
         "  next: choose a folder of your own with --run DIR",
     ):
         run.make()
     assert is_untouched(victim)
 
 
-@as_root
-def test_a_link_of_another_user_to_a_folder_of_ours_is_refused(shared: Path, victim: Path) -> None:
+def test_a_link_of_another_user_to_a_folder_of_ours_is_refused(
+    other_user: int, shared: Path, victim: Path
+) -> None:
     run = RunFolder(shared / "run")
-    by_stranger('ln -s "$2" "$1"', run.path, victim)
+    by_user(other_user, 'ln -s "$2" "$1"', run.path, victim)
     for attempt in (run.make, lambda: set_aside(run)):
-        with pytest.raises(UsageError, match=f"it belongs to user id {STRANGER}"):
+        with pytest.raises(UsageError, match=f"it belongs to user id {other_user}"):
             attempt()
     assert is_untouched(victim)
 
 
-@as_root
 @pytest.mark.parametrize(
     "name", ["events", "logs", "checkpoints", "verdicts", "watch", "trace", "tensorboard"]
 )
-def test_a_part_of_another_user_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_part_of_another_user_is_refused(other_user: int, tmp_path: Path, name: str) -> None:
     run = RunFolder(tmp_path / "run")
     run.make()
     shutil.rmtree(run.path / name, ignore_errors=True)
     (run.path / name).mkdir()
-    os.chown(run.path / name, STRANGER, STRANGER)
-    with pytest.raises(UsageError, match=rf"it belongs to user id {STRANGER}.*\({name}\)"):
+    os.chown(run.path / name, other_user, other_user)
+    with pytest.raises(UsageError, match=rf"it belongs to user id {other_user}.*\({name}\)"):
         run.make()
 
 
-@as_root
-def test_a_file_of_another_user_is_not_written_to(tmp_path: Path) -> None:
+def test_a_file_of_another_user_is_not_written_to(other_user: int, tmp_path: Path) -> None:
     (tmp_path / "log").touch()
-    os.chown(tmp_path / "log", STRANGER, STRANGER)
-    with pytest.raises(PermissionError, match=f"it belongs to user id {STRANGER}"):
+    os.chown(tmp_path / "log", other_user, other_user)
+    with pytest.raises(PermissionError, match=f"it belongs to user id {other_user}"):
         open_append(tmp_path / "log")
 
 
@@ -114,12 +109,11 @@ def test_an_own_folder_in_a_shared_one_and_an_own_link_to_it_are_fine(shared: Pa
         assert job_at_work(RunFolder(shared / "run")) is None  # this process has the lock itself
 
 
-@as_root
 def test_a_file_system_that_gives_all_files_one_owner_is_fine(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
+    other_user: int, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as NFS with root squashed: what we make there belongs to nobody."""
-    os.seteuid(STRANGER)
+    os.seteuid(other_user)
     try:
         (shared / "run").mkdir()
         monkeypatch.setattr(os, "geteuid", lambda: 7)
