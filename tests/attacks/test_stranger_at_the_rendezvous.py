@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from drumline.errors import ExitCode
 from drumline.launch.torchrun import RUN_ID
 from tests.ports import listening_addresses
 from tests.ranks import free_port
@@ -48,8 +51,8 @@ class Touch:
 class TwoNodes:
     """`drumline launch` twice on the loopback; their ranks stay until they are let go."""
 
-    def __init__(self, folder: Path, secret: str | None) -> None:
-        self.folder, self.secret, self.port = folder, secret, free_port()
+    def __init__(self, folder: Path, secret: str | None, *, port: int | None = None) -> None:
+        self.folder, self.secret, self.port = folder, secret, port or free_port()
         # Without a secret a stranger can say in the name of a node that the job is over; no more than that.
         self.keys = KEYS if secret is None else [*KEYS, "drumline/roll/failed"]
         (folder / "stay.py").write_text(STAY)
@@ -111,3 +114,39 @@ def test_no_code_of_a_stranger_runs(two_nodes: TwoNodes, tmp_path: Path) -> None
     assert listened_on == {"127.0.0.1"}
     told = "DRUMLINE_SECRET is not set: whoever reaches" in codes[0][1]
     assert told == (two_nodes.secret is None)
+
+
+@pytest.mark.parametrize("secret", [SECRET, None], ids=["with a secret", "without"])
+def test_who_listens_first_in_place_of_node_0_runs_nothing(
+    secret: str | None, tmp_path: Path, warm: None
+) -> None:
+    """Without a secret they can pass for node 0, and keep the others waiting."""
+    stranger = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    bomb = base64.b64encode(pickle.dumps(Touch(tmp_path / "got-in")))
+    job = {"job": "", "num_nodes": 2, "nonce": "0" * 32}
+    for key, value in {**dict.fromkeys(KEYS, bomb), "drumline/roll/job": json.dumps(job)}.items():
+        stranger.set(key, value)  # type: ignore[arg-type]
+    nodes = TwoNodes(tmp_path, secret, port=stranger.port).nodes
+    try:
+        first, _ = nodes[0].communicate(timeout=LIMIT_S)
+        if secret is None:
+            deadline = time.monotonic() + LIMIT_S
+            while stranger.get(STATE) == bomb:
+                assert nodes[1].poll() is None, nodes[1].communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            nodes[1].terminate()
+        second, _ = nodes[1].communicate(timeout=LIMIT_S)
+    finally:
+        for node in nodes:
+            node.kill()
+            node.communicate()
+    assert not (tmp_path / "got-in").exists()
+    assert nodes[0].returncode == ExitCode.PREFLIGHT_FAILED
+    assert f"port {stranger.port} of {socket.gethostname()}, where the nodes would meet, is in use" in first
+    if secret is not None:
+        assert nodes[1].returncode == ExitCode.PREFLIGHT_FAILED
+        assert (
+            f"what listens at 127.0.0.1:{stranger.port}, where the nodes meet, is not the launcher of node 0 of this "
+            "job: it does not know its DRUMLINE_SECRET" in second
+        )
