@@ -109,7 +109,7 @@ def open_rendezvous(node: Node, secret: str | None) -> Alone | FixedRanks:
         keep_alive_interval=timedelta(seconds=max(1, node.lost_after_s // KEEP_ALIVE_ATTEMPTS)),
         keep_alive_max_attempt=KEEP_ALIVE_ATTEMPTS,
     )
-    inner = make_handler(store, keys, settings, address, secret=roll.secret)
+    inner = make_handler(store, keys, settings, address, secret=roll.secret, count_living=roll.count_living)
     return FixedRanks(inner, node, address, roll)
 
 

@@ -7,6 +7,7 @@ off or that jumps makes a living node dead. Here a heartbeat is as old as the ti
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,17 +26,26 @@ from drumline.launch.node.sealed_store import SealedStore
 
 # How long the address of a round's first node is waited for: it may have left the round, and waits for the next.
 ADDRESS_S = 10
+# How much longer than the last call a node is waited for that lives, and has not ended its ranks yet.
+LATE_S = 30
 LONG_AGO, NEVER = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
 def make_handler(
-    store: dist.Store, keys: dist.Store, settings: RendezvousSettings, address: str, *, secret: str | None
+    store: dist.Store,
+    keys: dist.Store,
+    settings: RendezvousSettings,
+    address: str,
+    *,
+    secret: str | None,
+    count_living: Callable[[], int],
 ) -> DynamicRendezvousHandler:
     """torch's c10d rendezvous in this store; `address` is what the other nodes call this one. `keys`: the same store,
-    over a connection of its own, for what nodes write to each other in a round."""
+    over a connection of its own, for what nodes write to each other in a round. `count_living`: how many nodes will
+    come to the next round."""
     node = DynamicRendezvousHandler._node_desc_generator.generate(address)
     backend = SealedBackend(SealedStore(store, secret, "drumline/rendezvous"))
-    holder = ObservedState(backend, settings, node)
+    holder = ObservedState(backend, settings, node, count_living)
     return QuickHandler(node, settings, backend.name, keys, holder)
 
 
@@ -62,9 +72,15 @@ class QuickHandler(DynamicRendezvousHandler):
 class ObservedState(_BackendRendezvousStateHolder):
     """The shared state as torch reads and writes it. Only its times are judged here."""
 
-    def __init__(self, backend: RendezvousBackend, settings: RendezvousSettings, node: _NodeDesc) -> None:
+    def __init__(
+        self,
+        backend: RendezvousBackend,
+        settings: RendezvousSettings,
+        node: _NodeDesc,
+        count_living: Callable[[], int] = lambda: 0,
+    ) -> None:
         super().__init__(backend, settings)
-        self._node = node
+        self._node, self._count_living = node, count_living
         self._seen: dict[_NodeDesc, tuple[datetime, float]] = {}
         """Each node's last heartbeat, and when it was new here."""
         self._last_call: float | None = None
@@ -90,7 +106,9 @@ class ObservedState(_BackendRendezvousStateHolder):
             self._last_call = None
         else:
             self._last_call = self._last_call or now
-            is_over = now - self._last_call > self._settings.timeout.last_call.total_seconds()
+            over_s = now - self._last_call - self._settings.timeout.last_call.total_seconds()
+            # A node that lives would come right after this round, and have all ranks started again.
+            is_over = over_s > (LATE_S if len(state.participants) < self._count_living() else 0)
             state.deadline = LONG_AGO if is_over else NEVER
 
     def _observe(self, node: _NodeDesc, stamp: datetime, now: float) -> tuple[datetime, float]:

@@ -138,6 +138,7 @@ class Roll:
     def meeting(self) -> Iterator[None]:
         """While this node waits for others: who is missing is said, soon and then now and then."""
         self.now(MEETS)
+        self.hear()
         self._waiting = Patience()
         try:
             yield
@@ -170,6 +171,14 @@ class Roll:
         word, at = self._heard[rank]
         limit_s = QUIET_BEATS * BEAT_S if within_s is None else within_s
         return time.monotonic() - at <= limit_s and (not doing or word.doing in doing)
+
+    def count_living(self) -> int:
+        """Nodes that have not ended, this one included, as of the last look."""
+        return 1 + sum(
+            self.is_there(rank, MEETS, WORKS)
+            for rank in range(self.node.num_nodes)
+            if rank != self.node.node_rank
+        )
 
     def tell_failure(self, what: str, code: int) -> None:
         """Before this node ends the job: the others shall know who did, and why, and with which exit code."""

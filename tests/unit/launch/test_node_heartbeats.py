@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _should_keep_alive,
 )
 
+from drumline.launch.node import node_heartbeats
 from drumline.launch.node.node_heartbeats import ObservedState
 from drumline.launch.node.sealed_backend import SealedBackend
 from drumline.launch.node.sealed_store import SealedStore
@@ -116,6 +117,29 @@ def test_the_last_call_is_as_long_as_asked_for_by_every_clock(shift: timedelta) 
     assert time.monotonic() - begun > LIMIT_S
     nodes.other.sync()
     assert _deadline(nodes.other) < datetime.now(UTC)
+
+
+def test_a_node_that_lives_is_waited_for_beyond_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_heartbeats, "LATE_S", 3 * LIMIT_S)
+    nodes, living = Nodes(), 2
+    nodes.mine._count_living = lambda: living
+    begun = time.monotonic()
+    nodes.write(nodes.mine, MINE, datetime.now(UTC))
+    nodes.mine.state.deadline = datetime.now(UTC)
+    nodes.mine.mark_dirty()
+    nodes.mine.sync()
+    assert _deadline(nodes.mine) > datetime.now(UTC)
+    time.sleep(1.5 * LIMIT_S)
+    nodes.write(nodes.mine, MINE, datetime.now(UTC))
+    assert _deadline(nodes.mine) > datetime.now(UTC), "the other lives, and has not come"
+    living = 1
+    nodes.mine.sync()
+    assert _deadline(nodes.mine) < datetime.now(UTC)
+    living = 2
+    while _deadline(nodes.mine) > datetime.now(UTC):
+        nodes.write(nodes.mine, MINE, datetime.now(UTC))
+        assert time.monotonic() - begun < 20 * LIMIT_S, "not for ever"
+        time.sleep(0.02)
 
 
 def _deadline(holder: ObservedState) -> datetime:
