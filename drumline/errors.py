@@ -74,7 +74,7 @@ class DrumlineError(Exception):
         place = str(self.place)
         sentence = f"{self.what} [{place}]" if place else self.what
         next_step = [f"next: {self.next_step}"] if self.next_step else []
-        return [one_line(line) for line in (*_ITEM.split(sentence), *next_step)]
+        return [*as_lines(sentence), *map(one_line, next_step)]
 
     def __str__(self) -> str:
         return "\n  ".join(self.lines())
@@ -152,6 +152,11 @@ class HangError(DrumlineError):
 def as_list(heading: str, items: Iterable[str]) -> str:
     """What happened, in several items: a message for an error."""
     return "\n".join([heading, *(f"  - {one_line(item)}" for item in items)])
+
+
+def as_lines(text: str) -> list[str]:
+    """The heading and the items of such a message, or its one line."""
+    return [one_line(line) for line in _ITEM.split(text)]
 
 
 def did_you_mean(word: str, choices: Iterable[str], *, known_as: str = "known") -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from drumline.engine.run_folder import RunFolder
@@ -79,7 +80,7 @@ def failed(leg: Leg, code: int) -> RunFailedError:
         "\n".join(
             [
                 f"{leg.name} failed by itself with exit code {code}:",
-                *(f"  | {one_line(line)}" for line in lines),
+                *(f"  | {one_line(line)}" for line in dedent("\n".join(lines)).splitlines()),
             ]
         ),
         next_step=f"{advice}; all it printed is in {leg.log}",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from drumline.errors import as_lines
 from drumline.metrics.json_lines import JsonLines
 from drumline.terminal import print_message
 from drumline.untrusted import check_own_folder, make_own_folder, parse_json, read_regular, replace_text
@@ -45,7 +46,7 @@ class Teller:
     def say(self, sentence: str) -> None:
         """On the screen; a line of its own, whatever a display has on it."""
         with contextlib.suppress(OSError):  # nobody reads it any more
-            print_message(sentence)
+            print_message(*as_lines(sentence))
 
     def write_down(self, word: str, verdict: Verdict, picture: Picture, action: str, at: float) -> None:
         """In the run folder: the verdict with all that was seen, and the event."""
@@ -116,7 +117,7 @@ class Teller:
         self._append_event(run, {"time": at, "kind": word, **place, **said})
 
     def _append_event(self, run: Path, event: Mapping[str, Any]) -> None:
-        check_own_folder(run, follow_links=True)
+        make_own_folder(run, follow_links=True)
         make_own_folder(run / "events")
         lines = JsonLines(run / "events" / "watch.jsonl")
         lines.append(json.dumps({"number": self._num_events, **event}))
