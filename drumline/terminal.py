@@ -6,6 +6,7 @@ no line that reads as Drumline's own: SECURITY.md.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
@@ -27,6 +28,8 @@ _SPECIAL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
+_left: set[int] = set()
+"""Pipes that nobody reads any more."""
 
 
 def shown(text: str) -> str:
@@ -110,12 +113,23 @@ def make_console(stream: TextIO | None = None, **options: Any) -> Console:
     return SafeConsole(file=stream, highlight=False, markup=False, emoji=False, **options)
 
 
+def is_read() -> bool:
+    """Whether stdout may still have a reader. A command that only shows something ends when it has none."""
+    return sys.stdout is not None and not (_left and sys.stdout.fileno() in _left)
+
+
 def _write(text: str, stream: TextIO | None) -> None:
     if stream is None:  # closed when the process began
         return
     encoding = stream.encoding or "utf-8"  # none: a StringIO
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    stream.flush()
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except (
+        BrokenPipeError
+    ):  # `| head`: whoever reads it has seen enough; the work and its exit code are the same
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        _left.add(stream.fileno())
 
 
 def _visible(found: re.Match[str]) -> str:

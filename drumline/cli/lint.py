@@ -238,11 +238,7 @@ def _is_painted(given: argparse.Namespace) -> bool:
 
 
 def _print(text: str, *, is_painted: bool = False) -> int:
-    """A reader that leaves, as `head` does, is no failure."""
-    try:
-        show(text, end="", is_painted=is_painted, is_data=not is_painted)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    show(text, end="", is_painted=is_painted, is_data=not is_painted)
     return ExitCode.SUCCESS
 
 

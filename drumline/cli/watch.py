@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -63,11 +62,7 @@ def run(argv: Sequence[str]) -> int:
     folder = Path(runs[0])
     if not (folder / PLACE).is_file():
         folder = find_run(folder)
-    try:
-        return _watch(Looker(folder), words, every_s)
-    except BrokenPipeError:  # `| head`: who reads this has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.SUCCESS
+    return _watch(Looker(folder), words, every_s)
 
 
 def _watch(looker: Looker, words: Sequence[str], every_s: float | None) -> int:
@@ -124,6 +119,8 @@ def _follow(looker: Looker, every_s: float, show: Any) -> int:
         show(look, is_whole=False, words=new)
         if look.has_ended:
             return _at_the_end(look)
+        if not terminal.is_read():
+            return ExitCode.SUCCESS
         time.sleep(every_s)
 
 

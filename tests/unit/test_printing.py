@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -70,3 +73,13 @@ def test_a_warning_is_one_line_and_a_traceback_below_it_indented(caplog: pytest.
     assert third.startswith("it failed\n  Traceback (most recent call last):\n")
     assert third.endswith("\n  ValueError: x\n  drumline: y")
     assert caplog.records[2].levelno == logging.ERROR
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["lint", "--list"]])
+def test_a_reader_that_leaves_is_no_failure(words: list[str]) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)  # as `| head` does when it has seen enough
+    with os.fdopen(theirs, "wb") as closed:
+        command = [sys.executable, "-m", "drumline", *words]
+        ended = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
