@@ -57,7 +57,7 @@ def paragraph(text: object, *more: object) -> str:
 def print_message(text: object, *more: object, stream: TextIO | None = None) -> None:
     """Print such a line, on stderr, in one piece: several threads may speak. A line of progress makes room for it."""
     stream = stream or sys.stderr
-    _write(f"{CLEAR_LINE if stream and stream.isatty() else ''}{paragraph(text, *more)}", stream)
+    _write(f"{CLEAR_LINE if _is_terminal(stream) else ''}{paragraph(text, *more)}", stream)
 
 
 def show(
@@ -76,7 +76,7 @@ def show(
     stream = stream or sys.stdout
     if is_painted:
         text = "\n".join(_SPECIAL.sub(_visible_or_colour, line) for line in text.split("\n"))
-    elif not is_data or (stream and stream.isatty()):
+    elif not is_data or _is_terminal(stream):
         text = shown(text)
     _write(f"{text}{end}", stream)
 
@@ -121,15 +121,20 @@ def is_read() -> bool:
 def _write(text: str, stream: TextIO | None) -> None:
     if stream is None:  # closed when the process began
         return
-    encoding = stream.encoding or "utf-8"  # none: a StringIO
+    encoding = getattr(stream, "encoding", None) or "utf-8"  # a StringIO, or an object of the user's own
     try:
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
-    except (
-        BrokenPipeError
-    ):  # `| head`: whoever reads it has seen enough; the work and its exit code are the same
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except BrokenPipeError:
+        # `| head`: whoever reads it has seen enough; the work and its exit code are the same.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
         _left.add(stream.fileno())
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and getattr(stream, "isatty", bool)()
 
 
 def _visible(found: re.Match[str]) -> str:

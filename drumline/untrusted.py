@@ -22,10 +22,13 @@ MAX_DIGITS = 300
 """Of an integer: any such number can be printed and converted to a float."""
 MAX_BITS = 990
 """The same; what is saved must be readable."""
-TEXT_BYTES = 1 << 20
+TEXT_BYTES = 1 << 19
 """Of a file that people write: settings, hostfiles, env files."""
-DOCUMENT_BYTES = 64 << 20
+DOCUMENT_BYTES = 8 << 20
 """Of a JSON document that Drumline writes."""
+
+OWN_PIPES = (Path("/dev/fd"), Path("/proc/self/fd"))
+PAGE_BYTES = 1 << 16
 
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
@@ -36,7 +39,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|[\[{]|[\]}]', re.DOTALL)
+_HUGE = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
 # A dotted key of more than a hundred parts: tomllib takes quadratic time over them.
 _LONG_KEY = re.compile(r"""(?<![\w"'.-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){100}""")
 
@@ -52,11 +55,26 @@ def open_regular(path: Path, *, follow_links: bool = False) -> BinaryIO:
 
 def read_regular(path: Path, *, most: int = DOCUMENT_BYTES, follow_links: bool = False) -> bytes:
     """The bytes of a regular file that has no more than `most` of them."""
+    if follow_links and path.parent in OWN_PIPES:  # `--env-file <(decrypt secrets)`
+        with path.open("rb") as pipe:
+            return _within(pipe.read(most + 1), most, path)
     with open_regular(path, follow_links=follow_links) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
-        return file.read(size)  # not `most`: a read takes its memory first
+        # Not `most`: a read takes its memory first. Some file systems give no size.
+        return _within(file.read(min(size or PAGE_BYTES, most) + 1), most, path)
+
+
+def size_of(path: Path) -> int:
+    """Of a regular file."""
+    found = path.lstat()
+    _check_regular(found, path)
+    return found.st_size
+
+
+def _within(content: bytes, most: int, path: Path) -> bytes:
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return content
 
 
 def open_append(path: Path) -> BinaryIO:
@@ -102,6 +120,14 @@ def check_own_folder(folder: Path, *, follow_links: bool = False) -> None:
     _check_owner(found, folder, folder)
 
 
+def check_own_file(path: Path) -> None:
+    """An OSError says that it is no regular file, or another user's. One that is not there is fine."""
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        _check_regular(found, path)
+        _check_owner(found, path, path.parent)
+
+
 def descriptor_of(path: Path, flags: int, *, follow_links: bool = False) -> int:
     """Like `os.open`, of a regular file alone, and where it is to be written of one that no other user owns."""
     try:
@@ -132,15 +158,20 @@ def _check_regular(found: os.stat_result, path: Path) -> None:
         raise OSError(errno.EINVAL, f"it is {what}, not a regular file", str(path))
 
 
+_owners: set[tuple[int, int]] = set()
+"""Of new files, by file system."""
+
+
 def _check_owner(found: os.stat_result, path: Path, folder: Path) -> None:
     """Root could do as it likes anyway. A network file system may give all files one owner, whoever writes them (root,
     nobody, the one of the mount): there this user is who owns a new file in the folder."""
-    if found.st_uid in (os.geteuid(), 0):
+    if found.st_uid in (os.geteuid(), 0) or (found.st_dev, found.st_uid) in _owners:
         return
     import tempfile
 
     with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
         if found.st_uid == os.fstat(file.fileno()).st_uid:
+            _owners.add((found.st_dev, found.st_uid))
             return
     raise PermissionError(
         errno.EPERM, f"it belongs to user id {found.st_uid}, and this is user id {os.geteuid()}", str(path)
@@ -153,12 +184,15 @@ def _check_owner(found: os.stat_result, path: Path, folder: Path) -> None:
 def parse_json(text: bytes | str) -> Any:
     """What a JSON text in UTF-8 holds; a ValueError where it is malformed, nested too deeply or has a huge number."""
     plain = text if isinstance(text, str) else text.decode("utf-8-sig")
-    if plain.count("[") + plain.count("{") > MAX_DEPTH:
-        _check_depth(plain)
+    if _HUGE.search(plain):
+        raise ValueError(f"a number has more than {MAX_DIGITS} digits")
     try:
-        return _JSON.decode(plain)
+        found = json.loads(plain)
     except RecursionError:
         raise _too_deep() from None
+    if plain.count("[") + plain.count("{") > MAX_DEPTH:
+        _check_depth(found)
+    return found
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -182,24 +216,15 @@ def whole_number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
-def _integer(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a number has more than {MAX_DIGITS} digits")
-    return int(digits)
-
-
-_JSON = json.JSONDecoder(parse_int=_integer)
-
-
-def _check_depth(text: str) -> None:
-    depth = 0
-    for found in _BRACKET.finditer(text):
-        if found[0] in ("[", "{"):
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise _too_deep()
-        elif found[0] in ("]", "}"):
-            depth -= 1
+def _check_depth(document: Any) -> None:
+    """Level by level, of the containers alone."""
+    level = [document]
+    for _ in range(MAX_DEPTH + 1):
+        inner = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise _too_deep()
 
 
 def _values(document: Any) -> Iterator[Any]:

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 from drumline.checkpoint import disk, manifest
 from drumline.checkpoint.manifest import Manifest, TornCheckpointError
 from drumline.errors import CheckpointError
-from drumline.untrusted import parse_json, read_regular
+from drumline.untrusted import parse_json, read_regular, size_of
 
 Result = TypeVar("Result")
 
 STEP_NAME = re.compile(r"step-(\d{8,})")
 HIDDEN_NAME = re.compile(r"\.(step-\d{8,})\.(partial|replaced|removed)")
 DOCUMENT = ".json"
-DOCUMENT_BYTES = 1 << 30
+STATE_BYTES = 1 << 28
 """A dataset's own state is in one, of all ranks."""
 
 
@@ -55,13 +55,13 @@ def glance(path: Path) -> Manifest:
     if named and int(named[1]) != found.step:
         raise TornCheckpointError(path, f"{manifest.FILE_NAME} is that of step {found.step}")
     for name, record in found.files.items():
-        size = _attempt(path, name, lambda file: file.lstat().st_size)
+        size = _attempt(path, name, size_of)
         if size != record.size:
             raise TornCheckpointError(path, f"{name} has {size} of {record.size} bytes")
     return found
 
 
-def newest_valid(root: Path, check: Callable[[Path], object] = Path.is_dir) -> Found:
+def newest_valid(root: Path, check: Callable[[Path], None] | None = None) -> Found:
     """The newest checkpoint that is whole, every byte read, and finite; where none is finite, the newest whole one.
 
     `check`: what else must hold; its TornCheckpointError skips one."""
@@ -70,7 +70,8 @@ def newest_valid(root: Path, check: Callable[[Path], object] = Path.is_dir) -> F
     for path in _candidates(root):
         try:
             found = verify(path)
-            check(path)
+            if check:
+                check(path)
         except TornCheckpointError as error:
             skipped.append(Skipped(path, error.reason))
             continue
@@ -102,7 +103,7 @@ def read_document(path: Path, name: str) -> Any:
     """One document."""
     file = f"{name}{DOCUMENT}"
     try:
-        return parse_json(_attempt(path, file, lambda found: read_regular(found, most=DOCUMENT_BYTES)))
+        return parse_json(_attempt(path, file, lambda found: read_regular(found, most=STATE_BYTES)))
     except ValueError as error:
         raise TornCheckpointError(path, f"{file} cannot be read: {error}") from error
 

@@ -73,8 +73,8 @@ class Telling:
         """The first of these keys that somebody sets; at the end of a run that fails, nobody may."""
         while True:
             for key in keys:
-                if self._store.check([key]):
-                    return key, json.loads(self._store.get(key))
+                if (value := self._store.peek(key)) is not None:
+                    return key, json.loads(value)
             if self._end.is_set():
                 raise TimeoutError
             time.sleep(POLL_S)

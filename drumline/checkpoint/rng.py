@@ -21,6 +21,7 @@ _HEADER = struct.Struct("<8sI4I")  # a mark, the version, the length of each par
 _MARK = b"drum-rng"
 _NUMPY = struct.Struct("<624IiId")  # key, position, whether a normal draw is waiting, that draw
 _TORCH_BYTES = 5056  # of all versions so far
+_GPU_BYTES = 16  # seed and offset
 _TORCH = struct.Struct("<QiiQ")  # seed, left, seeded, next; then the table
 _PYTHON = struct.Struct("<625I?d")  # key and position, whether a normal draw is waiting, that draw
 
@@ -56,20 +57,20 @@ class CorruptRandomStateError(CheckpointError):
 def check_rng(state: Tensor) -> list[bytes]:
     """The four parts of a state; an error for one that is corrupt. With a wrong position numpy and torch would read
     behind their tables."""
-    packed = _to_bytes(state.cpu())
+    packed = _to_bytes(state.cpu()) if state.dtype is torch.uint8 else b""
     if len(packed) != RNG_BYTES or not packed.startswith(_MARK):
-        raise CorruptRandomStateError(f"it is no random state ({len(packed)} bytes)")
+        raise CorruptRandomStateError(f"it is no random state ({state.nbytes} bytes)")
     _, version, *lengths = _HEADER.unpack_from(packed)
     if version != _VERSION:
-        raise CheckpointError(
-            f"the saved random state is of version {version}, not {_VERSION}",
-            next_step="resume with the version of Drumline that saved it",
+        raise CorruptRandomStateError(
+            f"its version is {version}, and this version of Drumline reads {_VERSION}"
         )
     offset, parts = _HEADER.size, []
     for length in lengths:
         parts.append(packed[offset : offset + length])
         offset += length
-    expected = [torch.get_rng_state().numel(), lengths[1], _NUMPY.size, _PYTHON.size]
+    on_gpu = _GPU_BYTES if lengths[1] else 0
+    expected = [torch.get_rng_state().numel(), on_gpu, _NUMPY.size, _PYTHON.size]
     if lengths != expected or offset > RNG_BYTES:
         raise CorruptRandomStateError(f"its parts have {lengths} bytes, expected {expected}")
     if lengths[0] == _TORCH_BYTES:

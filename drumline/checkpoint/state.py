@@ -6,7 +6,8 @@ every rank restores from the same plain dicts, whoever read them and however the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -46,29 +47,36 @@ def restore(
     scaler: GradScaler | None = None,
 ) -> dict[str, Any]:
     """Put a snapshot back into a model, wrapped or not, on any device; returns the progress."""
-    try:
-        return _restore(snapshot, model, optimizer, scaler)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        # Its checksums are right, so it was saved like that, by whomever.
-        raise CheckpointError(
-            f"the checkpoint does not hold what Drumline saves: {type(error).__name__}: {error}",
-            next_step="use an earlier checkpoint, or one from another source",
-        ) from error
-
-
-def _restore(
-    snapshot: Snapshot, model: nn.Module, optimizer: Optimizer | None, scaler: GradScaler | None
-) -> dict[str, Any]:
-    load_model_state(model, snapshot.tensors["model"], snapshot.documents["model"]["aliases"])
+    tensors, documents = snapshot.tensors, snapshot.documents
+    with translated("model"):
+        progress: dict[str, Any] = documents["progress"]
+        weights, aliases = (
+            tensors["model"],
+            {str(one): str(of) for one, of in documents["model"]["aliases"].items()},
+        )
+    load_model_state(model, weights, aliases)
     if optimizer is not None:
-        if "optimizer" not in snapshot.documents:
+        if "optimizer" not in documents:
             raise CheckpointError(
                 "the checkpoint holds no optimizer state",
                 next_step="load the model alone, without an optimizer",
             )
-        load_optimizer_state(model, optimizer, snapshot.tensors["optimizer"], snapshot.documents["optimizer"])
+        with translated("optimizer"):
+            load_optimizer_state(model, optimizer, tensors["optimizer"], documents["optimizer"])
     # A run that turns fp16 on later has no scale to take over: its scaler starts anew.
-    if scaler is not None and snapshot.documents.get("scaler"):
-        scaler.load_state_dict(snapshot.documents["scaler"])
-    progress: dict[str, Any] = snapshot.documents["progress"]
+    if scaler is not None and documents.get("scaler"):
+        with translated("scaler"):
+            scaler.load_state_dict(documents["scaler"])
     return progress
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """What fails here fails because of the checkpoint. Its checksums are right, so somebody has saved it like that."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"the checkpoint's {what} is not what Drumline saves: {type(error).__name__}: {error}",
+            next_step="use an earlier checkpoint, or one from another source",
+        ) from error

@@ -24,6 +24,7 @@ from drumline.launch.topology import topology_from
 from drumline.prove.proof import Outcome, Proof
 from drumline.prove.schedule import Wishes, worlds_of, wrong_wishes
 from drumline.prove.settings import Settings, wrong_settings
+from drumline.untrusted import make_own_folder
 from drumline.user_code import is_class_spec
 
 DEFAULT_STEPS = 8
@@ -219,7 +220,7 @@ def _folder(keep: str | None) -> Iterator[Path]:
 
 def _new_folder(folder: Path) -> Path:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_own_folder(folder, follow_links=True)
         is_empty = not any(folder.iterdir())
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:

@@ -21,6 +21,8 @@ from drumline.untrusted import read_regular
 
 MAX_BYTES = 512 << 20
 """Of a file; CIFAR-100 has one of 155 MB."""
+MAX_OPCODES = 2_000_000
+"""CIFAR-100 has 300,000."""
 _INTEGER_TYPE = re.compile(r"[iu][1248]")
 _NAMES = {
     "numpy.ndarray": "ndarray",
@@ -75,7 +77,10 @@ class _Reader:
 
     def load(self) -> Any:
         data, stack, memo, at = self._data, self._stack, self._memo, 0
-        while (code := data[at]) != 0x2E:
+        for _ in range(MAX_OPCODES):
+            code = data[at]
+            if code == 0x2E:
+                return stack[-1]
             # What a batch has ten thousand of costs no call: small numbers, short text, and that it is remembered.
             if code == 0x4B:
                 stack.append(data[at + 1])
@@ -97,7 +102,7 @@ class _Reader:
                 self._at = at + 1
                 operation(self)
                 at = self._at
-        return stack[-1]
+        raise ValueError(f"it has more than {MAX_OPCODES:,} values")
 
     def take(self, count: int) -> bytes:
         if not 0 <= count <= len(self._data) - self._at:

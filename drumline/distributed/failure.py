@@ -93,8 +93,8 @@ def _reported(first: Failure | None, mine: Failure) -> Failure | None:
 def _wait_for_claim(store: SealedStore) -> Failure | None:
     deadline = time.monotonic() + CLAIM_WAIT_S
     while time.monotonic() < deadline:
-        if store.check([FIRST]):
-            claim = json.loads(store.get(FIRST))
+        if (found := store.peek(FIRST)) is not None:
+            claim = json.loads(found)
             places = {name: Place(**claim[name]) for name in ("place", "raised_by") if claim[name]}
             return Failure(**{**claim, **places})
         time.sleep(0.02)

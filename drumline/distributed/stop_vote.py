@@ -64,19 +64,19 @@ class StopVote:
         if self.is_decided:
             return False
         if self.cause is None:
-            if not self._store.check(["request"]):
+            if (request := self._store.peek("request")) is None:
                 self._note_pace()
                 return False
-            self._join()
+            self._join(request)
             return True
-        if self._store.check([f"proposal/{self._round}"]):
-            self._answer()
+        if (proposal := self._store.peek(f"proposal/{self._round}")) is not None:
+            self._answer(int(proposal))
         if self._rank == 0:
             self._lead()
         elif time.monotonic() > self._patient_until:
             self._decide("given up")
-        if self._store.check(["decision"]):
-            self._obey(self._store.get("decision").decode())
+        if (decision := self._store.peek("decision")) is not None:
+            self._obey(decision.decode())
         return not self.is_decided
 
     def stops_at(self, step: int) -> bool:
@@ -98,27 +98,27 @@ class StopVote:
                 self.is_decided, self.stop = True, None
             self._changed.notify_all()
 
-    def _join(self) -> None:
+    def _join(self, request: bytes) -> None:
         self._patient_until = min(self._patient_until, time.monotonic() + PATIENCE_S)
         self._margin = max(1, math.ceil(self._steps_per_s() * AHEAD_S))
-        self.cause = json.loads(self._store.get("request"))
+        self.cause = json.loads(request)
         self._store.set(f"position/0/{self._rank}", str(self._position()))
 
-    def _answer(self) -> None:
+    def _answer(self, proposal: int) -> None:
         with self._changed:
             # First this, then the position: the loop counts its step, then looks. One of the two sees the other.
-            self.stop = int(self._store.get(f"proposal/{self._round}"))
+            self.stop = proposal
             self._changed.notify_all()
         self._round += 1
         self._store.set(f"position/{self._round}/{self._rank}", str(self._position()))
 
     def _lead(self) -> None:
         keys = [f"position/{self._round}/{rank}" for rank in range(self._world_size)]
-        if not self._store.check(keys):
+        if (positions := self._store.peek_all(keys)) is None:
             if time.monotonic() > self._patient_until:
                 self._decide("given up")
             return
-        foremost = max(int(value) for value in self._store.multi_get(keys))
+        foremost = max(map(int, positions))
         if self.stop is not None and foremost < self.stop:
             self._decide(str(self.stop))
         elif not self._store.check([f"proposal/{self._round}"]):

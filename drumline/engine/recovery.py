@@ -160,6 +160,9 @@ def _write_launch(path: Path, launch: _Launch) -> None:
 def _read_launch(path: Path) -> _Launch | None:
     try:
         record = parse_json(read_regular(path))
-        return _Launch(str(record["launch"]), [int(number) for number in record["starts"]], record["refused"])
+        starts, refused = record["starts"], record["refused"]
+        if not all(type(number) is int for number in starts) or not isinstance(refused, dict | None):
+            return None
+        return _Launch(str(record["launch"]), starts, refused)
     except (OSError, ValueError, KeyError, TypeError):
         return None

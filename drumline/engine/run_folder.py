@@ -24,6 +24,7 @@ from typing import TextIO
 
 from drumline.errors import TrainingError, UsageError
 from drumline.untrusted import (
+    check_own_file,
     check_own_folder,
     descriptor_of,
     make_own_folder,
@@ -113,6 +114,9 @@ class RunFolder:
             ):
                 if os.path.lexists(folder):
                     check_own_folder(folder)
+            appended = (self.ledger, self.settings_history, *self.events.iterdir(), *self.logs.iterdir())
+            for file in appended:
+                check_own_file(file)
 
     def check_owner(self) -> None:
         """Refuse a folder of another user, or a link of one to a folder of ours."""
@@ -177,7 +181,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
 def _open_lock(folder: RunFolder) -> TextIO:
     try:
         descriptor = descriptor_of(folder.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        return os.fdopen(descriptor, "a+", encoding="utf-8")
+        return os.fdopen(descriptor, "a+", encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(
             f"the run folder {folder.path} cannot be written to: {error.strerror}",

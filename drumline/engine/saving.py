@@ -96,6 +96,9 @@ class Found:
     """Where no checkpoint is finite: a tensor of this one that is not."""
 
 
+_FACTS = {"task": str, "config": dict, "world_size": int, "batch_size": int}
+
+
 def find_newest(ddp: DDPManager, root: Path) -> Found | None:
     """Collective: what the run goes on from. None: it begins."""
     answer: Any = None
@@ -118,18 +121,35 @@ def find_newest(ddp: DDPManager, root: Path) -> Found | None:
 
 
 def _check_contents(path: Path) -> None:
-    """What the checksums do not show: a checkpoint that says something else than where the run was."""
-    saved = look.read_document(path, "progress")
-    facts, cursor = (saved.get("facts"), saved.get("cursor")) if isinstance(saved, dict) else (None, None)
-    if not isinstance(facts, dict) or not isinstance(cursor, dict) or cursor.keys() != {"epoch", "position"}:
-        raise TornCheckpointError(path, "progress.json does not say where the run was")
-    if not all(type(count) is int and count >= 0 for count in (saved.get("step"), *cursor.values())):
+    """What the checksums do not show: whoever wrote them may have written anything."""
+    found = store.read(path)
+    documents = [found.documents.get(name) for name in ("model", "optimizer", "progress")]
+    if not {"model", "optimizer", "rng"} <= found.tensors.keys() or not all(map(_is_dict, documents)):
+        raise TornCheckpointError(path, "it does not hold a model, an optimizer, random states and progress")
+    saved = found.documents["progress"]
+    facts, cursor = saved.get("facts"), saved.get("cursor")
+    is_whole = (
+        _is_dict(facts)
+        and all(type(facts.get(name)) is kind for name, kind in _FACTS.items())
+        and str(facts["config"].get("optim.name")) in OPTIMIZERS
+        and _is_dict(cursor)
+        and cursor.keys() == {"epoch", "position"}
+        and all(
+            type(count) is int and 0 <= count < 1 << 62 for count in (saved.get("step"), *cursor.values())
+        )
+        and saved["step"] == look.glance(path).step
+    )
+    if not is_whole:
         raise TornCheckpointError(path, "progress.json does not say where the run was")
     try:
-        for generators in store.read_tensors(path, "rng").values():
+        for generators in found.tensors["rng"].values():
             check_rng(generators)
     except CorruptRandomStateError as error:
         raise TornCheckpointError(path, f"rng.safetensors: {error.reason}") from error
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def restore(job: Job, path: Path, *, with_optimizer: bool = True) -> None:
@@ -159,7 +179,8 @@ def restore(job: Job, path: Path, *, with_optimizer: bool = True) -> None:
     if (generators := tensors["rng"].get(_rank_name(job.ddp.rank))) is not None:
         restore_rng(generators, device)
     if job.ddp.is_main_process() and "measured" in saved:
-        job.meter.put(**saved["measured"])
+        with state.translated("progress"):
+            job.meter.put(**saved["measured"])
 
 
 def _way_out(error: CheckpointMismatchError) -> str:

@@ -13,7 +13,7 @@ from drumline.lint.finding import Finding, Severity
 from drumline.lint.problems import OWN_RULES
 from drumline.lint.reading.files import is_matched
 from drumline.lint.selection import Rules, Selection, select, split_words
-from drumline.untrusted import parse_toml, read_regular
+from drumline.untrusted import TEXT_BYTES, parse_toml, read_regular
 
 TABLE = "tool.drumline.lint"
 NEXT_STEP = "docs/lint.md has all settings; --no-config goes without them"
@@ -126,7 +126,7 @@ def _table(path: Path, value: Any) -> dict[str, Any]:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return parse_toml(read_regular(path, follow_links=True).decode())
+        return parse_toml(read_regular(path, most=TEXT_BYTES, follow_links=True).decode())
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{path} cannot be read: {error}", next_step="mend it, or go without it: --no-config"

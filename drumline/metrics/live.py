@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from drumline.errors import as_lines
 from drumline.metrics import wording
 from drumline.metrics.events import Event
 from drumline.metrics.plain import Display
@@ -95,7 +96,7 @@ class LiveDisplay(Display):
         self._print_page(wording.closing(event), "bold green")
 
     def _print(self, line: Text) -> None:
-        line.plain = one_line(line.plain)
+        line.plain = "\n  ".join(as_lines(line.plain))
         self._console.print(Padding(line, (0, 0, 0, len(_MARGIN)), expand=False))
 
     def _print_page(self, page: wording.Page, style: str) -> None:

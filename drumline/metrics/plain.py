@@ -9,6 +9,7 @@ import time
 from types import TracebackType
 from typing import Self, TextIO
 
+from drumline.errors import as_lines
 from drumline.metrics import wording
 from drumline.metrics.events import Event
 from drumline.terminal import show_lines
@@ -104,7 +105,8 @@ class PlainDisplay(Display):
 
     def _print_line(self, event: Event, words: str) -> None:
         clock = time.strftime("%H:%M:%S", time.localtime(event["time"]))
-        show_lines([f"{clock} {words}"], stream=self._stream)
+        first, *more = as_lines(words)
+        show_lines([f"{clock} {first}", *(f"  {line}" for line in more)], stream=self._stream)
 
     def _print_page(self, page: wording.Page) -> None:
         lines = [page.heading, *(f"  {label:<{_LABEL_WIDTH}} {value}" for label, value in page.rows)]

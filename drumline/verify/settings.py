@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.engine.run_folder import RunFolder
-from drumline.untrusted import parse_json, parse_toml, read_regular
+from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
 from drumline.verify.findings import Part
 
 
@@ -47,7 +47,8 @@ def tell_missing(missing: list[str], part: Part, *, expected: set[str], is_at_wo
 
 def _load(path: Path, parse: Callable[[str], Any], part: Part) -> dict[str, Any] | None:
     try:
-        content = parse(read_regular(path).decode())
+        most = TEXT_BYTES if path.suffix == ".toml" else DOCUMENT_BYTES
+        content = parse(read_regular(path, most=most).decode())
     except FileNotFoundError:
         return None
     except OSError as error:

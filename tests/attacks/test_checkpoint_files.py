@@ -25,9 +25,11 @@ from drumline.checkpoint.rng import RNG_BYTES, capture_rng, restore_rng
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.saving import find_newest
 from drumline.errors import CheckpointError
+from drumline.metrics.events import read_events
 from drumline.untrusted import MAX_BITS, parse_json
 from drumline.verify.run import verify_run
 from tests.attacks.limits import bounded
+from tests.jobs import Classify, make_config, train_here
 
 CPU = torch.device("cpu")
 
@@ -268,34 +270,69 @@ def test_a_forged_random_state_is_refused_before_any_of_it_is_set(state: torch.T
     assert np.random.get_state(legacy=False)["state"]["pos"] <= 624
 
 
+FACTS = {"task": "x", "config": {"optim.name": "sgd"}, "world_size": 1, "batch_size": 8}
+SAVED = {"step": 3, "cursor": {"epoch": 0, "position": 0}, "facts": FACTS}
+WRONG: list[Any] = [
+    7,
+    [],
+    {},
+    {"facts": []},
+    {"facts": {}},
+    {"facts": {**FACTS, "config": {}}},
+    {"facts": {**FACTS, "config": {"optim.name": []}}},
+    {"facts": {**FACTS, "task": None}},
+    {"facts": {**FACTS, "world_size": "2"}},
+    {"cursor": {"epoch": 0}},
+    {"cursor": {"epoch": 0, "x": 1}},
+    {"cursor": {"epoch": 0, "position": 2**70}},
+    {"step": "3"},
+    {"step": 3},
+]
+
+
+def save(
+    run: RunFolder, step: int, progress: Any, rng: dict[str, torch.Tensor], **more: dict[str, Any]
+) -> None:
+    documents = {"model": {"aliases": {}}, "optimizer": {}, "progress": progress}
+    tensors: dict[str, Any] = {"model": {}, "optimizer": {}, "rng": rng, **more}
+    store.write(run.checkpoints, step, tensors=tensors, documents=documents, metrics={})
+
+
 def test_resume_skips_a_checkpoint_with_a_forged_content(run: RunFolder) -> None:
     """Its checksums are right: whoever forged it made them."""
-    good = {"step": 3, "cursor": {"epoch": 0, "position": 0}, "facts": {}}
-    states = {"rank-00000": capture_rng(CPU), "rank-00001": altered(POSITION_AT, number(700))}
-    forged: list[tuple[Any, dict[str, torch.Tensor]]] = [(good, states)]
-    for wrong in (
-        7,
-        [],
-        {},
-        {"facts": []},
-        {"cursor": {"epoch": 0}},
-        {"step": "3"},
-        {"cursor": {"epoch": 0, "x": 1}},
-    ):
-        forged.append(({**good, **wrong} if wrong and isinstance(wrong, dict) else wrong, {}))
-    ddp = Alone()
-    for step, (progress, rng) in enumerate(reversed(forged), start=4):
-        tensors = {"model": {}, "rng": rng}
-        store.write(run.checkpoints, step, tensors=tensors, documents={"progress": progress}, metrics={})
-    store.write(
-        run.checkpoints, 3, tensors={"rng": {"a": capture_rng(CPU)}}, documents={"progress": good}, metrics={}
-    )
-    found = find_newest(ddp, run.checkpoints)
+    own = {"rank-00000": capture_rng(CPU)}
+    save(run, 3, SAVED, own)
+    for step, wrong in enumerate(WRONG, start=4):
+        progress = {**SAVED, "step": step, **wrong} if wrong and isinstance(wrong, dict) else wrong
+        save(run, step, progress, own)
+    states = {
+        "numpy's position is 700, expected 0 to 624": altered(POSITION_AT, number(700)),
+        "its version is 7, and this version of Drumline reads 1": altered(8, number(7)),
+        "it is no random state (24576 bytes)": torch.zeros(RNG_BYTES, dtype=torch.bfloat16),
+        "its parts have [5056, 3, 2512, 2509] bytes, expected [5056, 16, 2512, 2509]": altered(16, number(3)),
+    }
+    for step, state in enumerate(states.values(), start=100):
+        save(run, step, {**SAVED, "step": step}, {**own, "rank-00001": state})
+    documents = {"progress": {**SAVED, "step": 200}}
+    store.write(run.checkpoints, 200, tensors={"model": {}}, documents=documents, metrics={})
+    found = find_newest(Alone(), run.checkpoints)  # type: ignore[arg-type]
     assert found is not None
     assert found.progress.step == 3
     reasons = [reason for _, reason in found.skipped]
-    assert reasons[0] == "rng.safetensors: numpy's position is 700, expected 0 to 624"
-    assert reasons[1:] == ["progress.json does not say where the run was"] * (len(forged) - 1)
+    assert reasons[0] == "it does not hold a model, an optimizer, random states and progress"
+    assert reasons[1:5] == [f"rng.safetensors: {reason}" for reason in reversed(states)]
+    assert set(reasons[5:]) <= {"progress.json does not say where the run was", reasons[0]}
+    assert len(reasons) == 1 + len(states) + len(WRONG)
+
+
+def test_a_run_goes_on_from_the_newest_checkpoint_that_is_its_own(tmp_path: Path) -> None:
+    config = make_config(steps=3)
+    train_here(config, Classify, tmp_path)
+    save(RunFolder(tmp_path), 50, {**SAVED, "step": 50, "facts": {}}, {"rank-00000": capture_rng(CPU)})
+    train_here(config, Classify, tmp_path)
+    events = list(read_events(RunFolder(tmp_path).event_file(0)))
+    assert [event["step"] for event in events if event["kind"] == "resume"] == [3]
+    assert [event["step"] for event in events if event["kind"] == "end"] == [3, 3]
 
 
 class Alone:

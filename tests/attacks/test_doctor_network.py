@@ -61,7 +61,20 @@ def test_a_false_master_chooses_no_address_to_listen_on(node: Node, address: str
     assert node.listeners is None
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", OWN, "localhost", "224.0.0.1"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "0.0.0.0",
+        "::1",
+        OWN,
+        "localhost",
+        "224.0.0.1",
+        "::ffff:127.0.0.1",
+        f"::ffff:{OWN}",
+        "fe80::1",
+    ],
+)
 def test_a_false_master_does_not_scan_what_only_the_host_itself_reaches(node: Node, address: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as own_service:
         own_service.setblocking(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from drumline import untrusted
 from drumline.engine.failure_report import _append
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.run_folder import RunFolder, job_at_work, locked, set_aside, write_whole
@@ -22,6 +24,7 @@ from drumline.untrusted import check_own_folder, open_append, open_log, replace_
 from drumline.watch.sidecar.telling import _write_status
 from drumline.watch.verdicts.files import read_verdicts
 from tests.attacks.limits import bounded
+from tests.jobs import Classify, make_config, train_here
 
 
 @pytest.fixture
@@ -121,6 +124,7 @@ def test_a_file_system_that_gives_all_files_one_owner_is_fine(
     finally:
         monkeypatch.undo()
         os.seteuid(0)
+    monkeypatch.setattr(untrusted, "_owners", set())  # of that user's files
     with pytest.raises(PermissionError):
         check_own_folder(shared / "run")
 
@@ -134,6 +138,21 @@ def test_a_link_in_place_of_a_folder_is_refused(tmp_path: Path, victim: Path, na
     (run.path / name).symlink_to(victim)
     with pytest.raises(UsageError, match=rf"cannot be used: it is a symbolic link, not a folder \({name}\)"):
         run.make()
+    assert is_untouched(victim)
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "events/rank-00000.jsonl", "logs/rank-00001.log"])
+def test_a_link_in_place_of_a_file_is_refused_before_the_first_step(
+    tmp_path: Path, victim: Path, name: str
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.make()
+    (run.path / name).symlink_to(victim / "precious")
+    what = re.escape(f"it is a symbolic link, not a regular file ({Path(name).name})")
+    with pytest.raises(
+        UsageError, match=f"cannot be used: {what}\n  next: choose a folder of your own with --run"
+    ):
+        train_here(make_config(steps=1), Classify, run.path)
     assert is_untouched(victim)
 
 

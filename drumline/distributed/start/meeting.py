@@ -83,6 +83,11 @@ def _connect(topology: Topology, timeout_s: float) -> dist.Store:
     if hosts_store:
         _warn_of_a_strange_address(topology)
         bound = own_binding(topology.master_addr)
+        if bound == EVERYWHERE != topology.master_addr:
+            print_message(
+                f"WARNING: MASTER_ADDR {topology.master_addr} does not tell which address of {topology.host} the other "
+                "ranks reach: the store listens on all networks. Next: set MASTER_ADDR to an address of that host"
+            )
     else:
         _wait_until_open(topology, deadline=deadline, timeout_s=timeout_s)
     try:

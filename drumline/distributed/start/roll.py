@@ -23,7 +23,7 @@ from drumline.distributed.start.fact_differences import Facts, check_differences
 from drumline.distributed.start.meeting import Notices
 from drumline.distributed.start.ruling import Ruling, follow, has_ruled, hear, rule
 from drumline.errors import PreflightError
-from drumline.launch.job_secret import new_secret
+from drumline.launch.job_secret import VARIABLE, new_secret
 from drumline.launch.key_exchange import KeyPair
 from drumline.launch.node.sealed_store import SealedStore, check_secret, document
 from drumline.launch.topology import Topology
@@ -107,7 +107,7 @@ class _Attendance:
         """On the other ranks: enter whatever meeting is the current one, until one has this rank on its list."""
         other = None
         while True:
-            if self.store.check([CURRENT]) and (current := document(self.store.get(CURRENT), room=str)):
+            if current := document(self.store.peek(CURRENT) or b"", room=str):
                 self._enter(current["room"])
                 if has_ruled(self.room, ROLL):
                     ruling = hear(self.room, ROLL, deadline=deadline)
@@ -139,7 +139,7 @@ class _Attendance:
         if self.keys is None:
             return None
         wrapped = {
-            rank: self.keys.wrap(self.secret, card["public"], self.room_name, str(rank))
+            rank: self.keys.wrap(self.secret, card.get("public"), self.room_name, str(rank))
             for rank, card in cards.items()
             if rank > 0
         }
@@ -152,7 +152,13 @@ class _Attendance:
         if (rank := self.topology.rank) > 0:
             keys = ruling["keys"]
             wrapped = str(keys["wrapped"].get(str(rank)))
-            self.secret = self.keys.wrap(wrapped, keys["public"], self.room_name, str(rank)) or ""
+            secret = self.keys.wrap(wrapped, keys["public"], self.room_name, str(rank))
+            if secret is None:
+                raise PreflightError(
+                    f"rank 0 did not give rank {rank} on {self.topology.host} a secret: another version, or a stranger",
+                    next_step=f"install the same version on all nodes, and set {VARIABLE} to one value on all",
+                )
+            self.secret = secret
         return self.room.resealed(self.secret)
 
     def _decide(self) -> dict[str, Any]:
@@ -206,7 +212,7 @@ def _refuse_shared_gpus(cards: Mapping[int, Mapping[str, Any]]) -> None:
     """Two ranks on one GPU would wait for each other in NCCL."""
     first: dict[str, int] = {}
     for rank, card in cards.items():
-        other = first.setdefault(card["gpu"], rank) if card["gpu"] else rank
+        other = first.setdefault(str(card["gpu"]), rank) if card.get("gpu") else rank
         if other != rank:
             raise PreflightError(
                 f"ranks {other} and {rank} on {card['host']} would compute on one GPU, {card['gpu']}",

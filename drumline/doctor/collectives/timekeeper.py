@@ -135,8 +135,8 @@ class Timekeeper:
         marks = {}
         for rank in range(self._world_size):
             key = f"doctor/{kind}/{rank}"
-            if self._store.check([key]):
-                marks[rank] = json.loads(self._store.get(key))
+            if (mark := self._store.peek(key)) is not None:
+                marks[rank] = json.loads(mark)
             elif kind == "at":
                 marks[rank] = {"number": 0, "phase": "its start", "host": "its host"}
         return {rank: mark for rank, mark in marks.items() if kind == "at" or mark["number"] == self._number}

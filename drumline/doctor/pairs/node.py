@@ -180,9 +180,11 @@ class Node:
 
     def _probe(self, message: Message) -> list[dict[str, Any]]:
         targets = [_target(entry) for entry in want_list(message, "targets", dict, MOST_TARGETS)]
-        allowed = [target for target in targets if self._is_outside(target.address)]
-        results = iter(probe_all(allowed, self._token()))
-        return [next(results) if target in allowed else {"outcome": "unreachable"} for target in targets]
+        outside = {address: self._is_outside(address) for address in {target.address for target in targets}}
+        results = iter(probe_all([target for target in targets if outside[target.address]], self._token()))
+        return [
+            next(results) if outside[target.address] else {"outcome": "unreachable"} for target in targets
+        ]
 
     def _measure(self, message: Message) -> dict[str, Any]:
         seconds = want(message, "seconds", float, 0.001, 2.0)
@@ -232,8 +234,10 @@ class Node:
             found = ipaddress.ip_address(address)
         except ValueError:
             return False
-        own = [one.address for one in interfaces()]
-        return not (found.is_loopback or found.is_unspecified or found.is_multicast or address in own)
+        found = getattr(found, "ipv4_mapped", None) or found  # ::ffff:127.0.0.1 leads to the loopback
+        is_odd = found.is_loopback or found.is_unspecified or found.is_multicast or found.is_link_local
+        own = {address for one in interfaces() for address in (one.address, *one.ipv6)}
+        return not (is_odd or str(found) in own)
 
     def _token(self) -> bytes:
         if self.listeners is None:

@@ -7,6 +7,7 @@ batch file has itself put back into the queue. The same command then goes on fro
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -16,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drumline.errors import ExitCode, UsageError
+from drumline.errors import ExitCode, UsageError, as_list
+from drumline.untrusted import read_regular, replace_text
 
 WRITTEN = "# Written by `drumline launch --slurm`."
 SIGNAL_BEFORE_S = 120
@@ -127,12 +129,12 @@ def batch_text(job: BatchJob) -> str:
 def write_batch_file(path: Path, text: str) -> None:
     """Over one that was written here before, never over another file."""
     try:
-        if path.exists() and WRITTEN not in path.read_text(errors="replace", encoding="utf-8"):
+        if os.path.lexists(path) and WRITTEN not in read_regular(path).decode(errors="replace"):
             raise UsageError(
                 f"{path} is there, and was not written by drumline launch",
                 next_step="give another path with --out",
             )
-        path.write_text(text, encoding="utf-8")
+        replace_text(path, text)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", next_step="check --out") from error
 
@@ -158,7 +160,9 @@ def submit(sbatch: str, path: Path) -> str:
     )
     if done.returncode != 0:
         raise UsageError(
-            f"sbatch refused {path}: {done.stderr.strip() or f'exit code {done.returncode}'}",
+            as_list(
+                f"sbatch refused {path} (exit code {done.returncode}):", done.stderr.strip().splitlines()
+            ),
             next_step="change the flags of drumline launch, which come before the name of the task or script",
         )
     return done.stdout.strip().partition(";")[0]  # of a federation it says the cluster too

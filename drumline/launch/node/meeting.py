@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
@@ -18,6 +19,7 @@ from drumline.launch.node.addresses import LOOPBACK, own_address, wait_for_port
 from drumline.launch.node.node_heartbeats import make_handler
 from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.node.roll import Roll
+from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.node.sockets import (
     EVERYWHERE,
     connect_address,
@@ -56,7 +58,9 @@ class Alone(RendezvousHandler):
         self.store = dist.TCPStore(
             LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener
         )
-        return RendezvousInfo(self.store, 0, 1, RendezvousStoreInfo(LOOPBACK, port))
+        # The agent's own part, too: it tells ranks who they are.
+        agents: Any = SealedStore(self.store, self.ranks_secret, "drumline/agents")
+        return RendezvousInfo(agents, 0, 1, RendezvousStoreInfo(LOOPBACK, port))
 
     def is_closed(self) -> bool:
         return False

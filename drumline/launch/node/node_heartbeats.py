@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousInfo, dynamic_rendezvous
+from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousBackend,
@@ -24,8 +25,6 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from drumline.launch.node.sealed_backend import SealedBackend
 from drumline.launch.node.sealed_store import SealedStore
 
-# How long the address of a round's first node is waited for: it may have left the round, and waits for the next.
-ADDRESS_S = 10
 # How much longer than the last call a node is waited for that lives, and has not ended its ranks yet.
 LATE_S = 30
 LONG_AGO, NEVER = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
@@ -39,7 +38,7 @@ def make_handler(
     *,
     secret: str | None,
     count_living: Callable[[], int],
-) -> DynamicRendezvousHandler:
+) -> QuickHandler:
     """torch's c10d rendezvous in this store; `address` is what the other nodes call this one. `keys`: the same store,
     over a connection of its own, for what nodes write to each other in a round. `count_living`: how many nodes will
     come to the next round."""
@@ -51,22 +50,34 @@ def make_handler(
 
 class QuickHandler(DynamicRendezvousHandler):
     """While nodes meet, torch looks once a second who is there: up to two seconds of each restart. This one looks more
-    often; the more nodes there are, the less often the one store is asked."""
+    often; the more nodes there are, the less often the one store is asked. Torch then waits for the address of the
+    round's first node, which anybody can write; here nodes agree on one under their seal (rendezvous.py)."""
+
+    round = 0
+    """Which one this node has joined last."""
 
     def next_rendezvous(self) -> RendezvousInfo:
         poll_s = min(1.0, 0.02 + self.settings.max_nodes / 200)
         holder: Any = self._state_holder
-        keys: Any = self._store
-        torch_delay, cached_s = dynamic_rendezvous._delay, holder._cache_duration
-        timeout = keys.timeout
-        keys.set_timeout(timedelta(seconds=ADDRESS_S))
+        torchs: Any = dynamic_rendezvous
+        torchs_own = torchs._delay, torchs.RendezvousStoreInfo, holder._cache_duration
         holder._cache_duration = poll_s / 2
-        dynamic_rendezvous._delay = lambda seconds: time.sleep(poll_s)
+        torchs._delay, torchs.RendezvousStoreInfo = lambda seconds: time.sleep(poll_s), _NoAddress
         try:
             return super().next_rendezvous()
         finally:
-            dynamic_rendezvous._delay, holder._cache_duration = torch_delay, cached_s
-            keys.set_timeout(timeout)
+            torchs._delay, torchs.RendezvousStoreInfo, holder._cache_duration = torchs_own
+
+    def _get_store(self) -> dist.Store:
+        """As torch's; the round is read once, since others may begin the next at any time."""
+        self.round = self._state_holder.state.round
+        return dist.PrefixStore(f"torch.rendezvous.{self._settings.run_id}.{self.round}", self._store)
+
+
+class _NoAddress:
+    @staticmethod
+    def build(*_: object, **__: object) -> RendezvousStoreInfo:
+        return RendezvousStoreInfo("", 0)
 
 
 class ObservedState(_BackendRendezvousStateHolder):
@@ -108,7 +119,9 @@ class ObservedState(_BackendRendezvousStateHolder):
             self._last_call = self._last_call or now
             over_s = now - self._last_call - self._settings.timeout.last_call.total_seconds()
             # A node that lives would come right after this round, and have all ranks started again.
-            is_over = over_s > (LATE_S if len(state.participants) < self._count_living() else 0)
+            timeout = self._settings.timeout
+            late_s = min(LATE_S, (timeout.join - timeout.last_call).total_seconds() / 2)
+            is_over = over_s > (late_s if len(state.participants) < self._count_living() else 0)
             state.deadline = LONG_AGO if is_over else NEVER
 
     def _observe(self, node: _NodeDesc, stamp: datetime, now: float) -> tuple[datetime, float]:

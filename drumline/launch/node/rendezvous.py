@@ -22,7 +22,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
@@ -30,6 +29,7 @@ from drumline.launch.job_secret import VARIABLE, derived, new_secret
 from drumline.launch.key_exchange import KeyPair
 from drumline.launch.node.addresses import Patience
 from drumline.launch.node.edges import Claim, check_edges, closed_edges, open_door
+from drumline.launch.node.node_heartbeats import QuickHandler
 from drumline.launch.node.roll import DONE, MEETS, WORKS, Roll
 from drumline.launch.node.sealed_store import SealedStore, document
 from drumline.launch.node.sockets import own_binding
@@ -52,7 +52,7 @@ class FixedRanks(RendezvousHandler):
 
     def __init__(
         self,
-        inner: DynamicRendezvousHandler,
+        inner: QuickHandler,
         node: Node,
         address: str,
         roll: Roll,
@@ -104,15 +104,9 @@ class FixedRanks(RendezvousHandler):
         """Collective: every participant says its rank and where ranks could meet, and hears all others'."""
         claims = edges = None
         while claims is None or edges is None:
-            try:
-                info = self.inner.next_rendezvous()
-            except dist.DistStoreError:  # the first node left the round before it published its address
-                continue
-            except (
-                ValueError
-            ) as error:  # torch reads an address there too, which is not sealed, and not used here
-                raise self._forged() from error
-            store = SealedStore(info.store, self.secret, "drumline/nodes")
+            info = self.inner.next_rendezvous()
+            # With the round: what was recorded of an earlier one does not fit.
+            store = SealedStore(info.store, self.secret, f"drumline/nodes/{self.inner.round}")
             keys = KeyPair() if self.secret is None else None
             with open_door(own_binding(self.address)) as door:
                 claims = self._claims(
@@ -148,8 +142,9 @@ class FixedRanks(RendezvousHandler):
     def _ranks_secret(
         self, claims: Sequence[Claim], edges: Sequence[Mapping[str, Any]], number: int, keys: KeyPair | None
     ) -> str:
-        if keys is None or self.secret is not None:
-            return derived(self.secret or "", "ranks", *(claim["nonce"] for claim in claims))
+        if keys is None:
+            assert self.secret is not None
+            return derived(self.secret, "ranks", *(claim["nonce"] for claim in claims))
         if number == _first(claims):
             return self.ranks_secret
         wrapped = edges[_first(claims)].get("secrets")

@@ -44,6 +44,10 @@ class Word:
     def encode(self) -> str:
         return json.dumps(vars(self))
 
+    def is_newer(self, other: Word) -> bool:
+        """An older word of the same launcher is one that a stranger has recorded, and put back."""
+        return self.count > other.count if self.who == other.who else self != other
+
     @classmethod
     def decode(cls, text: bytes | str) -> Word | None:
         """None for what is no such word: without a secret, strangers write there too."""
@@ -64,6 +68,9 @@ class Roll:
         self.node = node
         self.mine = Word(socket.gethostname(), uuid.uuid4().hex)
         self.was_ousted = False
+        self._replaced: set[str] = set()
+        """Launchers that had this node's place before."""
+        self._job = ""
         self._heard: dict[int, tuple[Word, float]] = {}
         # What a node last said, and when that was new here, by this machine's own clock.
         self._waiting: Patience | None = None
@@ -76,7 +83,9 @@ class Roll:
         its ranks started again and again, to let in a node that never belongs."""
         mine = {"job": self.node.job, "num_nodes": self.node.num_nodes, "nonce": nonce()}
         if self.node.node_rank == 0:
-            self.store.set("job", json.dumps(mine))
+            self._job = json.dumps(mine)
+            self._open = self.store
+            self._open.set("job", self._job)
             self._seal_launch(mine)
             return
         where = self.node.endpoint
@@ -126,6 +135,8 @@ class Roll:
                 time.sleep(BEAT_S / 4)
             if self.store.compare_set(key, found, mine) != mine:
                 raise self._taken(found)
+            if word := Word.decode(found):
+                self._replaced.add(word.who)
         self.store.append("members", f"{self.node.node_rank} ")
         self._thread.start()
 
@@ -161,7 +172,7 @@ class Roll:
         keys = {_key(rank): rank for rank in sorted({*come, *self._heard} - {self.node.node_rank})}
         for key, text in self.store.there(list(keys)).items() if keys else ():
             rank, word = keys[key], Word.decode(text)
-            if word is not None and (rank not in self._heard or self._heard[rank][0] != word):
+            if word is not None and (rank not in self._heard or word.is_newer(self._heard[rank][0])):
                 self._heard[rank] = (word, time.monotonic())
 
     def is_there(self, rank: int, *doing: str, within_s: float | None = None) -> bool:
@@ -187,11 +198,12 @@ class Roll:
 
     def failure(self) -> str | None:
         """What the first node that gave up has told."""
-        return self.store.get("failed").decode(errors="replace") if self.store.check(["failed"]) else None
+        found = self.store.peek("failed")
+        return None if found is None else found.decode(errors="replace")
 
     def failure_code(self) -> int | None:
         """What it ended with."""
-        code = self.store.get("failed-code") if self.store.check(["failed-code"]) else b""
+        code = self.store.peek("failed-code") or b""
         return int(code) if code.isdigit() and len(code) <= 3 else None
 
     def missing(self) -> list[int]:
@@ -217,23 +229,33 @@ class Roll:
         return ", ".join(map(self.name, ranks))
 
     def _go_on(self) -> None:
-        # When the store is gone, whoever waits in it meets the same error, and tells of it.
-        with contextlib.suppress(RuntimeError, PreflightError):
-            while not self._over.wait(BEAT_S):
+        while not self._over.wait(BEAT_S):
+            # When the store is gone, whoever waits in it meets the same error, and tells of it. A stranger may make one
+            # call fail.
+            with contextlib.suppress(RuntimeError):
                 with self._lock:
                     self._say_word(self.mine)
+                self._restore()
                 waiting = self._waiting
                 if waiting is not None:
                     self.hear()
                     self._tell_wait(waiting)
 
+    def _restore(self) -> None:
+        """What is written once, and a stranger can delete."""
+        if str(self.node.node_rank).encode() not in self.store.hint("members").split():
+            self.store.append("members", f" {self.node.node_rank} ")
+        if self._job and self._open.peek("job") is None:
+            self._open.set("job", self._job)
+
     def _say_word(self, word: Word) -> None:
         new = replace(word, count=self.mine.count + 1)
         key = _key(self.node.node_rank)
         found = Word.decode(self.store.compare_set(key, self.mine.encode(), new.encode()))
-        if found is None:
+        is_other = found is not None and found.who != self.mine.who and found.who not in self._replaced
+        if found != new and not is_other:  # deleted, or an old one put back
             self.store.set(key, new.encode())
-        self.was_ousted = found is not None and found.who != self.mine.who
+        self.was_ousted = is_other
         self.mine = new
 
     def _tell_wait(self, waiting: Patience) -> None:

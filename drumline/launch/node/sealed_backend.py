@@ -39,7 +39,7 @@ class SealedBackend(RendezvousBackend):
 
     def __init__(self, store: SealedStore) -> None:
         self._store = store
-        self._last = NOTHING
+        self._last, self._version = NOTHING, 0
 
     @property
     def name(self) -> str:
@@ -49,7 +49,8 @@ class SealedBackend(RendezvousBackend):
         return self._known(self._put(b"", self._last))
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        mine = encode(pickle.loads(state))  # noqa: S301  # of this process: torch has pickled it for us
+        ours = pickle.loads(state)  # noqa: S301  # of this process: torch has pickled it for us
+        mine = encode(ours, self._version + 1)
         found = self._put(token if isinstance(token, bytes) else NOTHING, mine)
         known = self._known(found)
         return None if known is None else (*known, known[1] == mine)
@@ -62,19 +63,27 @@ class SealedBackend(RendezvousBackend):
 
     def _known(self, found: bytes) -> tuple[bytes, Token] | None:
         state = decode(found)
-        if state is None and found != NOTHING:  # no secret keeps strangers out
+        # No secret keeps strangers out; with one they can put back what they have recorded.
+        if (state is None and found != NOTHING) or version_of(found) < self._version:
             found = self._put(found, self._last)
             state = decode(found)
         if state is None:
             return None
-        self._last = found
+        self._last, self._version = found, version_of(found)
         return pickle.dumps(state), found
 
 
-def encode(state: _RendezvousState) -> bytes:
+def version_of(text: bytes) -> int:
+    """How many states came before it in this launch."""
+    found = document(text, version=int)
+    return found["version"] if found else 0
+
+
+def encode(state: _RendezvousState, version: int = 0) -> bytes:
     """All that torch keeps of it; what a later torch adds must be JSON already."""
     fields: dict[str, Any] = {
         **vars(state),
+        "version": version,
         "deadline": None if state.deadline is None else state.deadline.isoformat(),
         "participants": [[*astuple(node), rank] for node, rank in state.participants.items()],
         "wait_list": [astuple(node) for node in sorted(state.wait_list)],
@@ -95,10 +104,10 @@ def decode(text: bytes) -> _RendezvousState | None:
         for name in ("wait_list", "redundancy_list"):
             fields[name] = {_node(*entry) for entry in fields[name]}
         fields["deadline"] = None if fields["deadline"] is None else _time(fields["deadline"])
-    except (TypeError, ValueError):
+    except (LookupError, TypeError, ValueError):
         return None
     state = _RendezvousState()
-    vars(state).update(fields)
+    vars(state).update({name: fields[name] for name in vars(state) if name in fields})
     return state
 
 

@@ -28,6 +28,7 @@ POLL_S = 0.05
 MOST_TRIES = 100
 STRANGE = timedelta(seconds=5)
 MAX_BYTES = 1 << 24
+ABSENT = "nothing is here"
 
 
 class SealedStore:
@@ -84,7 +85,20 @@ class SealedStore:
         self._read(keys, timedelta(seconds=max(0.0, deadline - time.monotonic())))
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self.raw.check(list(keys)) and None not in map(self._open, keys, self._found(keys))
+        return self.peek_all(keys) is not None
+
+    def peek(self, key: str) -> bytes | None:
+        """What is there now; None: nothing that this job has written. It never waits: whoever reaches the store may
+        delete what `check` has just seen, and `get` would wait for it."""
+        found = self.raw.compare_set(key, ABSENT, ABSENT)  # of a key that is not there this is the answer
+        return None if found == ABSENT.encode() else self._open(key, found)
+
+    def peek_all(self, keys: Sequence[str]) -> list[bytes] | None:
+        """None unless all are there."""
+        if len(keys) > 1 and not self.raw.check(list(keys)):  # one question while some are missing
+            return None
+        found = [value for key in keys if (value := self.peek(key)) is not None]
+        return found if len(found) == len(keys) else None
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """As torch's: what is there afterwards. What a stranger wrote is replaced."""
@@ -106,7 +120,8 @@ class SealedStore:
 
     def hint(self, key: str) -> bytes:
         """What was appended, by whomever; empty where nothing was."""
-        return self.raw.get(key) if self.raw.check([key]) else b""
+        found: bytes = self.raw.compare_set(key, ABSENT, ABSENT)
+        return b"" if found == ABSENT.encode() else found
 
     def delete_key(self, key: str) -> bool:
         return self.raw.delete_key(key)

@@ -128,7 +128,7 @@ class Remote:
         elif kind == "ended":
             self.code, self.node_words = frame["code"], frame["last_words"]
             self.ended.set()
-        elif kind == "failed":
+        elif kind == "failed" and frame["rank"] not in (known.rank for known in self.failures):
             self.restarts_left = frame["restarts_left"]
             self.failures.append(
                 Failure(

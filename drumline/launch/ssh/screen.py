@@ -25,7 +25,7 @@ class Screen:
     def __init__(self, out: int = 1, err: int = 2) -> None:
         # Past Python's own buffers: those would be written once more at the end, and complain if nobody reads.
         self._fds = {"out": out, "err": err}
-        self._encoding = sys.stderr.encoding or "utf-8"
+        self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self._waiting: queue.Queue[tuple[str, str] | None] = queue.Queue(MAX_WAITING)
         self._num_dropped = self._num_noted = 0
         self._num_written = 0

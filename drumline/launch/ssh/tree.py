@@ -52,8 +52,8 @@ def tree_digest(files: Mapping[str, str]) -> str:
 
 def _of_git(folder: Path) -> list[str] | None:
     # A repository may name commands for git to run; whoever copies it need not trust it.
-    command = ["git", "-c", "core.fsmonitor=", "-c", "core.hooksPath=/dev/null", "ls-files"]
-    command += ["--cached", "--others", "--exclude-standard", "-z"]
+    command = ["git", "-c", "core.fsmonitor=", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never"]
+    command += ["ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):

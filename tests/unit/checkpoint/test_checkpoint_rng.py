@@ -83,9 +83,7 @@ def test_what_is_no_random_state(state: torch.Tensor) -> None:
 def test_a_later_version() -> None:
     state = capture_rng(CPU)
     state[8] = 9
-    with pytest.raises(
-        CheckpointError, match="the saved random state is of version 9, not 1\n  next: resume with"
-    ):
+    with pytest.raises(CheckpointError, match="its version is 9, and this version of Drumline reads 1"):
         restore_rng(state, CPU)
 
 

@@ -133,7 +133,9 @@ def test_without_sbatch_and_refused_by_it(tmp_path: Path) -> None:
     sbatch.write_text("#!/bin/sh\necho 'sbatch: error: no such partition' >&2\nexit 1\n")
     sbatch.chmod(0o755)
     assert check_sbatch(str(tmp_path)) == str(sbatch)
-    with pytest.raises(UsageError, match=r"sbatch refused job\.sbatch: sbatch: error: no such partition"):
+    with pytest.raises(
+        UsageError, match=r"job\.sbatch \(exit code 1\):\n  - sbatch: error: no such partition"
+    ):
         submit(str(sbatch), Path("job.sbatch"))
     sbatch.write_text("#!/bin/sh\necho '7;cluster'\n")
     assert submit(str(sbatch), Path("job.sbatch")) == "7"

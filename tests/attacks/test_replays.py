@@ -1,0 +1,146 @@
+"""A stranger puts back what the job itself has sealed and written earlier, or deletes it: nobody is misled for long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
+
+from drumline.launch.node.roll import DONE, WORKS, Roll
+from drumline.launch.node.sealed_store import SealedStore
+from drumline.launch.torchrun import Node
+from tests.attacks.test_sealed_store import SECRET, states
+from tests.ranks import free_port
+
+LIMIT_S = 30.0
+STATE = "drumline/rendezvous/state"
+
+
+@pytest.fixture
+def base() -> dist.HashStore:
+    return dist.HashStore()
+
+
+def rolls(base: dist.Store) -> list[Roll]:
+    made = [Roll(base, Node(num_nodes=2, node_rank=rank, endpoint="a:1"), SECRET) for rank in range(2)]
+    for roll in made:
+        roll.check_job()
+    return made
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_word_of_a_node_that_has_ended_does_not_bring_it_back(base: dist.HashStore) -> None:
+    first, second = rolls(base)
+    recorded = []
+    for doing in (WORKS, WORKS, DONE):
+        second.now(doing)
+        recorded.append(base.get("drumline/roll/node/1"))
+    base.set("drumline/roll/members", "0 1 ")
+    first.hear()
+    for word in recorded[:2] * 2:
+        base.set("drumline/roll/node/1", word)  # type: ignore[arg-type]
+        first.hear()
+        assert not first.is_there(1, WORKS)
+        assert first.is_there(1, DONE)
+
+
+def test_an_old_word_of_a_node_does_not_silence_it(base: dist.HashStore) -> None:
+    first, second = rolls(base)
+    base.set("drumline/roll/members", "0 1 ")
+    second.now(WORKS)
+    recorded = base.get("drumline/roll/node/1")
+    second.now(WORKS)
+    first.hear()
+    base.set("drumline/roll/node/1", recorded)  # type: ignore[arg-type]
+    second.now(DONE)
+    first.hear()
+    assert first.is_there(1, DONE)
+    assert not second.was_ousted
+
+
+def test_a_launcher_that_was_replaced_does_not_oust_the_one_that_came_after(
+    base: dist.HashStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drumline.launch.node.roll.QUIET_BEATS", 0)
+    _, earlier = rolls(base)
+    earlier.now(WORKS)
+    recorded = base.get("drumline/roll/node/1")
+    later = Roll(base, earlier.node, SECRET)
+    later.check_job()
+    later.sign_in()
+    later.sign_out()
+    base.set("drumline/roll/node/1", recorded)  # type: ignore[arg-type]
+    later.now(WORKS)
+    assert not later.was_ousted
+    earlier.now(WORKS)
+    assert earlier.was_ousted, "that one does not know the other, which lives"
+
+
+def test_what_is_written_once_is_written_again(base: dist.HashStore) -> None:
+    first, second = rolls(base)
+    for roll in (first, second):
+        roll.sign_in()
+    base.delete_key("drumline/roll/members")
+    base.set("drumline/roll/job", "another")
+    wait_for(lambda: set(base.get("drumline/roll/members").split()) == {b"0", b"1"})
+    first.hear()
+    assert first.is_there(1)
+    wait_for(lambda: base.get("drumline/roll/job") != b"another")
+    late = Roll(base, second.node, SECRET)
+    late.check_job()
+    for roll in (first, second):
+        roll.sign_out()
+
+
+def test_an_earlier_state_of_the_rendezvous_is_replaced(base: dist.HashStore) -> None:
+    one, other = states(base, SECRET)
+    recorded = []
+    for number, holder in enumerate((one, other)):
+        holder.sync()
+        node = _NodeDesc("ab"[number], 1, 0)
+        holder.state.participants[node] = number
+        holder.state.last_heartbeats[node] = datetime.now(UTC)
+        holder.mark_dirty()
+        assert holder.sync()
+        recorded.append(base.get(STATE))
+    one.sync()
+    base.set(STATE, recorded[0])  # type: ignore[arg-type]
+    for holder in (one, other):
+        holder.sync()
+        assert len(holder.state.participants) == 2, "b has not left"
+    assert base.get(STATE) == recorded[1]
+
+
+def test_what_nodes_said_in_an_earlier_round_does_not_fit_into_the_next(base: dist.HashStore) -> None:
+    earlier, later = (SealedStore(base, SECRET, f"drumline/nodes/{number}") for number in range(2))
+    earlier.set("claim/1", "{}")
+    base.set("drumline/nodes/1/claim/1", base.get("drumline/nodes/0/claim/1"))  # type: ignore[arg-type]
+    assert earlier.peek("claim/1") == b"{}"
+    assert later.peek("claim/1") is None
+
+
+def test_nobody_waits_for_what_was_there_a_moment_ago() -> None:
+    """In torch's own store, whose `get` waits."""
+    server = dist.TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
+    store = SealedStore(server, SECRET)
+    assert store.peek("request") is None
+    assert store.hint("members") == b""
+    store.set("request", "{}")
+    assert store.peek("request") == b"{}"
+    assert store.peek_all(["request", "decision"]) is None
+    store.delete_key("request")
+    began = time.monotonic()
+    assert store.peek("request") is None
+    assert not store.check(["request"])
+    assert time.monotonic() - began < store.timeout.total_seconds() / 10
+    assert not server.check(["drumline/request"]), "a look leaves nothing behind"
