@@ -85,5 +85,9 @@ def _dispatch(arguments: list[str]) -> int:
     if verb not in VERBS:
         print_message(f"error: there is no verb {verb!r}; {did_you_mean(verb, VERBS)}")
         return ExitCode.USAGE
+    if verb in ("train", "launch", "doctor"):  # they have threads
+        from drumline.log import report_what_nobody_catches
+
+        report_what_nobody_catches()
     run: int = importlib.import_module(f"drumline.cli.{verb.replace('-', '_')}").run(rest)
     return run

@@ -83,3 +83,23 @@ def test_a_reader_that_leaves_is_no_failure(words: list[str]) -> None:
         command = [sys.executable, "-m", "drumline", *words]
         ended = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_what_a_thread_or_a_task_raises_steers_no_terminal() -> None:
+    code = (
+        "import asyncio, threading\n"
+        "from drumline.log import report_what_nobody_catches\n"
+        "report_what_nobody_catches()\n"
+        "def fail(): raise ValueError('\\x1b]52;c;eA==\\a\\ndrumline: all is well')\n"
+        "async def fail_later(): fail()\n"
+        "async def main(): asyncio.create_task(fail_later()); await asyncio.sleep(0.1)\n"
+        "thread = threading.Thread(target=fail); thread.start(); thread.join()\n"
+        "asyncio.run(main())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "\x1b" not in ended.stderr
+    ours = [line for line in ended.stderr.splitlines() if line.startswith("drumline: ")]
+    assert [line.partition("ValueError")[0] for line in ours] == [
+        "drumline: error: a thread failed: ",
+        "drumline: Task exception was never retrieved",
+    ]
