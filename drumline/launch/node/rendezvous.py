@@ -176,11 +176,11 @@ class FixedRanks(RendezvousHandler):
         """Collective: what all say, by c10d's numbers; None when one is gone before it has: all meet again then."""
         store.set(f"{kind}/{info.rank}", json.dumps(mine))
         keys = [f"{kind}/{number}" for number in range(info.world_size)]
-        while not store.check(keys):
+        while (texts := store.peek_all(keys)) is None:
             if self._gone(range(info.world_size)):
                 return None
             time.sleep(POLL_S)
-        said = [document(text, **fields) for text in store.multi_get(keys)]
+        said = [document(text, **fields) for text in texts]
         if None in said:
             raise self._forged()
         return [one for one in said if one is not None]

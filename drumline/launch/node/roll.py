@@ -70,7 +70,8 @@ class Roll:
         self.was_ousted = False
         self._replaced: set[str] = set()
         """Launchers that had this node's place before."""
-        self._job = ""
+        self._job: tuple[SealedStore, str] | None = None
+        """On the first node: which job meets here, and where it is written."""
         self._heard: dict[int, tuple[Word, float]] = {}
         # What a node last said, and when that was new here, by this machine's own clock.
         self._waiting: Patience | None = None
@@ -83,9 +84,8 @@ class Roll:
         its ranks started again and again, to let in a node that never belongs."""
         mine = {"job": self.node.job, "num_nodes": self.node.num_nodes, "nonce": nonce()}
         if self.node.node_rank == 0:
-            self._job = json.dumps(mine)
-            self._open = self.store
-            self._open.set("job", self._job)
+            self._job = self.store, json.dumps(mine)
+            self.store.set("job", json.dumps(mine))
             self._seal_launch(mine)
             return
         where = self.node.endpoint
@@ -245,8 +245,10 @@ class Roll:
         """What is written once, and a stranger can delete."""
         if str(self.node.node_rank).encode() not in self.store.hint("members").split():
             self.store.append("members", f" {self.node.node_rank} ")
-        if self._job and self._open.peek("job") is None:
-            self._open.set("job", self._job)
+        if self._job is not None:
+            store, job = self._job
+            if store.peek("job") is None:
+                store.set("job", job)
 
     def _say_word(self, word: Word) -> None:
         new = replace(word, count=self.mine.count + 1)
