@@ -63,6 +63,10 @@ class Reconnect:
         is_lacking = connection.ssh_code != SSH_FAILED and not connection.heard_at
         if remote.has_begun or is_lacking:
             return None
+        if (
+            connection.heard_at
+        ):  # kept from the attempt before, and ended since: that says nothing of the host
+            return remote.host
         if self.job.earlier and search.patience.waited_s > self.limit_s:
             return None
         search.tries[remote.host] += 1

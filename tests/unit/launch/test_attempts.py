@@ -85,9 +85,13 @@ def hello(start: int = 0, left: int = 3) -> str:
     )
 
 
+@pytest.mark.parametrize(
+    "later", ["", f"\n{AWAIT.replace('KIND', 'spec')}exit 255"], ids=["at once", "in the next"]
+)
 def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str
 ) -> None:
+    """`later`: how the connection to its host ends, in this attempt or in the one after."""
     monkeypatch.setattr(controller_module, "RETRY_S", 0.01)
     job = make_job("a", "b", client=[str(tmp_path / "ssh")], spares=[Host("c"), Host("d")])
     code, lines = go(
@@ -95,7 +99,7 @@ def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replace
         job,
         {
             "a.0": hello() + WAITS + hello(1, 2) + ENDS.format(code=0),
-            "b.0": hello() + ENDS.format(code=-9),
+            "b.0": hello() + ENDS.format(code=-9) + later,
             "b.1": REFUSED,
             "c.0": REFUSED,
             "d.0": hello(1, 2) + ENDS.format(code=0),
