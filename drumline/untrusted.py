@@ -121,8 +121,9 @@ def check_own_folder(folder: Path, *, follow_links: bool = False) -> None:
 
 
 def check_own_file(path: Path) -> None:
-    """An OSError says that it is no regular file, or another user's. One that is not there is fine."""
-    with suppress(FileNotFoundError):
+    """An OSError says that it is a link, a FIFO or the like, or another user's. One that is not there is fine, and so
+    is a folder, which nobody can write to as a file."""
+    with suppress(FileNotFoundError, IsADirectoryError):
         found = path.lstat()
         _check_regular(found, path)
         _check_owner(found, path, path.parent)

@@ -169,6 +169,6 @@ def test_a_script_is_requeued_while_it_is_told_to_leave_and_not_when_it_fails_or
     )
     assert refused.returncode == 2
     assert (
-        "error: sbatch refused script.sbatch: sbatch: error: invalid partition specified: none"
+        "sbatch refused script.sbatch (exit code 1):\n  - sbatch: error: invalid partition specified: none"
         in refused.stderr
     )

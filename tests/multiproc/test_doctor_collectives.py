@@ -10,7 +10,6 @@ import os
 import queue
 import signal
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -299,7 +298,7 @@ def test_the_guard_tells_who_is_behind_who_is_silent_and_when_nobody_is(
 class StoppedStore(SealedStore):
     """As that of a rank 0 that was stopped: connected, and silent."""
 
-    def check(self, keys: Sequence[str]) -> bool:
+    def peek(self, key: str) -> bytes | None:
         raise dist.DistNetworkError("failed to recv, got 0 bytes")
 
 
