@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from drumline.data.fetch import Fetch
 from drumline.data.transfer import pin
-from drumline.data.workers import end_workers, fork_context, leave_signals_to_the_rank, told_of_dead_workers
+from drumline.data.workers import end_workers, fork_context, prepare_worker, told_of_dead_workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class BatchServer:
             # Children of this very process: they end by themselves when it is gone, even by kill -9. Workers of a fork
             # server, Python 3.14's default, would have the server for a parent and stay.
             multiprocessing_context=fork_context(),
-            worker_init_fn=leave_signals_to_the_rank,
+            worker_init_fn=prepare_worker,
             # Without one of its own the DataLoader draws a number from the training process's generator.
             generator=torch.Generator(),
         )

@@ -6,6 +6,7 @@ ending them cannot hang. The only file that uses private parts of torch's DataLo
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -97,8 +98,10 @@ def _has_left_fork(pid: int, ready: int) -> bool:
     return True
 
 
-def leave_signals_to_the_rank(worker: int) -> None:
+def prepare_worker(worker: int) -> None:
     """Run by each worker when it starts."""
+    # What the rank has not collected yet may hold a CUDA event; to free one in a forked process aborts it.
+    gc.freeze()
     # torchrun, Slurm and a terminal's Ctrl-C signal the whole process group. What follows is for the rank to
     # decide: it may want to finish its step and save, and needs its workers for that.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

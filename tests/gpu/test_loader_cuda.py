@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import closing
 from typing import Any
 
@@ -58,3 +59,31 @@ def test_loading_leaves_the_generator_of_the_gpu_alone() -> None:
     before = torch.cuda.get_rng_state()
     assert len(list(make("cuda", Noisy()))) == 1
     assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+class Event:
+    """In a cycle, so that only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.itself, self.event = self, torch.cuda.Event()
+        self.event.record()
+
+
+class Collecting:
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        gc.collect()
+        return torch.zeros(3)
+
+
+def test_a_worker_does_not_free_what_the_rank_has_on_its_gpu() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        Event()
+        with closing(make("cuda", Collecting(), workers=1)) as loader:
+            assert len(list(loader)) == 1
+    finally:
+        gc.enable()
