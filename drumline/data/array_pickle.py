@@ -21,7 +21,7 @@ from drumline.untrusted import read_regular
 
 MAX_BYTES = 512 << 20
 """Of a file; CIFAR-100 has one of 155 MB."""
-MAX_OPCODES = 2_000_000
+MAX_OPCODES = 600_000
 """CIFAR-100 has 300,000."""
 _INTEGER_TYPE = re.compile(r"[iu][1248]")
 _NAMES = {

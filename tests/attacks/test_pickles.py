@@ -49,6 +49,8 @@ BOMBS = {
     "an instance": b"(cos\nsystem\no.",
     "an object made anew": b"\x80\x02cnumpy\nndarray\n)\x81.",
     "no end": b"\x80\x02" + b"]" * 100,
+    "more lists than a batch has values": b"\x80\x02" + b"]" * 700_000 + b".",
+    "more memory of one value than a batch has values": b"\x80\x02]" + b"\x94" * 700_000 + b".",
     "an empty stack": b".",
     "a list that is told to append itself": b"]q\x00h\x00a" + b"h\x00a" * 1000 + b".",
     "a mark that is not there": b"t.",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,11 +30,15 @@ from drumline.launch.ssh.sync import _names
 from drumline.launch.ssh.tree import code_files
 from drumline.metrics import json_lines
 from drumline.metrics.json_lines import parse_line, read_lines
-from drumline.untrusted import parse_json, parse_toml
+from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
 from drumline.verify.run import verify_run
 from drumline.watch.status.record import read_status
 from tests.attacks.limits import bounded
 
+READ = (
+    "import sys; from pathlib import Path; from drumline.untrusted import read_regular; "
+    "print(read_regular(Path(sys.argv[1]), follow_links=True))"
+)
 HARD_JSON = {
     "deep lists": "[" * 200_000,
     "deep objects": '{"a":' * 200_000,
@@ -137,6 +143,27 @@ def test_what_is_no_file_is_refused(tmp_path: Path, read: Callable[[Path], Any])
             except DrumlineError as error:
                 problems = str(error)
         assert re.search(r"cannot be read: it (is a FIFO|is a device|has more than 524,288 bytes)", problems)
+
+
+def test_files_at_their_limit_take_a_moment(tmp_path: Path) -> None:
+    """Of many small values, which cost the most."""
+    (tmp_path / "json").write_bytes(b"[" + b"[]," * (DOCUMENT_BYTES // 3 - 1) + b"0]")
+    (tmp_path / "toml").write_bytes(b"a = [" + b"1," * (TEXT_BYTES // 2 - 4) + b"]")
+    with bounded(cpu_s=4.0, megabytes=1000):
+        parse_json(read_regular(tmp_path / "json"))
+    with bounded(cpu_s=4.0):
+        parse_toml(read_regular(tmp_path / "toml", most=TEXT_BYTES).decode())
+    with (tmp_path / "json").open("ab") as file:
+        file.write(b"     ")
+    with pytest.raises(OSError, match="it has more than 8,388,608 bytes"):
+        read_regular(tmp_path / "json")
+
+
+def test_a_pipe_of_the_shell_is_read(tmp_path: Path) -> None:
+    """`--env-file <(decrypt secrets)`."""
+    command = f"{sys.executable} -c {shlex.quote(READ)} <(echo TOKEN=x)"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout == "b'TOKEN=x\\n'\n", done.stderr
 
 
 def test_a_settings_file_may_be_a_link_that_the_user_names(tmp_path: Path) -> None:
