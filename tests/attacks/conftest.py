@@ -7,6 +7,7 @@ import pwd
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,8 +22,12 @@ def other_user() -> Iterator[int]:
     """The number of a user who may do what every user may, and no more."""
     if os.geteuid() != 0 or (add := shutil.which("useradd", path=SEARCH_PATH)) is None:
         pytest.skip("only root can make another user, with useradd")
-    name = f"attacker-{os.getpid()}"
+    remove, prefix = add.replace("useradd", "userdel"), "attacker-"
+    for user in pwd.getpwall():  # of tests that were killed
+        pid = user.pw_name.removeprefix(prefix)
+        if pid != user.pw_name and not Path("/proc", pid).exists():
+            subprocess.run([remove, user.pw_name], check=False)
+    name = f"{prefix}{os.getpid()}"
     subprocess.run([add, "--no-create-home", name], check=True)
-    number = pwd.getpwnam(name).pw_uid
-    yield number
-    subprocess.run([add.replace("useradd", "userdel"), name], check=True)
+    yield pwd.getpwnam(name).pw_uid
+    subprocess.run([remove, name], check=True)
