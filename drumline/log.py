@@ -27,7 +27,7 @@ class _AsMessage(logging.Handler):
         print_message(*self.format(record).splitlines())
 
 
-def report_what_nobody_catches() -> None:
+def report_uncaught_errors() -> None:
     """For a command: what a thread or an asyncio task raises would else be printed by Python as it is."""
 
     def report(failed: threading.ExceptHookArgs) -> None:

@@ -86,8 +86,8 @@ def _dispatch(arguments: list[str]) -> int:
         print_message(f"error: there is no verb {verb!r}; {did_you_mean(verb, VERBS)}")
         return ExitCode.USAGE
     if verb in ("train", "launch", "doctor"):  # they have threads
-        from drumline.log import report_what_nobody_catches
+        from drumline.log import report_uncaught_errors
 
-        report_what_nobody_catches()
+        report_uncaught_errors()
     run: int = importlib.import_module(f"drumline.cli.{verb.replace('-', '_')}").run(rest)
     return run

@@ -88,8 +88,8 @@ def test_a_reader_that_leaves_is_no_failure(words: list[str]) -> None:
 def test_what_a_thread_or_a_task_raises_steers_no_terminal() -> None:
     code = (
         "import asyncio, threading\n"
-        "from drumline.log import report_what_nobody_catches\n"
-        "report_what_nobody_catches()\n"
+        "from drumline.log import report_uncaught_errors\n"
+        "report_uncaught_errors()\n"
         "def fail(): raise ValueError('\\x1b]52;c;eA==\\a\\ndrumline: all is well')\n"
         "async def fail_later(): fail()\n"
         "async def main(): asyncio.create_task(fail_later()); await asyncio.sleep(0.1)\n"
