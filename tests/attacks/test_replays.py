@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import pytest
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
 
 from drumline.launch.node.roll import DONE, WORKS, Roll
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.torchrun import Node
-from tests.attacks.test_sealed_store import SECRET, states
+from tests.attacks.test_sealed_store import SECRET, join, states
 from tests.ranks import free_port
 
 LIMIT_S = 30.0
@@ -106,12 +104,7 @@ def test_an_earlier_state_of_the_rendezvous_is_replaced(base: dist.HashStore) ->
     one, other = states(base, SECRET)
     recorded = []
     for number, holder in enumerate((one, other)):
-        holder.sync()
-        node = _NodeDesc("ab"[number], 1, 0)
-        holder.state.participants[node] = number
-        holder.state.last_heartbeats[node] = datetime.now(UTC)
-        holder.mark_dirty()
-        assert holder.sync()
+        join(holder, number)
         recorded.append(base.get(STATE))
     one.sync()
     base.set(STATE, recorded[0])  # type: ignore[arg-type]

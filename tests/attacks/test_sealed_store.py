@@ -174,19 +174,23 @@ def states(base: dist.Store, secret: str | None) -> list[ObservedState]:
     return made
 
 
+def join(holder: ObservedState, number: int) -> None:
+    holder.sync()
+    node = _NodeDesc("ab"[number], 1, 0)
+    holder.state.participants[node] = number
+    holder.state.last_heartbeats[node] = datetime.now(UTC)
+    holder.mark_dirty()
+    assert holder.sync()
+
+
 @pytest.mark.parametrize("secret", [SECRET, None], ids=["with a secret", "without"])
 @pytest.mark.parametrize("value", [*GARBAGE, pickle.dumps(Touch()), "deleted"])
 def test_the_state_of_the_rendezvous_is_never_unpickled_and_is_put_back(
     base: dist.HashStore, value: bytes | str, secret: str | None
 ) -> None:
     one, other = states(base, secret)
-    for number, holder in enumerate((one, other)):
-        holder.sync()
-        node = _NodeDesc("ab"[number], 1, 0)
-        holder.state.participants[node] = number
-        holder.state.last_heartbeats[node] = datetime.now(UTC)
-        holder.mark_dirty()
-        assert holder.sync()
+    join(one, 0)
+    join(other, 1)
     one.sync()
     if value == "deleted":
         base.delete_key("drumline/rendezvous/state")
