@@ -1,5 +1,5 @@
-"""Guards around every test: no process, no thread and no environment variable is left behind. And commands that start
-with torch loaded, for tests that ask for it."""
+"""Guards around every test: no process, no thread and no environment variable is left behind. For tests that ask for
+them: commands that start with torch loaded, and small disks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,26 @@ ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 def _gone(what: str, leftover: set[object]) -> None:
     assert not leftover, f"the test left {what} behind: {leftover}"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """`small_disk("size=1m")` mounts a tmpfs with these options; it is unmounted whatever happens."""
+    mounted: list[Path] = []
+
+    def mount(options: str, name: str = "") -> Path:
+        folder = tmp_path / (name or f"disk-{len(mounted)}")
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", options, "drumline-test", str(folder)]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            pytest.skip(f"needs root, to mount a small disk: {result.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.fixture

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,17 +37,6 @@ class Troubled(ImageClassification):
 """
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
 def test_a_kill_is_survived_and_an_error_that_repeats_is_not_tried_a_third_time(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TROUBLED)
     result = drumline("train", "mine.py:Troubled", "--procs", "2", cwd=tmp_path)
@@ -64,9 +51,9 @@ def test_a_kill_is_survived_and_an_error_that_repeats_is_not_tried_a_third_time(
     assert "resumed at step 4" in result.stdout
 
 
-def test_a_full_disk_is_told_once_and_no_restart_is_tried(small_disk: Path) -> None:
+def test_a_full_disk_is_told_once_and_no_restart_is_tried(small_disk: Callable[..., Path]) -> None:
     words = ["--model.widths", "8", "--checkpoint.every_steps", "1", "--checkpoint.keep_last", "500"]
-    result = drumline("train", "digits", "--procs", "2", "--run", "run", *words, cwd=small_disk)
+    result = drumline("train", "digits", "--procs", "2", "--run", "run", *words, cwd=small_disk("size=1m"))
     assert result.returncode == 1, result.stderr
     assert "starting the ranks again" not in result.stderr
     assert result.stderr.count("the disk is full") == 1, result.stderr

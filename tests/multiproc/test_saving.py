@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,17 +18,6 @@ from tests.jobs import Classify, assert_same_bits, make_config, newest, train_he
 from tests.ranks import run_ranks
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
 def train_until_the_disk_is_full(config: Config, run: Path) -> str:
     try:
         train_here(config, Classify, run)
@@ -41,8 +28,10 @@ def train_until_the_disk_is_full(config: Config, run: Path) -> str:
     return "trained to the end"
 
 
-def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(small_disk: Path) -> None:
-    run = small_disk / "run"
+def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(
+    small_disk: Callable[..., Path],
+) -> None:
+    run = small_disk("size=1m") / "run"
     config = make_config(epochs=100, checkpoint=CheckpointConfig(every_steps=1, keep_last=500))
     message, other = run_ranks(2, train_until_the_disk_is_full, config, run)
     assert "could not be saved: " in message

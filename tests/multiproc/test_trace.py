@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,21 +96,8 @@ def test_buffers_that_no_checkpoint_holds_are_listed_apart(tmp_path: Path) -> No
     assert "scratch" not in line["tensors"]
 
 
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[None]:
-    """For the trace alone."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    disk = tmp_path / "trace"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(disk)], check=True)
-    (disk / "filler").write_bytes(bytes(4096))
-    yield
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-@pytest.mark.usefixtures("full_disk")
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
+def test_a_full_disk_is_told(tmp_path: Path, small_disk: Callable[..., Path]) -> None:
+    (small_disk("size=4k", "trace") / "filler").write_bytes(bytes(4096))
     with pytest.raises(
         TrainingError, match=r"trace/rank-00000\.jsonl could not be written: No space left"
     ) as caught:
