@@ -191,7 +191,7 @@ def _examine_by_hand(given: Mapping[str, Any]) -> int:
 def _place(given: Mapping[str, Any], environment: Mapping[str, str]) -> Place:
     from drumline.doctor.pairs.joining import Place, check_place
     from drumline.launch.cluster.slurm import first_host
-    from drumline.launch.job_secret import secret_from
+    from drumline.net.secrets import secret_from
 
     nodes, node = given.get("nodes"), given.get("node-rank")
     nodes = _number(environment, "SLURM_NNODES") if nodes is None else nodes

@@ -15,10 +15,10 @@ from drumline.config import Flags
 from drumline.errors import ExitCode, UsageError
 from drumline.launch.counts import least_nodes
 from drumline.launch.env_file import NodeSettings, read_env_file
-from drumline.launch.job_secret import secret_from
 from drumline.launch.plan import node_from_settings, settings_defaults
 from drumline.launch.topology import topology_from
 from drumline.launch.torchrun import DEFAULT_PORT, Node, Program, torchrun_command
+from drumline.net.secrets import secret_from
 from drumline.terminal import print_message, show
 
 

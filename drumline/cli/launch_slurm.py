@@ -34,7 +34,7 @@ from drumline.launch.cluster.sbatch import (
 )
 from drumline.launch.cluster.slurm import node_of_step
 from drumline.launch.counts import least_nodes
-from drumline.launch.job_secret import secret_from
+from drumline.net.secrets import secret_from
 from drumline.terminal import print_message, show
 
 OF_SLURM: Mapping[str, tuple[Any, str, str]] = {

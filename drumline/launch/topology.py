@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from drumline.errors import PreflightError, UsageError
 from drumline.launch.cluster.slurm import rank_variables
-from drumline.launch.job_secret import secret_from
+from drumline.net.secrets import secret_from
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # How many processes there are, as Open MPI and MPICH say it.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drumline.errors import UsageError
-from drumline.launch.job_secret import derived, secret_from
+from drumline.net.secrets import derived, secret_from
 
 FOLDER = "DRUMLINE_WATCH_DIR"
 NODES = "DRUMLINE_WATCH_NODES"

@@ -22,9 +22,9 @@ from drumline.doctor.pairs.messages import Lines, MessageError
 from drumline.doctor.pairs.node import HELLO, Node, Subject
 from drumline.doctor.pairs.secret import line_seal, proof
 from drumline.errors import DrumlineError, ExitCode, UsageError
-from drumline.launch.interfaces import Interface
-from drumline.launch.job_secret import secret_from
-from drumline.launch.proof import LineSeal
+from drumline.net.handshake import LineSeal
+from drumline.net.interfaces import Interface
+from drumline.net.secrets import secret_from
 from drumline.watch.sidecar import wire
 
 SECRET = "a secret of more than sixteen letters"

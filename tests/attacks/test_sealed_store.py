@@ -24,14 +24,13 @@ from drumline.distributed.failure import Failure, claim_failure
 from drumline.distributed.start.roll import call_roll
 from drumline.distributed.stop_vote import StopVote
 from drumline.errors import Place, PreflightError
-from drumline.launch.job_secret import derived, new_secret
-from drumline.launch.key_exchange import KeyPair, x25519
 from drumline.launch.node.node_heartbeats import ObservedState
 from drumline.launch.node.roll import WORKS, Roll
 from drumline.launch.node.sealed_backend import NOTHING, SealedBackend, decode, encode
 from drumline.launch.node.sealed_store import SealedStore, document
 from drumline.launch.topology import Topology
 from drumline.launch.torchrun import Node
+from drumline.net.secrets import KeyPair, derived, new_secret, x25519
 
 SECRET = "a secret of more than sixteen letters"
 GARBAGE = [

@@ -24,7 +24,6 @@ from drumline.doctor.finding import Finding
 from drumline.doctor.report import report
 from drumline.errors import PreflightError
 from drumline.launch.hosts import Host, hosts_from_file
-from drumline.launch.node.addresses import Patience
 from drumline.launch.plan import nodes_of_hosts
 from drumline.launch.ssh.conclusion import conclude
 from drumline.launch.ssh.controller import Controller
@@ -37,6 +36,7 @@ from drumline.launch.ssh.screen import Screen
 from drumline.launch.torchrun import Program
 from drumline.metrics.live import LiveDisplay
 from drumline.metrics.plain import PlainDisplay
+from drumline.net.dial import Patience
 from drumline.verify.findings import Part
 from drumline.verify.run import Verdict
 

@@ -19,6 +19,7 @@ FLOORS = (
     {"errors"},
     {"untrusted"},
     {"log", "user_code", "config"},
+    {"net"},
     {"launch", "distributed"},
     {"data", "models", "checkpoint", "metrics"},
     {"watch"},

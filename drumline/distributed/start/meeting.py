@@ -15,18 +15,12 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from drumline.errors import PreflightError
-from drumline.launch.node.addresses import Patience
-from drumline.launch.node.closed_ports import CLOSED_S, closed_data_ports
-from drumline.launch.node.dialling import SILENT
 from drumline.launch.node.sealed_store import SealedStore
-from drumline.launch.node.sockets import (
-    EVERYWHERE,
-    connect_address,
-    listen_for_store,
-    own_binding,
-    reached_address,
-)
+from drumline.launch.node.sockets import connect_address, listen_for_store, reached_address
 from drumline.launch.topology import Topology
+from drumline.net.dial import Patience
+from drumline.net.interfaces import EVERYWHERE, own_binding
+from drumline.net.reasons import CLOSED_S, SILENT, closed_data_ports
 from drumline.terminal import print_message
 
 FIRST_POLL_S, LAST_POLL_S = 0.02, 0.2

@@ -18,17 +18,11 @@ from drumline.distributed.start.roll import Meeting
 from drumline.distributed.start.ruling import follow, hear, rule
 from drumline.distributed.start.ways import VARIABLES, ClosedWay, clocks_apart, judge
 from drumline.errors import PreflightError
-from drumline.launch.interfaces import (
-    Interface,
-    gloo_interface,
-    interface_towards,
-    interfaces,
-    nccl_interface,
-)
-from drumline.launch.node.dialling import Door, OpenDoor, knock
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.topology import Topology
 from drumline.log import log
+from drumline.net.dial import Door, OpenDoor, knock
+from drumline.net.interfaces import Interface, gloo_interface, interface_towards, interfaces, nccl_interface
 
 REACH = "reach"
 

@@ -23,10 +23,9 @@ from drumline.distributed.start.fact_differences import Facts, check_differences
 from drumline.distributed.start.meeting import Notices
 from drumline.distributed.start.ruling import Ruling, follow, has_ruled, hear, rule
 from drumline.errors import PreflightError
-from drumline.launch.job_secret import VARIABLE, new_secret
-from drumline.launch.key_exchange import KeyPair
 from drumline.launch.node.sealed_store import SealedStore, check_secret, document
 from drumline.launch.topology import Topology
+from drumline.net.secrets import VARIABLE, KeyPair, new_secret
 
 FIRST_POLL_S, LAST_POLL_S = 0.01, 0.2
 GRACE_S = 2.0  # what rank 0 finds at its deadline is better told than what each other rank does at its own

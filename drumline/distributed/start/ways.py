@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from drumline.distributed.rank_list import some
 from drumline.errors import PreflightError, as_list
-from drumline.launch.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
-from drumline.launch.node.dialling import MUTE, NO_ROUTE, REFUSED, SILENT, STRANGER, Door
+from drumline.net.dial import Door
+from drumline.net.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
+from drumline.net.reasons import MUTE, NO_ROUTE, REFUSED, SILENT, STRANGER
 
 VARIABLES = {"gloo": GLOO_VARIABLE, "nccl": NCCL_VARIABLE}
 MOST_LINES = 8

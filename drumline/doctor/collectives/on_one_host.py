@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from drumline.doctor.collectives.processes import Ranks, Share
 from drumline.doctor.collectives.results import collective_findings, numbers_of
 from drumline.doctor.finding import Finding
-from drumline.launch.node.addresses import LOOPBACK
+from drumline.net.interfaces import LOOPBACK
 
 CPU_PROCS = 2
 DEADLINE_S = 120.0

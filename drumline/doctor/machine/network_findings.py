@@ -7,7 +7,7 @@ from typing import Any
 
 from drumline.doctor.finding import Finding, Level
 from drumline.doctor.sizes import names_text
-from drumline.launch.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
+from drumline.net.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
 
 # Bridges of containers and virtual machines: other hosts are not on them.
 INNER = ("docker", "br-", "virbr", "veth", "cni", "podman", "lxcbr", "lxdbr")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from drumline.doctor.machine.question import Question
-from drumline.launch.interfaces import GLOO_VARIABLE, gloo_interface, interfaces, nccl_interface
+from drumline.net.interfaces import GLOO_VARIABLE, gloo_interface, interfaces, nccl_interface
 
 NAME_TIMEOUT_S = 1.0
 

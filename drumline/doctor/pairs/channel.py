@@ -10,7 +10,7 @@ from typing import Any
 from drumline.doctor.pairs.messages import BROKEN_SEAL, MAX_BYTES, Message, MessageError, decode, encode
 from drumline.doctor.pairs.node import HELLO
 from drumline.errors import PreflightError
-from drumline.launch.proof import LineSeal
+from drumline.net.handshake import LineSeal
 
 # A login may greet with a page of text before our program says its first word.
 MOST_GREETING_LINES = 500

@@ -14,8 +14,8 @@ from drumline.doctor.pairs.messages import Lines, Message, MessageError, decode,
 from drumline.doctor.pairs.node import Node, Subject
 from drumline.doctor.pairs.secret import line_seal, proof
 from drumline.errors import PreflightError, UsageError
-from drumline.launch.job_secret import VARIABLE
-from drumline.launch.proof import is_proof, nonce
+from drumline.net.handshake import is_proof, nonce
+from drumline.net.secrets import VARIABLE
 
 CONNECT_S = 2.0
 AGAIN_S = 0.3

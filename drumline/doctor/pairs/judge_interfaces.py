@@ -9,7 +9,7 @@ from typing import Any
 from drumline.doctor.finding import Finding
 from drumline.doctor.pairs.gathered import listed
 from drumline.doctor.pairs.survey import Edge, HostSeen, Survey
-from drumline.launch.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
+from drumline.net.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
 
 
 def interface_findings(survey: Survey) -> Iterator[Finding]:

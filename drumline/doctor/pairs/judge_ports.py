@@ -10,7 +10,7 @@ from drumline.doctor.pairs.gathered import Gathered, Way, gather, listed
 from drumline.doctor.pairs.judge_names import leads_astray
 from drumline.doctor.pairs.probe import LARGE_BYTES, Outcome
 from drumline.doctor.pairs.survey import Survey
-from drumline.launch.node.closed_ports import ANOTHER, DROPPED, OPEN_DATA, OPEN_RENDEZVOUS, UNREACHABLE
+from drumline.net.reasons import ANOTHER, DROPPED, OPEN_DATA, OPEN_RENDEZVOUS, UNREACHABLE
 
 OUTCOMES = {
     "silent": DROPPED,

@@ -18,9 +18,9 @@ from drumline.doctor.pairs.messages import MAX_BYTES, Message, MessageError, dec
 from drumline.doctor.pairs.node import HELLO
 from drumline.doctor.pairs.secret import line_seal, proof
 from drumline.errors import PreflightError
-from drumline.launch.interfaces import interfaces
-from drumline.launch.job_secret import VARIABLE
-from drumline.launch.proof import SEAL_BYTES, is_proof, nonce
+from drumline.net.handshake import SEAL_BYTES, is_proof, nonce
+from drumline.net.interfaces import interfaces
+from drumline.net.secrets import VARIABLE
 
 SHOW_EVERY_S = 2.0
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from drumline.errors import PreflightError
-from drumline.launch.proof import SEAL_BYTES, LineSeal
+from drumline.net.handshake import SEAL_BYTES, LineSeal
 
 Message = dict[str, Any]
 # Facts of a machine with some hundred packages, and what one host found out about 255 others, are below 200 kB.

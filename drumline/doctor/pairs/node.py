@@ -27,7 +27,7 @@ from drumline.doctor.pairs.probe import Target, probe_all
 from drumline.doctor.pairs.speed import measure
 from drumline.errors import DrumlineError
 from drumline.launch.environment import own_variables
-from drumline.launch.interfaces import Interface, gloo_interface, interfaces, nccl_interface
+from drumline.net.interfaces import Interface, gloo_interface, interfaces, nccl_interface
 from drumline.terminal import print_message
 
 # The coordinator speaks every few seconds, so a silence is a cut network: ssh's server would keep us for hours.

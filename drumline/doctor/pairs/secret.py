@@ -1,4 +1,4 @@
-"""How a node and node 0 know each other by hand: by a secret that both have (`launch/proof.py`).
+"""How a node and node 0 know each other by hand: by a secret that both have (`net/handshake.py`).
 
 Without one (DRUMLINE_SECRET not set anywhere) the network is trusted, as PyTorch's own store does.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from drumline.launch.proof import LineSeal, keyed_hash
+from drumline.net.handshake import LineSeal
+from drumline.net.secrets import keyed_hash
 
 
 def proof(secret: str, who: Literal["master", "node"], nonces: tuple[str, str], node: int, nodes: int) -> str:

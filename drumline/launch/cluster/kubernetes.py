@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from drumline.launch.cluster.yaml import to_yaml
-from drumline.launch.job_secret import VARIABLE
 from drumline.launch.torchrun import DEFAULT_PORT, OWN_STORE, RUN_ID, Program
+from drumline.net.secrets import VARIABLE
 
 Api = Literal["v2", "v1", "job"]
 Object = dict[str, Any]

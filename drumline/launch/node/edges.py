@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from drumline.launch.node.closed_ports import CLOSED_S, closed_data_ports
-from drumline.launch.node.dialling import NO_ROUTE, REFUSED, SILENT, Door, OpenDoor, knock
+from drumline.net.dial import Door, OpenDoor, knock
+from drumline.net.reasons import CLOSED_S, NO_ROUTE, REFUSED, SILENT, closed_data_ports
 from drumline.terminal import print_message
 
 RETRY_S = 0.5

@@ -22,11 +22,11 @@ from drumline.launch.interrupts import ENDING, INTERRUPTED_EARLY, Handler, end_a
 from drumline.launch.late_module import LateModule
 from drumline.launch.loading import loading
 from drumline.launch.node import guard
-from drumline.launch.node.addresses import check_is_own
 from drumline.launch.node.standby import Standby
 from drumline.launch.node.supervision import Supervision
 from drumline.launch.node.watch_folder import Ruling, WatchFolder
 from drumline.launch.torchrun import Node, Program
+from drumline.net.interfaces import check_is_own
 from drumline.terminal import print_message
 
 if TYPE_CHECKING:

@@ -14,21 +14,15 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
 from drumline.errors import PreflightError
-from drumline.launch.job_secret import VARIABLE, new_secret
-from drumline.launch.node.addresses import LOOPBACK, own_address, wait_for_port
 from drumline.launch.node.node_heartbeats import make_handler
 from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.node.roll import Roll
 from drumline.launch.node.sealed_store import SealedStore
-from drumline.launch.node.sockets import (
-    EVERYWHERE,
-    connect_address,
-    listen_for_store,
-    notice_silence,
-    own_binding,
-    reached_address,
-)
+from drumline.launch.node.sockets import connect_address, listen_for_store, notice_silence, reached_address
 from drumline.launch.torchrun import KEEP_ALIVE_ATTEMPTS, OWN_STORE, RUN_ID, Node
+from drumline.net.dial import wait_for_port
+from drumline.net.interfaces import EVERYWHERE, LOOPBACK, own_address, own_binding
+from drumline.net.secrets import VARIABLE, new_secret
 from drumline.terminal import print_message
 
 STORE_TIMEOUT_S = 30

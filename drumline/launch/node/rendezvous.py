@@ -25,16 +25,15 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
-from drumline.launch.job_secret import VARIABLE, derived, new_secret
-from drumline.launch.key_exchange import KeyPair
-from drumline.launch.node.addresses import Patience
 from drumline.launch.node.edges import Claim, check_edges, closed_edges, open_door
 from drumline.launch.node.node_heartbeats import QuickHandler
 from drumline.launch.node.roll import DONE, MEETS, WORKS, Roll
 from drumline.launch.node.sealed_store import SealedStore, document
-from drumline.launch.node.sockets import own_binding
-from drumline.launch.proof import nonce
 from drumline.launch.torchrun import Node
+from drumline.net.dial import Patience
+from drumline.net.handshake import nonce
+from drumline.net.interfaces import own_binding
+from drumline.net.secrets import VARIABLE, KeyPair, derived, new_secret
 from drumline.terminal import print_message
 
 POLL_S = 0.05

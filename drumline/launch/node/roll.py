@@ -19,11 +19,11 @@ from typing import Any
 import torch.distributed as dist
 
 from drumline.errors import PreflightError
-from drumline.launch.job_secret import VARIABLE, derived
-from drumline.launch.node.addresses import Patience
 from drumline.launch.node.sealed_store import SealedStore, check_secret, document
-from drumline.launch.proof import nonce
 from drumline.launch.torchrun import Node
+from drumline.net.dial import Patience
+from drumline.net.handshake import nonce
+from drumline.net.secrets import VARIABLE, derived
 
 BEAT_S = 1.0
 # A node that was not heard for so many beats is not there.

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from drumline.errors import PreflightError
-from drumline.launch.job_secret import VARIABLE, derived
+from drumline.net.secrets import VARIABLE, derived
 from drumline.terminal import print_message
 from drumline.untrusted import parse_json
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import socket
 from pathlib import Path
 
-from drumline.launch.interfaces import interfaces
-from drumline.launch.node.addresses import LOOPBACK
-
-EVERYWHERE = "0.0.0.0"  # noqa: S104
+from drumline.net.interfaces import EVERYWHERE, LOOPBACK
 
 OPEN_FILES = Path("/proc/self/fd")
 TCP_RTO_MAX_MS = 44
@@ -28,34 +24,6 @@ def listen_for_store(address: str, port: int = 0) -> tuple[int, int]:
         listener.listen(BACKLOG)  # at once: until then another process can bind there too
         port = listener.getsockname()[1]
         return listener.detach(), port
-
-
-def own_binding(host: str) -> str:
-    """The address of this machine that others mean by that name; all of them (0.0.0.0) where that cannot be known.
-
-    Debian gives a host's own name the address 127.0.1.1, where no other comes to: then it is the only address that the
-    machine has beside. A service's address belongs to no machine."""
-    try:
-        found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
-    except OSError:
-        found = []
-    found.sort(key=lambda address: ":" in address)  # others' own addresses are IPv4 ones, where they have any
-    own = [address for address in found if _is_own(address)]
-    is_meant = host == "localhost" or host in found
-    outer = own if is_meant else [one for one in own if not ipaddress.ip_address(one).is_loopback]
-    if own and not outer:
-        outer = [one.address for one in interfaces() if one.address and not one.is_loopback and one.is_up]
-        return outer[0] if len(outer) == 1 else EVERYWHERE
-    return outer[0] if outer else EVERYWHERE
-
-
-def _is_own(address: str) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
 
 
 def connect_address(bound: str) -> str:

@@ -23,7 +23,6 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, SubprocessCo
 from drumline.errors import ExitCode
 from drumline.launch.command_start import COMMAND_START, process_start
 from drumline.launch.failure_file import FAILURE_FILE, LOGS_SHOWN, FailureRecord, read_failure
-from drumline.launch.job_secret import VARIABLE as SECRET
 from drumline.launch.node.leaving_agent import LeavingAgent
 from drumline.launch.node.meeting import Alone
 from drumline.launch.node.rendezvous import FixedRanks
@@ -31,6 +30,7 @@ from drumline.launch.node.standby import Standby
 from drumline.launch.node.supervision import RankOutput, Supervision, failure_time, rank_output
 from drumline.launch.node.watch_folder import VERDICT_S, Ruling, WatchFolder
 from drumline.launch.watch_terms import FOLDER, NODES
+from drumline.net.secrets import VARIABLE as SECRET
 from drumline.terminal import print_message
 
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drumline.launch.hosts import Host
-from drumline.launch.node.addresses import Patience
 from drumline.launch.ssh.errors import NOT_STARTED
 from drumline.launch.ssh.follow import decoded
 from drumline.launch.ssh.frames import MAX_LINE, decode_from_host, encode
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LEASE_S
+from drumline.net.dial import Patience
 
 BEAT_S = 2.0
 # ssh itself mostly notices sooner; not where the connection is one that others share.

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from drumline.launch.hosts import Host
-from drumline.launch.job_secret import new_secret
 from drumline.launch.node.guard import new_job
 from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.topology import RESTARTED
 from drumline.launch.torchrun import Node, Program
 from drumline.launch.watch_terms import ScriptWatch
+from drumline.net.secrets import new_secret
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from drumline.launch.hosts import Host
-from drumline.launch.node.addresses import Patience
 from drumline.launch.ssh.connection import BEAT_S, HANG_UP_S
 from drumline.launch.ssh.errors import SSH_FAILED
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LEASE_S, LOST_GRACE_S
+from drumline.net.dial import Patience
 
 # How long a host that was lost may take to answer again.
 RECONNECT_S = 60.0

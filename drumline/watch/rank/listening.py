@@ -7,16 +7,16 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from drumline.errors import PreflightError
-from drumline.launch.interfaces import (
+from drumline.launch.watch_terms import WITHOUT_WATCH
+from drumline.net.interfaces import (
     GLOO_VARIABLE,
+    LOOPBACK,
     NCCL_VARIABLE,
     gloo_interface,
     interface_towards,
     interfaces,
     nccl_interface,
 )
-from drumline.launch.node.addresses import LOOPBACK
-from drumline.launch.watch_terms import WITHOUT_WATCH
 
 BACKLOG = 128
 

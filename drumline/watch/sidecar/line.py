@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol, cast
 
-from drumline.launch.proof import SEAL_BYTES
+from drumline.net.handshake import SEAL_BYTES
 from drumline.watch.facts import Answer
 from drumline.watch.sidecar.wire import (
     MAX_BYTES,

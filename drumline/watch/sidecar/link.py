@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from drumline.launch.interfaces import interfaces, is_enabled
+from drumline.net.interfaces import interfaces, is_enabled
 
 
 def link_problem(address: str) -> str:

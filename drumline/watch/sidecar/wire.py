@@ -7,7 +7,7 @@
                                                    {"proof"}
     SEAL {...}                                     SEAL {...}
 
-`launch/proof.py` seals lines. Their text can be read on the way; it tells about processes, and holds nothing secret.
+`net/handshake.py` seals lines. Their text can be read on the way; it tells about processes, and holds nothing secret.
 Nothing here knows of sockets; `line.py` carries the bytes.
 """
 
@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from drumline.errors import DrumlineError
-from drumline.launch.proof import LineSeal, is_nonce, is_proof, keyed_hash, nonce
+from drumline.net.handshake import LineSeal, is_nonce, is_proof, nonce
+from drumline.net.secrets import keyed_hash
 
 Message = dict[str, Any]
 MAX_BYTES = 1 << 20

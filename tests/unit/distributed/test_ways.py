@@ -10,7 +10,8 @@ import pytest
 
 from drumline.distributed.start.ways import ClosedWay, clocks_apart, is_needed, judge
 from drumline.errors import PreflightError
-from drumline.launch.node.dialling import MUTE, REFUSED, SILENT, STRANGER, Door, OpenDoor, knock
+from drumline.net.dial import Door, OpenDoor, knock
+from drumline.net.reasons import MUTE, REFUSED, SILENT, STRANGER
 
 
 def door(number: int, *, address: str | None = None, interface: str = "eth0") -> Door:

@@ -22,7 +22,7 @@ from drumline.doctor.pairs.messages import (
     want_list,
 )
 from drumline.doctor.pairs.secret import proof
-from drumline.launch.proof import is_proof, nonce
+from drumline.net.handshake import is_proof, nonce
 
 
 @pytest.mark.parametrize(

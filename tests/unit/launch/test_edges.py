@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from drumline.errors import PreflightError
-from drumline.launch.node import dialling
-from drumline.launch.node.dialling import NO_ROUTE, SILENT
 from drumline.launch.node.edges import check_edges, closed_edges, open_door
+from drumline.net import dial
+from drumline.net.reasons import NO_ROUTE, SILENT
 
 
 def claim(rank: int, host: str, **door: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def test_a_door_that_opens_is_no_closed_edge_and_one_without_is_not_tried() -> N
 def test_a_closed_port_is_tried_again_and_said_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dialling, "ANSWER_S", 0.5)
+    monkeypatch.setattr(dial, "ANSWER_S", 0.5)
     with open_door("127.0.0.1") as door:
         pass
     claims = [claim(0, "a", **door), claim(1, "b")]

@@ -20,11 +20,11 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, TrainingError
-from drumline.launch.node.addresses import Patience
 from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.node.roll import DONE, MEETS, WORKS, Roll
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.torchrun import Node
+from drumline.net.dial import Patience
 
 KEYS = {"public": "2", "nonce": "n"}
 

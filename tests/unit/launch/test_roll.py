@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from drumline.errors import PreflightError
 from drumline.launch.node import roll as module
-from drumline.launch.node.addresses import Patience
 from drumline.launch.node.roll import MEETS, WORKS, Roll, Word
 from drumline.launch.torchrun import Node
+from drumline.net.dial import Patience
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from drumline.errors import UsageError
-from drumline.launch import job_secret, watch_terms
-from drumline.launch.job_secret import new_secret
+from drumline.launch import watch_terms
 from drumline.launch.watch_terms import ScriptWatch, WatchTerms, watch_terms_from
+from drumline.net import secrets
+from drumline.net.secrets import new_secret
 
 
 def test_under_another_launcher_nothing_is_told() -> None:
@@ -24,14 +25,14 @@ def test_what_is_told_is_read_and_the_secret_is_not_shown() -> None:
     terms = watch_terms_from(
         {
             watch_terms.FOLDER: "/dev/shm/x",
-            job_secret.VARIABLE: secret,
+            secrets.VARIABLE: secret,
             watch_terms.NODES: "10.0.0.1:4000,fe80::1:4001",
             **ScriptWatch(run="/runs/a", on_hang="stop", hang_s=7.5).variables(),
         }
     )
     assert terms == WatchTerms(
         folder=Path("/dev/shm/x"),
-        secret=job_secret.derived(secret, "sidecars"),
+        secret=secrets.derived(secret, "sidecars"),
         nodes=(("10.0.0.1", 4000), ("fe80::1", 4001)),
         run=Path("/runs/a"),
         on_hang="stop",

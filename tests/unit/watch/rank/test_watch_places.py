@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from drumline.errors import PreflightError
-from drumline.launch.interfaces import interfaces
 from drumline.launch.node import memory_folder
+from drumline.net.interfaces import interfaces
 from drumline.watch.rank.folder import make_folder
 from drumline.watch.rank.listening import listen, own_address, way_out
 from drumline.watch.rank.nodes import Standing, group_by_node, this_machine

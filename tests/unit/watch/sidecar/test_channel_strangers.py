@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.launch.proof import nonce
+from drumline.net.handshake import nonce
 from drumline.watch.sidecar import channel as timing
 from drumline.watch.sidecar import door, wire
 from drumline.watch.sidecar.channel import Peer

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from drumline.errors import PreflightError
-from drumline.launch.node import addresses
-from drumline.launch.node.addresses import Patience, check_is_own, own_address, wait_for_port
-from drumline.launch.node.sockets import listen_for_store, notice_silence, own_binding
+from drumline.launch.node.sockets import listen_for_store, notice_silence
+from drumline.net import dial, interfaces
+from drumline.net.dial import Patience, wait_for_port
+from drumline.net.interfaces import check_is_own, own_address, own_binding
 from drumline.terminal import print_message
 from tests.ranks import free_port
 
@@ -28,7 +29,7 @@ def test_the_address_that_leads_to_the_others() -> None:
 
 def test_the_first_node_must_be_where_the_nodes_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     check_is_own("127.0.0.1:29500")
-    monkeypatch.setattr(addresses, "own_address", lambda endpoint: "10.0.0.2")
+    monkeypatch.setattr(interfaces, "own_address", lambda endpoint: "10.0.0.2")
     with pytest.raises(PreflightError) as caught:
         check_is_own("192.0.2.1:29500")  # an address for examples, which no machine has; nothing is sent
     assert caught.value.what == (
@@ -42,7 +43,7 @@ def test_a_first_node_that_never_comes_is_named_by_its_address(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
-    monkeypatch.setattr(addresses, "Patience", lambda: Patience(first_s=0))
+    monkeypatch.setattr(dial, "Patience", lambda: Patience(first_s=0))
     with pytest.raises(PreflightError) as caught:
         wait_for_port(endpoint, timeout_s=0.1)
     assert caught.value.what == (
@@ -105,7 +106,7 @@ def test_a_first_node_that_is_there_is_found() -> None:
 
 def test_who_waits_speaks_soon_and_then_at_intervals_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(addresses.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(dial.time, "monotonic", lambda: now[0])
     patience, every_second = Patience(), Patience(first_s=1, growth=1)
     told: list[list[int]] = [[], []]
     for second in range(600):
@@ -178,5 +179,5 @@ def test_a_store_listens_where_the_others_find_it_and_nowhere_else(
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in leads_to]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     outside = [SimpleNamespace(address=one, is_loopback=False, is_up=True) for one in networks]
-    monkeypatch.setattr("drumline.launch.node.sockets.interfaces", lambda: outside)
+    monkeypatch.setattr("drumline.net.interfaces.interfaces", lambda: outside)
     assert own_binding(host) == bound

@@ -1,24 +1,58 @@
-"""Two processes without a common secret agree on one through a store that others can read: Diffie-Hellman, by X25519.
+"""The secret that all processes of one job know: strangers neither read nor forge what they tell each other.
 
-Who only reads learns nothing. Who also writes, at the very start, can stand between the two: DRUMLINE_SECRET on all
-nodes excludes that too. In Python, because it is needed once for each start; a group of numbers (RFC 3526) takes ten
-times as long.
+It travels in the environment of processes and through ssh's stdin, never on a command line, in a log or over a network
+in clear. Whoever starts all nodes makes it; where users start them one by one, they set DRUMLINE_SECRET on each.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
+from collections.abc import Mapping
 
-from drumline.launch.proof import keyed_hash
+from drumline.errors import UsageError
 
+VARIABLE = "DRUMLINE_SECRET"
+# Whoever records a proof can try words until one fits: short ones are found.
+LEAST_LETTERS = 16
 KEY_BYTES = 32
 PRIME = 2**255 - 19
 BASE = (9).to_bytes(KEY_BYTES, "little")
 
 
+def new_secret() -> str:
+    """For one job."""
+    return secrets.token_hex(32)
+
+
+def secret_from(environment: Mapping[str, str]) -> str | None:
+    """What the launcher or the user has set; None: nothing."""
+    secret = environment.get(VARIABLE) or None
+    if secret is not None and len(secret) < LEAST_LETTERS:
+        raise UsageError(
+            f"{VARIABLE} has {len(secret)} characters; fewer than {LEAST_LETTERS} can be guessed",
+            next_step=f"export {VARIABLE}=$(openssl rand -hex 32) on one node, and set the same value on all others",
+        )
+    return secret
+
+
+def derived(secret: str, *purpose: str) -> str:
+    """The secret for one purpose: who learns it does not know the one that it was made from, nor another."""
+    return keyed_hash(secret.encode(), "drumline job", *purpose).hex()
+
+
+def keyed_hash(secret: bytes, *words: str) -> bytes:
+    """Of words that hold no zero byte: then nobody can move letters from one to the next."""
+    return hmac.digest(secret, "\0".join(words).encode(), hashlib.sha256)
+
+
 class KeyPair:
-    """One side, for one exchange."""
+    """One side of a Diffie-Hellman exchange (X25519) through a store that others can read.
+
+    Who only reads learns nothing. Who also writes, at the very start, can stand between the two: DRUMLINE_SECRET on all
+    nodes excludes that too. In Python, because it is needed once for each start; a group of numbers (RFC 3526) takes
+    ten times as long."""
 
     def __init__(self) -> None:
         self._private = secrets.token_bytes(KEY_BYTES)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from drumline.launch.interfaces import (
+from drumline.net.interfaces import (
     Interface,
     gloo_interface,
     interface_towards,

@@ -23,11 +23,6 @@ def is_nonce(given: object) -> bool:
     return isinstance(given, str) and NONCE.fullmatch(given) is not None
 
 
-def keyed_hash(secret: bytes, *words: str) -> bytes:
-    """Of words that hold no zero byte: then nobody can move letters from one to the next."""
-    return hmac.digest(secret, "\0".join(words).encode(), hashlib.sha256)
-
-
 def is_proof(given: object, expected: str) -> bool:
     return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), expected.encode())
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from drumline.errors import PreflightError
+
 GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
 NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"
 NCCL_FAMILY = "NCCL_SOCKET_FAMILY"
@@ -24,6 +26,7 @@ IS_ENABLED, IS_RUNNING = 0x1, 0x40
 # What NCCL takes only when there is nothing else, in this order.
 NCCL_LAST = ("docker", "lo", "virbr")
 LOOPBACK = "127.0.0.1"
+EVERYWHERE = "0.0.0.0"  # noqa: S104
 DISCARD_PORT = 9
 
 
@@ -106,6 +109,66 @@ def own_addresses() -> list[str]:
     except OSError:
         return []
     return [str(answer[4][0]) for answer in answers]
+
+
+def own_address(endpoint: str) -> str:
+    """The address of this machine that leads to the meeting place; nothing is sent to find it."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, int(port)))
+            address: str = probe.getsockname()[0]
+            return address
+    except OSError as error:
+        raise PreflightError(
+            f"MASTER_ADDR is {host!r}, to which no way leads from {socket.gethostname()}: {error.strerror}",
+            next_step="give the name or address of the node with NODE_RANK 0, as this machine knows it",
+        ) from error
+
+
+def check_is_own(endpoint: str) -> None:
+    """The first node keeps the meeting place, so that must be an address of its own: of two machines with NODE_RANK 0
+    one would wait for itself in vain."""
+    host = endpoint.rpartition(":")[0]
+    own = own_address(endpoint)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise PreflightError(
+                f"this is node 0, where the nodes meet, but {host} is not an address of {socket.gethostname()}, "
+                f"which has {own}",
+                next_step=f"if {host} is another machine, give this one a NODE_RANK of its own; if it is this one, "
+                "give the address that its own network knows (on a cloud: the private one)",
+            ) from error
+
+
+def own_binding(host: str) -> str:
+    """The address of this machine that others mean by that name; all of them (0.0.0.0) where that cannot be known.
+
+    Debian gives a host's own name the address 127.0.1.1, where no other comes to: then it is the only address that the
+    machine has beside. A service's address belongs to no machine."""
+    try:
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    except OSError:
+        found = []
+    found.sort(key=lambda address: ":" in address)  # others' own addresses are IPv4 ones, where they have any
+    own = [address for address in found if _is_own(address)]
+    is_meant = host == "localhost" or host in found
+    outer = own if is_meant else [one for one in own if not ipaddress.ip_address(one).is_loopback]
+    if own and not outer:
+        outer = [one.address for one in interfaces() if one.address and not one.is_loopback and one.is_up]
+        return outer[0] if len(outer) == 1 else EVERYWHERE
+    return outer[0] if outer else EVERYWHERE
+
+
+def _is_own(address: str) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
 
 
 def _holder(found: Sequence[Interface], address: str) -> Interface | None:

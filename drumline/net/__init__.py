@@ -1,0 +1,1 @@
+"""What every channel between processes and hosts is made of: secrets, handshakes, framing, addresses and reasons."""
