@@ -235,11 +235,11 @@ def _endpoint(master: str) -> tuple[str, int]:
 
 def _examine_this_machine(given: Mapping[str, Any]) -> int:
     from drumline.doctor.collectives.on_one_host import local_collectives
+    from drumline.doctor.collectives.results import collectives_text
     from drumline.doctor.finding import must_be_mended
     from drumline.doctor.machine.facts import machine_facts
     from drumline.doctor.machine.findings import machine_findings
     from drumline.doctor.machine.summary import machine_rows, variable_rows
-    from drumline.doctor.pairs.speed_words import collectives_text
     from drumline.doctor.report import as_json, report
 
     subject = _subject(given)

@@ -24,6 +24,7 @@ from drumline.launch.topology import topology_from
 from drumline.prove.proof import Outcome, Proof
 from drumline.prove.schedule import Wishes, worlds_of, wrong_wishes
 from drumline.prove.settings import Settings, wrong_settings
+from drumline.text import plural
 from drumline.untrusted import make_own_folder
 from drumline.user_code import is_class_spec
 
@@ -180,8 +181,8 @@ def _prove(wishes: Wishes, arguments: list[str], folder: Path) -> int:
 def verdict(outcome: Outcome) -> Iterator[str]:
     """The lines that say what came out."""
     if outcome.found is None:
-        steps, kills = _count(outcome.steps, "step"), _count(outcome.kills, "kill")
-        seen = f"{_count(outcome.samples, 'sample')}, {_count(outcome.tensors, 'tensor')}"
+        steps, kills = plural(outcome.steps, "step"), plural(outcome.kills, "kill")
+        seen = f"{plural(outcome.samples, 'sample')}, {plural(outcome.tensors, 'tensor')}"
         yield f"proved: {steps}, {seen}: the same bits after {kills}"
         for name in outcome.unsaved:
             yield (
@@ -192,10 +193,6 @@ def verdict(outcome: Outcome) -> Iterator[str]:
     yield f"not proved: {outcome.found.difference.sentence} [leg {outcome.found.leg}]"
     yield f"  likely cause: {outcome.found.cause.what}"
     yield f"  next: {outcome.found.cause.next_step}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def say(line: str) -> None:

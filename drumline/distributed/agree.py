@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from drumline.distributed.collectives import gather_json, gather_tensors
-from drumline.distributed.rank_list import by_rank
 from drumline.distributed.tensor_hash import hash_tensors
 from drumline.errors import PreflightError
+from drumline.text import by_rank
 
 
 def check_same(values: Mapping[str, Any], *, host: str, device: torch.device, next_step: str) -> None:

@@ -15,8 +15,8 @@ from drumline.doctor.differences.groups import MOST_GROUPS, Row
 from drumline.doctor.finding import Finding, Level, sorted_findings
 from drumline.doctor.pairs.matrix import Matrix, matrix
 from drumline.doctor.pairs.survey import Survey
-from drumline.doctor.sizes import names_text
 from drumline.terminal import make_console, one_line, show_lines
+from drumline.text import join_names
 
 # A cause that hits hundreds of hosts need not be read hundreds of times.
 MOST_OF_A_CHECK = 12
@@ -83,7 +83,7 @@ def once_each(findings: Sequence[Finding]) -> list[Finding]:
     places: dict[Finding, list[str]] = {}
     for finding in sorted_findings(findings):
         places.setdefault(replace(finding, where=""), []).append(finding.where)
-    return [replace(finding, where=names_text(where)) for finding, where in places.items()]
+    return [replace(finding, where=join_names(where)) for finding, where in places.items()]
 
 
 def verdict(findings: Sequence[Finding]) -> str:
@@ -100,7 +100,7 @@ def verdict(findings: Sequence[Finding]) -> str:
 def _differences(table: Sequence[Row]) -> Matrix:
     """A line for each value; hosts with the same one stand together."""
     rows = [
-        [*map(one_line, (row.name if place == 0 else "", value, names_text(hosts)))]
+        [*map(one_line, (row.name if place == 0 else "", value, join_names(hosts)))]
         for row in table
         for place, (value, hosts) in enumerate(row.groups[:MOST_GROUPS])
     ]

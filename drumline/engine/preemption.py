@@ -21,7 +21,6 @@ from typing import Any
 import torch.distributed as dist
 
 from drumline.distributed.failure import FIRST
-from drumline.distributed.rank_list import ranks_text
 from drumline.distributed.stop_vote import StopVote
 from drumline.engine.output import screen
 from drumline.engine.saving import Progress
@@ -31,6 +30,7 @@ from drumline.launch.node.sealed_store import SealedStore
 from drumline.log import log
 from drumline.manager import DDPManager
 from drumline.terminal import print_message
+from drumline.text import number_ranges
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 POLL_S, BUSY_POLL_S = 0.5, 0.05
@@ -188,7 +188,7 @@ class Preemption:
         return is_busy
 
     def _tell_of_silence(self, ranks: Sequence[int]) -> None:
-        who = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+        who = f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
         self._is_silence_told = True
         if self._told is None:
             log.warning(NOT_HEEDED.format(**self.cause, who=who))

@@ -19,6 +19,7 @@ from drumline.metrics import wording
 from drumline.metrics.events import Event
 from drumline.metrics.plain import Display
 from drumline.terminal import make_console, one_line
+from drumline.text import clock
 
 _SECONDS_BETWEEN_DRAWS = 0.1
 _MARGIN = " "
@@ -130,7 +131,7 @@ class LiveDisplay(Display):
                 complete_style="cyan",
                 finished_style="cyan",
             ),
-            f"{wording.step_of(event, self.total_steps)}  {wording.clock(event['seconds_left'])} left",
+            f"{wording.step_of(event, self.total_steps)}  {clock(event['seconds_left'])} left",
         )
         # The last line is empty: there the cursor waits, and whatever another rank may print starts at its beginning.
         return Group(Text(), bar, self._numbers(event), Text())

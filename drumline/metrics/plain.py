@@ -13,6 +13,7 @@ from drumline.errors import as_lines
 from drumline.metrics import wording
 from drumline.metrics.events import Event
 from drumline.terminal import show_lines
+from drumline.text import clock
 
 _LABEL_WIDTH = 12
 
@@ -75,7 +76,7 @@ class PlainDisplay(Display):
             f"lr {wording.learning_rate(event['lr'])}",
             wording.speed(event["samples_per_s"]),
             *wording.waiting(event),
-            f"{wording.clock(event['seconds_left'])} left",
+            f"{clock(event['seconds_left'])} left",
         ]
         self._print_line(event, "   ".join(parts))
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from drumline.metrics.events import STAMP, Event
+from drumline.text import duration, file_size, plural
 
 # Everything in a train or evaluation event that is not a metric of the task.
 _BOOKKEEPING = STAMP | {
@@ -181,11 +182,6 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def plural(value: int, word: str) -> str:
-    """`1 step`, `1,437 steps`."""
-    return f"{count(value)} {word}" + ("" if value == 1 else "s")
-
-
 def speed(samples_per_s: float) -> str:
     """`8,123 samples/s`."""
     return f"{count(samples_per_s) if samples_per_s >= 100 else f'{samples_per_s:.3g}'} samples/s"
@@ -199,41 +195,6 @@ def waiting(event: Event) -> list[str]:
 def _share_of_waiting(event: Event) -> list[str]:
     share = event.get("data_share", 0.0)
     return [f"{share:.0%}"] if share >= _SHARE_WORTH_SAYING else []
-
-
-def duration(seconds: float) -> str:
-    """`40 ms`, `4.1 s`, `41 s`, `12 min 05 s`, `3 h 20 min`, `2 d 03 h`: two units at most."""
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for size, unit, small_size, small_unit in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // small_size:02d} {small_unit}"
-    return f"{whole} s"
-
-
-def clock(seconds: float) -> str:
-    """`0:41`, `12:05`, `3:20:11`: a time whose width seldom changes."""
-    if not math.isfinite(seconds):
-        return "-:--"  # nothing to reckon from yet
-    minutes, second = divmod(round(seconds), 60)
-    hour, minute = divmod(minutes, 60)
-    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
-
-
-def file_size(num_bytes: float) -> str:
-    """`1.4 MB`, in powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 999.5:
-            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.3g} TB"
 
 
 def wrap_command(command: str, *, width: int, indent: str) -> list[str]:

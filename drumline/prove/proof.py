@@ -16,6 +16,7 @@ from drumline.prove.files import compare_checkpoints
 from drumline.prove.killing import Leg, RunFailedError, describe, run_and_kill, run_to_the_end
 from drumline.prove.schedule import MAX_ATTEMPTS, Kill, Pattern, Wishes, draw_kills, too_early
 from drumline.prove.traces import Traced, read_trace
+from drumline.text import plural
 
 Say = Callable[[str], None]
 TO_THE_END = "to the end"
@@ -64,7 +65,7 @@ class Proof:
         """Prove it, or find the first difference and its cause."""
         wishes = self._wishes
         self._say(
-            f"reference: {_count(wishes.worlds[0], 'rank')}, {_count(wishes.steps, 'step')} without a kill"
+            f"reference: {plural(wishes.worlds[0], 'rank')}, {plural(wishes.steps, 'step')} without a kill"
         )
         reference = self._run_whole("reference")
         legs = self._killed_and_resumed(reference, self._pattern())
@@ -121,7 +122,7 @@ class Proof:
                 self._say(f"leg {number}: the kill came too late; once more, with an earlier one")
                 return None
             where = f" from step {trace.from_step}" if number > 1 else ""
-            self._say(f"leg {number}: {_count(world, 'rank')}{where}, {end or TO_THE_END}")
+            self._say(f"leg {number}: {plural(world, 'rank')}{where}, {end or TO_THE_END}")
             if differs:
                 break
         return legs
@@ -176,7 +177,3 @@ class Proof:
 
     def _leg(self, name: str, folder: str, world: int, log: str | None = None) -> Leg:
         return Leg(name, self._arguments, self._root / folder, self._root / f"{log or folder}.log", world)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

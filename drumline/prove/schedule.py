@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from drumline.text import plural
+
 Moment = Literal["step", "save", "evaluation"]
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 ALL_RANKS = "all"
@@ -80,7 +82,7 @@ def wrong_wishes(wishes: Wishes) -> Iterator[str]:
     listed = ",".join(map(str, at))
     if at and len(at) != kills:
         legs = ",".join(map(str, wishes.worlds))
-        yield f"--kill-at: {_count(len(at), 'step')} for {_count(kills, 'kill')} (--world {legs})"
+        yield f"--kill-at: {plural(len(at), 'step')} for {plural(kills, 'kill')} (--world {legs})"
     elif list(at) != sorted(set(at)) or max(at, default=0) >= steps:
         yield f"--kill-at: {listed} must {'rise and stay' if kills > 1 else 'be'} below --steps {steps}"
     smallest = min(wishes.worlds[:-1])
@@ -161,7 +163,3 @@ def _ranks(wishes: Wishes, world: int, drawn: int) -> tuple[int, ...]:
 
 def _is_rank(text: str | None, world: int) -> bool:
     return text is not None and text.isdecimal() and int(text) < world
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
+from drumline.text import plural
 from drumline.verify.event_files import Attempt, RankEvents
-from drumline.verify.findings import Part, plural
+from drumline.verify.findings import Part
 from drumline.verify.history import History
 
 Group = dict[int, Attempt]

@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from drumline.verify.findings import Part, plural, span
+from drumline.text import plural, span
+from drumline.verify.findings import Part
 from drumline.verify.history import FILE, Start
 from drumline.verify.pieces import Piece
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from drumline.metrics.json_lines import Line, read_lines
-from drumline.verify.findings import Part, plural
+from drumline.text import plural
+from drumline.verify.findings import Part
 
 OLD = "has events without numbers, of an older version: lost ones would not be noticed"
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from drumline.text import plural
 from drumline.verify.attempts import check_attempts
 from drumline.verify.event_files import RankEvents, Seen, read_rank
-from drumline.verify.findings import Part, plural
+from drumline.verify.findings import Part
 from drumline.verify.history import History
 
 NAME = re.compile(r"rank-(\d{5}|[1-9]\d{5,})\.jsonl")

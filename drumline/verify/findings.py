@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -36,19 +35,3 @@ class Part:
 
     def note(self, where: str, what: str) -> None:
         self.notes.append(Finding(self.name, where, what))
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def listed(items: Iterable[object]) -> str:
-    """`2`, `2 and 1`, `2, 1 and 3`."""
-    *others, last = map(str, items)
-    return f"{', '.join(others)} and {last}" if others else last
-
-
-def span(first: int, last: int, noun: str) -> str:
-    """`step 7`, `steps 7 to 9`."""
-    return f"{noun} {first:,}" if first == last else f"{noun}s {first:,} to {last:,}"

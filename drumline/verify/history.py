@@ -13,7 +13,8 @@ from typing import Any
 
 from drumline.data.ledger import Run, from_json, num_steps
 from drumline.metrics.json_lines import Line, read_lines
-from drumline.verify.findings import Part, span
+from drumline.text import span
+from drumline.verify.findings import Part
 
 FILE = "ledger.jsonl"
 

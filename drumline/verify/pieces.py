@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from drumline.data.ledger import Run
-from drumline.verify.findings import span
+from drumline.text import span
 from drumline.verify.history import Start, Stretch
 
 MOST_PIECES = 100_000

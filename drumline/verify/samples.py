@@ -6,9 +6,10 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
+from drumline.text import join_names, plural, span
 from drumline.verify.checkpoints import Position
 from drumline.verify.coverage import check_epoch, describe_samples, with_counts_settled
-from drumline.verify.findings import Part, listed, plural, span
+from drumline.verify.findings import Part
 from drumline.verify.history import FILE, History, read_history
 from drumline.verify.pieces import Piece, empty_steps, pieces_of
 
@@ -101,5 +102,5 @@ def _sum_up(pieces: list[Piece], history: History, part: Part) -> None:
     once = "" if part.problems else ", each exactly once"
     part.summary = (
         f"{plural(finished, 'epoch')} of {length}{so_far}{once}; {plural(history.last_step, 'step')} in "
-        f"{plural(len(history.starts), 'start')} on {listed(worlds)} rank{'' if worlds == [1] else 's'}"
+        f"{plural(len(history.starts), 'start')} on {join_names(worlds)} rank{'' if worlds == [1] else 's'}"
     )

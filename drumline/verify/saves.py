@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from drumline.checkpoint import look
+from drumline.text import join_names
 from drumline.verify.checkpoints import Position
 from drumline.verify.events import Reported
-from drumline.verify.findings import Part, listed
+from drumline.verify.findings import Part
 from drumline.verify.history import FILE
 
 
@@ -34,7 +35,7 @@ def check_saves_are_reported(saved: list[Position], part: Part, reported: Report
         return
     unknown = [position.step for position in saved[:-1] if position.step not in reported.known]
     if unknown and reported.is_numbered:
-        steps = f"step{'s' if len(unknown) > 1 else ''} {listed(unknown)}"
+        steps = f"step{'s' if len(unknown) > 1 else ''} {join_names(unknown)}"
         part.problem("events/rank-00000.jsonl", f"does not tell of the checkpoints that there are of {steps}")
 
 

@@ -15,7 +15,7 @@ import drumline
 PACKAGE = Path(drumline.__file__).parent
 # Each room may import from the floors above it in this list, and from its own room.
 FLOORS = (
-    {"terminal"},
+    {"terminal", "text"},
     {"errors"},
     {"untrusted"},
     {"log", "user_code", "config"},

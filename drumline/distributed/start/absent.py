@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from drumline.distributed.rank_list import ranks_text
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
+from drumline.text import number_ranges
 
 
 def too_late(topology: Topology, hosts: Mapping[int, str], *, timeout_s: float) -> PreflightError:
@@ -15,7 +15,7 @@ def too_late(topology: Topology, hosts: Mapping[int, str], *, timeout_s: float) 
     by_host: dict[str, list[int]] = {}
     for rank, host in hosts.items():
         by_host.setdefault(host, []).append(rank)
-    here = ", ".join(f"{ranks_text(ranks)} on {host}" for host, ranks in by_host.items())
+    here = ", ".join(f"{number_ranges(ranks)} on {host}" for host, ranks in by_host.items())
     return PreflightError(
         f"{len(missing)} of {topology.world_size} ranks did not start within {timeout_s:g} s: "
         f"missing {_named(missing, hosts, topology)}; here: {here}",
@@ -68,4 +68,4 @@ def _node_name(node: int, hosts: Mapping[int, str], topology: Topology) -> str:
 
 
 def _ranks(numbers: list[int]) -> str:
-    return f"rank{'s' if len(numbers) > 1 else ''} {ranks_text(numbers)}"
+    return f"rank{'s' if len(numbers) > 1 else ''} {number_ranges(numbers)}"

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drumline.distributed.rank_list import by_rank
 from drumline.errors import PreflightError, as_list
 from drumline.log import log
+from drumline.text import by_rank
 
 Facts = Mapping[str, Mapping[str, Any]]
 MOST_DIFFERENCES = 8

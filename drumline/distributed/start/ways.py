@@ -10,11 +10,11 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from drumline.distributed.rank_list import some
 from drumline.errors import PreflightError, as_list
 from drumline.net.dial import Door
 from drumline.net.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
 from drumline.net.reasons import MUTE, NO_ROUTE, REFUSED, SILENT, STRANGER
+from drumline.text import join_names
 
 VARIABLES = {"gloo": GLOO_VARIABLE, "nccl": NCCL_VARIABLE}
 MOST_LINES = 8
@@ -86,7 +86,7 @@ def _lines(ways: Sequence[ClosedWay], wanted: Mapping[int, str | None]) -> list[
 
 
 def _line(callers: Sequence[str], way: ClosedWay, wanted: Mapping[int, str | None]) -> str:
-    door, who = way.door, some(callers)
+    door, who = way.door, join_names(callers)
     place = f"{door.address} ({door.interface})"
     if way.is_local:
         return f"{door.host} takes data on its loopback, {place}, where {who} cannot reach it"
@@ -115,7 +115,7 @@ def _fixes(ways: Sequence[ClosedWay], wanted: Mapping[int, str | None], backend:
         hosts = fixes.setdefault(fix, [])
         if way.door.host not in hosts:
             hosts.append(way.door.host)
-    return [f"{fix} {some(hosts)}" for fix, hosts in fixes.items()]
+    return [f"{fix} {join_names(hosts)}" for fix, hosts in fixes.items()]
 
 
 def clocks_apart(hosts: Mapping[int, str], ahead: Mapping[int, float]) -> Iterator[str]:
@@ -127,7 +127,7 @@ def clocks_apart(hosts: Mapping[int, str], ahead: Mapping[int, float]) -> Iterat
     ]
     if off:
         yield (
-            f"wall clocks differ: {some(off)}. Drumline does not depend on them, but times in logs do, and plain "
+            f"wall clocks differ: {join_names(off)}. Drumline does not depend on them, but times in logs do, and plain "
             "torchrun loses nodes whose clocks differ by more than some seconds. Next: synchronize them by NTP "
             "(sudo chronyc makestep)"
         )

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.tensor_hash import hash_tensors
-from drumline.doctor.sizes import names_text
 from drumline.manager import DDPManager
+from drumline.text import join_names
 
 BATCH, INPUTS, OUTPUTS, WIDTH = 16, 8, 4, 16
 # In float64 an average of thousands of gradients is right to many digits, in whatever order it was added up.
@@ -54,7 +54,7 @@ def _different_weights(ddp: DDPManager, model: nn.Module) -> Iterator[str]:
     everyone = gather_json({"host": ddp.host, "hashes": mine}, device=ddp.device)
     odd = [rank for rank, one in enumerate(everyone) if one["hashes"] != everyone[0]["hashes"]]
     if odd:
-        who = names_text([f"rank {rank} on {everyone[rank]['host']}" for rank in odd])
+        who = join_names([f"rank {rank} on {everyone[rank]['host']}" for rank in odd])
         yield f"after one step under DDP the weights of {who} are not those of rank 0 on {everyone[0]['host']}"
 
 

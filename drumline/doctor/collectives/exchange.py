@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drumline.doctor.sizes import bytes_text
+from drumline.text import memory_size
 
 SMALL, MEDIUM, LARGE = 1, 1000, 1 << 20
 TYPES = (torch.float32, torch.int64)
@@ -137,4 +137,4 @@ def _scattered(exchange: Exchange, rank: int, world_size: int) -> Trial:
 
 
 def _amount(size: int, dtype: torch.dtype) -> str:
-    return f"{bytes_text(size * dtype.itemsize)} as {str(dtype).removeprefix('torch.')}"
+    return f"{memory_size(size * dtype.itemsize)} as {str(dtype).removeprefix('torch.')}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from drumline.doctor.finding import Finding
-from drumline.doctor.pairs.speed_words import collectives_text
+from drumline.text import memory_size
 
 # Of one rank, as `processes.py` gives it, with the host it ran on.
 Said = Mapping[str, Any]
@@ -52,3 +52,13 @@ def _silent(one: Said) -> Finding:
         what=f"rank {one['rank']} of the doctor's own process group gave no result: {one.get('error')}",
         fix=f"on {one['host']}: python -c 'import torch.distributed', and look at what it says",
     )
+
+
+def collectives_text(numbers: Mapping[str, float]) -> str:
+    """What the collectives have measured; empty when they came to nothing."""
+    if not numbers:
+        return ""
+    size, rate = memory_size(int(numbers["all_reduce_bytes"])), numbers["all_reduce_gb_per_s"]
+    smallest = f"the smallest in {numbers['all_reduce_latency_us']:.0f} us"
+    # One rank alone moves nothing.
+    return f"all_reduce of {size} at {rate:.3g} GB/s, {smallest}" if rate else f"all_reduce: {smallest}"

@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from drumline.doctor.finding import Finding
 from drumline.doctor.machine.question import Question
-from drumline.doctor.sizes import names_text
 from drumline.errors import Place
 from drumline.launch.node.sealed_store import SealedStore
+from drumline.text import join_names
 
 POLL_S = 0.1
 # What is late on one rank is late on all, but for the time that their clocks started apart.
@@ -120,9 +120,9 @@ class Timekeeper:
             ]
         stuck = [rank for rank, mark in at.items() if mark["number"] == self._number]
         hosts = list(dict.fromkeys(at[rank]["host"] for rank in stuck))
-        what = f"{names_text([f'rank {rank}' for rank in stuck])} all came to {name}, and were not through within "
+        what = f"{join_names([f'rank {rank}' for rank in stuck])} all came to {name}, and were not through within "
         what += f"{limit_s:g} s: what they send does not arrive"
-        return [_finding(names_text(hosts), what, LOST)]
+        return [_finding(join_names(hosts), what, LOST)]
 
     def _write(self, kind: str, name: str) -> None:
         if self._store is not None:

@@ -9,7 +9,7 @@ from drumline.doctor.differences.groups import Row, row_of
 from drumline.doctor.finding import Finding
 from drumline.doctor.machine.code_hash import hash_of_files
 from drumline.doctor.machine.tree import place_of
-from drumline.doctor.sizes import bytes_text, names_text
+from drumline.text import join_names, memory_size
 
 Facts = Mapping[str, Mapping[str, Any]]
 MOST_FINDINGS = 5
@@ -27,8 +27,8 @@ def compare_code(facts: Facts) -> tuple[list[Finding], list[Row]]:
         Finding(
             level="problem",
             check="code",
-            where=names_text(hosts),
-            what=f"other code in {known[hosts[0]]['folder']} than on {names_text(usual)}: "
+            where=join_names(hosts),
+            what=f"other code in {known[hosts[0]]['folder']} than on {join_names(usual)}: "
             + _difference(files[usual[0]], files[hosts[0]]),
             fix="drumline launch --sync copies the code first; or git pull, or rsync it there",
         )
@@ -52,8 +52,8 @@ def compare_data(facts: Facts) -> tuple[list[Finding], list[Row]]:
         Finding(
             level="problem",
             check="data",
-            where=names_text(hosts),
-            what=f"other data in {known[hosts[0]]['folder']} than on {names_text(usual)}: "
+            where=join_names(hosts),
+            what=f"other data in {known[hosts[0]]['folder']} than on {join_names(usual)}: "
             + _data_difference(known[usual[0]], known[hosts[0]]),
             fix="copy it there again, or mount the same volume",
         )
@@ -93,7 +93,7 @@ def _difference(usual: Mapping[str, str], other: Mapping[str, str]) -> str:
             changes.append(f"{name} is extra")
         elif usual[name] != other[name]:
             changes.append(f"{name} differs")
-    return names_text(changes)
+    return join_names(changes)
 
 
 def _common_mark(known: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -108,7 +108,7 @@ def _data_key(data: Mapping[str, Any], mark: str | None) -> Hashable:
     """First what is shown of it, then what tells it from others."""
     if mark is not None:
         return f"the first {mark} files: {data['marks'].get(mark, 'none')}", ""
-    shown = f"{data['files']} files, {bytes_text(data['bytes'])}, {data['hash']}"
+    shown = f"{data['files']} files, {memory_size(data['bytes'])}, {data['hash']}"
     return shown, data["bytes"], tuple(data["samples"].items())
 
 
@@ -119,7 +119,7 @@ def _data_difference(usual: Mapping[str, Any], other: Mapping[str, Any]) -> str:
         for name, short in usual["samples"].items()
         if name in other["samples"] and other["samples"][name] != short
     ]
-    return names_text(said + changed) or "names or sizes of files differ"
+    return join_names(said + changed) or "names or sizes of files differ"
 
 
 def _said(usual: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
@@ -136,6 +136,6 @@ def _looked_at_in_part(known: Mapping[str, Mapping[str, Any]], mark: str) -> Fin
     return Finding(
         level="note",
         check="data",
-        where=names_text(part),
+        where=join_names(part),
         what=f"the data has too many files to look at all of them in a second; the first {mark} were compared",
     )

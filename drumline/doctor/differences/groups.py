@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drumline.doctor.finding import Finding, Level
-from drumline.doctor.sizes import names_text
+from drumline.text import join_names
 
 MOST_GROUPS = 4
 
@@ -41,14 +41,14 @@ class Row:
 
     def text(self) -> str:
         """`2.13.0 on a and b; 2.11.0 on c`."""
-        shown = [f"{value} on {names_text(hosts)}" for value, hosts in self.groups[:MOST_GROUPS]]
+        shown = [f"{value} on {join_names(hosts)}" for value, hosts in self.groups[:MOST_GROUPS]]
         more = len(self.groups) - MOST_GROUPS
         return "; ".join(shown) + (f"; and {more} other values" if more > 0 else "")
 
     def finding(self, level: Level, fix: str) -> Finding:
         """The odd ones out, in a sentence."""
         what = f"not the same {self.name} on all hosts: {self.text()}"
-        return Finding(level=level, check="differences", where=names_text(self.odd), what=what, fix=fix)
+        return Finding(level=level, check="differences", where=join_names(self.odd), what=what, fix=fix)
 
 
 def row_of(

@@ -7,7 +7,7 @@ from typing import Any
 
 from drumline.doctor.differences.groups import Row, row_of
 from drumline.doctor.finding import Finding, Level
-from drumline.doctor.sizes import names_text
+from drumline.text import join_names
 
 MOST_PACKAGES = 10
 MOST_FINDINGS = 5
@@ -69,7 +69,7 @@ def _packages(hosts: tuple[str, ...], rows: list[Row]) -> Finding:
     return Finding(
         level="warning",
         check="differences",
-        where=names_text(hosts),
+        where=join_names(hosts),
         what=f"not the same versions of {count} on all hosts: {shown}{more}",
         fix="pip freeze > all.txt on a host that is right, pip install -r all.txt there",
     )

@@ -11,7 +11,7 @@ from drumline.doctor.machine.folder_findings import folder_findings
 from drumline.doctor.machine.gpu_findings import gpu_findings
 from drumline.doctor.machine.network_findings import network_findings
 from drumline.doctor.machine.variable_findings import variable_findings
-from drumline.doctor.sizes import GIB, MIB, bytes_text
+from drumline.text import GIB, MIB, memory_size
 
 SHM = "/dev/shm"  # noqa: S108 - talked about, not written to
 # Docker's default of 64 MiB holds not even one batch of 256 images (147 MiB), and NCCL puts about 10 MiB there for each
@@ -60,12 +60,12 @@ def _shared_memory(facts: Mapping[str, Any]) -> Iterator[Finding]:
         return
     level: Level = "problem" if free < least else "warning"
     end = (
-        f"less than the {bytes_text(least)} that this job needs"
+        f"less than the {memory_size(least)} that this job needs"
         if level == "problem"
         else "enough for small batches only"
     )
     what = (
-        f"{SHM} has {bytes_text(free)} free of {bytes_text(size)}, {end}: loader workers and NCCL die there "
+        f"{SHM} has {memory_size(free)} free of {memory_size(size)}, {end}: loader workers and NCCL die there "
         "with a bus error"
     )
     if size > 2 * max(free, least):
@@ -95,12 +95,12 @@ def _memory(facts: Mapping[str, Any]) -> Iterator[Finding]:
     limit = memory["limit_bytes"]
     free = min(n for n in (memory["available_bytes"], limit, memory["bytes"]) if n is not None)
     if free < LEAST_MEMORY:
-        of = f"a container's limit of {bytes_text(limit)}" if limit else bytes_text(memory["bytes"])
+        of = f"a container's limit of {memory_size(limit)}" if limit else memory_size(memory["bytes"])
         yield Finding(
             level="warning",
             check="memory",
             where=facts["host"],
-            what=f"{bytes_text(free)} of memory are free, of {of}: a rank with loader workers needs more",
+            what=f"{memory_size(free)} of memory are free, of {of}: a rank with loader workers needs more",
             fix="end what else runs here, or give the container more (docker run --memory)",
         )
 

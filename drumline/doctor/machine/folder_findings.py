@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drumline.doctor.finding import Finding, Level
-from drumline.doctor.sizes import GIB, bytes_text
+from drumline.text import GIB, memory_size
 
 DISK_FULL = GIB
 DISK_LOW = 10 * GIB
@@ -44,7 +44,7 @@ def _disk(facts: Mapping[str, Any]) -> Iterator[Finding]:
         yield _of_disk(
             host,
             "problem" if disk["free_bytes"] < DISK_FULL else "warning",
-            f"{bytes_text(disk['free_bytes'])} are free at {disk['parent']}, where the run would be kept",
+            f"{memory_size(disk['free_bytes'])} are free at {disk['parent']}, where the run would be kept",
             "make room, or give a folder elsewhere, as in --run PATH",
         )
     if disk["free_files"] is not None and disk["free_files"] < FEWEST_NAMES:

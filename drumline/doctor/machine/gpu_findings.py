@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drumline.doctor.finding import Finding, Level
-from drumline.doctor.sizes import GIB, bytes_text, names_text
+from drumline.text import GIB, join_names, memory_size
 
 PYTHON = (3, 11)
 TORCH = (2, 11)
@@ -88,7 +88,7 @@ def _visible(facts: Mapping[str, Any]) -> Iterator[Finding]:
         return
     twice = sorted({word for word in words if words.count(word) > 1})
     if twice:
-        what = f"{start} names {names_text(twice)} twice, so torch sees no GPU at all"
+        what = f"{start} names {join_names(twice)} twice, so torch sees no GPU at all"
         yield _finding(facts, "problem", check, what, fix)
     for place, word in enumerate(words):
         if not _is_there(word, gpus):
@@ -122,7 +122,7 @@ def _models(facts: Mapping[str, Any]) -> Iterator[Finding]:
     for gpu in facts["gpus"]:
         models.setdefault(gpu["name"], []).append(str(gpu["index"]))
     if len(models) > 1:
-        shown = "; ".join(f"{name}: {names_text(places)}" for name, places in models.items())
+        shown = "; ".join(f"{name}: {join_names(places)}" for name, places in models.items())
         what = f"the GPUs differ, and the slowest sets the pace: {shown}"
         most = max(models.values(), key=len)
         yield _finding(facts, "warning", "gpus", what, f"export CUDA_VISIBLE_DEVICES={','.join(most)}")
@@ -132,7 +132,7 @@ def _busy(facts: Mapping[str, Any]) -> Iterator[Finding]:
     busy = [gpu for gpu in facts["gpus"] if gpu["processes"] or (gpu["used_bytes"] or 0) > BUSY]
     if not busy:
         return
-    shown = names_text([f"GPU {gpu['index']} by {_users(gpu)}" for gpu in busy])
+    shown = join_names([f"GPU {gpu['index']} by {_users(gpu)}" for gpu in busy])
     free = ",".join(str(gpu["index"]) for gpu in facts["gpus"] if gpu not in busy)
     fix = "end them if they are yours" + (f", or export CUDA_VISIBLE_DEVICES={free}" if free else "")
     yield _finding(facts, "warning", "gpus", f"in use already: {shown}", fix)
@@ -140,8 +140,8 @@ def _busy(facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _users(gpu: Mapping[str, Any]) -> str:
     if not gpu["processes"]:
-        return f"somebody who cannot be seen from here ({bytes_text(gpu['used_bytes'])})"
-    return names_text([f"{one['name']} (pid {one['pid']})" for one in gpu["processes"]])
+        return f"somebody who cannot be seen from here ({memory_size(gpu['used_bytes'])})"
+    return join_names([f"{one['name']} (pid {one['pid']})" for one in gpu["processes"]])
 
 
 def _count(gpus: list[Any]) -> str:

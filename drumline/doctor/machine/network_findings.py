@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drumline.doctor.finding import Finding, Level
-from drumline.doctor.sizes import names_text
 from drumline.net.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
+from drumline.text import join_names
 
 # Bridges of containers and virtual machines: other hosts are not on them.
 INNER = ("docker", "br-", "virbr", "veth", "cni", "podman", "lxcbr", "lxdbr")
@@ -52,7 +52,7 @@ def _choice(facts: Mapping[str, Any], library: str, variable: str, many_hosts: b
                 facts,
                 "problem",
                 f"{variable}={told} names no network of this host; there are "
-                f"{names_text([one['name'] + ' ' + one['address'] for one in usable])}",
+                f"{join_names([one['name'] + ' ' + one['address'] for one in usable])}",
                 _fix(facts, variable),
             )
         return

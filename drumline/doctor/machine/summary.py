@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drumline.doctor.machine.variables import MEANING, RENAMED
-from drumline.doctor.sizes import bytes_text
+from drumline.text import memory_size
 
 
 def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -60,7 +60,7 @@ def _gpus(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not facts["gpus"]:
         yield "GPUs", facts["trouble"] or "none"
     for gpu in facts["gpus"]:
-        memory = f", {bytes_text(gpu['memory_bytes'])}" if gpu["memory_bytes"] else ""
+        memory = f", {memory_size(gpu['memory_bytes'])}" if gpu["memory_bytes"] else ""
         yield f"GPU {gpu['index']}", f"{gpu['name']}{memory}"
 
 
@@ -70,12 +70,12 @@ def _processors(cpus: Mapping[str, Any]) -> str:
 
 
 def _memory(memory: Mapping[str, Any]) -> str:
-    limit = f", a container's limit of {bytes_text(memory['limit_bytes'])}" if memory["limit_bytes"] else ""
-    return f"{bytes_text(memory['bytes'])}, {bytes_text(memory['available_bytes'] or 0)} free{limit}"
+    limit = f", a container's limit of {memory_size(memory['limit_bytes'])}" if memory["limit_bytes"] else ""
+    return f"{memory_size(memory['bytes'])}, {memory_size(memory['available_bytes'] or 0)} free{limit}"
 
 
 def _free(place: Mapping[str, Any]) -> str:
-    return f"{bytes_text(place['bytes'])}, {bytes_text(place['free_bytes'])} free"
+    return f"{memory_size(place['bytes'])}, {memory_size(place['free_bytes'])} free"
 
 
 def _disk(disk: Mapping[str, Any]) -> str:
@@ -98,5 +98,5 @@ def _folders(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         more = "" if data["complete"] else " at least"
         yield (
             "data",
-            f"{data['folder']}:{more} {data['files']} files, {bytes_text(data['bytes'])}, {data['hash']}",
+            f"{data['folder']}:{more} {data['files']} files, {memory_size(data['bytes'])}, {data['hash']}",
         )

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from drumline.doctor.pairs.survey import Survey
+from drumline.text import join_names
 
 Way = tuple[int, int]
-MOST_NAMES = 4
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def gather(survey: Survey, bad: Collection[Way]) -> Iterator[Gathered]:
 
 
 def _single(ways: Sequence[Way], names: Sequence[str]) -> Gathered:
-    sources, target = listed([names[source] for source, _ in ways]), ways[0][1]
+    sources, target = join_names([names[source] for source, _ in ways]), ways[0][1]
     return Gathered(target, tuple(ways), f"{sources} -> {names[target]}", f"from {sources}")
 
 
@@ -70,10 +70,3 @@ def _by_end(ways: Collection[Way], end: int) -> dict[int, list[Way]]:
 def _if_all(out: dict[int, list[Way]], number: int, num_others: int) -> list[Way]:
     ways = out.get(number, [])
     return ways if len(ways) == num_others else []
-
-
-def listed(names: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b, c, d and 12 more`."""
-    if len(names) > MOST_NAMES + 1:
-        return f"{', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more"
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else list(names))

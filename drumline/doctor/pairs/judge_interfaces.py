@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from drumline.doctor.finding import Finding
-from drumline.doctor.pairs.gathered import listed
 from drumline.doctor.pairs.survey import Edge, HostSeen, Survey
 from drumline.net.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
+from drumline.text import join_names
 
 
 def interface_findings(survey: Survey) -> Iterator[Finding]:
@@ -36,7 +36,7 @@ def _of(
             host.variables.get(variable),
             [one["name"] for one in host.interfaces if one["address"]],
         )
-        what = f"{variable}={named} names no interface with an address; it has {listed(names)}"
+        what = f"{variable}={named} names no interface with an address; it has {join_names(names)}"
         if named:
             yield Finding(level="problem", check="interface", where=host.name, what=what, fix=fix)
     elif chosen["address"] != good and not _is_reached(str(chosen["address"]), edges):

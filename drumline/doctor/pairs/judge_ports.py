@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Collection, Iterator
 
 from drumline.doctor.finding import Finding
-from drumline.doctor.pairs.gathered import Gathered, Way, gather, listed
+from drumline.doctor.pairs.gathered import Gathered, Way, gather
 from drumline.doctor.pairs.judge_names import leads_astray
 from drumline.doctor.pairs.probe import LARGE_BYTES, Outcome
 from drumline.doctor.pairs.survey import Survey
 from drumline.net.reasons import ANOTHER, DROPPED, OPEN_DATA, OPEN_RENDEZVOUS, UNREACHABLE
+from drumline.text import join_names
 
 OUTCOMES = {
     "silent": DROPPED,
@@ -59,7 +60,7 @@ def _where_to_open(survey: Survey, found: Gathered) -> str:
     if found.ways[0][0] == found.host:
         return f"out of {survey.hosts[found.host].name}"
     ends = sorted({target for _, target in found.ways})
-    return f"on {listed([survey.hosts[number].name for number in ends])}"
+    return f"on {join_names([survey.hosts[number].name for number in ends])}"
 
 
 def _way_back(survey: Survey, found: Gathered, closed: Collection[Way]) -> str:
@@ -72,7 +73,7 @@ def _way_back(survey: Survey, found: Gathered, closed: Collection[Way]) -> str:
         return "; so is the way back"
     if not shut:
         return "; the way back is open"
-    return f"; the way back is closed to {listed([survey.hosts[target].name for _, target in shut])}"
+    return f"; the way back is closed to {join_names([survey.hosts[target].name for _, target in shut])}"
 
 
 def hole_findings(survey: Survey) -> Iterator[Finding]:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from drumline.doctor.finding import Finding
 from drumline.doctor.pairs.gathered import Way
-from drumline.doctor.pairs.speed_words import bit_rate
 from drumline.doctor.pairs.survey import Survey
+from drumline.text import bit_rate
 
 # A line at a tenth of the others' speed (1 Gbit/s negotiated in place of 10) must be found; a neighbour on a shared
 # line takes a half, seldom two thirds. A measurement is repeated before it counts.

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drumline.doctor.pairs.judge_speed import SLOW_SHARE, usual_speed
-from drumline.doctor.pairs.speed_words import bit_rate, latency, short_rate
 from drumline.doctor.pairs.survey import Edge, Survey
 from drumline.terminal import one_line
+from drumline.text import bit_rate, latency
 
 MOST_IN_NUMBERS = 8
 MOST_IN_LETTERS = 64
@@ -102,7 +102,7 @@ def _cell(edge: Edge | None, letter: str) -> str:
     if edge is None or letter not in FINE or edge.latency_s is None or edge.bytes_per_s is None:
         return WORDS.get(letter, "?")
     slow = " slow" if letter == "s" else ""
-    return f"{short_rate(edge.bytes_per_s)}{slow}\n{latency(edge.latency_s).replace(' ', '')}"
+    return f"{_short(bit_rate(edge.bytes_per_s))}{slow}\n{latency(edge.latency_s).replace(' ', '')}"
 
 
 def _ruler(count: int) -> str:
@@ -153,3 +153,8 @@ def _legend(letters: Sequence[str], count: int) -> list[str]:
         return []
     used = set("".join(letters))
     return ["; ".join(f"{letter} {words}" for letter, words in LETTERS.items() if letter in used)]
+
+
+def _short(rate: str) -> str:
+    """`9.4G`: the table says what it is."""
+    return rate.removesuffix("bit/s").replace(" ", "")

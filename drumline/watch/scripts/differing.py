@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from drumline.distributed.rank_list import by_rank
 from drumline.distributed.start.fact_differences import Difference, described, differences
+from drumline.text import by_rank
 from drumline.watch.replicas.difference import find_difference
 from drumline.watch.scripts.arguments import is_own
 from drumline.watch.scripts.notes import ModuleNote, Note

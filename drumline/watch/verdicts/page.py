@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
-from drumline.distributed.rank_list import ranks_text
 from drumline.terminal import one_line
+from drumline.text import number_ranges
 from drumline.watch.facts import Picture, RankFacts
 from drumline.watch.verdicts.scene import Scene, pending
 from drumline.watch.verdicts.verdict import Verdict
@@ -84,7 +84,7 @@ def _remarks(picture: Picture) -> Iterator[str]:
     """What does not fit a column."""
     for one in picture.silent:
         how = f" ({one.how})" if one.how else ""
-        yield f"{one.host}, with ranks {ranks_text(one.ranks)}: not heard for {seconds(one.silent_s)}{how}"
+        yield f"{one.host}, with ranks {number_ranges(one.ranks)}: not heard for {seconds(one.silent_s)}{how}"
     for one in picture.unheard:
         yield f"{one.host}: never heard, in {seconds(one.silent_s)}{f' ({one.how})' if one.how else ''}"
     for node in picture.nodes:

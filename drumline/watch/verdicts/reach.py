@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drumline.distributed.rank_list import ranks_text
+from drumline.text import number_ranges
 from drumline.watch.facts import Answer, NodeFacts, Picture, Silent
 from drumline.watch.verdicts.endings import is_lost_peer
 from drumline.watch.verdicts.scene import Scene, has_ended, is_done
@@ -152,7 +152,7 @@ def _gone(scene: Scene, gone: list[Silent], *, is_certain: bool = True) -> Verdi
     first = max(gone, key=lambda one: one.silent_s)
     how = f" ({first.how})" if first.how else " (it takes connections, but its sidecar says nothing)"
     own = (
-        f", with {'rank' if len(first.ranks) == 1 else 'ranks'} {ranks_text(first.ranks)}"
+        f", with {'rank' if len(first.ranks) == 1 else 'ranks'} {number_ranges(first.ranks)}"
         if first.ranks
         else ""
     )

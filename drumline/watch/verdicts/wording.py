@@ -6,7 +6,7 @@ import signal
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from drumline.distributed.rank_list import ranks_text
+from drumline.text import number_ranges
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import Collective, RankFacts
 from drumline.watch.verdicts.scene import Scene
@@ -41,7 +41,7 @@ def names(ranks: Sequence[RankFacts]) -> str:
         hosts[rank.host].append(rank.rank)
     if len(hosts) > _MOST_HOSTS:
         return f"{len(ranks)} ranks on {len(hosts)} hosts ({name(ranks[0])}, ...)"
-    return "ranks " + ", ".join(f"{ranks_text(numbers)} on {host}" for host, numbers in hosts.items())
+    return "ranks " + ", ".join(f"{number_ranges(numbers)} on {host}" for host, numbers in hosts.items())
 
 
 def count(number: int, noun: str) -> str:

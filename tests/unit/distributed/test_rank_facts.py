@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from drumline.distributed.rank_list import by_rank, ranks_text
 from drumline.distributed.start.absent import too_late, waiting_for
 from drumline.distributed.start.fact_differences import check_differences, differences
 from drumline.distributed.start.loaded_code import code_hashes
 from drumline.distributed.start.rank_facts import plain, rank_facts
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
+from drumline.text import by_rank, number_ranges
 
 CPU = torch.device("cpu")
 
@@ -135,7 +135,7 @@ def test_many_differences_are_cut_short() -> None:
 
 
 def test_many_ranks_are_ranges_and_many_hosts_a_few() -> None:
-    assert ranks_text([7, 0, 1, 4, 5, 6]) == "0, 1, 4-7"
+    assert number_ranges([7, 0, 1, 4, 5, 6]) == "0, 1, 4-7"
     hosts = [f"n{number // 8}" for number in range(64)]
     assert by_rank([0] * 63 + [1], hosts) == "rank 0-62 (n0, n1, n2, n3 and 4 more): 0; rank 63 (n7): 1"
 

@@ -9,9 +9,9 @@ import pytest
 
 from drumline.doctor import many_hosts
 from drumline.doctor.finding import Finding
-from drumline.doctor.pairs.gathered import listed
 from drumline.doctor.pairs.judge import judge
 from drumline.doctor.pairs.survey import Edge, HostSeen, Survey
+from drumline.text import join_names
 from tests.unit.doctor import machines
 
 GOOD = Edge(data="open", received=65536, latency_s=5e-5, bytes_per_s=1e9)
@@ -283,7 +283,7 @@ def test_clocks() -> None:
 
 
 def test_lists_of_names() -> None:
-    assert [listed("abcdefg"[:count]) for count in (1, 2, 5, 7)] == [
+    assert [join_names("abcdefg"[:count]) for count in (1, 2, 5, 7)] == [
         "a",
         "a and b",
         "a, b, c, d and e",

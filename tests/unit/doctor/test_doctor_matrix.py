@@ -11,8 +11,8 @@ from drumline.doctor.differences.groups import row_of
 from drumline.doctor.finding import Finding
 from drumline.doctor.pairs.judge import judge
 from drumline.doctor.pairs.matrix import all_letters, matrix
-from drumline.doctor.pairs.speed_words import bit_rate, latency, short_rate
 from drumline.doctor.report import as_json, finding_lines, plain_lines, report, verdict
+from drumline.text import bit_rate, latency
 from tests.unit.doctor.simulated import Cluster, examine
 
 
@@ -140,7 +140,6 @@ def test_numbers_as_people_say_them() -> None:
         "48 kbit/s",
         "160 bit/s",
     ]
-    assert [short_rate(value) for value in (12.5e9, 1e7, 6e3, 20)] == ["100G", "80M", "48k", "160"]
     assert [latency(value) for value in (2.2e-5, 1.2e-4, 0.0123)] == ["22 us", "0.12 ms", "12 ms"]
 
 

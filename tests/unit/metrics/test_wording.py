@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 
+from drumline import text
 from drumline.metrics import wording
 
 
@@ -19,7 +20,7 @@ from drumline.metrics import wording
     ],
 )  # fmt: skip
 def test_durations(seconds: float, words: str) -> None:
-    assert wording.duration(seconds) == words
+    assert text.duration(seconds) == words
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_durations(seconds: float, words: str) -> None:
     [(0.2, "0:00"), (41, "0:41"), (725, "12:05"), (12011, "3:20:11"), (math.inf, "-:--"), (math.nan, "-:--")],
 )
 def test_clocks(seconds: float, words: str) -> None:
-    assert wording.clock(seconds) == words
+    assert text.clock(seconds) == words
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_clocks(seconds: float, words: str) -> None:
      (5e12, "5 TB")],
 )  # fmt: skip
 def test_file_sizes(num_bytes: float, words: str) -> None:
-    assert wording.file_size(num_bytes) == words
+    assert text.file_size(num_bytes) == words
 
 
 @pytest.mark.parametrize(
@@ -61,8 +62,8 @@ def test_an_accuracy_is_a_percentage() -> None:
 
 
 def test_counts_and_speeds() -> None:
-    assert wording.plural(1, "step") == "1 step"
-    assert wording.plural(1437, "step") == "1,437 steps"
+    assert text.plural(1, "step") == "1 step"
+    assert text.plural(1437, "step") == "1,437 steps"
     assert wording.speed(8123.4) == "8,123 samples/s"
     assert wording.speed(3.42) == "3.42 samples/s"
 

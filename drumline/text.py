@@ -1,0 +1,139 @@
+"""Numbers, sizes, durations, names and ranks as they are written in sentences."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import signal
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+MIB = 1 << 20
+GIB = 1 << 30
+MAX_NAMES = 4
+
+
+def plural(count: float, noun: str) -> str:
+    """`1 step`, `1,437 steps`."""
+    return f"{count:,.0f} {noun}{'' if count == 1 else 's'}"
+
+
+def span(first: int, last: int, noun: str) -> str:
+    """`step 7`, `steps 7 to 9`."""
+    return f"{noun} {first:,}" if first == last else f"{noun}s {first:,} to {last:,}"
+
+
+def join_names(names: Iterable[object], *, most: int = MAX_NAMES) -> str:
+    """`a`, `a and b`, `a, b and c`, `a, b, c, d and 252 more`."""
+    words = list(map(str, names))
+    if len(words) > most + 1:
+        words[most:] = [f"{len(words) - most} more"]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """`0, 1, 4-7`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0, 1, 4-7`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
+
+
+def by_rank(values: Sequence[Any], hosts: Sequence[str], ranks: Sequence[int] | None = None) -> str:
+    """`rank 0, 2 (node-a): 5; rank 1 (node-b): 7`, the most common value first. `ranks` defaults to all."""
+    host_of = dict(zip(range(len(hosts)) if ranks is None else ranks, hosts, strict=True))
+    groups: dict[str, list[int]] = defaultdict(list)
+    for rank, value in zip(host_of, values, strict=True):
+        groups[_shortened(str(value))].append(rank)
+    return "; ".join(
+        f"rank {number_ranges(group)} ({join_names(sorted({host_of[rank] for rank in group}))}): {value}"
+        for value, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
+    )
+
+
+def _shortened(text: str, *, limit: int = 200) -> str:
+    """Long values keep a hash, so that two that differ only at their end still read differently."""
+    return (
+        text if len(text) <= limit else f"{text[:limit]}... ({hashlib.sha256(text.encode()).hexdigest()[:8]})"
+    )
+
+
+def duration(seconds: float) -> str:
+    """`40 ms`, `4.1 s`, `41 s`, `12 min 05 s`, `3 h 20 min`, `2 d 03 h`: two units at most."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, small_size, small_unit in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // small_size:02d} {small_unit}"
+    return f"{whole} s"
+
+
+def clock(seconds: float) -> str:
+    """`0:41`, `12:05`, `3:20:11`: a time whose width seldom changes."""
+    if not math.isfinite(seconds):
+        return "-:--"
+    minutes, second = divmod(round(seconds), 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
+
+
+def file_size(num_bytes: float) -> str:
+    """`1.4 MB`, in powers of 1000, as disks are sold."""
+    return _scaled(num_bytes, 1000, ("B", "kB", "MB", "GB", "TB"))
+
+
+def memory_size(num_bytes: float) -> str:
+    """`64 MiB`, `1.5 GiB`, in powers of 1024, as memory is sold."""
+    return _scaled(num_bytes, 1024, ("bytes", "KiB", "MiB", "GiB", "TiB"))
+
+
+def _scaled(value: float, base: int, units: Sequence[str]) -> str:
+    unit = units[0]
+    for larger in units[1:]:
+        if value < base - 0.5:
+            break
+        value, unit = value / base, larger
+    return f"{value:.0f} {unit}" if unit == units[0] or value >= 999.5 else f"{value:.3g} {unit}"
+
+
+def bit_rate(bytes_per_s: float) -> str:
+    """`9.4 Gbit/s`, as networks are sold."""
+    bits = bytes_per_s * 8
+    for size, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if bits >= size:
+            return f"{two_digits(bits / size)} {unit}"
+    return f"{bits:.0f} bit/s"
+
+
+def latency(seconds: float) -> str:
+    """`12 us`, `0.12 ms`."""
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-4 else f"{two_digits(seconds * 1e3)} ms"
+
+
+def two_digits(value: float) -> str:
+    """`0.12`, `9.4`, `112`."""
+    return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`; one without a name by its number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
