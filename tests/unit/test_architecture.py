@@ -17,7 +17,7 @@ PACKAGE = Path(drumline.__file__).parent
 FLOORS = (
     {"terminal", "text"},
     {"errors"},
-    {"untrusted"},
+    {"untrusted", "processes"},
     {"log", "user_code", "config"},
     {"net"},
     {"launch", "distributed"},

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from drumline.launch.node.guard import descendants
+from drumline.processes import descendants
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import NodeFacts, RankFacts
 from drumline.watch.sidecar.kernel import kernel_lines

@@ -10,14 +10,23 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from drumline.processes import (
+    EXITED,
+    GONE,
+    STOPPED,
+    TICKS_PER_S,
+    ProcessHandle,
+    ProcessStat,
+    io_bytes,
+    read_stat,
+    read_status,
+)
 from drumline.watch.beats.record import Beat, read_beat
 from drumline.watch.facts import Collective, RankFacts, WorkerFacts
 from drumline.watch.rank.stacks import WORKER_SIGNAL
-from drumline.watch.sidecar import procfs
 from drumline.watch.sidecar.descendants import Descendants, refreshed
 from drumline.watch.sidecar.flight import ask_flight, left_collectives, told_calls, told_workers
 from drumline.watch.sidecar.memory import MemoryWatch
-from drumline.watch.sidecar.procfs import ENDED, GONE, STOPPED, TICKS_PER_S, Process, Stat
 from drumline.watch.sidecar.stacks import described, last_stack, stack_of
 
 # Looks that follow each other faster tell nothing new of CPU time, which is counted in hundredths of a second.
@@ -45,7 +54,7 @@ class RankLook:
     def fileno(self) -> int | None:
         """Becomes readable when the rank ends: a look at that moment still finds out how, before anybody buries it.
         None until there is a beat, and where the kernel has no such thing."""
-        return self._seen.process.end_fd if self._seen else None
+        return self._seen.process.exit_fd if self._seen else None
 
     def look(self, now_s: float) -> RankFacts | None:
         """The first part of the facts; None until the rank has a beat. `now_s`: of time.monotonic()."""
@@ -81,13 +90,13 @@ class RankLook:
         facts = self.look(time.monotonic())
         if facts is None or self._seen is None:
             return RankFacts(rank=self._rank, host=self._host, pid=0)
-        if facts.state not in ENDED:
+        if facts.state not in EXITED:
             facts = await self._questioned(facts, self._seen)
-        if facts.state in ENDED and facts.exit in (None, -9):
+        if facts.state in EXITED and facts.exit in (None, -9):
             facts = replace(facts, memory=self._seen.memory.evidence())
-        if facts.state in ENDED and not facts.collectives:
+        if facts.state in EXITED and not facts.collectives:
             facts = replace(facts, collectives=left_collectives(self._folder, self._rank))
-        if facts.state in ENDED and not facts.stack:
+        if facts.state in EXITED and not facts.stack:
             facts = replace(facts, stack=last_stack(self._file("stacks")))
         return facts
 
@@ -98,7 +107,7 @@ class RankLook:
 
     async def _questioned(self, facts: RankFacts, seen: _Seen) -> RankFacts:
         end = time.monotonic() + QUESTIONED_WITHIN_S
-        facts = replace(facts, tracer=procfs.tracer(facts.pid))
+        facts = replace(facts, tracer=_tracer(facts.pid))
         asked = asyncio.create_task(self._ask(facts.state))
         # A rank that answers tells its stack by itself. The signal is for one in which Python stands still: to any
         # other it is a danger (rank/stacks.py).
@@ -111,9 +120,9 @@ class RankLook:
         seen.forgive(time.monotonic())
         facts = replace(facts, stack=stack, workers=workers, answers=answers, collectives=collectives)
         latest = self.look(time.monotonic())
-        if latest is not None and facts.state in STOPPED and latest.state not in (*STOPPED, *ENDED):
+        if latest is not None and facts.state in STOPPED and latest.state not in (*STOPPED, *EXITED):
             return replace(facts, state=latest.state, state_s=latest.state_s, answers=None)  # it goes on
-        if latest is None or latest.state not in ENDED:
+        if latest is None or latest.state not in EXITED:
             return facts
         # It has ended meanwhile: that is why it did not answer.
         return replace(facts, state=latest.state, exit=latest.exit, answers=None)
@@ -154,7 +163,7 @@ class RankLook:
             state_s=now_s - seen.state_since_s,
             cpu=seen.cpu,
             has_io=seen.has_io,
-            exit=_exit_file(self._folder, self._rank, seen.exit) if seen.state in ENDED else None,
+            exit=_exit_file(self._folder, self._rank, seen.exit) if seen.state in EXITED else None,
             failure=beat.failure,
             spent_s=tuple(spent / 1e9 for spent in beat.spent_ns),
         )
@@ -164,7 +173,7 @@ class _Seen:
     """The process behind a beat: its state, and what it used since the last look."""
 
     def __init__(self, beat: Beat) -> None:
-        self.process = Process(beat.pid)
+        self.process = ProcessHandle(beat.pid)
         if _is_other(self.process.stat(), beat):
             self.process.close()
         self.memory = MemoryWatch(beat.pid)
@@ -194,32 +203,35 @@ class _Seen:
     def forgive(self, now_s: float) -> None:
         """What the rank did to answer a question does not count as its work."""
         if stat := self.process.stat():
-            self._readings = [(now_s, stat.ticks, procfs.moved_bytes(self.process.pid))]
+            self._readings = [(now_s, stat.cpu_ticks, io_bytes(self.process.pid))]
         self.descendants.forgive()
 
-    def _count(self, stat: Stat, now_s: float, *, is_still: bool) -> None:
+    def _count(self, stat: ProcessStat, now_s: float, *, is_still: bool) -> None:
         # A rank that moves works, whatever its files and its workers do.
-        moved = procfs.moved_bytes(self.process.pid) if is_still else None
-        self._readings = [*(self._readings if is_still else self._readings[-1:]), (now_s, stat.ticks, moved)]
+        moved = io_bytes(self.process.pid) if is_still else None
+        self._readings = [
+            *(self._readings if is_still else self._readings[-1:]),
+            (now_s, stat.cpu_ticks, moved),
+        ]
         while len(self._readings) > 2 and now_s - self._readings[1][0] >= MEASURED_S:
             del self._readings[0]
         begun_s, ticks, _ = self._readings[0]
         measured_s = now_s - begun_s
         if not measured_s or (is_still and measured_s < LEAST_MEASURED_S):
             return
-        self.cpu = (stat.ticks - ticks) / (measured_s * TICKS_PER_S)
+        self.cpu = (stat.cpu_ticks - ticks) / (measured_s * TICKS_PER_S)
         self.has_io = len({bytes_ for *_, bytes_ in self._readings if bytes_ is not None}) > 1
         if is_still:
             self.cpu += self.descendants.cores(now_s)
             self.has_io |= self.descendants.has_io
 
 
-def _is_other(stat: Stat | None, beat: Beat) -> bool:
+def _is_other(stat: ProcessStat | None, beat: Beat) -> bool:
     """Whether the number belongs to another process by now: one that began after the beat."""
     if stat is None:
         return False
     suspended_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-    return stat.start / TICKS_PER_S > beat.since_ns / 1e9 + suspended_s + 2 / TICKS_PER_S
+    return stat.start_ticks / TICKS_PER_S > beat.since_ns / 1e9 + suspended_s + 2 / TICKS_PER_S
 
 
 def _exit_file(folder: Path, rank: int, seen: int | None) -> int | None:
@@ -228,3 +240,12 @@ def _exit_file(folder: Path, rank: int, seen: int | None) -> int | None:
         return int((folder / f"exit-{rank:05d}").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return seen
+
+
+def _tracer(pid: int) -> str:
+    """Who debugs it; empty when nobody does."""
+    number = int(read_status(pid).get("TracerPid", "0"))
+    if not number:
+        return ""
+    stat = read_stat(number)
+    return f"{stat.name} (process {number})" if stat else f"process {number}"

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from drumline.processes import EXITED, STOPPED, TICKS_PER_S, has_signal, read_stat, read_status, threads
 from drumline.watch.rank.stacks import ANSWERING, STACK_SIGNAL, WORKER_SIGNAL
-from drumline.watch.sidecar import procfs
 
 WITHIN_S = 0.4
 EVERY_S = 0.004
@@ -48,11 +48,11 @@ async def stack_of(
 def in_fork_s(pid: int) -> float:
     """For how long a process that a rank has forked sleeps there without having left `fork`: it has the rank's handler,
     and has not registered its own. 0: it has left, or runs."""
-    status, stat = procfs.read_status(pid), procfs.read_stat(pid)
-    is_in = _has(status, "SigCgt", STACK_SIGNAL) and not _has(status, "SigCgt", WORKER_SIGNAL)
+    status, stat = read_status(pid), read_stat(pid)
+    is_in = has_signal(status, "SigCgt", STACK_SIGNAL) and not has_signal(status, "SigCgt", WORKER_SIGNAL)
     if stat is None or stat.state != "S" or not is_in:
         return 0.0
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start / procfs.TICKS_PER_S)
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / TICKS_PER_S)
 
 
 def described(pid: int, calls: Iterable[tuple[str, int | None, str]]) -> tuple[str, ...]:
@@ -100,23 +100,19 @@ def shorten(file: str, folder: str) -> str:
 def _thread_to_ask(pid: int, signal: int) -> int | None:
     """A main thread that runs is asked itself, so that its stack stands still; one that waits is left alone where
     another thread can answer for it."""
-    status, stat = procfs.read_status(pid), procfs.read_stat(pid)
-    if stat is None or stat.state in procfs.STOPPED or not _has(status, "SigCgt", signal):
+    status, stat = read_status(pid), read_stat(pid)
+    if stat is None or stat.state in STOPPED or not has_signal(status, "SigCgt", signal):
         return None
-    thread = (
-        pid
-        if stat.state == "R"
-        else next((one for one in procfs.threads(pid) if _is_answering(pid, one)), pid)
-    )
-    own = procfs.read_status(pid, thread)
-    if own.get("State", "D")[0] in ("D", *procfs.STOPPED, *procfs.ENDED):
+    thread = pid if stat.state == "R" else next((one for one in threads(pid) if _is_answering(pid, one)), pid)
+    own = read_status(pid, thread)
+    if own.get("State", "D")[0] in ("D", *STOPPED, *EXITED):
         return None
     # One that still waits to be handled is enough.
-    return None if any(_has(own, kind, signal) for kind in ("SigBlk", "SigPnd", "ShdPnd")) else thread
+    return None if any(has_signal(own, kind, signal) for kind in ("SigBlk", "SigPnd", "ShdPnd")) else thread
 
 
 def _is_answering(pid: int, thread: int) -> bool:
-    stat = procfs.read_stat(pid, thread)
+    stat = read_stat(pid, thread)
     return stat is not None and stat.name == ANSWERING
 
 
@@ -132,16 +128,12 @@ async def _has_answered(pid: int, thread: int, within_s: float, signal: int) -> 
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         await asyncio.sleep(EVERY_S)
-        status = procfs.read_status(pid, thread)
+        status = read_status(pid, thread)
         if not status:
             return False
-        if not any(_has(status, kind, signal) for kind in ("SigPnd", "ShdPnd", "SigBlk")):
+        if not any(has_signal(status, kind, signal) for kind in ("SigPnd", "ShdPnd", "SigBlk")):
             return True
     return False
-
-
-def _has(status: dict[str, str], kind: str, signal: int) -> bool:
-    return bool(int(status.get(kind, "0"), 16) & 1 << (signal - 1))
 
 
 def _folder(pid: int) -> str:

@@ -11,10 +11,10 @@ import sys
 import time
 from pathlib import Path
 
+from drumline import processes
 from drumline.watch.beats.phase import Phase
 from drumline.watch.beats.record import BeatWriter
 from drumline.watch.facts import NodeFacts, RankFacts, node_from_json, to_json
-from drumline.watch.sidecar import procfs
 from drumline.watch.sidecar.processes import RankLook
 from tests.unit.watch.sidecar.conftest import StartRank, wait_until
 
@@ -76,8 +76,8 @@ def test_a_rank_that_is_stopped_is_not_signalled(start_rank: StartRank, tmp_path
     wait_until(lambda: facts_of(look).state == "T")
     close = closely(look)
     assert (close.state, close.stack, close.answers) == ("T", (), False)
-    for thread in procfs.threads(rank.pid):
-        status = procfs.read_status(rank.pid, thread)
+    for thread in processes.threads(rank.pid):
+        status = processes.read_status(rank.pid, thread)
         assert int(status["SigPnd"], 16) | int(status["ShdPnd"], 16) == 0
     os.kill(rank.pid, signal.SIGCONT)
     wait_until(lambda: facts_of(look).state == "S")
@@ -169,7 +169,7 @@ def test_only_workers_of_the_loader_that_it_waits_for_are_workers(
     look = look_at(tmp_path)
     wait_until(lambda: any("_try_get_data" in frame for frame in closely(look).stack))
     first, second = sorted(int(path.name.partition("-")[2]) for path in tmp_path.glob("worker-*"))
-    assert len(procfs.children(rank.pid)) == 5
+    assert len(processes.children(rank.pid)) == 5
     os.kill(second, signal.SIGSTOP)
     wait_until(lambda: state_of(second) == "T")
     workers = closely(look).workers
@@ -239,7 +239,7 @@ def test_cpu_is_measured_over_an_interval(start_rank: StartRank, tmp_path: Path)
 
 
 def state_of(pid: int) -> str:
-    stat = procfs.read_stat(pid)
+    stat = processes.read_stat(pid)
     return stat.state if stat else "X"
 
 

@@ -9,8 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from drumline import processes
 from drumline.watch.rank.stacks import WORKER_SIGNAL
-from drumline.watch.sidecar import procfs
 from drumline.watch.sidecar.stacks import last_stack, main_thread, shorten, stack_of
 from tests.unit.watch.sidecar.conftest import StartRank, wait_until
 
@@ -54,7 +54,7 @@ def test_without_a_thread_for_answers_the_main_thread_is_asked_and_not_in_the_ke
         "say('ready')\n"
         "wait_forever()\n"
     )
-    (worker,) = procfs.children(rank.pid)
+    (worker,) = processes.children(rank.pid)
     file = tmp_path / "rank-00003.stacks"
     wait_until(lambda: "read" in Path(f"/proc/{worker}/wchan").read_text() or state_of(worker) == "S")
     assert asyncio.run(stack_of(worker, file, signal=WORKER_SIGNAL))[0].endswith(" in worker")
@@ -66,16 +66,16 @@ def test_without_a_thread_for_answers_the_main_thread_is_asked_and_not_in_the_ke
     rank.stdin.flush()
     wait_until(lambda: state_of(worker) == "D")
     assert asyncio.run(stack_of(worker, file, signal=WORKER_SIGNAL)) == ()
-    status = procfs.read_status(worker)
+    status = processes.read_status(worker)
     assert (int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)) & 1 << (WORKER_SIGNAL - 1) == 0
-    (child,) = procfs.children(worker)
+    (child,) = processes.children(worker)
     os.kill(child, signal.SIGKILL)
     wait_until(lambda: state_of(worker) == "S")
     assert asyncio.run(stack_of(worker, file, signal=WORKER_SIGNAL))[0].endswith(" in wait_forever")
 
 
 def state_of(pid: int) -> str:
-    stat = procfs.read_stat(pid)
+    stat = processes.read_stat(pid)
     return stat.state if stat else "X"
 
 

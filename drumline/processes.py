@@ -1,0 +1,207 @@
+"""Processes as /proc shows them: their state, their tree, and how to end all of a tree.
+
+Only the standard library: guards and sidecars start with every job. Reads never wait for the process, whatever it is
+blocked in. That excludes files that need the lock of its memory (cmdline, environ, maps), but for
+`processes_with_variable`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+GONE = "X"
+"""No such process."""
+EXITED = ("Z", GONE)
+STOPPED = ("T", "t")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# A process that the kernel cannot end (it waits for a device) is not waited for.
+KILL_WAIT_S = 5.0
+
+
+class ProcessStat(NamedTuple):
+    """A part of /proc/PID/stat."""
+
+    name: str
+    state: str
+    """R S D T t Z."""
+    parent: int
+    cpu_ticks: int
+    """Of all its threads."""
+    num_threads: int
+    start_ticks: int
+    """Since the machine's start. With the pid it identifies a process: pids are reused."""
+    exit_status: int
+    """As wait() gives it; also 0 where it may not be read."""
+
+
+def parse_stat(text: bytes) -> ProcessStat:
+    head, _, tail = text.rpartition(b")")
+    fields = tail.split()
+    return ProcessStat(
+        name=head.partition(b"(")[2].decode(errors="replace"),
+        state=fields[0].decode(),
+        parent=int(fields[1]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        num_threads=int(fields[17]),
+        start_ticks=int(fields[19]),
+        exit_status=int(fields[49]),
+    )
+
+
+def read_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
+    """None: there is no such process, or no such thread of it."""
+    text = _read(f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat")
+    return parse_stat(text) if text else None
+
+
+def read_status(pid: int, thread: int | None = None) -> dict[str, str]:
+    """/proc/PID/status by its names; empty when there is no such process."""
+    text = _read(f"/proc/{pid}/status" if thread is None else f"/proc/{pid}/task/{thread}/status")
+    pairs = (line.partition(":") for line in text.decode(errors="replace").splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def state_of(pid: int) -> str:
+    stat = read_stat(pid)
+    return stat.state if stat else GONE
+
+
+def has_signal(status: dict[str, str], kind: str, number: int) -> bool:
+    """Whether a `read_status` has this signal among those of a kind: SigCgt (caught), SigBlk, SigPnd, ShdPnd."""
+    return bool(int(status.get(kind, "0"), 16) >> (number - 1) & 1)
+
+
+def threads(pid: int) -> list[int]:
+    try:
+        with os.scandir(f"/proc/{pid}/task") as found:
+            return [int(thread.name) for thread in found]
+    except OSError:
+        return []
+
+
+def io_bytes(pid: int) -> int | None:
+    """What it has read and written so far, by calls and on disks; None where that may not be known."""
+    words = _read(f"/proc/{pid}/io").split()
+    # rchar, wchar, read_bytes, write_bytes; between them are numbers of calls.
+    return sum(int(words[place]) for place in (1, 3, 9, 11)) if len(words) > 11 else None
+
+
+class ProcessHandle:
+    """One process, by descriptors that stay with it: when its pid is reused, this one still has exited."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._stat_fd: int | None = None
+        self.exit_fd: int | None = None
+        """Becomes readable when the process exits."""
+        with suppress(OSError):
+            self._stat_fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+            self.exit_fd = os.pidfd_open(pid)
+
+    def stat(self) -> ProcessStat | None:
+        if self._stat_fd is None:
+            return None
+        try:
+            return parse_stat(os.pread(self._stat_fd, 4096, 0))
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        for fd in (self._stat_fd, self.exit_fd):
+            if fd is not None:
+                os.close(fd)
+        self._stat_fd = self.exit_fd = None
+
+
+# Trees
+
+
+def parent_of(pid: int) -> int:
+    """0 for a process that has exited, reaped or not."""
+    stat = read_stat(pid)
+    return 0 if stat is None or stat.state in EXITED else stat.parent
+
+
+def children(pid: int) -> list[int]:
+    """Of all its threads, each of which may have started some. Fast, but one that is started or exits meanwhile may be
+    missed, and some kernels have no such lists."""
+    lists = (_read(f"/proc/{pid}/task/{thread}/children") for thread in threads(pid))
+    return [int(child) for found in lists for child in found.split()]
+
+
+def descendants(pid: int) -> list[int]:
+    """The living children of a process, theirs, and so on. Reads the state of every process of the machine."""
+    parents = {other: parent_of(other) for other in all_pids()}
+    found, new = [], [pid]
+    while new := [other for other, parent in parents.items() if parent in new]:
+        found += new
+    return found
+
+
+def processes_with_variable(*assignments: str) -> list[int]:
+    """Those that were started with one of these `NAME=value` in their environment, this one excluded. A process that
+    hangs with the lock of its memory held blocks this."""
+    wanted = {assignment.encode() for assignment in assignments}
+    found = (pid for pid in all_pids() if wanted.intersection(_read(f"/proc/{pid}/environ").split(b"\0")))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def all_pids() -> list[int]:
+    """Empty on systems without /proc."""
+    with suppress(OSError):
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - it starts fast
+    return []
+
+
+# Ending them
+
+
+def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, number)
+
+
+class Termination:
+    """Ends processes: SIGTERM to the topmost, which end their own; after the grace period SIGKILL to all."""
+
+    def __init__(self, find: Callable[[], Iterable[int]], grace_s: float) -> None:
+        """`find`: the pids that are left."""
+        self._find = find
+        self._deadline = time.monotonic() + grace_s
+        self._signalled: set[int] = set()
+
+    def shorten(self, grace_s: float) -> None:
+        """From now on the grace period has no more than this left."""
+        self._deadline = min(self._deadline, time.monotonic() + grace_s)
+
+    def step(self) -> bool:
+        """Call it repeatedly. True: all have exited, or cannot be made to."""
+        left, now = set(self._find()), time.monotonic()
+        if now >= self._deadline:
+            send_signal(left, signal.SIGKILL)
+        else:
+            # What an exited process leaves behind is topmost then.
+            topmost = {pid for pid in left if parent_of(pid) not in left} - self._signalled
+            self._signalled |= topmost
+            for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped one would not get the first
+                send_signal(topmost, number)
+        return not left or now >= self._deadline + KILL_WAIT_S
+
+    def wait(self) -> None:
+        while not self.step():
+            time.sleep(0.05)
+
+
+def _read(path: str) -> bytes:
+    """Empty when the process is gone or not ours to read."""
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - it starts fast
+            return file.readall()
+    except OSError:
+        return b""
