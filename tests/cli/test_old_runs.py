@@ -1,0 +1,48 @@
+"""A run folder that version 0.1 left behind (tests/data/run-0.1) is verified and resumed by today's code.
+
+It was made by commit e0f35da: `STOP_AT=14 drumline train points.py:Points --run run-0.1 --train.epochs 4
+--train.batch_size 8 --checkpoint.every_steps 5 --optim.name adamw --optim.lr 0.01`; step 5 was removed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from drumline import load_checkpoint
+
+pytestmark = pytest.mark.usefixtures("warm")
+DATA = Path(__file__).parents[1] / "data"
+FLAGS = ["--train.epochs", "4", "--train.batch_size", "8", "--checkpoint.every_steps", "5"]
+FLAGS += ["--optim.name", "adamw", "--optim.lr", "0.01"]
+
+
+def drumline(*arguments: str, cwd: Path) -> str:
+    command = [sys.executable, "-m", "drumline", *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2)).double()
+    assert load_checkpoint(run, model)["step"] == 20
+    return model.state_dict()
+
+
+def test_a_run_of_version_0_1_is_verified_and_resumed(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "run-0.1", tmp_path / "old")
+    shutil.copy(DATA / "points.py", tmp_path)
+    assert "1 of 1" in drumline("verify", "old", cwd=tmp_path)
+    drumline("train", "points.py:Points", "--run", "old", *FLAGS, cwd=tmp_path)
+    drumline("train", "points.py:Points", "--run", "new", *FLAGS, cwd=tmp_path)
+    assert "20 steps in 2 starts" in drumline("verify", "old", cwd=tmp_path)
+    old, new = weights(tmp_path / "old"), weights(tmp_path / "new")
+    # Another processor rounds otherwise: the first ten steps were taken on another machine.
+    torch.testing.assert_close(old, new)
