@@ -2,6 +2,8 @@
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
+# drumline needs it, and pip would look for it on an index unless both are installed by one command.
+LINT := packages/drumline-lint
 # The caller's choice to write no bytecode would make every start of every rank slow.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -10,9 +12,9 @@ help: ## list the targets
 
 setup: .venv/ready ## make .venv with drumline and its tools
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml $(LINT)/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable $(LINT) --editable '.[dev]'
 	touch $@
 
 demo: .venv/ready ## train MiniResNet on two ranks over the bundled digits
@@ -32,7 +34,7 @@ test: check tools ## everything that must pass before a change lands
 test-newest: tools ## the suite against the newest torch that pip finds, in a venv of its own
 	$(PYTHON) -m venv .venv-newest
 	grep -v '^torch==' constraints.txt > .venv-newest/constraints.txt
-	.venv-newest/bin/pip install --quiet --upgrade --constraint .venv-newest/constraints.txt --editable '.[dev]' torch
+	.venv-newest/bin/pip install --quiet --upgrade --constraint .venv-newest/constraints.txt --editable $(LINT) --editable '.[dev]' torch
 	.venv-newest/bin/python -m pytest --numprocesses 3 --dist worksteal $(TESTS)
 
 bench: .venv/ready ## the engine with everything on against a hand-written loop, on the CPU
@@ -82,6 +84,6 @@ soak-demo: .venv/ready ## the demo to its end: does it still learn to read digit
 	$(BIN)/python -m tests.multiproc.test_train_built_ins
 
 clean: ## remove what the targets above made
-	rm -rf .venv .venv-newest runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-newest runs build *.egg-info $(LINT)/build $(LINT)/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .PHONY: help setup demo check tools test bench bench-gpu bench-exact bench-doctor bench-preflight bench-watch bench-lint soak-exact soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean

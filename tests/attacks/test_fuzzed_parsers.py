@@ -25,14 +25,14 @@ from drumline.launch.env_file import read_env_file
 from drumline.launch.failure_file import read_failure
 from drumline.launch.hosts import hosts_from_file
 from drumline.launch.ssh.frames import decode
-from drumline.lint.reading.notebook import read_notebook
-from drumline.lint.reading.parse import read_bytes
 from drumline.metrics.json_lines import read_lines
 from drumline.untrusted import parse_json, parse_toml
 from drumline.verify.run import verify_run
 from drumline.watch.beats.record import read_beat
 from drumline.watch.status.record import read_status
 from drumline.watch.status.rows import all_rows, in_a_line
+from drumline_lint.reading.notebook import read_notebook
+from drumline_lint.reading.parse import read_bytes
 from tests.attacks.limits import bounded
 
 NUMBERS = st.integers() | st.floats() | st.just(10**400) | st.just(-1) | st.just(2**63)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from drumline.cli import main
-from drumline.errors import UsageError
-from drumline.lint.reading.notebook import read_notebook
-from drumline.lint.reading.parse import read_bytes, read_file
-from drumline.lint.rules import dl035_deprecated_amp
-from drumline.lint.settings import find_table
+from drumline_lint.errors import UsageError
+from drumline_lint.reading.notebook import read_notebook
+from drumline_lint.reading.parse import read_bytes, read_file
+from drumline_lint.rules import dl035_deprecated_amp
+from drumline_lint.settings import find_table
 from tests.attacks.limits import bounded
 
 WRONG = dl035_deprecated_amp.RULE.bad

@@ -1,0 +1,276 @@
+"""The command `drumline-lint PATH...`, which is `drumline lint`, too: flags, settings, output and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, NoReturn
+
+from drumline_lint import __version__
+from drumline_lint.errors import ExitCode, UsageError, did_you_mean
+from drumline_lint.finding import Severity
+from drumline_lint.reading.files import find_files
+from drumline_lint.reading.parse import Reading
+from drumline_lint.rule import Rule
+from drumline_lint.rules import all_rules
+from drumline_lint.run import Report, all_docs, check, exit_is_clean, read_all
+from drumline_lint.selection import find_rule, split_words
+from drumline_lint.settings import Settings, Wishes, make_settings
+from drumline_lint.telling.closing import counted
+from drumline_lint.telling.rules import as_explanation, as_list
+from drumline_lint.terminal import print_message, show, show_progress
+
+HELP = """\
+usage: {prog} PATH [PATH ...] [flags]
+
+Finds mistakes of distributed training in PyTorch code before a job starts:
+where each is, why it matters, and what to write instead. Reads Python,
+notebooks, shell and sbatch scripts, and never runs or imports what it reads.
+
+  {prog} train.py launch.sbatch       these files
+  {prog} .                            all files in this folder
+  {prog} . --severity note            with what may be as intended
+  {prog} . --select DL012,unguarded-save
+  {prog} . --fix --diff               apply mechanical fixes, show them
+  {prog} --explain DL012              one rule: why, bad, good
+  cat train.py | {prog} - --stdin-filename train.py
+
+what is reported
+  --select RULES        only these: numbers, prefixes (DL1) or names
+  --ignore RULES        all but these
+  --severity LEVEL      show from: note | warning | error  [warning]
+  --exclude GLOB        leave out files and folders; may be repeated
+  --no-config           ignore [tool.drumline.lint] of pyproject.toml
+  --stdin-filename F    the name of the text that `-` reads
+
+output
+  --format FORMAT       text | json | sarif | github  [text]
+  --output FILE         write to a file
+  --statistics          count findings per rule
+  --exit-zero           exit with 0 in spite of findings
+
+fixes
+  --fix                 apply the mechanical ones
+  --diff                show them; without --fix, nothing is written
+
+rules
+  --list                all of them, one line each
+  --explain RULE        one of them, with wrong code and right code
+  --help                this text
+
+`# noqa: DL012` on a line silences a rule there, `# noqa` all of them.
+
+exit codes: 0 no error and no warning (notes never fail), 1 there are some,
+            2 wrong usage, or a file that could not be read
+"""
+MANY_FILES = 50
+UNEXPECTED = "next: if this names nothing that you can fix, report it as a bug, with the lines above"
+FORMATS = ("text", "json", "sarif", "github")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, next_step=f"see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The entry point of `drumline-lint`; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        return run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except Exception as error:
+        frames = traceback.format_exc().splitlines()
+        print_message("drumline-lint", f"error: {type(error).__name__}: {error}", *frames, UNEXPECTED)
+        return ExitCode.USAGE
+
+
+def run(argv: Sequence[str], *, prog: str = "drumline-lint") -> int:
+    """Run the command under the name `prog`; returns the exit code."""
+    try:
+        return _run(argv, prog)
+    except UsageError as error:
+        print_message(prog.split()[0], f"error: {error.what}", *error.more)
+        return ExitCode.USAGE
+
+
+def _run(argv: Sequence[str], prog: str) -> int:
+    given = _flags(argv, prog)
+    if given.help:
+        return _print(HELP.format(prog=prog))
+    rules = all_rules()
+    docs = all_docs(rules)
+    if given.list:
+        return _print(as_list(docs.values()))
+    if given.explain is not None:
+        return _print(as_explanation(find_rule(given.explain, docs, where="--explain")))
+    _refuse_contradictions(given)
+    collected = gc.isenabled()
+    gc.disable()  # the trees of a thousand files are searched again and again, and none of them is freed
+    try:
+        return _lint(given, rules, docs)
+    finally:
+        gc.freeze()  # do not free them one by one at exit
+        if collected:
+            gc.enable()
+
+
+def _flags(argv: Sequence[str], prog: str) -> argparse.Namespace:
+    parser = _Parser(prog=prog, add_help=False, allow_abbrev=False)
+    parser.add_argument("paths", nargs="*")
+    for name in ("--select", "--ignore", "--exclude"):
+        parser.add_argument(name, action="append", default=[])
+    for name in ("--explain", "--output", "--stdin-filename", "--severity", "--format"):
+        parser.add_argument(name)
+    for name in ("--fix", "--diff", "--statistics", "--list", "--exit-zero", "--no-config"):
+        parser.add_argument(name, action="store_true")
+    parser.add_argument("--help", "-h", action="store_true")
+    given, unknown = parser.parse_known_intermixed_args(list(argv))
+    if unknown:
+        known = [name for action in parser._actions for name in action.option_strings]
+        flag = unknown[0].partition("=")[0]
+        meant = did_you_mean(flag, known)
+        raise UsageError(
+            f"{prog} has no flag {flag}" + (f"; {meant}" if meant.startswith("did") else ""),
+            next_step=f"see {prog} --help",
+        )
+    given.prog = prog
+    return given
+
+
+def _refuse_contradictions(given: argparse.Namespace) -> None:
+    if not given.paths:
+        raise UsageError("no PATH was given", next_step=f"give files or folders, as in: {given.prog} .")
+    for flag, known in (("format", FORMATS), ("severity", [*map(str, Severity)])):
+        value = getattr(given, flag)
+        if value is not None and value not in known:
+            raise UsageError(f"--{flag} {value}: there is no such {flag}; {did_you_mean(value, known)}")
+    has_stdin = "-" in given.paths
+    if given.stdin_filename is not None and not has_stdin:
+        raise UsageError("--stdin-filename belongs to the path -", next_step="give - as a path")
+    if given.fix and has_stdin:
+        raise UsageError("what comes from the standard input cannot be fixed", next_step="use --diff")
+    if given.statistics and given.format not in (None, "text"):
+        raise UsageError(
+            "--statistics are text", next_step="leave one out; --format json has them in summary.by_rule"
+        )
+    if given.diff and given.format in ("json", "sarif") and given.output is None:
+        raise UsageError(
+            f"--diff and --format {given.format} would both be on the standard output",
+            next_step="give --output FILE for the report",
+        )
+
+
+def _lint(given: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str, Rule]) -> int:
+    settings = _settings(given, docs)
+    found = find_files(
+        [Path(path) for path in given.paths if path != "-"], exclude=settings.exclude, root=settings.root
+    )
+    progress = _show_progress if sys.stderr.isatty() and len(found.files) >= MANY_FILES else None
+    readings = read_all(found.files, progress, stdin=_stdin(given))
+
+    def checked(readings: Sequence[Reading]) -> Report:
+        return check(readings, rules, settings, problems=found.problems, progress=progress)
+
+    report = _mend(given, readings, checked, found.outside) if given.fix or given.diff else checked(readings)
+    _tell(given, report, docs)
+    if report.problems:
+        return ExitCode.USAGE
+    return ExitCode.CLEAN if given.exit_zero or exit_is_clean(report) else ExitCode.FINDINGS
+
+
+def _settings(given: argparse.Namespace, docs: Mapping[str, Rule]) -> Settings:
+    flags = Wishes(
+        select=split_words(given.select),
+        ignore=split_words(given.ignore),
+        exclude=given.exclude,
+        severity=None if given.severity is None else Severity(given.severity),
+    )
+    first = given.stdin_filename or "." if given.paths[0] == "-" else given.paths[0]
+    return make_settings(flags, docs, start=Path(first), use_file=not given.no_config)
+
+
+def _stdin(given: argparse.Namespace) -> tuple[Path, bytes] | None:
+    if "-" not in given.paths:
+        return None
+    return Path(given.stdin_filename or "<stdin>"), sys.stdin.buffer.read()
+
+
+def _mend(
+    given: argparse.Namespace,
+    readings: Sequence[Reading],
+    checked: Callable[[Sequence[Reading]], Report],
+    outside: Set[Path],
+) -> Report:
+    """What is left to tell: of the files as they are now, or as they stay where nothing is written."""
+    from drumline_lint.fixing import diff_of, fix, write
+
+    fixed = fix(readings, checked)
+    if given.diff:
+        _print(diff_of(fixed))
+    if fixed.in_notebooks:
+        places = counted(fixed.in_notebooks, "place")
+        print_message(
+            given.prog.split()[0],
+            f"{places} in notebooks could be fixed, but notebooks are not written: edit them by hand",
+        )
+    return write(fixed, checked, outside) if given.fix else checked(readings)
+
+
+def _tell(given: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> None:
+    text = _told(given, report, docs)
+    if given.output is None:
+        _print(text, is_coloured=_is_coloured(given))
+        return
+    try:
+        Path(given.output).write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise UsageError(f"--output {given.output} cannot be written: {error.strerror}") from None
+
+
+def _told(given: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> str:
+    if given.format == "json":
+        from drumline_lint.telling.json import as_json
+
+        return as_json(report)
+    if given.format == "sarif":
+        from drumline_lint.telling.sarif import as_sarif
+
+        return as_sarif(report, docs, version=__version__, folder=Path.cwd())
+    if given.format == "github":
+        from drumline_lint.telling.github import as_github
+
+        return as_github(report)
+    from drumline_lint.telling.text import as_statistics, as_text
+
+    colour = _is_coloured(given)
+    return as_statistics(report, docs, colour=colour) if given.statistics else as_text(report, colour=colour)
+
+
+# The terminal
+
+
+def _is_coloured(given: argparse.Namespace) -> bool:
+    is_text = given.format in (None, "text") and given.output is None
+    return is_text and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _print(text: str, *, is_coloured: bool = False) -> int:
+    show(text, is_coloured=is_coloured)
+    return ExitCode.CLEAN
+
+
+def _show_progress(doing: str, number: int, count: int) -> None:
+    """On one line, which is cleared in the end."""
+    if number % 10 == 0 or number == count:
+        text = f"{doing} file {number:,} of {count:,}" if number < count else ""
+        show_progress(text)

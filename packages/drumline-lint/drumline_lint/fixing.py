@@ -1,0 +1,193 @@
+"""`--fix` and `--diff`: applies the edits of findings to texts, round by round, and writes what came of it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from drumline_lint.edits import Span, apply_spans, spans_of
+from drumline_lint.finding import Finding
+from drumline_lint.problems import UNREADABLE, problem
+from drumline_lint.reading.parse import Reading, read_bytes
+from drumline_lint.run import Report, is_notebook
+
+MOST_ROUNDS = 10
+"""Edits may make room for each other; some may also undo each other for ever."""
+Check = Callable[[Sequence[Reading]], Report]
+
+
+@dataclass
+class Fixed:
+    """Files as they were and as they would be."""
+
+    before: dict[Path, Reading]
+    """All of them."""
+    after: dict[Path, Reading]
+    """Those that change."""
+    counts: Counter[Path]
+    """How many findings were mended in each."""
+    report: Report
+    """Of the files as they would be."""
+
+    @property
+    def in_notebooks(self) -> int:
+        """Findings with a mend that was not applied because notebooks are not written."""
+        return sum(bool(one.edits) and is_notebook(self.report.readings, one) for one in self.report.findings)
+
+
+def fix(readings: Sequence[Reading], check: Check) -> Fixed:
+    """In memory: nothing is written."""
+    now = {reading.path: reading for reading in readings}
+    counts: Counter[Path] = Counter()
+    report = check(readings)
+    for _ in range(MOST_ROUNDS):
+        mended = {path: _mended(reading, report.findings) for path, reading in now.items()}
+        applied = Counter({path: number for path, (_, number) in mended.items() if number})
+        if not applied:
+            break
+        now.update({path: mended[path][0] for path in applied})
+        counts += applied
+        report = check(list(now.values()))
+    report.fixed = counts.total()
+    before = {reading.path: reading for reading in readings}
+    return Fixed(before, {path: now[path] for path in counts}, counts, report)
+
+
+def diff_of(fixed: Fixed) -> str:
+    """A unified diff of all files, as `git apply` and `patch -p1` take it."""
+    return "".join(
+        "".join(_diff(_called(path), fixed.before[path], fixed.after[path])) for path in sorted(fixed.after)
+    )
+
+
+def write(fixed: Fixed, check: Check, outside: Set[Path] = frozenset()) -> Report:
+    """Each file at once or not at all; what could not be written is told, and what is in it as well. `outside`: files
+    that are not written, since a link leads to them from a folder that was given."""
+    problems = []
+    for path in list(fixed.after):
+        try:
+            if path in outside:
+                raise OSError(
+                    f"a link leads out of the folder, to {path.resolve()}; give that path to fix it"
+                )
+            _write_whole(path, fixed.before[path].data, fixed.after[path].data)
+        except OSError as error:
+            message = f"the file was not fixed: {error.strerror or error}"
+            problems.append(problem(UNREADABLE, path, message, fix="allow writing, or use --diff"))
+            del fixed.after[path], fixed.counts[path]
+    if not problems:
+        return fixed.report
+    report = check(list({**fixed.before, **fixed.after}.values()))
+    return replace(
+        report,
+        problems=[*report.problems, *problems],
+        fixed=fixed.counts.total(),
+        unwritten=frozenset(said.place.path for said in problems),
+    )
+
+
+# One file
+
+
+def _mended(reading: Reading, findings: Sequence[Finding]) -> tuple[Reading, int]:
+    """With as many edits as do not touch each other and leave a file that can be read."""
+    if reading.content is None or reading.path.suffix == ".ipynb":
+        return reading, 0
+    path = str(reading.path)
+    groups = [list(group) for group in _apart(_text(reading), findings, path)]
+    if not groups:
+        return reading, 0
+    if (mended := _applied(reading, groups)) is not None:
+        return mended, len(groups)
+    # One of them spoils it: each is tried on top of those that were fine.
+    fine: list[list[Span]] = []
+    for group in groups:
+        if _applied(reading, [*fine, group]) is not None:
+            fine.append(group)
+    mended = _applied(reading, fine) if fine else None
+    return (reading, 0) if mended is None else (mended, len(fine))
+
+
+def _apart(text: str, findings: Sequence[Finding], path: str) -> Iterator[list[Span]]:
+    """The edits of each finding, without findings whose edits touch those of one before."""
+    taken: list[Span] = []
+    for finding in findings:
+        if finding.place.path != path or not finding.edits:
+            continue
+        try:
+            spans = spans_of(text, finding.edits)
+        except ValueError:  # made for another text
+            continue
+        if not any(span.touches(other) for span in spans for other in taken):
+            taken += spans
+            yield spans
+
+
+def _applied(reading: Reading, groups: Sequence[Sequence[Span]]) -> Reading | None:
+    """None if the file could not be read afterwards, or is the same."""
+    text = apply_spans(_text(reading), [span for group in groups for span in group])
+    try:
+        data = text.encode(reading.encoding, errors=_errors(reading))
+    except UnicodeEncodeError:
+        return None
+    mended = read_bytes(reading.path, data)
+    return None if mended.problems or mended.content is None or data == reading.data else mended
+
+
+def _text(reading: Reading) -> str:
+    return reading.data.decode(reading.encoding, errors=_errors(reading))
+
+
+def _errors(reading: Reading) -> str:
+    """As it was read: only scripts may have bytes that are no text."""
+    return "surrogateescape" if reading.encoding.startswith("utf-8") else "strict"
+
+
+# The diff
+
+
+def _called(path: Path) -> str:
+    """From here on where it lies below, for `git apply` takes no other; else from the root on."""
+    here = Path.cwd()
+    relative = path.relative_to(here) if path.is_relative_to(here) else path
+    return relative.as_posix().lstrip("/")
+
+
+def _diff(path: str, before: Reading, after: Reading) -> Iterator[str]:
+    for line in difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}"):
+        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+def _lines(reading: Reading) -> list[str]:
+    """As patch counts them: a form feed ends none, and a byte order mark belongs to the first."""
+    mark = "\ufeff" if reading.encoding == "utf-8-sig" else ""
+    *lines, last = f"{mark}{_text(reading)}".split("\n")
+    return [*(f"{line}\n" for line in lines), *([last] if last else [])]
+
+
+# Writing
+
+
+def _write_whole(path: Path, expected: bytes, data: bytes) -> None:
+    """A reader sees the old file or the new one. A link stays a link, and the mode is kept."""
+    import tempfile
+
+    target = path.resolve()
+    if target.read_bytes() != expected:
+        raise OSError("it was changed in the meantime")
+    if not os.access(target, os.W_OK):
+        raise PermissionError("it is read-only")
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    draft = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        draft.chmod(target.stat().st_mode & 0o7777)
+        draft.replace(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,71 @@
+"""Which of the given files an import runs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.program.files import package_of
+from drumline_lint.program.program import Program
+from drumline_lint.reading.source import Source
+
+
+def imported_sources(program: Program, source: Source) -> list[Source]:
+    """The given files that a file imports, wherever in it."""
+    return program.remember(("imports", source), lambda: _imported_anywhere(program, source))
+
+
+def connected(program: Program, source: Source) -> frozenset[Source]:
+    """A file with those that it imports or that import it, and on from there: what may run in one process with it."""
+    return program.remember("connected files", lambda: _components(program))[source]
+
+
+def _components(program: Program) -> dict[Source, frozenset[Source]]:
+    neighbours: dict[Source, set[Source]] = {source: set() for source in program.sources}
+    for source in program.sources:
+        for other in imported_sources(program, source):
+            neighbours[source].add(other)
+            neighbours[other].add(source)
+    found: dict[Source, frozenset[Source]] = {}
+    for source in program.sources:
+        pending, seen = [source] if source not in found else [], {source}
+        while pending:
+            more = neighbours[pending.pop()] - seen
+            seen |= more
+            pending += more
+        if source not in found:
+            found |= dict.fromkeys(seen, frozenset(seen))
+    return found
+
+
+def imported_by(program: Program, statement: ast.Import | ast.ImportFrom) -> list[Source]:
+    """The given files that one statement imports: packages before what is in them."""
+    return program.remember(("imported by", statement), lambda: list(_find_imported(program, statement)))
+
+
+def _find_imported(program: Program, statement: ast.Import | ast.ImportFrom) -> Iterator[Source]:
+    source = program.source_of(statement)
+    for name in _modules(statement):
+        other = program.module(name, source)
+        if other is not None and other is not source:
+            yield other
+
+
+def _imported_anywhere(program: Program, source: Source) -> list[Source]:
+    index = program.index(source)
+    statements = [*index.every(ast.Import), *index.every(ast.ImportFrom)]
+    return list(dict.fromkeys(other for one in statements for other in imported_by(program, one)))
+
+
+def _modules(statement: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    """`from a.b import c` runs a, a.b and, if that is a module, a.b.c."""
+    for alias in statement.names:
+        name = alias.name
+        if isinstance(statement, ast.ImportFrom):
+            package = "." * statement.level + (statement.module or "")
+            joint = "" if package.endswith(".") else "."
+            name = package if name == "*" else f"{package}{joint}{name}"
+        every = [name]
+        while package := package_of(every[-1]):
+            every.append(package)
+        yield from reversed(every)

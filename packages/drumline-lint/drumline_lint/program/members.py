@@ -1,0 +1,132 @@
+"""What an attribute may be: of a module, a class or an instance, or of what a library made."""
+
+from __future__ import annotations
+
+import ast
+
+from drumline_lint.program import names, ranks
+from drumline_lint.program.arguments import argument
+from drumline_lint.program.bindings import bound, exported
+from drumline_lint.program.classes import ancestry
+from drumline_lint.program.functions import returned
+from drumline_lint.program.named_ranks import believed
+from drumline_lint.program.tree import FunctionNode, class_around, dotted, last_name, scope_node, source_of
+from drumline_lint.program.value import (
+    NOTHING,
+    Class,
+    Element,
+    Function,
+    Instance,
+    Known,
+    Library,
+    Made,
+    Method,
+    Module,
+    Value,
+    Values,
+)
+from drumline_lint.program.whole import Whole
+from drumline_lint.reading.source import Source
+
+_FIELD = "dataclasses.field"
+
+
+def of_attribute(program: Whole, node: ast.Attribute) -> Values:
+    """All that it may be."""
+    owners = program.values(node.value)
+    found: Values = frozenset().union(*(_member(program, owner, node.attr) for owner in owners))
+    if not any(isinstance(owner, Instance | Module | Class) for owner in owners):
+        found |= _assigned_nearby(program, node)
+    makers = {owner.name for owner in owners if isinstance(owner, Made)}
+    named = ranks.of_member(makers, last_name(node.value), node.attr)
+    if named and all(_tells_less_than_its_name(value) for value in found):
+        return found if ranks.is_other_number(found) else believed(program, node, owners, named)
+    return found
+
+
+def _tells_less_than_its_name(value: Value) -> bool:
+    """Of what is called `rank`: a method of something not known, or what a dataclass has for a default."""
+    return isinstance(value, Method | Known) or (isinstance(value, Made) and value.name == _FIELD)
+
+
+def _member(program: Whole, owner: Value, name: str) -> Values:
+    if isinstance(owner, Library):
+        full = names.canonical(f"{owner.name}.{name}")
+        return ranks.of_library(full) or frozenset({Library(full)})
+    if isinstance(owner, Module):
+        return exported(program, owner.source, name) or _submodule(program, owner.source, name)
+    if isinstance(owner, Made):
+        if name == "module" and owner.call.args:  # of DDP and DataParallel: what they wrap
+            return program.values(owner.call.args[0])
+        return _of_field(program, owner, name) or frozenset({Method(owner, name)})
+    if isinstance(owner, Instance | Class):
+        return _member_of_class(program, owner, name)
+    return frozenset({owner}) if isinstance(owner, Element) else NOTHING
+
+
+def _of_field(program: Whole, owner: Made, name: str) -> Values:
+    """Of `part: Part = field(default_factory=Part)`, what a `Part` has under that name."""
+    if owner.name != _FIELD:
+        return NOTHING
+    makers = program.values(argument(owner.call, None, "default_factory"))
+    parts = [Instance(one.node) for one in makers if isinstance(one, Class)]
+    return frozenset().union(*(_member_of_class(program, part, name) for part in parts))
+
+
+def _submodule(program: Whole, package: Source, name: str) -> Values:
+    found = program.files.submodule(package, name)
+    return NOTHING if found is None else frozenset({Module(found)})
+
+
+def _member_of_class(program: Whole, owner: Instance | Class, name: str) -> Values:
+    places = ancestry(program, owner.of if isinstance(owner, Instance) else owner.node)
+    for place in places:
+        if not isinstance(place, str) and (found := _own_member(program, place, name, owner)):
+            return frozenset(found)
+    is_of_library = any(isinstance(place, str) for place in places)
+    return frozenset({Method(owner, name)}) if is_of_library and not ranks.by_name(name) else NOTHING
+
+
+def _own_member(program: Whole, node: ast.ClassDef, name: str, owner: Instance | Class) -> set[Value]:
+    """What one class itself has under a name, in its body or by what its methods assign."""
+    index = program.files.index(source_of(node))
+    found: set[Value] = set()
+    for binding in index.scopes[node].names.get(name, ()):
+        for value in bound(program, binding):
+            is_method = isinstance(value, Function) and not value.partials
+            if not isinstance(value, Function) or not is_method or not isinstance(owner, Instance):
+                found.add(value)
+            elif _is_property(value.node):
+                found |= returned(program, value.node)
+            else:
+                found.add(Function(value.node, owner))
+    for target, binding in index.attributes.get(name, ()):
+        if _is_self_of(target.value, node):
+            found |= bound(program, binding)
+    return found
+
+
+def _is_self_of(expression: ast.expr, node: ast.ClassDef) -> bool:
+    """Whether it is the first parameter of one of the class's methods."""
+    function = scope_node(expression)
+    if not isinstance(expression, ast.Name) or not isinstance(function, ast.FunctionDef):
+        return False
+    every = [*function.args.posonlyargs, *function.args.args]
+    return class_around(function) is node and bool(every) and every[0].arg == expression.id
+
+
+def _is_property(function: FunctionNode) -> bool:
+    decorators = getattr(function, "decorator_list", [])
+    return any(last_name(one) in ("property", "cached_property") for one in decorators)
+
+
+def _assigned_nearby(program: Whole, node: ast.Attribute) -> Values:
+    """`args.gpu = ...` in the same file, or a loop's `for args.gpu in ...`, tells what `args.gpu` is."""
+    written = dotted(node.value)
+    found: Values = NOTHING
+    if not written:
+        return found
+    for target, binding in program.files.index(source_of(node)).attributes.get(node.attr, ()):
+        if dotted(target.value) == written:
+            found |= bound(program, binding)
+    return found

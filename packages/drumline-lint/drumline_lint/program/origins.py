@@ -1,0 +1,136 @@
+"""Where a value comes from: what is written behind a name, parameter or attribute, one step back or all the way.
+
+What an expression may be is said by `Program.values`; this is about the text that it got there from.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import Binding, ScopeNode, above, children, dotted, inside, scope_node
+from drumline_lint.program.value import Instance
+from drumline_lint.reading.source import Source
+
+MOST_WRITTEN = 400
+MOST_PARTS = 300
+"""So many expressions are looked at for one answer; generated code is not worth more."""
+# Of a path: what is left of it is still that path. Of other things an attribute says nothing of their owner.
+_PARTS_OF_PATHS = ("parent", "name", "stem", "parents", "suffix")
+
+
+def written(program: Program, expression: ast.expr | None) -> list[ast.expr]:
+    """All that it may be, as it is written where it comes from; a name or parameter whose origin is not seen stays."""
+    found: list[ast.expr] = []
+    pending, seen = [expression] if expression is not None else [], set[ast.expr]()
+    while pending and len(seen) < MOST_WRITTEN:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        earlier = behind(program, current)
+        pending += [one for one in earlier if one is not None]
+        if not earlier or None in earlier:
+            found.append(current)
+    return found
+
+
+def behind(program: Program, expression: ast.expr) -> Sequence[ast.expr | None]:
+    """What it gets its value from, one step back; None among them: from something that is not seen, too."""
+    if isinstance(expression, ast.IfExp):
+        return [expression.body, expression.orelse]
+    if isinstance(expression, ast.BoolOp):
+        return list(expression.values)
+    if isinstance(expression, ast.NamedExpr | ast.Await):
+        return [expression.value]
+    if isinstance(expression, ast.Name):
+        return [one for binding in program.bindings(expression) for one in _of_binding(program, binding)]
+    if isinstance(expression, ast.Attribute):
+        return _of_attribute(program, expression)
+    return []
+
+
+def _of_binding(program: Program, binding: Binding) -> Sequence[ast.expr | None]:
+    if binding.kind == "parameter" and isinstance(binding.node, ast.arg):
+        return program.given_for(binding.node)
+    if binding.value is None or binding.kind not in ("assign", "entered"):
+        return [None]
+    value = binding.value
+    for number in binding.path:
+        if not isinstance(value, ast.Tuple | ast.List) or number >= len(value.elts):
+            break
+        value = value.elts[number]
+    return [value]
+
+
+def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr | None]:
+    """What is assigned to it, where the owner is an instance or is written the same way."""
+    classes = [value.of for value in program.values(node.value) if isinstance(value, Instance)]
+    homes = [place for one in classes for place in program.ancestry(one) if not isinstance(place, str)]
+    files = dict.fromkeys([program.source_of(node), *map(program.source_of, homes)])
+    as_written = dotted(node.value)
+    found: list[ast.expr | None] = []
+    for source in files:
+        for target, binding in program.index(source).attributes.get(node.attr, ()):
+            is_own = any(home in above(target) for home in homes)
+            if is_own or (not homes and as_written and dotted(target.value) == as_written):
+                found += _of_binding(program, binding)
+    return found
+
+
+def parts(program: Program, expression: ast.expr | None) -> Iterator[ast.expr]:
+    """An expression, all that is in it, and all that those came from. What is near comes first: there is a limit."""
+    pending = deque([] if expression is None else [expression])
+    seen: set[ast.expr] = set()
+    while pending and len(seen) < MOST_PARTS:
+        current = pending.popleft()
+        if current in seen:
+            continue
+        seen.add(current)
+        yield current
+        pending.extendleft(reversed([*_inner(current)]))
+        pending += origins(program, current)
+
+
+def origins(program: Program, expression: ast.expr) -> list[ast.expr]:
+    """What is seen one step back, with what a name is filled with later, and what a function returns."""
+    found = [one for one in behind(program, expression) if one is not None]
+    if isinstance(expression, ast.Name):
+        found += _filled(program, expression)
+    if isinstance(expression, ast.Call):
+        function = program.function_of(expression)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name != "__init__":
+            found += [one.value for one in inside(function, ast.Return) if one.value is not None]
+    return found
+
+
+def _inner(expression: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(expression, ast.Attribute):
+        if expression.attr in _PARTS_OF_PATHS:
+            yield expression.value
+        return
+    if isinstance(expression, ast.Call) and isinstance(expression.func, ast.Attribute):
+        yield expression.func.value
+    for child in children(expression):
+        if isinstance(child, ast.keyword):
+            yield child.value
+        elif isinstance(child, ast.expr) and child is not getattr(expression, "func", None):
+            yield child
+
+
+def _filled(program: Program, name: ast.Name) -> list[ast.expr]:
+    """`state["model"] = ...` in the same function."""
+    source = program.source_of(name)
+    every = program.remember(("filled", source), lambda: _all_filled(program, source))
+    return every.get((scope_node(name), name.id), [])
+
+
+def _all_filled(program: Program, source: Source) -> dict[tuple[ScopeNode, str], list[ast.expr]]:
+    found: dict[tuple[ScopeNode, str], list[ast.expr]] = defaultdict(list)
+    for statement in program.index(source).every(ast.Assign):
+        for target in statement.targets:
+            if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+                found[scope_node(statement), target.value.id].append(statement.value)
+    return found

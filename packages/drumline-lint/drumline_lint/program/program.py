@@ -1,0 +1,166 @@
+"""The given files as one program: what names mean in them, through assignments, functions, classes and imports.
+
+It never runs anything. What it says of an expression is all that it may be, as far as the text tells; where it says
+nothing, it does not know, and rules keep silent.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from drumline_lint.program import bindings, classes, functions, library_calls, parameters, unpacking
+from drumline_lint.program.asking import NO_LIMIT, Asked, Found
+from drumline_lint.program.expressions import evaluate
+from drumline_lint.program.files import Files
+from drumline_lint.program.tree import Binding, FunctionNode, Index, source_of
+from drumline_lint.program.value import NOTHING, Library, Made, Method, Value, Values
+from drumline_lint.reading.source import Source
+
+
+class Program:
+    """All files that were given, and what is known of them."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.files = Files(sources)
+        self.sources = self.files.sources
+        self.meanings = Asked(deepest=60, farthest=2_000, far=200)
+        self._known = self.meanings.known
+        self._names: dict[ast.expr, str] = {}
+        self._asked: dict[str, Asked] = {}
+        self._remembered: dict[object, Any] = {}
+
+    # The files.
+
+    def index(self, source: Source) -> Index:
+        """Of one file; made when it is first asked for."""
+        return self.files.index(source)
+
+    def tree(self, source: Source) -> ast.Module:
+        """Of one file, indexed: its nodes can be asked about."""
+        self.files.index(source)
+        return source.tree
+
+    def source_of(self, node: ast.AST) -> Source:
+        """The file that it is in."""
+        return source_of(node)
+
+    def module(self, name: str, seen_from: Source) -> Source | None:
+        """The given file that this import means; of several, the one nearest to who imports it."""
+        return self.files.module(name, seen_from)
+
+    # What was found before.
+
+    def remember(self, key: object, find: Callable[[], Found]) -> Found:
+        """What was found before, for questions that others ask of all files together."""
+        if key not in self._remembered:
+            self._remembered[key] = find()
+        found: Found = self._remembered[key]
+        return found
+
+    def once(
+        self,
+        question: str,
+        node: ast.AST,
+        find: Callable[[], Found],
+        meanwhile: Found,
+        deepest: int = NO_LIMIT,
+    ) -> Found:
+        """The same for a question about nodes that may lead back to itself: then it gets something to go on with.
+
+        So it does where it leads too deep. What was found that way is not kept: others come to it by a shorter way.
+        Where many call one another it is kept after all, or each question would go through all of them.
+        """
+        if question not in self._asked:
+            self._asked[question] = Asked(deepest, far=10 * deepest)
+        return self._asked[question].once(node, find, meanwhile)
+
+    # What expressions may be.
+
+    def values(self, expression: ast.expr | None) -> Values:
+        """All that it may be."""
+        if expression is None:
+            return NOTHING
+        if expression in self._known:
+            known: Values = self._known[expression]
+            return known
+        return self.meanings.once(expression, lambda: evaluate(self, expression), NOTHING)
+
+    def made(self, expression: ast.expr | None, *wanted: str) -> list[Made]:
+        """What it may be that came of calling one of these."""
+        return [
+            value for value in self.values(expression) if isinstance(value, Made) and value.name in wanted
+        ]
+
+    def name_of(self, expression: ast.expr) -> str:
+        """The library's name for it, with methods as in `torch.optim.SGD.step`; empty where it is not known."""
+        if expression in self._names:
+            return self._names[expression]
+        # Of several, the same in every run: sets have no order.
+        name = max(map(self._library_name, self.values(expression)), default="")
+        if expression in self._known:
+            self._names[expression] = name
+        return name
+
+    def _library_name(self, value: Value) -> str:
+        if isinstance(value, Method):
+            return f"{classes.name_of_owner(self, value.of)}.{value.name}"
+        return value.name if isinstance(value, Library) else ""
+
+    # Calls of a library's functions.
+
+    def calls(self, source: Source, *wanted: str) -> Iterator[ast.Call]:
+        """All calls of these in a file, by the library's full name, in the order of the text."""
+        return library_calls.calls_in(self, source, wanted)
+
+    def all_calls(self, *wanted: str) -> Iterator[ast.Call]:
+        """All calls of these in all given files that mention them."""
+        found = self.remember(("all calls", wanted), lambda: list(library_calls.calls_in_all(self, wanted)))
+        return iter(found)
+
+    # Names, functions and classes of the given files.
+
+    def bindings(self, name: ast.Name) -> list[Binding]:
+        """The places where a name may have got its value from."""
+        return bindings.bindings_of(self, name) or []
+
+    def assigned(self, name: ast.Name) -> list[ast.expr]:
+        """The expressions that a name may have got its value from; a loop's and a function's are not among them."""
+        return bindings.assigned(self, name)
+
+    def iterated(self, expression: ast.expr) -> ast.expr:
+        """What is behind `enumerate(...)`, `tqdm(...)`, `zip(...)`: their first argument, or the first loader in it."""
+        return unpacking.iterated(expression)
+
+    def function_of(self, call: ast.Call) -> FunctionNode | None:
+        """The function of the given files that a call runs; of a class, its `__init__`."""
+        return functions.function_of(self, call)
+
+    def callers(self, function: FunctionNode) -> list[ast.Call]:
+        """All calls of it in the given files that could be resolved; `mp.spawn(function)` is one."""
+        return functions.callers(self, function)
+
+    def started(self, call: ast.Call) -> list[FunctionNode]:
+        """What a call starts in another process or thread: `mp.spawn(main)`, `Process(target=main)`."""
+        return functions.started(self, call)
+
+    def given_for(self, parameter: ast.arg) -> list[ast.expr | None]:
+        """The expressions that callers give for a parameter; None for each that is not known."""
+        return parameters.given_for(self, parameter)
+
+    def given_by(self, binding: Binding) -> list[ast.expr | None]:
+        """The expressions that a binding gives a name: of a parameter those of all callers; None if not known."""
+        return parameters.given_by(self, binding)
+
+    def method(self, node: ast.ClassDef, name: str) -> FunctionNode | None:
+        """Of a class or of those that it comes from."""
+        return classes.method(self, node, name)
+
+    def ancestry(self, node: ast.ClassDef) -> list[ast.ClassDef | str]:
+        """The class and all that it comes from, nearest first; those of libraries by their name."""
+        return classes.ancestry(self, node)
+
+    def is_module(self, node: ast.ClassDef) -> bool:
+        """Whether it is a model, or a part of one."""
+        return classes.is_module(self, node)

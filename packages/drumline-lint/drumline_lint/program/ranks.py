@@ -1,0 +1,229 @@
+"""Which numbers are ranks, and which conditions hold on some ranks only."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from drumline_lint.program.value import NOTHING, Known, Rank, RankTest, Value, Values
+
+OF_VARIABLE = {
+    "RANK": "global",
+    "LOCAL_RANK": "local",
+    "GROUP_RANK": "node",
+    "NODE_RANK": "node",
+    "SLURM_PROCID": "global",
+    "SLURM_LOCALID": "local",
+    "SLURM_NODEID": "node",
+    "OMPI_COMM_WORLD_RANK": "global",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "local",
+    "PMI_RANK": "global",
+    "MPI_LOCALRANKID": "local",
+}
+OF_FUNCTION = {
+    "torch.distributed.get_rank": "global",
+    "torch.distributed.get_node_local_rank": "local",
+    "horovod.torch.rank": "global",
+    "horovod.torch.local_rank": "local",
+}
+# Where nothing else is known of a name.
+OF_NAME = {
+    "rank": "global",
+    "global_rank": "global",
+    "world_rank": "global",
+    "ddp_rank": "global",
+    "dist_rank": "global",
+    "my_rank": "global",
+    "rank_id": "global",
+    "process_index": "global",
+    "process_rank": "global",
+    "local_rank": "local",
+    "localrank": "local",
+    "ddp_local_rank": "local",
+    "local_process_index": "local",
+    "gpu": "local",
+    "gpu_id": "local",
+    "node_rank": "node",
+    "group_rank": "node",
+    "node_id": "node",
+}
+_MAIN = re.compile(
+    r"""(is_|on_|am_i_)?(the_)?(global_)?
+    (main|master|primary|chief|leader|coordinator|root|rank_?0|rank_?zero|global_zero|first_rank|world_process_zero)
+    (_process|_rank|_worker|_proc|_only)?""",
+    re.VERBOSE,
+)
+_LOCAL_MAIN = re.compile(
+    r"(is_|on_)?local_(main|master|primary|rank_?0|rank_?zero|zero|process_zero|chief|leader)(_process|_rank)?"
+)
+# Within those that share a model, a batch or a stage.
+_OF_GROUP = re.compile(
+    r"(tp|dp|pp|cp|ep|sp|mp|((tensor|data|pipeline|context|expert|sequence|model)_)+parallel)_(rank|local_rank)"
+)
+_GROUPS = re.compile(r"(.*_)?(group|pg|mesh)")
+# Plain words that mean many other things too.
+_VAGUE = {"main", "master", "primary", "root", "leader", "chief", "coordinator", "the_main"}
+_BEING_DISTRIBUTED = re.compile(
+    r"dist(?!anc|ill|rib(?!uted))|ddp|initialized|world_size|rank|num_processes|n_?gpus?|nproc|parallel|single"
+)
+_WORLD_SIZES = re.compile(r"world_?size|num_(processes|replicas|ranks)|^nprocs$")
+_OF_ONE_HOST = re.compile(r"local|per_(node|host)")
+
+
+def by_name(name: str) -> Values:
+    """What a name says, of which nothing else is known."""
+    plain = name.lower().strip("_").removeprefix("get_")
+    if plain in OF_NAME:
+        return frozenset({Rank(OF_NAME[plain])})
+    if _OF_GROUP.fullmatch(plain):
+        return frozenset({Rank("group")})
+    if plain in _VAGUE:
+        return NOTHING
+    if _MAIN.fullmatch(plain):
+        return frozenset({RankTest("global", True)})
+    return frozenset({RankTest("local", True)}) if _LOCAL_MAIN.fullmatch(plain) else NOTHING
+
+
+def of_library(name: str) -> Values:
+    """What a library's name says, torch's own apart: `timm.utils.is_primary`."""
+    last = name.rpartition(".")[2]
+    is_vague = last in ("rank", "gpu", "node_id") and name.count(".") > 1
+    is_torch = name in OF_FUNCTION or name.startswith("torch.")
+    return NOTHING if is_torch or is_vague else by_name(last)
+
+
+def of_member(makers: set[str], owner: str, name: str) -> Values:
+    """What an attribute's name says, by what made the object and what that is called: `parser.parse_args().rank`,
+    `Accelerator().is_main`, `data_group.rank()`."""
+    if name == "rank" and _GROUPS.fullmatch(owner.lower()):
+        return frozenset({Rank("group")})
+    if any(maker.startswith("torch.") for maker in makers):
+        return frozenset({Rank("group")}) if name == "get_local_rank" else NOTHING  # of a device mesh
+    return by_name(name)
+
+
+def by_variable(name: object) -> Values:
+    """What a variable of the environment holds."""
+    kind = OF_VARIABLE.get(name) if isinstance(name, str) else None
+    return frozenset({Rank(kind)}) if kind else NOTHING
+
+
+def computed(operator: ast.operator, left: Values, right: Values) -> Values:
+    """What comes of calculating with ranks: `node_rank * 8 + local_rank` is a global one, `rank % 8` a local one."""
+    kinds = {value.kind for value in left | right if isinstance(value, Rank)}
+    if not kinds:
+        return NOTHING
+    if isinstance(operator, ast.Mod):
+        return frozenset({Rank("local")})
+    if isinstance(operator, ast.FloorDiv):
+        return frozenset({Rank("node")})
+    if isinstance(operator, ast.Add | ast.Mult):
+        return frozenset({Rank("global" if kinds & {"node", "global"} else min(kinds))})
+    return NOTHING
+
+
+def is_about_being_distributed(expression: ast.expr) -> bool:
+    """Whether it asks if there are several processes at all: `not dist.is_initialized()`, `world_size == 1`."""
+    names = [one for one in ast.walk(expression) if isinstance(one, ast.Name | ast.Attribute)]
+    written = [one.attr if isinstance(one, ast.Attribute) else one.id for one in names]
+    return any(_BEING_DISTRIBUTED.search(one.lower()) for one in written)
+
+
+def is_world_size(node: ast.AST) -> bool:
+    """How many processes there are, by its name; `rank < world_size` holds on every rank, unlike one host's number."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return node.slice.value == "WORLD_SIZE"
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return bool(_WORLD_SIZES.search(name.lower())) and not _OF_ONE_HOST.search(name.lower())
+
+
+def is_other_number(default: Values) -> bool:
+    """Whether a parameter named `rank` is one of another kind: that of a matrix has 4 or 8 for a default."""
+    return any(isinstance(one, Known) and one.value not in (0, -1, None, "", "0") for one in default)
+
+
+def joined(operator: ast.boolop, operands: Sequence[Values], about: Sequence[bool]) -> Values:
+    """What `and` and `or` leave of tests; operands that ask whether the code is distributed at all do not count."""
+    having = [any(isinstance(value, RankTest | Rank) for value in one) for one in operands]
+    counting = [has or not is_about for has, is_about in zip(having, about, strict=True)]
+    every: Values = frozenset().union(*operands)
+    if sum(counting) <= 1 or not any(having):
+        return every
+    if isinstance(operator, ast.And):
+        return _changed(every, lambda one: replace(one, is_enough=False))
+    tests = {value for value in every if isinstance(value, RankTest)}
+    if having.count(True) < sum(counting):
+        return _changed(every, lambda one: replace(one, is_needed=False))
+    if len(tests) > 1:
+        return frozenset(RankTest(one.kind, None, one.is_needed) for one in tests) | (every - tests)
+    return every
+
+
+def _changed(values: Values, change: Callable[[RankTest], RankTest]) -> Values:
+    return frozenset(change(one) if isinstance(one, RankTest) else one for one in values)
+
+
+def flipped(values: Values) -> Values:
+    """The opposite; `not rank` asks for rank 0."""
+    turned: set[Value] = set()
+    for value in values:
+        if isinstance(value, RankTest):
+            is_main = None if value.is_main is None else not value.is_main
+            turned.add(RankTest(value.kind, is_main, value.is_enough, value.is_needed))
+        elif isinstance(value, Rank):
+            turned.add(RankTest(value.kind, True))
+        elif isinstance(value, Known):
+            turned.add(Known(not value.value))
+    return frozenset(turned)
+
+
+def compared(operator: ast.cmpop, left: Values, right: Values) -> Values:
+    """What a comparison of a rank tells."""
+    tests: set[Value] = set(_compared_tests(operator, left, right))
+    for one, other, is_turned in ((left, right, False), (right, left, True)):
+        kinds = [value.kind for value in one if isinstance(value, Rank)]
+        if kinds:
+            meant = _who(operator, other, is_turned)
+            tests.update(RankTest(kind, IS_MAIN[meant]) for kind in kinds if meant in IS_MAIN)
+    return frozenset(tests)
+
+
+def _compared_tests(operator: ast.cmpop, left: Values, right: Values) -> Values:
+    """`is_main is True`, `is_main == False`."""
+    tests = frozenset(value for value in left if isinstance(value, RankTest))
+    truths = {value.value for value in right if isinstance(value, Known)}
+    if len(truths) != 1 or not isinstance(next(iter(truths)), bool):
+        return NOTHING
+    is_equal = isinstance(operator, ast.Eq | ast.Is)
+    return tests if is_equal == (True in truths) else flipped(tests)
+
+
+IS_MAIN = {"the main one": True, "the others": False, "some": None}
+
+
+def _who(operator: ast.cmpop, other: Values, is_turned: bool) -> str:
+    """Is meant by `rank OPERATOR other`; "all" where it is not about one rank."""
+    numbers = {_number(value.value) for value in other if isinstance(value, Known)}
+    if numbers & {-1, None} and 0 not in numbers:
+        return "all"  # `rank != -1`: whether there are ranks at all
+    zero = 0 in numbers and numbers <= {0, -1, None}
+    if isinstance(operator, ast.Eq | ast.Is | ast.In):
+        return "the main one" if zero else "some"
+    if isinstance(operator, ast.NotEq | ast.IsNot | ast.NotIn):
+        return "the others" if zero else "some"
+    is_greater = isinstance(operator, ast.Gt | ast.GtE) != is_turned
+    is_strict = isinstance(operator, ast.Gt | ast.Lt)
+    if is_greater:
+        return "all" if zero and not is_strict else "the others" if zero or numbers == {1} else "some"
+    if zero and is_strict:
+        return "all"  # `rank < 0`: there are none
+    return "the main one" if zero or (numbers == {1} and is_strict) else "some"
+
+
+def _number(value: object) -> object:
+    """`os.environ["RANK"] == "0"` compares text."""
+    return int(value) if isinstance(value, str) and value.lstrip("-").isdecimal() else value

@@ -1,0 +1,140 @@
+"""The code of a notebook: its cells one below the other, without what only IPython understands."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from drumline_lint.finding import Finding
+from drumline_lint.problems import UNREADABLE, problem
+from drumline_lint.reading.source import Cell, Source
+from drumline_lint.reading.syntax import CANNOT_PARSE, told_syntax
+from drumline_lint.untrusted import parse_json
+
+_PYTHON_BELOW = re.compile(r"%%(?:time|timeit|capture|prun|python3?)\b")
+_MAGIC = re.compile(r"(?P<indent>\s*)(?:[%!?]|[\w.]+\?{1,2}\s*$)")
+_ASSIGNED = re.compile(r"(?P<target>[\w.,\s\[\]'\"]+=\s*)(?:!|%[a-zA-Z])")
+
+
+class _NoNotebookError(Exception):
+    """Says why."""
+
+
+def read_notebook(path: Path, data: bytes) -> tuple[Source | None, list[Finding]]:
+    """Its Python, if there is any, and the cells that are none."""
+    try:
+        codes = list(_code_cells(_document(data)))
+    except _NoNotebookError as reason:
+        return None, [problem(UNREADABLE, path, f"the notebook cannot be read: {reason}")]
+    problems: list[Finding] = []
+    texts: list[str] = []
+    cells: list[Cell] = []
+    first_line = 1
+    for number, code in codes:
+        text, error = _as_python(code)
+        if error is not None:
+            problems.append(told_syntax(error, path, cell=number))
+        cells.append(Cell(number, first_line))
+        texts.append(text)
+        first_line += text.count("\n") + 1
+    if not cells:
+        return None, problems
+    whole = "\n".join(texts)
+    tree, error = _parsed(whole)
+    if tree is None:
+        assert error is not None
+        return None, [*problems, told_syntax(error, path)]
+    return Source(path, whole, tree, cells), problems
+
+
+def _document(data: bytes) -> dict[str, Any]:
+    try:
+        document = parse_json(data)
+    except ValueError as error:
+        raise _NoNotebookError(f"it is no JSON ({error})") from None
+    if not isinstance(document, dict):
+        raise _NoNotebookError("its JSON is no object")
+    return document
+
+
+def _code_cells(document: dict[str, Any]) -> Iterator[tuple[int, str]]:
+    """Number and code of each; the numbers count all cells, from 1. Other languages than Python have none."""
+    if not _is_python(document):
+        return
+    cells = document.get("cells")
+    if cells is None:  # before format 4 there were sheets, and code was called input
+        sheets = document.get("worksheets", [])
+        cells = [cell for sheet in _list(sheets) for cell in _list(_dict(sheet).get("cells", []))]
+    elif not isinstance(cells, list):
+        raise _NoNotebookError("its cells are no list")
+    if "cells" not in document and "worksheets" not in document:
+        raise _NoNotebookError("it has no cells")
+    for number, cell in enumerate(cells, start=1):
+        if _dict(cell).get("cell_type") == "code":
+            yield number, _joined(cell.get("source", cell.get("input", "")))
+
+
+def _is_python(document: dict[str, Any]) -> bool:
+    metadata = _dict(document.get("metadata"))
+    language = _dict(metadata.get("language_info")).get("name") or _dict(metadata.get("kernelspec")).get(
+        "language"
+    )
+    return not isinstance(language, str) or "python" in language.lower()
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _joined(code: Any) -> str:
+    text = code if isinstance(code, str) else "".join(line for line in _list(code) if isinstance(line, str))
+    return re.sub(r"\r\n?", "\n", text)
+
+
+def _as_python(code: str) -> tuple[str, BaseException | None]:
+    """The code, or as many empty lines where it is not Python even without magics."""
+    if _parsed(code)[0] is not None:
+        return code, None
+    without = _without_magics(code)
+    tree, error = _parsed(without)
+    return (without if tree is not None else "\n" * code.count("\n")), error
+
+
+def _parsed(text: str) -> tuple[ast.Module | None, BaseException | None]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text), None
+    except CANNOT_PARSE as error:
+        return None, error
+
+
+def _without_magics(code: str) -> str:
+    """The same number of lines; only what Python could not parse comes here, so a `%` at a line's start is a magic."""
+    lines = code.split("\n")
+    first = next((number for number, line in enumerate(lines) if line.strip()), 0)
+    if lines[first].startswith("%%"):
+        if not _PYTHON_BELOW.match(lines[first]):
+            return "\n" * code.count("\n")
+        lines[first] = ""
+    goes_on = False
+    for number, line in enumerate(lines):
+        ends_open = line.rstrip().endswith("\\")
+        if goes_on:
+            lines[number] = ""
+        elif found := _MAGIC.match(line):
+            lines[number] = f"{found['indent']}pass"
+        elif found := _ASSIGNED.match(line):
+            lines[number] = f"{found['target']}None"
+        else:
+            ends_open = False
+        goes_on = ends_open
+    return "\n".join(lines)

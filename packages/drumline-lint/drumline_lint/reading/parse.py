@@ -1,0 +1,123 @@
+"""From a file's bytes to what rules read: Python, a notebook's Python or a script. What cannot be read is told."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drumline_lint.finding import Finding
+from drumline_lint.problems import UNREADABLE, problem
+from drumline_lint.reading.notebook import read_notebook
+from drumline_lint.reading.shell import Script
+from drumline_lint.reading.source import Source
+from drumline_lint.reading.syntax import CANNOT_PARSE, told_syntax
+from drumline_lint.untrusted import read_regular
+
+MAX_BYTES = 64 << 20
+"""Of one file: notebooks hold pictures."""
+SHELL_SUFFIXES = frozenset({".sh", ".bash", ".sbatch", ".slurm", ".ksh", ".zsh"})
+_SHELL_SHEBANG = re.compile(rb"#!.*\b(?:ba|da|k|z)?sh\b")
+
+
+@dataclass
+class Reading:
+    """What came of one file."""
+
+    path: Path
+    data: bytes
+    encoding: str = "utf-8"
+    """With `-sig` where the file begins with a byte order mark."""
+    content: Source | Script | None = None
+    problems: list[Finding] = field(default_factory=list)
+
+
+def read_file(path: Path) -> Reading:
+    """Never raises for what is in the file, or because it cannot be opened."""
+    try:
+        data = read_regular(path, most=MAX_BYTES)
+    except OSError as error:
+        said = problem(UNREADABLE, path, f"the file cannot be opened: {error.strerror or error}")
+        return Reading(path, b"", problems=[said])
+    return read_bytes(path, data)
+
+
+def read_bytes(path: Path, data: bytes) -> Reading:
+    """The same, of a file whose bytes are known."""
+    language = language_of(path, data)
+    reading = Reading(path, data)
+    if language == "notebook":
+        reading.content, reading.problems = read_notebook(path, data)
+    elif b"\0" in data and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        line = data[: data.index(b"\0")].count(b"\n") + 1
+        message = "the file has null bytes, so it is no text"
+        reading.problems.append(problem(UNREADABLE, path, message, line=line))
+    elif language == "shell":
+        _read_script(reading)
+    else:
+        _read_python(reading)
+    return reading
+
+
+def language_of(path: Path, data: bytes) -> str:
+    """By its ending, else by its first line; what neither tells is taken for Python."""
+    if path.suffix == ".ipynb":
+        return "notebook"
+    if path.suffix in SHELL_SUFFIXES:
+        return "shell"
+    if path.suffix != ".py" and _SHELL_SHEBANG.match(data[:200]):
+        return "shell"
+    return "python"
+
+
+def _read_script(reading: Reading) -> None:
+    # A shell does not ask for an encoding, so neither may this: other bytes come back as they were.
+    if reading.data.startswith(b"\xef\xbb\xbf"):
+        reading.encoding = "utf-8-sig"
+    text = reading.data.decode(reading.encoding, errors="surrogateescape")
+    reading.content = Script(reading.path, text)
+
+
+def _read_python(reading: Reading) -> None:
+    try:
+        # As Python itself does: a byte order mark, or a comment in the first two lines.
+        reading.encoding = _encoding(reading.data)
+        text = reading.data.decode(reading.encoding)
+    except UnicodeDecodeError as error:
+        line = reading.data[: error.start].count(b"\n") + 1
+        byte = reading.data[error.start]
+        message = f"the file is not {error.encoding}: byte 0x{byte:02x} cannot be decoded"
+        said = problem(UNREADABLE, reading.path, message, line=line, fix="save it as UTF-8")
+        reading.problems.append(said)
+    except (SyntaxError, LookupError, UnicodeError) as error:
+        message = f"the encoding of the file is not known: {error}"
+        said = problem(UNREADABLE, reading.path, message, fix="save it as UTF-8")
+        reading.problems.append(said)
+    else:
+        _parse(reading, text)
+
+
+def _encoding(data: bytes) -> str:
+    try:
+        return tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+    except SyntaxError as error:
+        if "missing" in str(
+            error
+        ):  # It names none, so it has to be UTF-8, and which byte is not shall be told.
+            data.decode()
+        raise
+
+
+def _parse(reading: Reading, text: str) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+    except CANNOT_PARSE as error:
+        reading.problems.append(told_syntax(error, reading.path))
+    else:
+        reading.content = Source(reading.path, text, tree)

@@ -1,0 +1,275 @@
+"""One shell script: its commands, what its variables are known to be, and what it asks Slurm for."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from drumline_lint.finding import Place
+from drumline_lint.reading.noqa import Lines, Silenced, silenced_lines
+from drumline_lint.reading.shell_parts import Command, Kind, Piece, Word
+from drumline_lint.reading.shell_words import ASSIGNMENT, inside_quotes, read_commands, read_comments
+from drumline_lint.reading.slurm_options import Options, header_options
+
+_DECLARES = {"export", "declare", "typeset", "local", "readonly"}
+_CHANGED_ELSEWHERE = re.compile(r"\b(?:for|select|read|unset|mapfile|readarray|getopts)\b([^\n;&|]*)")
+_NUMBER_OF_NODES = {"SLURM_NNODES", "SLURM_JOB_NUM_NODES"}
+_LONGEST_VALUE = 4000
+_DEEPEST = 12
+
+
+class Span(Protocol):
+    """What has a place in the text."""
+
+    @property
+    def start(self) -> int:
+        """The offset of its first letter."""
+
+    @property
+    def end(self) -> int:
+        """The offset behind its last."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """`NAME=value`, wherever it stands."""
+
+    name: str
+    value: Word
+    """What is behind the equals sign."""
+    command: Command
+    is_exported: bool
+    """By itself: with export, or before a command; a line of its own may be exported elsewhere."""
+    is_for_command: bool
+    """Before a command, for that command alone."""
+    is_appended: bool
+    items: Sequence[Word] | None
+    """Of an array."""
+    start: int
+    end: int
+
+
+@dataclass(eq=False)
+class Script:
+    """A shell script; any text is one."""
+
+    path: Path
+    text: str
+    _values: dict[str, str | None] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def silenced(self) -> Silenced:
+        """The lines that say `# noqa`; behind a command over several lines, it is said of all of them."""
+        return silenced_lines(self.text, lambda: map(self._lines, self.commands))
+
+    @cached_property
+    def commands(self) -> list[Command]:
+        """In the order of the text, but those in `$(...)` before the one that holds them."""
+        return read_commands(self.text)
+
+    @cached_property
+    def comments(self) -> frozenset[int]:
+        """Where they begin."""
+        return read_comments(self.text)
+
+    @cached_property
+    def sbatch(self) -> Options:
+        """What the `#SBATCH` lines ask for."""
+        return header_options(self.text)
+
+    @cached_property
+    def on_slurm(self) -> bool:
+        """Whether it is a batch file, or starts a step."""
+        return bool(self.sbatch.by_name) or any(command.words[0].plain == "srun" for command in self.commands)
+
+    @cached_property
+    def has_flags_in_variables(self) -> bool:
+        """torchrun takes each flag from a variable too: PET_RDZV_ID."""
+        return "PET_" in self.text
+
+    @cached_property
+    def assignments(self) -> list[Assignment]:
+        """All of them."""
+        return [found for command in self.commands for found in self._assignments(command)]
+
+    @cached_property
+    def variables(self) -> Mapping[str, list[Assignment]]:
+        """The assignments of each name that are not for one command alone."""
+        found: dict[str, list[Assignment]] = {}
+        for assignment in self.assignments:
+            if not assignment.is_for_command:
+                found.setdefault(assignment.name, []).append(assignment)
+        return found
+
+    @cached_property
+    def exported(self) -> frozenset[str]:
+        """The names that other programs get to see."""
+        names = {found.name for found in self.assignments if found.is_exported and not found.is_for_command}
+        for command in self.commands:
+            if command.words[0].plain == "export" or _exports(command):
+                plain = [word.plain or "" for word in command.words[1:]]
+                names.update(word for word in plain if word.isidentifier())
+        return frozenset(names)
+
+    def constant(self, word: Word, depth: int = 0) -> str | None:
+        """What a word comes to, where the script alone tells it."""
+        parts: list[str] = []
+        for piece in word.pieces:
+            value = piece.text if piece.kind is Kind.TEXT else self._value(piece, depth)
+            if value is None:
+                return None
+            parts.append(value)
+        joined = "".join(parts)
+        return joined if len(joined) <= _LONGEST_VALUE else None
+
+    def source_of(self, word: Word) -> Span:
+        """Where a word's value is written: itself, or the assignment of the one variable that it is made of."""
+        names = [piece.text for piece in word.pieces if piece.kind is Kind.VARIABLE]
+        assigned = self.variables.get(names[0], []) if len(names) == 1 else []
+        return assigned[0] if len(assigned) == 1 else word
+
+    def expanded(self, words: Sequence[Word], depth: int = 0) -> Iterator[Word]:
+        """Words, with those that are a known list of words in a variable put in its place."""
+        for word in words:
+            inner = self._list_in(word) if depth < _DEEPEST else None
+            if inner is None:
+                yield word
+            else:
+                yield from self.expanded(inner, depth + 1)
+
+    def written(self, span: Span) -> str:
+        """What stands there, on one line."""
+        return " ".join(self.text[span.start : span.end].replace("\\\n", " ").split())
+
+    def place(self, node: Span) -> Place:
+        """Of a word, a command or an assignment."""
+        line, column = self._position(node.start)
+        end_line, end_column = self._position(node.end)
+        return Place(path=str(self.path), line=line, column=column, end_line=end_line, end_column=end_column)
+
+    def position(self, offset: int) -> tuple[int, int]:
+        """Line and column as an edit counts them: from 1 and 0, columns in bytes of UTF-8, as `ast` does."""
+        line, column = self._position(offset)
+        start = offset - column + 1
+        return line, len(self.text[start:offset].encode(errors="surrogateescape"))
+
+    def _position(self, offset: int) -> tuple[int, int]:
+        line = bisect_right(self._line_starts, offset)
+        return line, offset - self._line_starts[line - 1] + 1
+
+    def _lines(self, command: Command) -> Lines:
+        return self._position(command.start)[0], self._position(command.end)[0]
+
+    @cached_property
+    def _line_starts(self) -> list[int]:
+        return [0, *(found.end() for found in re.finditer(r"\r\n|\n|\r", self.text))]
+
+    @cached_property
+    def _changed_elsewhere(self) -> frozenset[str]:
+        """Names that loops, `read` and the like may give another value."""
+        return frozenset(
+            name
+            for found in _CHANGED_ELSEWHERE.finditer(self.text)
+            for name in re.findall(r"[A-Za-z_]\w*", found[1])
+        )
+
+    def _value(self, piece: Piece, depth: int) -> str | None:
+        name = piece.text
+        if piece.kind is not Kind.VARIABLE or depth > _DEEPEST or name in self._changed_elsewhere:
+            return None
+        if name not in self._values:
+            self._values[name] = None  # A variable that is made of itself comes to nothing known.
+            self._values[name] = self._value_of_name(name, depth)
+        return self._values[name]
+
+    def _value_of_name(self, name: str, depth: int) -> str | None:
+        assigned = self.variables.get(name, [])
+        if not assigned and name in _NUMBER_OF_NODES:
+            nodes = self.sbatch.number("nodes")
+            return None if nodes is None else str(nodes)
+        if len(assigned) != 1:
+            return None
+        only = assigned[0]
+        if only.is_appended or only.command.is_conditional or only.items is not None:
+            return None
+        return self.constant(only.value, depth + 1)
+
+    def _list_in(self, word: Word) -> Sequence[Word] | None:
+        """The words of `"${NAME[@]}"`, or of `$NAME` without quotes, where they are known."""
+        if len(word.pieces) != 1 or word.pieces[0].text in self._changed_elsewhere:
+            return None
+        piece = word.pieces[0]
+        assigned = self.variables.get(piece.text, [])
+        if len(assigned) != 1 or assigned[0].is_appended or assigned[0].command.is_conditional:
+            return None
+        if piece.kind is Kind.ARRAY:
+            return assigned[0].items
+        if piece.kind is not Kind.VARIABLE or piece.is_quoted or assigned[0].items is not None:
+            return None
+        inside = inside_quotes(self.text, assigned[0].value)
+        if inside is None:
+            return None
+        # The end of a line is but a blank in a value.
+        return [inner for command in read_commands(self.text, *inside) for inner in command.words]
+
+    def _assignments(self, command: Command) -> Iterator[Assignment]:
+        words = command.words
+        leading = 0
+        while leading < len(words) and ASSIGNMENT.match(self.text, words[leading].start, words[leading].end):
+            leading += 1
+        for word in words[:leading]:
+            yield self._assignment(word, command, leading < len(words), leading < len(words))
+        rest = words[leading:]
+        first = rest[0].plain if rest else None
+        if first in _DECLARES:
+            is_exported = first == "export" or _exports(command)
+            yield from (
+                self._assignment(word, command, is_exported, False)
+                for word in rest[1:]
+                if ASSIGNMENT.match(self.text, word.start, word.end)
+            )
+        elif first == "env":
+            yield from self._given_by_env(command, rest[1:])
+
+    def _given_by_env(self, command: Command, words: Sequence[Word]) -> Iterator[Assignment]:
+        for word in words:
+            if ASSIGNMENT.match(self.text, word.start, word.end):
+                yield self._assignment(word, command, True, True)
+            elif not word.head.startswith("-"):
+                return
+
+    def _assignment(
+        self, word: Word, command: Command, is_exported: bool, is_for_command: bool
+    ) -> Assignment:
+        written = self.text[word.start : min(word.end, word.start + 200)]
+        name, _, _ = written.partition("=")
+        value_start = word.start + len(name) + 1
+        return Assignment(
+            name=re.split(r"[+\[]", name, maxsplit=1)[0],
+            value=Word(value_start, word.end, _without_name(word.pieces, len(name) + 1)),
+            command=command,
+            is_exported=is_exported,
+            is_for_command=is_for_command,
+            is_appended=name.endswith(("+", "]")),
+            items=command.arrays.get(word.start),
+            start=word.start,
+            end=word.end,
+        )
+
+
+def _exports(command: Command) -> bool:
+    """`declare -x` and `typeset -x`."""
+    words = [word.plain or "" for word in command.words]
+    return words[0] in {"declare", "typeset"} and any(re.fullmatch(r"-\w*x\w*", word) for word in words[1:])
+
+
+def _without_name(pieces: Sequence[Piece], length: int) -> tuple[Piece, ...]:
+    if not pieces or pieces[0].kind is not Kind.TEXT:
+        return tuple(pieces)
+    first = pieces[0]._replace(text=pieces[0].text[length:])
+    return (first, *pieces[1:]) if first.text or len(pieces) == 1 else tuple(pieces[1:])

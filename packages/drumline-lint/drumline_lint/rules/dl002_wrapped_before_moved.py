@@ -1,0 +1,96 @@
+"""DL002: DDP gets a model that is not where it will be."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.arguments import has_unknown_arguments
+from drumline_lint.program.names import DDP
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import function_around, position
+from drumline_lint.program.value import Made
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.running.distributed import framework
+from drumline_lint.training.devices import is_on_cpu_only, moves_to_gpu
+from drumline_lint.training.moving import has_devices, is_made_on_cpu, is_moved_before, moves_of, wrapped
+
+RULE = Rule(
+    id="DL002",
+    name="wrapped-before-moved",
+    severity=Severity.ERROR,
+    summary="a model is wrapped in DDP before it is on its device",
+    why=(
+        "DDP looks at the parameters once, when it wraps: it sends rank 0's to all and builds its buckets where they "
+        "are. With NCCL that fails for a model on the CPU; device_ids are refused for such a model whatever the "
+        "backend. A model that is moved later no longer fits the buckets."
+    ),
+    fix="move first, then wrap: DDP(model.to(device), device_ids=[local_rank])",
+    bad="""\
+import os
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+local_rank = int(os.environ["LOCAL_RANK"])
+model = DDP(torch.nn.Linear(8, 2))
+model.to(local_rank)
+""",
+    good="""\
+import os
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+local_rank = int(os.environ["LOCAL_RANK"])
+model = torch.nn.Linear(8, 2).to(local_rank)
+model = DDP(model, device_ids=[local_rank])
+""",
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Wrapped, then moved; or given device_ids, and never moved."""
+    calls = list(program.calls(source, DDP))
+    if not calls or framework(program, source) or is_on_cpu_only(program, source):
+        return
+    for call in calls:
+        model = wrapped(call)
+        if model is None or has_unknown_arguments(call) or is_moved_before(program, model, call):
+            continue
+        moved = _moved_after(program, source, call, model)
+        said = source.code(model)
+        if moved is not None:
+            line = source.place(moved).line
+            yield RULE.at(
+                source, call, f"{said} is still on the CPU when DDP wraps it: it is moved in line {line}"
+            )
+        elif has_devices(program, call) and is_made_on_cpu(program, model):
+            yield RULE.at(source, call, f"DDP is given device_ids, but {said} was never moved from the CPU")
+
+
+def _moved_after(program: Program, source: Source, call: ast.Call, model: ast.expr) -> ast.Call | None:
+    """The first move of the wrapped model, or of the one inside."""
+    calls = program.index(source).calls
+    found = [
+        move
+        for move in (*calls.get("to", ()), *calls.get("cuda", ()))
+        if isinstance(move.func, ast.Attribute)
+        and any(isinstance(one, Made) and one.call is call for one in program.values(move.func.value))
+        and moves_to_gpu(program, move)
+    ]
+    found += [
+        move
+        for move in moves_of(program, model)
+        if function_around(move) is function_around(call) and _is_same(program, move, model)
+    ]
+    later = [move for move in found if position(move) > position(call) or move.func.value is call]
+    return min(later, key=position, default=None)
+
+
+def _is_same(program: Program, move: ast.Call, model: ast.expr) -> bool:
+    """Whether the name still means the model: it may have been given to another one."""
+    owner = move.func.value if isinstance(move.func, ast.Attribute) else None
+    if not isinstance(owner, ast.Name) or not isinstance(model, ast.Name):
+        return True
+    return any(one in program.bindings(model) for one in program.bindings(owner))

@@ -1,0 +1,100 @@
+"""DL003: every rank trains on the same samples."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.arguments import has_unknown_arguments
+from drumline_lint.program.making import depends_on_rank
+from drumline_lint.program.names import LOADER
+from drumline_lint.program.origins import written
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import Loop
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.running.alone import is_alone
+from drumline_lint.running.distributed import framework
+from drumline_lint.running.guards import is_on_some_only
+from drumline_lint.training.datasets import is_indexed
+from drumline_lint.training.loaders import given, training_loops
+
+RULE = Rule(
+    id="DL003",
+    name="no-distributed-sampler",
+    severity=Severity.ERROR,
+    summary="a DataLoader for training gives every rank the whole dataset",
+    why=(
+        "Without a sampler that knows the rank, each process goes through all samples. An epoch takes as long as on "
+        "one GPU and counts every sample once per process; with the same seed, all ranks even compute the same batches."
+    ),
+    fix="give it sampler=DistributedSampler(dataset), leave shuffle out, and call sampler.set_epoch(epoch)",
+    bad="""\
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+
+loader = DataLoader(data, batch_size=32, shuffle=True)
+model = DDP(network)
+for inputs in loader:
+    model(inputs).sum().backward()
+""",
+    good="""\
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
+model = DDP(network)
+for inputs in loader:
+    model(inputs).sum().backward()
+""",
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Loaders that feed a loop with `.backward()`, on all ranks."""
+    calls = list(program.calls(source, LOADER))
+    trained = training_loops(program) if calls else {}
+    for call in calls:
+        if call in trained and _gives_all(program, call) and _is_for_all(program, call, trained[call]):
+            dataset = given(call, "dataset")
+            said = "the dataset" if dataset is None else source.code(dataset)
+            yield RULE.at(source, call, f"every rank goes through all of {said}: no sampler shares it out")
+
+
+def _gives_all(program: Program, call: ast.Call) -> bool:
+    """Whether nothing in the call, nor in the dataset, has to do with ranks."""
+    if has_unknown_arguments(call) or not all(_is_none(program, call, name) for name in _ORDERS):
+        return False
+    dataset = given(call, "dataset")
+    # shuffle=True is refused for a dataset that can only be iterated over
+    is_shuffled = any(_is_true(one) for one in written(program, given(call, "shuffle")))
+    if not is_shuffled and not is_indexed(program, dataset):
+        return False
+    parts = [dataset, given(call, "worker_init_fn"), given(call, "collate_fn")]
+    return not any(depends_on_rank(program, part) for part in parts)
+
+
+_ORDERS = ("sampler", "batch_sampler")
+
+
+def _is_none(program: Program, call: ast.Call, name: str) -> bool:
+    expression = given(call, name)
+    if expression is None:
+        return True
+    origins = written(program, expression) or [expression]
+    return all(isinstance(one, ast.Constant) and one.value is None for one in origins)
+
+
+def _is_true(expression: ast.expr) -> bool:
+    return isinstance(expression, ast.Constant) and expression.value is True
+
+
+def _is_for_all(program: Program, call: ast.Call, loops: list[Loop]) -> bool:
+    """Whether it is made on every rank of a distributed run, and iterated over on every one."""
+    files = {program.source_of(node) for node in (call, *loops)}
+    if any(framework(program, one) for one in files):
+        return False
+    if is_alone(program, call) or is_on_some_only(program, call):
+        return False
+    return any(not is_alone(program, loop) and not is_on_some_only(program, loop) for loop in loops)

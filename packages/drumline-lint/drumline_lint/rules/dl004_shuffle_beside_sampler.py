@@ -1,0 +1,64 @@
+"""DL004: two are asked for the order of the samples."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.names import LOADER
+from drumline_lint.program.origins import written
+from drumline_lint.program.program import Program
+from drumline_lint.program.value import Known
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.training.loaders import given
+
+RULE = Rule(
+    id="DL004",
+    name="shuffle-beside-sampler",
+    severity=Severity.ERROR,
+    summary="a DataLoader is given shuffle=True beside a sampler",
+    why=(
+        "The sampler gives the order, so that DataLoader refuses to shuffle as well: it raises a ValueError. Where the "
+        "sampler is made only for several processes, it does so only there."
+    ),
+    fix="leave shuffle out: DistributedSampler shuffles by default, anew in each epoch if set_epoch is called",
+    bad="""\
+from torch.utils.data import DataLoader, DistributedSampler
+
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=32, shuffle=True, sampler=sampler)
+""",
+    good="""\
+from torch.utils.data import DataLoader, DistributedSampler
+
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=32, sampler=sampler)
+""",
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Both in one call: shuffle true in any case, the sampler something that is known not to be None."""
+    for call in program.calls(source, LOADER):
+        if not _is_true(program, given(call, "shuffle")):
+            continue
+        for name in ("sampler", "batch_sampler"):
+            sampler = given(call, name)
+            if sampler is not None and _is_there(program, sampler):
+                said = f"{name}={source.code(sampler)}"
+                yield RULE.at(source, call, f"shuffle=True beside {said}: DataLoader raises a ValueError")
+                break
+
+
+def _is_true(program: Program, shuffle: ast.expr | None) -> bool:
+    origins = written(program, shuffle)
+    return bool(origins) and all(isinstance(one, ast.Constant) and one.value is True for one in origins)
+
+
+def _is_there(program: Program, sampler: ast.expr) -> bool:
+    """Whether it is made somewhere; beside a shuffle that is always on, one None among others does not help."""
+    if any(value != Known(None) for value in program.values(sampler)):
+        return True
+    return any(isinstance(one, ast.Call) for one in written(program, sampler))

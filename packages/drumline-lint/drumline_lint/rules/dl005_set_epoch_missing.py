@@ -1,0 +1,141 @@
+"""DL005: every epoch has the same order."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.arguments import argument, has_unknown_arguments
+from drumline_lint.program.imports import connected
+from drumline_lint.program.making import bodies
+from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
+from drumline_lint.program.origins import written
+from drumline_lint.program.program import Program
+from drumline_lint.program.value import Instance, Known, Made, Method, Values
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.running.distributed import framework
+from drumline_lint.running.loops import outer_loops
+from drumline_lint.training.loaders import given, training_loops
+
+RULE = Rule(
+    id="DL005",
+    name="set-epoch-missing",
+    severity=Severity.WARNING,
+    summary="a DistributedSampler shuffles, and set_epoch is never called",
+    why=(
+        "The order is drawn from the seed and the epoch, and the sampler cannot know the epoch: without set_epoch it "
+        "stays 0. Every epoch has the same order and the same batches, which may cost accuracy and raises no error."
+    ),
+    fix="call sampler.set_epoch(epoch) at the beginning of every epoch",
+    bad="""\
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=32, sampler=sampler)
+model = DDP(network)
+for epoch in range(10):
+    for inputs in loader:
+        model(inputs).sum().backward()
+""",
+    good="""\
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=32, sampler=sampler)
+model = DDP(network)
+for epoch in range(10):
+    sampler.set_epoch(epoch)
+    for inputs in loader:
+        model(inputs).sum().backward()
+""",
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Samplers that shuffle, of loaders that a training loop goes through again and again."""
+    calls = list(program.calls(source, DISTRIBUTED_SAMPLER))
+    if not calls or framework(program, source):
+        return
+    for call in calls:
+        fed = _loaders_of(program, call) if _shuffles(program, call) else []
+        if fed and not _is_told(program, call, fed) and not _is_handed_on(program, call, fed):
+            yield RULE.at(
+                source,
+                call,
+                f"{_said(source, call)} shuffles, but nobody calls its set_epoch: every epoch has the same order",
+            )
+
+
+def _shuffles(program: Program, call: ast.Call) -> bool:
+    if has_unknown_arguments(call):
+        return False
+    shuffle = argument(call, 3, "shuffle")
+    origins = written(program, shuffle)
+    return shuffle is None or any(isinstance(one, ast.Constant) and one.value is True for one in origins)
+
+
+def _loaders_of(program: Program, sampler: ast.Call) -> list[ast.Call]:
+    """The loaders with this sampler that are gone through several times in training."""
+    found = []
+    for loader, loops in training_loops(program).items():
+        samplers = [made.call for made in program.made(given(loader, "sampler"), DISTRIBUTED_SAMPLER)]
+        is_again = any(True for loop in loops for _ in outer_loops(program, loop))
+        if sampler in samplers and is_again:
+            found.append(loader)
+    return found
+
+
+def _is_told(program: Program, sampler: ast.Call, loaders: list[ast.Call]) -> bool:
+    """Whether there is a `set_epoch` on it, on a loader that has it, or on something unknown that may be it."""
+    for source in connected(program, program.source_of(sampler)):
+        for call in program.index(source).calls.get("set_epoch", ()):
+            if isinstance(call.func, ast.Attribute):
+                owners = program.values(call.func.value)
+                if not _are_known(owners) or any(_is_one_of(owners, [sampler, *loaders])):
+                    return True
+    return False
+
+
+def _are_known(values: Values) -> bool:
+    """One of those in a list or dictionary may be any."""
+    return bool(values) and all(isinstance(value, Made | Method | Instance | Known) for value in values)
+
+
+def _is_one_of(values: Values, calls: list[ast.Call]) -> Iterator[bool]:
+    """The sampler itself, or `loader.sampler`."""
+    for value in values:
+        owner = value.of if isinstance(value, Method) else value
+        yield isinstance(owner, Made) and owner.call in calls
+
+
+def _is_handed_on(program: Program, sampler: ast.Call, loaders: list[ast.Call]) -> bool:
+    """Whether something that is not seen gets the sampler or its loader, and may call it."""
+    trained = training_loops(program)
+    nodes = [sampler, *loaders, *(loop for loader in loaders for loop in trained[loader])]
+    for source in {program.source_of(node) for node in nodes}:
+        for call in program.index(source).every(ast.Call):
+            arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+            named = [one for one in arguments if isinstance(one, ast.Name | ast.Attribute)]
+            is_given = any(any(_is_one_of(program.values(one), [sampler, *loaders])) for one in named)
+            if is_given and _is_unseen(program, call):
+                return True
+    return False
+
+
+_HARMLESS = {"enumerate", "len", "tqdm", "iter", "next", "zip", "islice", "print", "isinstance", "hasattr"}
+
+
+def _is_unseen(program: Program, call: ast.Call) -> bool:
+    name = program.name_of(call.func)
+    return name != LOADER and name.rpartition(".")[2] not in _HARMLESS and not bodies(program, call)
+
+
+def _said(source: Source, call: ast.Call) -> str:
+    dataset = argument(call, 0, "dataset")
+    return (
+        "the DistributedSampler" if dataset is None else f"the DistributedSampler of {source.code(dataset)}"
+    )

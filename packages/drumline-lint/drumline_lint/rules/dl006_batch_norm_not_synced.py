@@ -1,0 +1,89 @@
+"""DL006: BatchNorm sees one rank's share of the batch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.arguments import argument
+from drumline_lint.program.names import DDP
+from drumline_lint.program.program import Program
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.running.distributed import framework
+from drumline_lint.training.devices import is_on_cpu_only
+from drumline_lint.training.moving import built_of, wrapped
+
+RULE = Rule(
+    id="DL006",
+    name="batch-norm-not-synced",
+    severity=Severity.NOTE,
+    summary="a model with BatchNorm is wrapped in DDP without SyncBatchNorm",
+    why=(
+        "Each rank normalises by the mean and variance of its own share of the batch, and rank 0's running statistics "
+        "are the ones that are kept. With large shares that is as good, and faster; with a few samples per GPU, "
+        "training differs from that on one GPU with the whole batch, and is often worse."
+    ),
+    fix="where a rank's batch is small, convert before wrapping: nn.SyncBatchNorm.convert_sync_batchnorm(model)",
+    bad="""\
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
+model = DDP(model)
+""",
+    good="""\
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
+model = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(model))
+""",
+)
+_LAYERS = {f"torch.nn.{lazy}BatchNorm{number}d" for lazy in ("", "Lazy") for number in (1, 2, 3)}
+_MODELS = "torchvision.models."
+_MODELS_WITH_IT = (
+    "densenet",
+    "efficientnet",
+    "googlenet",
+    "inception",
+    "mnasnet",
+    "mobilenet",
+    "regnet",
+    "resnet",
+    "resnext",
+    "shufflenet",
+    "wide_resnet",
+)
+_SYNCED = ("SyncBatchNorm", "syncbn", "sync_bn", "SyncBN", "sync_batchnorm")
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Models in whose making a BatchNorm is seen, in files that never speak of a synchronised one."""
+    calls = list(program.calls(source, DDP))
+    if not calls or framework(program, source) or is_on_cpu_only(program, source):
+        return
+    for call in calls:
+        model = wrapped(call)
+        nodes = list(built_of(program, model))
+        layer = next((node for node in nodes if _is_layer(program, node)), None)
+        files = {source, *(program.source_of(node) for node in nodes)}
+        is_synced = any(word in one.text for one in files for word in _SYNCED)
+        if model is not None and layer is not None and not is_synced:
+            where = program.source_of(layer).code(layer)
+            said = f"{source.code(model)} has BatchNorm ({where})"
+            yield RULE.at(source, call, f"{said}, which sees only this rank's part of each batch")
+
+
+def _is_layer(program: Program, node: ast.AST) -> bool:
+    """`nn.BatchNorm2d`, or one of torchvision's models that are known to have it."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        return program.name_of(node) in _LAYERS
+    if not isinstance(node, ast.Call):
+        return False
+    name = program.name_of(node.func)
+    if not name.startswith(_MODELS) or argument(node, None, "norm_layer") is not None:
+        return False
+    last = name.rpartition(".")[2]
+    return last.startswith(_MODELS_WITH_IT) or last.endswith("_bn")

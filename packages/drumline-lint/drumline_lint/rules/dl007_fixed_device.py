@@ -1,0 +1,164 @@
+"""DL007: all ranks of a host use the same GPU."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.arguments import argument
+from drumline_lint.program.imports import connected
+from drumline_lint.program.names import DDP
+from drumline_lint.program.origins import written
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import Binding, last_name, position, scope_node, statement_of
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.running.alone import is_alone, is_in_run
+from drumline_lint.running.distributed import framework
+from drumline_lint.running.guards import is_on_some_only
+
+RULE = Rule(
+    id="DL007",
+    name="fixed-device",
+    severity=Severity.WARNING,
+    summary="a GPU is named by a fixed number",
+    why=(
+        "Each process of a host has a GPU of its own. With a fixed number all of them put their tensors on the same "
+        "one: it runs out of memory while the others idle, and NCCL refuses two ranks on one GPU."
+    ),
+    fix='use the device of this process: torch.device("cuda", local_rank), with local_rank from LOCAL_RANK',
+    bad="""\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+device = torch.device("cuda:0")
+""",
+    good="""\
+import os
+import torch
+import torch.distributed as dist
+
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl", device_id=device)
+dist.destroy_process_group()
+""",
+)
+_FIXED = re.compile(r"cuda:\d+")
+_MASK = "CUDA_VISIBLE_DEVICES"
+
+_TAKING = {"set_device", "device", "to", "cuda", "load"}
+_DEVICE_ARGUMENTS = {"device", "map_location"}
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Numbers of GPUs that are written out, wherever a device is asked for, if every rank comes there."""
+    if framework(program, source) or not connected(program, source).isdisjoint(_masking(program)):
+        return  # where each process sees one GPU only, its number is 0
+    found = {
+        fixed
+        for call in _candidates(program, source)
+        for device in _devices(program, call)
+        for fixed in _fixed(program, device)
+        if program.source_of(fixed) is source
+    }
+    for node in sorted(found, key=position):
+        if _is_for_all(program, node) and not _is_chosen_elsewhere(program, source, node):
+            yield RULE.at(source, node, f"{source.code(node)} is the same GPU for all ranks of a host")
+
+
+def _masking(program: Program) -> set[Source]:
+    return program.remember("masking", lambda: {source for source in program.sources if _MASK in source.text})
+
+
+def _candidates(program: Program, source: Source) -> Iterator[ast.Call]:
+    """Calls that may be given a device, by what they are called and given."""
+    wrapping = set(program.calls(source, DDP))
+    for call in program.index(source).every(ast.Call):
+        is_named = last_name(call.func) in _TAKING or any(
+            one.arg in _DEVICE_ARGUMENTS for one in call.keywords
+        )
+        if is_named or call in wrapping:
+            yield call
+
+
+def _devices(program: Program, call: ast.Call) -> Iterator[ast.expr]:
+    """The expressions in a call that stand for a device."""
+    name = program.name_of(call.func)
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    given = [argument(call, None, "device"), argument(call, None, "map_location")]
+    if name in ("torch.cuda.set_device", "torch.cuda.device") or method in ("to", "cuda"):
+        given.append(argument(call, 0, "device"))
+    elif name == "torch.device":
+        given += [argument(call, 0, "type"), argument(call, 1, "index")]
+    elif name == "torch.load":
+        given.append(argument(call, 1, "map_location"))
+    elif name == DDP:
+        listed = argument(call, 1, "device_ids")
+        given += [*listed.elts] if isinstance(listed, ast.List | ast.Tuple) else []
+        given.append(argument(call, 2, "output_device"))
+    yield from (one for one in given if one is not None)
+
+
+def _fixed(program: Program, device: ast.expr) -> list[ast.expr]:
+    """The fixed numbers that it may be; none if it may be something else as well."""
+    if _is_number(device):
+        return [device]
+    origins = written(program, device)
+    if not all(_is_settled(program, one) for one in origins):
+        return []
+    return [one for one in origins if _is_named(one)]
+
+
+def _is_settled(program: Program, expression: ast.expr) -> bool:
+    """Whether it is the same on all ranks for sure."""
+    if isinstance(expression, ast.Call) and _is_device_call(program, expression):
+        given = [one for argument_ in expression.args for one in written(program, argument_)]
+        return all(_is_settled(program, one) for one in given)
+    return isinstance(expression, ast.Constant)
+
+
+def _is_named(expression: ast.expr) -> bool:
+    value = expression.value if isinstance(expression, ast.Constant) else None
+    return isinstance(value, str) and _FIXED.fullmatch(value) is not None
+
+
+def _is_number(expression: ast.expr) -> bool:
+    """Written out here: a variable that is 0 may get another value where it is not seen."""
+    value = expression.value if isinstance(expression, ast.Constant) else None
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_for_all(program: Program, node: ast.AST) -> bool:
+    return not is_on_some_only(program, node) and not is_alone(program, node) and is_in_run(program, node)
+
+
+def _is_chosen_elsewhere(program: Program, source: Source, node: ast.expr) -> bool:
+    """Whether the variable that it is for gets a device by rank in another place: it was a default."""
+    statement = statement_of(node)
+    if not isinstance(statement, ast.Assign) or not _is_or_makes(program, statement.value, node):
+        return False
+    every: list[Binding] = []
+    for target in statement.targets:
+        if isinstance(target, ast.Name):
+            every += program.index(source).scopes[scope_node(target)].names[target.id]
+        elif isinstance(target, ast.Attribute):
+            written_so = ast.dump(target.value)
+            same = program.index(source).attributes[target.attr]
+            every += [binding for other, binding in same if ast.dump(other.value) == written_so]
+    origins = [one for binding in every if not binding.path for one in written(program, binding.value)]
+    return not all(_is_settled(program, one) for one in origins)
+
+
+def _is_or_makes(program: Program, value: ast.expr, node: ast.expr) -> bool:
+    """Whether a value is this device, and not something that is put on it."""
+    return any(
+        one is node or (_is_device_call(program, one) and any(part is node for part in ast.walk(one)))
+        for one in written(program, value)
+    )
+
+
+def _is_device_call(program: Program, expression: ast.expr) -> bool:
+    return isinstance(expression, ast.Call) and program.name_of(expression.func) == "torch.device"

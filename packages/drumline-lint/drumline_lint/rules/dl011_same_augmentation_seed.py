@@ -1,0 +1,151 @@
+"""DL011: every rank changes its samples in the same way."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.arguments import argument
+from drumline_lint.program.names import LOADER
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import inside
+from drumline_lint.program.value import Function, Known
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.running.distributed import framework
+from drumline_lint.running.order import Run, Step, found_in_scripts, process_of
+from drumline_lint.training.augmentation import augmentations
+from drumline_lint.training.seeds import kind_of_seed, may_differ_by_rank, seeds_torch, where_given
+
+RULE = Rule(
+    id="DL011",
+    name="same-augmentation-seed",
+    severity=Severity.WARNING,
+    summary="data is augmented at random with the same seed on every rank",
+    why=(
+        "With the same seed, every rank draws the same numbers: in each step the samples of all ranks are cropped and "
+        "flipped alike, and a batch over eight ranks has the variety of one. A DataLoader's workers do not help: the "
+        "seed from which they get theirs is drawn from the generator of their rank."
+    ),
+    fix="seed again with the rank, torch.manual_seed(seed + rank), after the model has been built",
+    bad="""\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+from torchvision import datasets, transforms
+
+torch.manual_seed(42)
+model = DDP(torch.nn.Linear(8, 2))
+flip = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+data = datasets.ImageFolder("train", flip)
+loader = DataLoader(data, 32, sampler=DistributedSampler(data), num_workers=4)
+""",
+    good="""\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+from torchvision import datasets, transforms
+
+torch.manual_seed(42)
+model = DDP(torch.nn.Linear(8, 2))
+torch.manual_seed(42 + dist.get_rank())
+flip = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+data = datasets.ImageFolder("train", flip)
+loader = DataLoader(data, 32, sampler=DistributedSampler(data), num_workers=4)
+""",
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """The last seed of a run for the generator that the augmentation draws from."""
+    if framework(program, source) or not any("seed" in one.text for one in program.sources):
+        return
+    for place, drawn in found_in_scripts(program, source, _same_in).items():
+        yield RULE.at(
+            source, place, f"{source.code(place)} is the same on every rank, and so is all that {drawn} draws"
+        )
+
+
+def _same_in(program: Program, run: Run) -> Iterator[tuple[ast.AST, str]]:
+    drawn = augmentations(program, run)
+    loading = [step for step in run if program.name_of(step.call.func) == LOADER]
+    loaders = [step.call for step in loading]
+    if not drawn or not loaders or any(argument(one, 12, "generator") for one in loaders):
+        return
+    in_workers, are_all_known = _seeds_of_workers(program, loaders)
+    if not are_all_known:
+        return
+    for call, worker in in_workers:
+        kind = kind_of_seed(program, call)
+        if kind in drawn and _is_same_in_worker(program, call.args[0], worker):
+            yield call, drawn[kind]
+    own = {kind_of_seed(program, call) for call, _ in in_workers}
+    has_workers = any(_has_workers(program, one) for one in loaders)
+    for kind, what in drawn.items():
+        if kind not in own:
+            seeding = _in_same_process(program, run, loading)
+            place = _same_seed(program, seeding, "torch" if has_workers else kind)
+            if place is not None:
+                yield place, what
+
+
+def _in_same_process(program: Program, run: Run, loading: Run) -> Run:
+    """What is done where the loaders are made: a process that is spawned has no seed from its parent.
+
+    Where one is made in spawned processes and, for one GPU, in their parent, there are several ranks in the former.
+    """
+    processes = {process_of(program, step) for step in loading}
+    spawned = {step.call for step in loading if process_of(program, step)}
+    if all(step.call in spawned for step in loading):
+        processes.discard(())
+    return [step for step in run if process_of(program, step) in processes]
+
+
+def _same_seed(program: Program, run: Run, kind: str) -> ast.AST | None:
+    """The last seed of a generator in a run, if none has the rank in it."""
+    seeds: list[tuple[Step, ast.expr]] = []
+    for step in run:
+        is_of_kind = kind_of_seed(program, step.call) == kind
+        if not is_of_kind and not (kind == "torch" and seeds_torch(program, step.call)):
+            continue
+        seed = step.call.args[0] if step.call.args else argument(step.call, None, "seed")
+        if not is_of_kind and not program.name_of(step.call.func).startswith("torch."):
+            return None  # what a helper that was not given does with it is not known
+        if seed is None or may_differ_by_rank(program, seed):
+            return None
+        if is_of_kind:
+            seeds.append((step, seed))
+    return where_given(program, *seeds[-1]) if seeds else None
+
+
+def _seeds_of_workers(program: Program, loaders: list[ast.Call]) -> tuple[list[tuple[ast.Call, str]], bool]:
+    """The seeds that `worker_init_fn` sets, with the name of its worker; and whether all such are known."""
+    found = []
+    for loader in loaders:
+        given = argument(loader, 10, "worker_init_fn")
+        values = program.values(given)
+        # Which of its parameters is the worker's number is not seen of one that has arguments from before.
+        functions = [value.node for value in values if isinstance(value, Function) and not value.partials]
+        if given is not None and not functions and values != frozenset({Known(None)}):
+            return [], False
+        for function in functions:
+            worker = function.args.args[0].arg if function.args.args else ""
+            calls = [call for call in inside(function, ast.Call) if kind_of_seed(program, call)]
+            found += [(call, worker) for call in calls if call.args]
+    return found, True
+
+
+def _is_same_in_worker(program: Program, seed: ast.expr, worker: str) -> bool:
+    """The number of a worker is the same on every rank."""
+    if isinstance(seed, ast.Name) and seed.id == worker:
+        return True
+    if isinstance(seed, ast.BinOp):
+        return all(_is_same_in_worker(program, part, worker) for part in (seed.left, seed.right))
+    return not may_differ_by_rank(program, seed)
+
+
+def _has_workers(program: Program, loader: ast.Call) -> bool:
+    number = argument(loader, 5, "num_workers")
+    return number is not None and Known(0) not in program.values(number)

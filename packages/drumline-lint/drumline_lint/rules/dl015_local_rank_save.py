@@ -1,0 +1,58 @@
+"""DL015: one process of every node writes the same file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.program import Program
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.running.guards import Guards, is_main_only, ways
+from drumline_lint.training.saves import is_own_of_node, saves
+
+RULE = Rule(
+    id="DL015",
+    name="local-rank-save",
+    severity=Severity.ERROR,
+    summary="a save is guarded by the local rank",
+    why=(
+        "The local rank counts from 0 on every node, so that one process of each node passes the guard. On a disk "
+        "that the nodes share they all write the same path at the same time. On one node it works, so that it is "
+        "found late."
+    ),
+    fix="guard the save by the global rank (`dist.get_rank() == 0`), or put the node's rank into the path",
+    bad="""\
+import os
+import torch
+import torch.distributed as dist
+
+dist.barrier()
+if int(os.environ["LOCAL_RANK"]) == 0:
+    torch.save({"step": 1}, "last.pt")
+""",
+    good="""\
+import torch
+import torch.distributed as dist
+
+dist.barrier()
+if dist.get_rank() == 0:
+    torch.save({"step": 1}, "last.pt")
+""",
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Saves that the first process of each node comes to, with a path that is the same on all nodes."""
+    for save in saves(program, source):
+        reached = [way.guards for way in ways(program, save.call) if way.begins != "parent"]
+        if any(map(_is_once_a_node, reached)) and not is_own_of_node(program, save.path):
+            to = "the same file" if save.path is None else source.code(save.path)
+            said = f"one process of every node comes to {source.code(save.call.func)}: all of them write {to}"
+            yield RULE.at(source, save.call, said)
+
+
+def _is_once_a_node(tests: Guards) -> bool:
+    """Whether the local rank is what lets one through, and nothing says of which node."""
+    is_local = any(test.kind == "local" and test.is_main and test.is_needed for test in tests)
+    return is_local and not is_main_only(tests) and all(test.kind in ("local", "group") for test in tests)

@@ -1,0 +1,121 @@
+"""DL016: what is saved has the wrapper's name in every key."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import cast
+
+from drumline_lint.finding import Edit, Finding, Severity
+from drumline_lint.program.names import DDP
+from drumline_lint.program.origins import behind, parts
+from drumline_lint.program.program import Program
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.training.saves import saves
+from drumline_lint.training.unwrapped import is_unwrapped
+
+RULE = Rule(
+    id="DL016",
+    name="wrapped-state-dict",
+    severity=Severity.WARNING,
+    summary="the state_dict of the wrapped model is saved",
+    why=(
+        "DistributedDataParallel holds the model as its `module`, and its state_dict has that word at the beginning "
+        "of every key. A model that is not wrapped, for evaluation or on one GPU, cannot load it."
+    ),
+    fix="save `model.module.state_dict()`",
+    bad="""\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(torch.nn.Linear(8, 2))
+if dist.get_rank() == 0:
+    torch.save(model.state_dict(), "model.pt")
+""",
+    good="""\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(torch.nn.Linear(8, 2))
+if dist.get_rank() == 0:
+    torch.save(model.module.state_dict(), "model.pt")
+""",
+    fixable=True,
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Calls of it in this file that end in a save of any file."""
+    for call in program.index(source).calls.get("state_dict", ()):
+        model = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if model is not None and _is_wrapped(program, model) and call in _saved(program):
+            written = source.code(model)
+            as_well = ", and load it without the wrapper as well" if _is_loaded_wrapped(program) else ""
+            yield RULE.at(
+                source,
+                call,
+                f"{written} is wrapped: the keys of {written}.state_dict() all begin with `module.`",
+                fix=f"save `{written}.module.state_dict()`{as_well}",
+                edits=[] if as_well else _edits(program, model),
+            )
+
+
+def _saved(program: Program) -> frozenset[ast.Call]:
+    """All calls of `.state_dict()` whose result is saved, in all given files."""
+    return program.remember("saved state_dicts", lambda: frozenset(_find_saved(program)))
+
+
+def _find_saved(program: Program) -> Iterator[ast.Call]:
+    for source in program.sources:
+        for save in saves(program, source):
+            for part in parts(program, save.what):
+                called = part.func if isinstance(part, ast.Call) else None
+                if isinstance(called, ast.Attribute) and called.attr == "state_dict":
+                    yield cast(ast.Call, part)
+
+
+def _is_wrapped(program: Program, model: ast.expr) -> bool:
+    """Whether it is DDP's, and nothing on the way may have taken the model out of it."""
+    if not program.made(model, DDP) or is_unwrapped(program, model):
+        return False
+    return not any(_unwraps(program, part) for part in parts(program, model))
+
+
+def _is_loaded_wrapped(program: Program) -> bool:
+    """Whether the wrapper's name is expected where something is loaded: other keys would not fit there."""
+    return program.remember("loads of wrapped models", lambda: any(_wrapped_loads(program)))
+
+
+def _wrapped_loads(program: Program) -> Iterator[bool]:
+    for source in program.sources:
+        yield "[7:]" in source.text  # as long as `module.`, which is often cut off by hand
+        for call in program.index(source).calls.get("load_state_dict", ()):
+            if isinstance(call.func, ast.Attribute):
+                yield _is_wrapped(program, call.func.value)
+
+
+def _unwraps(program: Program, part: ast.expr) -> bool:
+    if isinstance(part, ast.Attribute) and part.attr in ("module", "_orig_mod"):
+        return True
+    return isinstance(part, ast.Call) and program.name_of(part.func) == "getattr"
+
+
+def _edits(program: Program, model: ast.expr) -> list[Edit]:
+    """Where it is wrapped whatever happens. A function's parameter may be given something else."""
+    if isinstance(model, ast.Name):
+        given = [one.value if one.kind == "assign" else None for one in program.bindings(model)]
+    elif isinstance(model, ast.Attribute):
+        given = [*behind(program, model)]
+    else:
+        return []
+    if not given or not all(_is_wrapping(program, value) for value in given):
+        return []
+    end = (model.end_lineno or model.lineno, model.end_col_offset or 0)
+    return [Edit(start=end, end=end, text=".module")]
+
+
+def _is_wrapping(program: Program, value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Call) and program.name_of(value.func) == DDP

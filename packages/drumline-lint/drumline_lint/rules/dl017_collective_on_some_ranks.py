@@ -1,0 +1,97 @@
+"""DL017: some ranks call a collective, and wait for the others for ever."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import above, function_around, last_name
+from drumline_lint.program.value import RankTest
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.running.collectives import collectives_in, likely_names, short
+from drumline_lint.running.conditions import conditions
+from drumline_lint.running.counterparts import has_counterpart, who_comes
+from drumline_lint.running.reached_collectives import reached_by
+from drumline_lint.running.some_ranks import kept_away
+
+RULE = Rule(
+    id="DL017",
+    name="collective-on-some-ranks",
+    severity=Severity.ERROR,
+    summary="a collective is called by some ranks only",
+    why=(
+        "A collective needs a call from every rank of the group. Those that come to it wait for those that never "
+        "do, until the timeout ends the job; or it meets the next collective of the others, and what comes of "
+        "that is wrong."
+    ),
+    fix="call it on every rank, outside of the condition, and keep only what is for one rank inside",
+    bad="""\
+import torch
+import torch.distributed as dist
+
+if dist.get_rank() == 0:
+    torch.save({"step": 1}, "last.pt")
+    dist.barrier()
+""",
+    good="""\
+import torch
+import torch.distributed as dist
+
+if dist.get_rank() == 0:
+    torch.save({"step": 1}, "last.pt")
+dist.barrier()
+""",
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Collectives under a condition on ranks, and calls there of functions that come to one."""
+    likely = likely_names(program)
+    for call in program.index(source).every(ast.Call):
+        if last_name(call.func) not in likely or not _has_conditions(program, call):
+            continue
+        found = _collectives_of_call(program, call)
+        tests = _certain(program, call) if found else ()
+        for name, chain in found if tests else ():
+            if not has_counterpart(program, call, name, tests, partial(collectives_in, program)):
+                yield RULE.at(source, call, _said(source, tests, name, chain))
+                break
+
+
+def _has_conditions(program: Program, call: ast.Call) -> bool:
+    """At the first look, which costs little."""
+    function = function_around(call)
+    is_decorated = function is not None and bool(function.decorator_list)
+    is_in_case = any(isinstance(outer, ast.match_case) for outer in above(call))
+    return is_decorated or is_in_case or any(True for _ in conditions(program, call, with_exits=False))
+
+
+def _certain(program: Program, call: ast.Call) -> Sequence[RankTest]:
+    """The conditions around it that keep ranks away; early exits before it are another rule's."""
+    kept = kept_away(program, call)
+    return () if kept is None or kept.by_exit else kept.tests
+
+
+def _collectives_of_call(program: Program, call: ast.Call) -> list[tuple[str, tuple[ast.Call, ...]]]:
+    """What it is, or comes to with what it gives; arguments speak for themselves."""
+    if not any(chain[0] is call for _, chain in collectives_in(program, call)):
+        return []
+    return reached_by(program, call, _certain(program, call))
+
+
+def _said(source: Source, tests: Sequence[RankTest], name: str, chain: tuple[ast.Call, ...]) -> str:
+    who = who_comes(tests[0])
+    first = source.code(chain[0].func)
+    if len(chain) == 1:
+        return f"{who} to {first}, which waits until every rank has come"
+    through = " and ".join(_called(call) for call in chain[1:-1])
+    by = f" through {through}" if through else ""
+    return f"{who} to {first}, which calls {short(name)}{by}, and that waits until every rank has come"
+
+
+def _called(call: ast.Call) -> str:
+    return ast.unparse(call.func)

@@ -1,0 +1,156 @@
+"""DL022: every step waits for the GPU."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import SCOPES, above, inside, last_name, position, statement_of
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.running.conditions import leaves, rank_tests
+from drumline_lint.running.guards import is_now_and_then
+from drumline_lint.running.loops import repeated
+from drumline_lint.training.steps import is_method, rounds, training_loops
+from drumline_lint.training.tensors import is_of_step
+
+RULE = Rule(
+    id="DL022",
+    name="sync-every-step",
+    severity=Severity.WARNING,
+    summary="every step waits for the GPU to hand over a number",
+    why=(
+        "Python runs ahead of the GPU and queues its work. To read a tensor's value it must wait until all of it is "
+        "done; then the GPU is idle until Python has queued the next. In DDP the slowest rank of each step makes all "
+        "others wait, so that every such pause is paid by all of them."
+    ),
+    fix="read it every so many steps (`if step % 50 == 0:`), and add up `loss.detach()` on the GPU until then",
+    bad="""\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(torch.nn.Linear(8, 2).cuda())
+total = 0.0
+for x in loader:
+    loss = model(x).sum()
+    loss.backward()
+    total += loss.item()
+""",
+    good="""\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(torch.nn.Linear(8, 2).cuda())
+total = torch.zeros((), device="cuda")
+for x in loader:
+    loss = model(x).sum()
+    loss.backward()
+    total += loss.detach()
+mean = total.item() / len(loader)
+""",
+)
+READING = ("item", "tolist", "numpy", "cpu")
+NUMBERS = ("float", "int", "bool")
+SHOWING = ("print", "write", "set_postfix", "set_postfix_str", "set_description", "info", "debug", "warning")
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """One finding a statement, whichever loop comes to it."""
+    found = program.remember(RULE.id, lambda: _find(program))
+    for statement, (node, value) in sorted(found.items(), key=lambda one: position(one[0])):
+        if program.source_of(statement) is source:
+            message = (
+                f"{source.code(node)} waits at every step until the GPU has computed {source.code(value)}"
+            )
+            yield RULE.at(source, node, message)
+
+
+def _find(program: Program) -> dict[ast.stmt, tuple[ast.expr, ast.expr]]:
+    found: dict[ast.stmt, tuple[ast.expr, ast.expr]] = {}
+    for loop in training_loops(program):
+        for root, rare in rounds(program, loop, _is_rare).items():
+            for node in _written(root) if not rare else ():
+                value = _read(program, node)
+                if value is not None and not _is_rare(program, node, root):
+                    whole = value if isinstance(node, ast.FormattedValue) else node
+                    found.setdefault(statement_of(node), (whole, value))
+    return found
+
+
+def _written(root: ast.AST) -> Iterator[ast.expr]:
+    for part in repeated(root):
+        if not isinstance(part, SCOPES):
+            yield from inside(part, ast.Call, ast.FormattedValue)
+
+
+def _read(program: Program, node: ast.expr) -> ast.expr | None:
+    """The tensor whose value an expression needs."""
+    values: list[ast.expr] = []
+    if isinstance(node, ast.FormattedValue):
+        values = [node.value]
+    elif isinstance(node, ast.Call):
+        name = last_name(node.func)
+        if is_method(node, *READING) or _is_moved_to_host(node):
+            assert isinstance(node.func, ast.Attribute)
+            values = [node.func.value]
+        elif name in NUMBERS and isinstance(node.func, ast.Name):
+            values = node.args[:1]
+        elif name in SHOWING:
+            values = [*node.args, *(keyword.value for keyword in node.keywords)]
+    return next((one for one in values if is_of_step(program, one)), None)
+
+
+def _is_moved_to_host(call: ast.Call) -> bool:
+    """`.to("cpu")`, unless it is told not to wait."""
+    waits = not any(keyword.arg == "non_blocking" for keyword in call.keywords)
+    return (
+        is_method(call, "to")
+        and waits
+        and any(isinstance(one, ast.Constant) and one.value == "cpu" for one in call.args)
+    )
+
+
+def _is_rare(program: Program, node: ast.AST, until: ast.AST) -> bool:
+    """Now and then, at one step only, or where the loop is left."""
+    if is_now_and_then(program, node, until):
+        return True
+    shown = _is_shown(node)
+    inner: ast.AST = node
+    for outer in above(node):
+        if outer is until:
+            break
+        if isinstance(outer, ast.Raise | ast.Assert | ast.ExceptHandler):
+            return True
+        if isinstance(outer, ast.If) and inner is not outer.test:
+            block = outer.body if inner in outer.body else outer.orelse
+            if leaves(program, block) and not isinstance(block[-1], ast.Continue | ast.Return):
+                return True
+            if _is_one_step(program, outer.test) or (shown and _is_on_value(program, outer.test)):
+                return True
+        inner = outer
+    return False
+
+
+def _is_shown(node: ast.AST) -> bool:
+    """Whether it is read for a message only."""
+    statement = statement_of(node)
+    shown = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(shown, ast.Call) and last_name(shown.func) in SHOWING
+
+
+def _is_on_value(program: Program, test: ast.expr) -> bool:
+    """`if torch.max(y) > 1:` asks for what should not be; that it waits, too, is another matter."""
+    return any(is_of_step(program, one) for one in inside(test, ast.Compare, ast.Call))
+
+
+def _is_one_step(program: Program, test: ast.expr) -> bool:
+    """`step == 0`, `i < 3`; not `rank == 0`."""
+    if rank_tests(program, test):
+        return False
+    return any(
+        isinstance(one, ast.Eq | ast.Lt | ast.LtE | ast.In)
+        for compared in inside(test, ast.Compare)
+        for one in compared.ops
+    )

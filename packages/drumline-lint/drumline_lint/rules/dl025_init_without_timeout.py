@@ -1,0 +1,68 @@
+"""DL025: how long ranks wait for a stuck one is left open."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.arguments import argument, has_unknown_arguments
+from drumline_lint.program.names import INIT
+from drumline_lint.program.program import Program
+from drumline_lint.program.value import Known
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+
+RULE = Rule(
+    id="DL025",
+    name="init-without-timeout",
+    severity=Severity.NOTE,
+    summary="init_process_group without a timeout",
+    why=(
+        "When a rank is stuck, or lost and nobody says so, the others wait in their next collective until the timeout: "
+        "by default 10 minutes with NCCL and 30 with Gloo, or where no backend is named. All GPUs of the job are held "
+        "for that time. And where rank 0 alone prepares data or saves for longer than that, a run that is in order is "
+        "ended."
+    ),
+    fix="give timeout=datetime.timedelta(...), longer than the longest time one rank may keep the others waiting",
+    bad="""\
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+dist.destroy_process_group()
+""",
+    good="""\
+from datetime import timedelta
+import torch.distributed as dist
+
+dist.init_process_group("nccl", timeout=timedelta(minutes=5))
+dist.destroy_process_group()
+""",
+)
+DEFAULTS = {"nccl": "10 minutes with NCCL", "gloo": "30 minutes with Gloo"}
+LONGER = "30 minutes"
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Every call without it; MPI has no such timeout."""
+    for call in program.calls(source, INIT):
+        backends = {
+            one.value for one in program.values(argument(call, 0, "backend")) if isinstance(one, Known)
+        }
+        timeout = argument(call, 2, "timeout")
+        is_given = timeout is not None and program.values(timeout) != {Known(None)}
+        if has_unknown_arguments(call) or is_given or backends == {"mpi"}:
+            continue
+        waits = " or ".join(_waits(call, {str(name).lower() for name in backends}))
+        yield RULE.at(
+            source, call, f"{source.code(call.func)} has no timeout: ranks wait for a stuck one for {waits}"
+        )
+
+
+def _waits(call: ast.Call, backends: set[str]) -> list[str]:
+    """NCCL's is taken only where it is named, or found by the device."""
+    if argument(call, 0, "backend") is None and argument(call, None, "device_id") is None:
+        return [LONGER]
+    if backends and not backends & DEFAULTS.keys():
+        return [LONGER]
+    return [words for name, words in DEFAULTS.items() if name in backends] or list(DEFAULTS.values())

@@ -1,0 +1,71 @@
+"""DL027: what the launcher says about the address is overwritten."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.program import Program
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.running.environment import Setting, settings
+from drumline_lint.running.hosts import is_left_to_launcher, is_loopback, is_right_on_one_host, written_text
+
+RULE = Rule(
+    id="DL027",
+    name="master-addr-in-code",
+    severity=Severity.WARNING,
+    summary="MASTER_ADDR or MASTER_PORT is set to a constant",
+    why=(
+        "torchrun and Slurm scripts say by these two variables where ranks meet. A constant overwrites them: "
+        "with localhost each host waits for itself, and under torchrun nobody listens at another address or port than "
+        "its own. It is right only where the script starts all processes itself, by mp.spawn, on one host; there it "
+        "is not reported."
+    ),
+    fix="leave it to the launcher, or use os.environ.setdefault for a run without one",
+    bad="""\
+import os
+import torch.distributed as dist
+
+os.environ["MASTER_ADDR"] = "10.1.2.3"
+dist.init_process_group("nccl")
+dist.destroy_process_group()
+""",
+    good="""\
+import os
+import torch.distributed as dist
+
+os.environ.setdefault("MASTER_ADDR", "localhost")
+os.environ.setdefault("MASTER_PORT", "29500")
+dist.init_process_group("nccl")
+dist.destroy_process_group()
+""",
+)
+
+LAST_PORT = 65535
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """One finding for each statement; a port beside an address that is computed belongs to that."""
+    every = settings(program, source)
+    address_is_computed = any(one.name == "MASTER_ADDR" and not _constant(program, one) for one in every)
+    seen = set()
+    for one in every:
+        value = _constant(program, one)
+        is_port = one.name == "MASTER_PORT"
+        if not value or one.name not in ("MASTER_ADDR", "MASTER_PORT") or one.node in seen:
+            continue
+        if is_port and re.fullmatch("[0-9]{5,9}", value) and int(value) > LAST_PORT:
+            seen.add(one.node)
+            said = f"MASTER_PORT is set to {value}, and the last port is {LAST_PORT}: the ranks fail before they meet"
+            yield RULE.at(source, one.node, said, fix="give a port from 1024 to 65535")
+        if one.node in seen or is_left_to_launcher(program, one.node) or (is_port and address_is_computed):
+            continue
+        if not (is_port or is_loopback(value)) or not is_right_on_one_host(program, one.node):
+            seen.add(one.node)
+            yield RULE.at(source, one.node, f"{one.name} is set to {value}, over what the launcher says")
+
+
+def _constant(program: Program, setting: Setting) -> str:
+    return written_text(program, setting.value) or ""

@@ -1,0 +1,125 @@
+"""DL028: gradients are clipped while they are still scaled."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import function_around
+from drumline_lint.program.value import Made
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.running.conditions import conditions
+from drumline_lint.running.loops import done_in
+from drumline_lint.training.steps import SCALERS, is_method, is_scaler, training_loops
+
+RULE = Rule(
+    id="DL028",
+    name="clip-before-unscale",
+    severity=Severity.ERROR,
+    summary="gradients are clipped before the GradScaler has unscaled them",
+    why=(
+        "A GradScaler multiplies the loss, and with it every gradient, by 65536 at first and another number "
+        "later. Scaled like that, their norm is far over the limit at every step, and what is left after clipping and "
+        "unscaling is next to nothing: with SGD the model hardly learns, and nothing says why."
+    ),
+    fix="call scaler.unscale_(optimizer) before clipping",
+    bad="""\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(torch.nn.Linear(8, 2).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+for x in loader:
+    scaler.scale(model(x).sum()).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    good="""\
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(torch.nn.Linear(8, 2).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+for x in loader:
+    scaler.scale(model(x).sum()).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+""",
+)
+CLIPS = (
+    "torch.nn.utils.clip_grad_norm_",
+    "torch.nn.utils.clip_grad_value_",
+    "torch.nn.utils.clip_grad_norm",
+    "torch.nn.utils.clip_grads_with_norm_",
+)
+CLIP_OF_FSDP = "torch.distributed.fsdp.FullyShardedDataParallel.clip_grad_norm_"
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Every clip that comes after a scaled backward, with nothing in between."""
+    for clip in program.calls(source, *CLIPS, CLIP_OF_FSDP):
+        for around in _around(program, clip):
+            scaler = _scaler_before(program, around, clip)
+            if scaler:
+                yield RULE.at(
+                    source,
+                    clip,
+                    f"{source.code(clip.func)} clips gradients that {scaler} has scaled and not yet unscaled",
+                    fix=f"call {scaler}.unscale_(optimizer) before it",
+                )
+                break
+
+
+def _around(program: Program, clip: ast.Call) -> list[list[ast.Call]]:
+    """The rounds of training that come to the clip, as the calls that they make; or else its own function's."""
+    every = program.remember(
+        "rounds", lambda: [list(done_in(program, one)) for one in training_loops(program)]
+    )
+    found = [calls for calls in every if clip in calls]
+    function = function_around(clip)
+    if found or function is None:
+        return found
+    return [list(done_in(program, function))]
+
+
+def _scaler_before(program: Program, calls: list[ast.Call], clip: ast.Call) -> str:
+    """The scaler that scaled a loss before the clip, if nothing was unscaled."""
+    before = calls[: calls.index(clip)]
+    if any(is_method(call, "unscale_", "unscale_gradients") for call in before):
+        return ""
+    for call in before:
+        if is_method(call, "scale") and not _are_exclusive(program, call, clip):
+            assert isinstance(call.func, ast.Attribute)
+            if _is_known_scaler(program, call.func.value):
+                return program.source_of(call).code(call.func.value)
+    return ""
+
+
+def _is_known_scaler(program: Program, expression: ast.expr) -> bool:
+    made = [value for value in program.values(expression) if isinstance(value, Made)]
+    return is_scaler(program, expression) and (not made or all(value.name in SCALERS for value in made))
+
+
+def _are_exclusive(program: Program, one: ast.AST, other: ast.AST) -> bool:
+    """Whether one is done where a condition holds, and the other where it does not."""
+    held = {_plain(test, holds) for test, holds in conditions(program, one)}
+    return any(_plain(test, not holds) in held for test, holds in conditions(program, other))
+
+
+def _plain(test: ast.expr, holds: bool) -> tuple[str, bool]:
+    """`not x` that holds is `x` that does not; so for `x is not None`."""
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, holds = test.operand, not holds
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        turned = isinstance(test.ops[0], ast.IsNot | ast.NotEq)
+        if turned or isinstance(test.ops[0], ast.Is | ast.Eq):
+            return f"{ast.dump(test.left)} {ast.dump(test.comparators[0])}", holds != turned
+    return ast.dump(test), holds

@@ -1,0 +1,186 @@
+"""DL029: a checkpoint has the optimizer's state and not the scaler's."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.arguments import argument
+from drumline_lint.program.imports import imported_sources
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import function_around, inside, last_name
+from drumline_lint.program.value import Class
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.training.steps import SCALERS, is_method, is_optimizer, is_scaler
+from drumline_lint.training.tensors import passed
+
+RULE = Rule(
+    id="DL029",
+    name="scaler-not-saved",
+    severity=Severity.WARNING,
+    summary="a checkpoint to go on from is without the GradScaler's state",
+    why=(
+        "A run that goes on begins with the first scale again, 65536 by default. Where the scale had come down, the "
+        "first steps overflow and are skipped until it is there again; where it had grown, small gradients may be "
+        "lost. The run is not the one that was stopped."
+    ),
+    fix='save scaler.state_dict() too, under "scaler", and load it where the optimizer\'s state is loaded',
+    bad="""\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(torch.nn.Linear(8, 2).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+scaler.scale(model(x).sum()).backward()
+scaler.step(optimizer)
+if dist.get_rank() == 0:
+    torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}, "last.pt")
+""",
+    good="""\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(torch.nn.Linear(8, 2).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+scaler.scale(model(x).sum()).backward()
+scaler.step(optimizer)
+state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+state["scaler"] = scaler.state_dict()
+if dist.get_rank() == 0:
+    torch.save(state, "last.pt")
+""",
+)
+DEEPEST = 4
+COPIES = ("asdict", "vars", "dict", "copy", "deepcopy")
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Saves whose contents are written out, in a program that steps by a scaler."""
+    saves = list(program.calls(source, "torch.save"))
+    scaler = _scaler_in_use(program, source) if saves else ""
+    found: dict[ast.expr, ast.expr] = {}
+    for save in saves if scaler else ():
+        for content in _contents(program, argument(save, 0, "obj")):
+            if _has_optimizer(program, content) and not _has_scaler(program, content):
+                if content not in found or function_around(content) is function_around(save):
+                    found[content] = _where(program, save, content)
+                break
+    for where in dict.fromkeys(found.values()):
+        yield RULE.at(source, where, f"what is saved has the optimizer's state, and not that of {scaler}")
+
+
+def _where(program: Program, save: ast.Call, content: ast.expr) -> ast.expr:
+    """At the save, or at what is handed to the function that saves, if both are in one file."""
+    is_near = function_around(content) is function_around(save)
+    return save if is_near or program.source_of(content) is not program.source_of(save) else content
+
+
+def _scaler_in_use(program: Program, saving: Source) -> str:
+    """As it is written where it makes a step, in a file that imports the one that saves, or is imported by it."""
+    for source, scaler in program.remember("scalers in use", lambda: _find_scalers(program)):
+        if saving in _with_imported(program, source) or source in _with_imported(program, saving):
+            return scaler
+    return ""
+
+
+def _find_scalers(program: Program) -> list[tuple[Source, str]]:
+    found = []
+    for source in program.sources:
+        for call in program.index(source).calls.get("step", ()) if "caler" in source.text else ():
+            owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+            if owner is not None and program.made(owner, *SCALERS) and is_scaler(program, owner):
+                found.append((source, source.code(owner)))
+                break
+    return found
+
+
+def _with_imported(program: Program, source: Source) -> set[Source]:
+    found, pending = {source}, [source]
+    while pending:
+        new = set(imported_sources(program, pending.pop())) - found
+        found |= new
+        pending += new
+    return found
+
+
+def _contents(program: Program, expression: ast.expr | None, depth: int = 0) -> Iterator[ast.expr]:
+    """The dicts, or calls of a class with named values, that a saved expression may be."""
+    if depth > DEEPEST or expression is None:
+        return
+    if isinstance(expression, ast.Dict):
+        yield expression
+    elif isinstance(expression, ast.Call):
+        name = last_name(expression.func)
+        if name in COPIES and expression.args:
+            yield from _contents(program, expression.args[0], depth + 1)
+        elif name == "dict" or any(isinstance(value, Class) for value in program.values(expression.func)):
+            yield expression
+        else:
+            for value in _returned(program, expression):
+                yield from _contents(program, value, depth + 1)
+    elif isinstance(expression, ast.Name) and not _is_added_to(program, expression):
+        for value in (*program.assigned(expression), *passed(program, expression)):
+            yield from _contents(program, value, depth + 1)
+
+
+def _returned(program: Program, call: ast.Call) -> list[ast.expr]:
+    """What a function of the given files may give back."""
+    function = program.function_of(call)
+    found = [] if function is None else [one.value for one in inside(function, ast.Return)]
+    return [one for one in found if one is not None]
+
+
+def _is_added_to(program: Program, name: ast.Name) -> bool:
+    """`state["scaler"] = ...`, `state.update(...)`: what is in it is not all in one place."""
+    around = function_around(name) or program.source_of(name).tree
+    for node in inside(around, ast.Subscript, ast.Call):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            if last_name(node.value) == name.id:
+                return True
+        elif isinstance(node, ast.Call) and is_method(node, "update", "setdefault"):
+            assert isinstance(node.func, ast.Attribute)
+            if last_name(node.func.value) == name.id:
+                return True
+    return False
+
+
+def _parts(content: ast.expr) -> list[tuple[str, ast.expr]] | None:
+    """Its names and values; None where not all are written out."""
+    if isinstance(content, ast.Dict):
+        if any(key is None for key in content.keys):
+            return None
+        return [
+            (str(getattr(key, "value", "")), value)
+            for key, value in zip(content.keys, content.values, strict=True)
+        ]
+    assert isinstance(content, ast.Call)
+    if any(keyword.arg is None for keyword in content.keywords) or content.args:
+        return None
+    return [(keyword.arg or "", keyword.value) for keyword in content.keywords]
+
+
+def _has_optimizer(program: Program, content: ast.expr) -> bool:
+    values = [value for _, value in _parts(content) or ()]
+    behind = [one for value in values if isinstance(value, ast.Name) for one in program.assigned(value)]
+    return any(
+        is_method(call, "state_dict")
+        and isinstance(call.func, ast.Attribute)
+        and is_optimizer(program, call.func.value)
+        for value in (*values, *behind)
+        for call in inside(value, ast.Call)
+    )
+
+
+def _has_scaler(program: Program, content: ast.expr) -> bool:
+    """By a name in it; a value that is a call of something else may hold anything, and is taken as it is named."""
+    for key, value in _parts(content) or ():
+        words = [key, *(last_name(one) for one in inside(value, ast.Name, ast.Attribute))]
+        if any("scal" in word.lower() or "amp" in word.lower().split("_") for word in words):
+            return True
+    return False

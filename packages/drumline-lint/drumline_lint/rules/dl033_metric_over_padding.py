@@ -1,0 +1,196 @@
+"""DL033: samples that the sampler repeats are counted twice."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.arguments import argument, has_unknown_arguments
+from drumline_lint.program.imports import connected
+from drumline_lint.program.names import COLLECTIVES, DISTRIBUTED_SAMPLER, LOADER
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import Loop, function_around, inside, last_name
+from drumline_lint.program.value import Known
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.running.conditions import conditions
+from drumline_lint.running.distributed import distributed_sources, framework
+from drumline_lint.running.guards import is_on_main_only
+from drumline_lint.running.loops import done_in, evaluation_loops
+from drumline_lint.training.steps import is_method, rounds, training_loops
+
+RULE = Rule(
+    id="DL033",
+    name="metric-over-padding",
+    severity=Severity.WARNING,
+    summary="an evaluation counts the samples that DistributedSampler repeats",
+    why=(
+        "Every rank must get as many samples as the others, so DistributedSampler repeats some where their number "
+        "does not come out even. In training that hardly matters; in an evaluation they count twice, and the score "
+        "depends on the number of GPUs."
+    ),
+    fix=(
+        "give each rank its own part without padding (Subset(dataset, range(rank, len(dataset), world_size))) and "
+        "evaluate model.module, as DDP's forward may wait for the other ranks; or use drop_last=True and evaluate the "
+        "rest on its own"
+    ),
+    bad="""\
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+
+sampler = DistributedSampler(dataset, shuffle=False)
+loader = DataLoader(dataset, batch_size=64, sampler=sampler)
+with torch.no_grad():
+    for x, y in loader:
+        right += (model(x).argmax(1) == y).sum()
+dist.all_reduce(right)
+""",
+    good="""\
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Subset
+
+dist.barrier()
+part = Subset(dataset, range(dist.get_rank(), len(dataset), dist.get_world_size()))
+loader = DataLoader(part, batch_size=64)
+with torch.no_grad():
+    for x, y in loader:
+        right += (model.module(x).argmax(1) == y).sum()
+dist.all_reduce(right)
+""",
+)
+ADDING = ("append", "extend", "update", "add", "add_batch", "accumulate")
+# Who names one of these knows of the padding.
+HANDLING = {
+    "total_size",
+    "gather_for_metrics",
+    "num_samples",
+    "Subset",
+    "unpad",
+    "padding",
+    "is_padding",
+    "valid_mask",
+}
+# What brings the parts of ranks together; `compute` of a metric does.
+_JOINING = re.compile(r"reduce|gather|broadcast|(?<!no_)sync|across|collect|^compute$")
+# Under whatever name a file has them.
+_REDUCING = tuple(name for name in sorted(COLLECTIVES) if re.search(r"reduce|gather", name))
+# Much there is named so and joins nothing: `torch.gather`, `functools.reduce`, `gc.collect`.
+_OF_ONE_PROCESS = ("torch.", "numpy.", "einops.", "functools.", "gc.", "asyncio.")
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """The sampler of a loader that an evaluation goes over."""
+    for sampler in program.remember(RULE.id, lambda: list(dict.fromkeys(_find(program)))):
+        if program.source_of(sampler) is source:
+            yield RULE.at(
+                source,
+                sampler,
+                f"{source.code(sampler.func)} repeats samples to give every rank as many, and the evaluation over them "
+                "counts those twice",
+            )
+
+
+def _find(program: Program) -> Iterator[ast.Call]:
+    distributed = distributed_sources(program)
+    trained = {one for loop in training_loops(program) for one in _samplers(program, loop)}
+    for source in program.sources:
+        if source not in distributed or framework(program, source) or not _is_joined(program, source):
+            continue
+        for loop in evaluation_loops(program, source):
+            every = [one for one in _samplers(program, loop) if one not in trained]
+            samplers = [one for one in every if _pads(program, one) and not _is_for_training(program, one)]
+            if samplers and _counts(program, loop) and not is_on_main_only(program, loop):
+                yield from (one for one in samplers if not _is_handled(program, loop, one))
+
+
+def _is_joined(program: Program, source: Source) -> bool:
+    """Whether results of ranks are brought together anywhere near: one's own part alone holds no sample twice."""
+    near = connected(program, source)
+    return any(
+        _JOINING.search(last.lower()) and any(_may_join(program, call) for call in calls)
+        for other in near
+        for last, calls in program.index(other).calls.items()
+    ) or not near.isdisjoint(program.remember("reducing files", lambda: _reducing(program)))
+
+
+def _reducing(program: Program) -> set[Source]:
+    return {program.source_of(call) for call in program.all_calls(*_REDUCING)}
+
+
+def _may_join(program: Program, call: ast.Call) -> bool:
+    name = program.name_of(call.func)
+    is_of_ranks = name.startswith("torch.distributed.") or not name.startswith(_OF_ONE_PROCESS)
+    return is_of_ranks and not _takes_elements(call)
+
+
+def _takes_elements(call: ast.Call) -> bool:
+    """`logits.gather(1, labels)`, of a tensor: it begins with a dimension."""
+    dimension = argument(call, 0, "dim")
+    is_number = isinstance(dimension, ast.Constant | ast.UnaryOp)
+    return last_name(call.func) == "gather" and is_number
+
+
+def _samplers(program: Program, loop: Loop) -> list[ast.Call]:
+    if isinstance(loop, ast.While):
+        return []
+    loaders = program.made(program.iterated(loop.iter), LOADER)
+    given = [argument(made.call, 3, "sampler") for made in loaders]
+    return [made.call for one in given for made in program.made(one, DISTRIBUTED_SAMPLER)]
+
+
+def _pads(program: Program, sampler: ast.Call) -> bool:
+    given = argument(sampler, 5, "drop_last")
+    is_told_not_to = given is not None and program.values(given) != {Known(False)}
+    return not is_told_not_to and not has_unknown_arguments(sampler)
+
+
+def _is_for_training(program: Program, sampler: ast.Call) -> bool:
+    """Under `if training:` or `if split == "train":`."""
+    return any(holds and _says_training(test) for test, holds in conditions(program, sampler))
+
+
+def _says_training(test: ast.expr) -> bool:
+    if isinstance(test, ast.BoolOp):
+        return isinstance(test.op, ast.And) and any(_says_training(one) for one in test.values)
+    if isinstance(test, ast.Compare):
+        other = test.comparators[0]
+        is_equal = isinstance(test.ops[0], ast.Eq)
+        return is_equal and isinstance(other, ast.Constant) and "train" in str(other.value).lower()
+    name = last_name(test).lower()
+    return name.removeprefix("is_").removeprefix("for_") in ("train", "training")
+
+
+def _counts(program: Program, loop: Loop) -> bool:
+    """Whether something is added up over the batches."""
+    if any(
+        isinstance(one.op, ast.Add) for root in rounds(program, loop) for one in inside(root, ast.AugAssign)
+    ):
+        return True
+    return any(is_method(call, *ADDING) for call in done_in(program, loop))
+
+
+def _is_handled(program: Program, loop: Loop, sampler: ast.Call) -> bool:
+    """Whether the code around says that it knows: a remainder by the number of ranks, a cut, a part for the rest."""
+    for node in (loop, sampler):
+        around = function_around(node) or program.source_of(node).tree
+        for part in inside(around, ast.Name, ast.Attribute, ast.BinOp, ast.Slice):
+            if isinstance(part, ast.BinOp):
+                if isinstance(part.op, ast.Mod) and _names_ranks(part.right):
+                    return True
+            elif isinstance(part, ast.Slice):
+                if part.upper is not None and any(
+                    last_name(c.func) == "len" for c in inside(part.upper, ast.Call)
+                ):
+                    return True
+            elif last_name(part) in HANDLING:
+                return True
+    return False
+
+
+def _names_ranks(expression: ast.expr) -> bool:
+    words = [last_name(one).lower() for one in inside(expression, ast.Name, ast.Attribute)]
+    return any("world" in word or "replicas" in word or "ranks" in word for word in words)

@@ -1,0 +1,78 @@
+"""DL038: options for worker processes, and no worker processes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.program.arguments import has_unknown_arguments
+from drumline_lint.program.names import LOADER
+from drumline_lint.program.origins import written
+from drumline_lint.program.program import Program
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.training.loaders import given
+
+RULE = Rule(
+    id="DL038",
+    name="persistent-without-workers",
+    severity=Severity.ERROR,
+    summary="persistent_workers or prefetch_factor is given without workers",
+    why=(
+        "With num_workers=0, which is the default, batches are loaded in the training process itself. There is nobody "
+        "to keep or to fetch ahead, and DataLoader raises a ValueError."
+    ),
+    fix="give num_workers of at least 1, or leave persistent_workers and prefetch_factor out",
+    bad="""\
+from torch.utils.data import DataLoader, DistributedSampler
+
+loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False), persistent_workers=True)
+""",
+    good="""\
+from torch.utils.data import DataLoader, DistributedSampler
+
+loader = DataLoader(
+    data, sampler=DistributedSampler(data, shuffle=False), num_workers=4, persistent_workers=True
+)
+""",
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Where the number of workers is known to be 0."""
+    for call in program.calls(source, LOADER):
+        if has_unknown_arguments(call) or not _has_no_workers(program, call):
+            continue
+        persistent, ahead = given(call, "persistent_workers"), given(call, "prefetch_factor")
+        if persistent is not None and _constants(program, persistent) == [True]:
+            yield RULE.at(source, call, f"persistent_workers=True with {_said(source, call)}")
+        elif ahead is not None and all(_is_number(one) for one in _constants(program, ahead) or [None]):
+            yield RULE.at(source, call, f"prefetch_factor={source.code(ahead)} with {_said(source, call)}")
+
+
+def _has_no_workers(program: Program, call: ast.Call) -> bool:
+    workers = given(call, "num_workers")
+    return workers is None or all(_is_zero(one) for one in _constants(program, workers) or [None])
+
+
+def _constants(program: Program, expression: ast.expr) -> list[object]:
+    """All that it may be; empty if one of them is not a constant."""
+    origins = written(program, expression)
+    if not all(isinstance(one, ast.Constant) for one in origins):
+        return []
+    return list({one.value for one in origins if isinstance(one, ast.Constant)})
+
+
+def _is_zero(value: object) -> bool:
+    return _is_number(value) and value == 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _said(source: Source, call: ast.Call) -> str:
+    workers = given(call, "num_workers")
+    told = "no num_workers" if workers is None else f"num_workers={source.code(workers)}"
+    return f"{told}: DataLoader raises a ValueError"

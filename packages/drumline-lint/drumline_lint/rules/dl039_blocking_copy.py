@@ -1,0 +1,130 @@
+"""DL039: memory is pinned, and the copy waits all the same."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.finding import Edit, Finding, Severity
+from drumline_lint.program.arguments import argument, has_unknown_arguments
+from drumline_lint.program.origins import written
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import Binding, above, end_position, inside, last_name
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+from drumline_lint.training.devices import moves_to_gpu
+from drumline_lint.training.loaders import given, loaders, loaders_behind
+
+RULE = Rule(
+    id="DL039",
+    name="blocking-copy",
+    severity=Severity.WARNING,
+    summary="a batch from pinned memory is copied to the GPU without non_blocking=True",
+    why=(
+        "The loader pins its batches so that the GPU can fetch them while the process goes on. Without "
+        "non_blocking=True the process waits for each copy to end: the copy itself is quicker from pinned memory, but "
+        "nothing is done meanwhile."
+    ),
+    fix="add non_blocking=True to the copy",
+    bad="""\
+from torch.utils.data import DataLoader, DistributedSampler
+
+loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False), pin_memory=True)
+for inputs, targets in loader:
+    inputs = inputs.to(device)
+""",
+    good="""\
+from torch.utils.data import DataLoader, DistributedSampler
+
+loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False), pin_memory=True)
+for inputs, targets in loader:
+    inputs = inputs.to(device, non_blocking=True)
+""",
+    fixable=True,
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Copies of what a loader yields, where the loader pins."""
+    calls = program.index(source).calls
+    for call in sorted([*calls.get("to", ()), *calls.get("cuda", ())], key=lambda one: one.lineno):
+        if not isinstance(call.func, ast.Attribute) or not _waits(call) or not moves_to_gpu(program, call):
+            continue
+        copied = call.func.value
+        if _is_of_one_batch(program, call):
+            continue
+        if any(_is_pinned(program, loader) for loader in loaders_behind(program, copied)):
+            yield RULE.at(
+                source,
+                call,
+                f"{source.code(copied)} is in pinned memory, but {source.code(call)} waits until it is copied",
+                edits=_mended(program, source, call),
+            )
+
+
+def _waits(call: ast.Call) -> bool:
+    """Whether non_blocking is certainly not given, by name or by position."""
+    return (
+        argument(call, None, "non_blocking") is None
+        and len(call.args) < 2
+        and not has_unknown_arguments(call)
+    )
+
+
+def _is_of_one_batch(program: Program, call: ast.Call) -> bool:
+    """In a loop over batches that is always left after the first: one copy is not worth a word."""
+    return any(
+        isinstance(outer.body[-1], ast.Break | ast.Return)
+        and not inside(outer, ast.Continue)
+        and bool(loaders(program, outer.iter))
+        for outer in above(call)
+        if isinstance(outer, ast.For)
+    )
+
+
+def _is_pinned(program: Program, loader: ast.Call) -> bool:
+    """Always, or where there is a GPU."""
+    for origin in written(program, given(loader, "pin_memory")):
+        if isinstance(origin, ast.Constant) and origin.value is True:
+            return True
+        if isinstance(origin, ast.Compare | ast.Call) and "cuda" in ast.unparse(origin):
+            return True
+    return False
+
+
+def _mended(program: Program, source: Source, call: ast.Call) -> list[Edit]:
+    """The argument behind the last one, if what is copied is a tensor for sure."""
+    assert isinstance(call.func, ast.Attribute)
+    if not _is_part(program, call.func.value):
+        return []
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    end = end_position(call)
+    place = max(map(end_position, arguments)) if arguments else (end[0], end[1] - 1)
+    behind = _between(source, place, end)
+    if behind.replace(",", "").split() != [")"]:
+        return []  # a bracket around the last argument, or a comment behind it
+    return [Edit(start=place, end=place, text=", non_blocking=True" if arguments else "non_blocking=True")]
+
+
+def _is_part(program: Program, copied: ast.expr) -> bool:
+    """Of a batch that is taken apart; a whole one may be of a class whose `.to` knows no such argument."""
+    if isinstance(copied, ast.Subscript):
+        return True
+    bindings = program.bindings(copied) if isinstance(copied, ast.Name) else []
+    return bool(bindings) and all(one.kind == "each" and len(one.path) > _counted(one) for one in bindings)
+
+
+def _counted(binding: Binding) -> int:
+    """How deep the whole batch is: one deeper by `enumerate`."""
+    over, depth = binding.value, 0
+    while isinstance(over, ast.Call) and last_name(over.func) in ("enumerate", "zip", "tqdm") and over.args:
+        depth += last_name(over.func) != "tqdm"
+        over = over.args[0]
+    return depth
+
+
+def _between(source: Source, start: tuple[int, int], end: tuple[int, int]) -> str:
+    lines = [line.encode() for line in source.lines[start[0] - 1 : end[0]]]
+    lines[-1] = lines[-1][: end[1]]
+    lines[0] = lines[0][start[1] :]
+    return b"\n".join(lines).decode(errors="replace")

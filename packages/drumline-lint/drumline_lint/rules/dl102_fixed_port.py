@@ -1,0 +1,180 @@
+"""DL102: a port that is written down, where other jobs may run on the same host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.reading.launches import PYTHON, Launch, launches
+from drumline_lint.reading.meeting import (
+    LOCAL,
+    Port,
+    backend,
+    endpoint,
+    has_several_nodes,
+    host_in,
+    port_alone,
+    port_in,
+)
+from drumline_lint.reading.shell import Script
+from drumline_lint.rule import Rule
+
+FROM_JOB = "$((20000 + SLURM_JOB_ID % 20000))"
+RULE = Rule(
+    id="DL102",
+    name="fixed-port",
+    severity=Severity.WARNING,
+    summary="a fixed port on a host that several jobs share",
+    why=(
+        "Only one process of a host can listen on a port. Slurm may put two jobs on one host unless they ask for "
+        "whole nodes: the second finds the port taken and fails, or joins the store of the first, and dies when that "
+        "one ends. On one node no port has to be known beforehand at all."
+    ),
+    fix=f"take the port from the job's number, such as {FROM_JOB}; on one node, use torchrun --standalone",
+    bad=(
+        "#!/bin/bash\n"
+        "#SBATCH --nodes=2 --ntasks-per-node=2 --gpus-per-node=2\n"
+        "export MASTER_PORT=29500\n"
+        "export MASTER_ADDR=$(hostname)\n"
+        "srun python train.py\n"
+    ),
+    good=(
+        "#!/bin/bash\n"
+        "#SBATCH --nodes=2 --ntasks-per-node=2 --gpus-per-node=2\n"
+        f"export MASTER_PORT={FROM_JOB}\n"
+        "export MASTER_ADDR=$(hostname)\n"
+        "srun python train.py\n"
+    ),
+    language="shell",
+)
+LAST_PORT = 65535
+DEFAULTS = {"static": "29500", "c10d": "29400"}
+
+
+def check_shell(script: Script) -> Iterator[Finding]:
+    """Of flags, and of MASTER_PORT where a rank reads it itself."""
+    seen: set[int] = set()
+    for finding, start in [*_too_high(script), *_of_flags(script), *_of_variable(script)]:
+        if start not in seen:
+            seen.add(start)
+            yield finding
+
+
+def _too_high(script: Script) -> Iterator[tuple[Finding, int]]:
+    """Ports that do not exist, wherever they are given."""
+    given = [_port(script, launch) for launch in launches(script) if launch.is_torchrun]
+    given += [
+        Port(script.constant(one.value), False, one)
+        for one in script.assignments
+        if one.name == "MASTER_PORT" and not one.is_appended
+    ]
+    for port in given:
+        if port is not None and _is_fixed(port) and int(port.value or 0) > LAST_PORT:
+            said = (
+                f"port {port.value} does not exist, the last is {LAST_PORT}: the ranks fail before they meet"
+            )
+            yield RULE.at(script, port.source, said, fix="give a port from 1024 to 65535"), port.source.start
+
+
+def _of_flags(script: Script) -> Iterator[tuple[Finding, int]]:
+    for launch in launches(script):
+        if not launch.is_torchrun or "standalone" in launch.flags or backend(script, launch) not in DEFAULTS:
+            continue
+        port = _port(script, launch)
+        if _is_on_shared_slurm(script, launch):
+            if port is not None and _is_fixed(port):
+                yield _on_slurm(script, port), port.source.start
+            elif port is None and (default := _default(script, launch)):
+                yield _by_default(script, launch, default), launch.name[0].start
+        elif not script.on_slurm and port is not None and _is_fixed(port) and _is_on_one_node(script, launch):
+            yield _on_one_node(script, port), port.source.start
+
+
+def _of_variable(script: Script) -> Iterator[tuple[Finding, int]]:
+    """torchrun sets MASTER_PORT and does not read it; a script that srun starts does."""
+    ranks = [launch for launch in launches(script) if launch.kind == PYTHON and launch.srun is not None]
+    if not any(_is_on_shared_slurm(script, launch) for launch in ranks):
+        return
+    for assignment in script.assignments:
+        if assignment.name != "MASTER_PORT" or assignment.command.is_conditional:
+            continue
+        value = script.constant(assignment.value)
+        is_seen = assignment.is_exported or assignment.name in script.exported
+        if is_seen and _is_fixed(Port(value, False, assignment)):
+            yield _on_slurm(script, Port(value, False, assignment)), assignment.start
+
+
+def _port(script: Script, launch: Launch) -> Port | None:
+    """That of the flags; none when they name none."""
+    meeting = endpoint(launch)
+    if meeting is not None and meeting.value is not None:
+        port = port_in(script, meeting.value)
+        is_named = port.value is not None or script.constant(meeting.value) is None
+        return port if is_named else None
+    flag = launch.flags.get("master-port")
+    return port_alone(script, flag.value) if flag and flag.value else None
+
+
+def _default(script: Script, launch: Launch) -> str:
+    """The port that torchrun takes when several nodes meet and none is named; one node gets a free one."""
+    how = backend(script, launch) or ""
+    # Each has an address of its own; static refuses an endpoint without a port.
+    is_met = (
+        endpoint(launch) is None and "master-addr" in launch.flags
+        if how == "static"
+        else bool(endpoint(launch))
+    )
+    if not is_met or not launch.is_sure or has_several_nodes(script, launch) is not True:
+        return ""
+    return DEFAULTS.get(how, "")
+
+
+def _is_fixed(port: Port) -> bool:
+    return port.value is not None and port.value.isascii() and port.value.isdigit() and int(port.value) > 0
+
+
+def _is_on_shared_slurm(script: Script, launch: Launch) -> bool:
+    if not script.on_slurm or launch.is_elsewhere:
+        return False
+    # In a batch file, srun's --exclusive is about the job's own steps.
+    if script.sbatch.by_name:
+        return not script.sbatch.has_whole_nodes
+    # A script without a header may have been given its options on sbatch's command line.
+    return launch.srun is not None and launch.srun.is_sure and not launch.srun.has_whole_nodes
+
+
+def _is_on_one_node(script: Script, launch: Launch) -> bool:
+    if launch.is_elsewhere or not launch.is_sure or has_several_nodes(script, launch) is not False:
+        return False
+    meeting = endpoint(launch)
+    return meeting is None or (meeting.value is not None and host_in(script, meeting.value) in LOCAL)
+
+
+def _on_slurm(script: Script, port: Port) -> Finding:
+    return RULE.at(
+        script,
+        port.source,
+        f"port {port.value} is the same for every job of this script, and Slurm may put two on one host: the second "
+        "fails, or joins the first",
+        fix=f"take it from the job's number: {FROM_JOB}; or ask for whole nodes with #SBATCH --exclusive",
+    )
+
+
+def _by_default(script: Script, launch: Launch, default: str) -> Finding:
+    return RULE.at(
+        script,
+        launch.name[-1],
+        f"no port is given, so torchrun takes {default} for every job, and Slurm may put two on one host: the second "
+        "fails, or joins the first",
+        fix=f"give a port from the job's number: {FROM_JOB}; or ask for whole nodes with #SBATCH --exclusive",
+    )
+
+
+def _on_one_node(script: Script, port: Port) -> Finding:
+    return RULE.at(
+        script,
+        port.source,
+        f"torchrun runs on one node and is given port {port.value}: a second run on this machine fails, or joins the "
+        "first, though neither needs a known port",
+        fix="leave the port out and use torchrun --standalone, which takes a free one",
+    )

@@ -1,0 +1,130 @@
+"""DL106: torch.distributed.launch, which torchrun has replaced."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator
+
+from drumline_lint.finding import Edit, Finding, Severity
+from drumline_lint.program.arguments import argument
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import inside
+from drumline_lint.program.value import Known
+from drumline_lint.reading.launches import OLD_LAUNCH, Launch, launches
+from drumline_lint.reading.shell import Script
+from drumline_lint.reading.shell_parts import Word
+from drumline_lint.reading.source import Source
+from drumline_lint.rule import Rule
+
+RULE = Rule(
+    id="DL106",
+    name="deprecated-launch",
+    severity=Severity.WARNING,
+    summary="torch.distributed.launch instead of torchrun",
+    why=(
+        "torch.distributed.launch is deprecated and will be removed. Unless it is given --use-env it also adds "
+        "--local-rank to the arguments of the script, with a dash since torch 2.0: a script that knows only "
+        "--local_rank stops with `unrecognized arguments`."
+    ),
+    fix="use torchrun, and read os.environ['LOCAL_RANK'] in the script",
+    bad="python -m torch.distributed.launch --use_env --nproc_per_node=8 train.py\n",
+    good="torchrun --nproc_per_node=8 train.py\n",
+    language="shell",
+    only_distributed=False,
+    fixable=True,
+)
+IN_COMMAND = re.compile(r"\bpython\S*\s+(?:-\w+\s+)*-m\s+torch\.distributed\.launch\b")
+RUNNERS = (
+    "os.popen",
+    "os.system",
+    "subprocess.Popen",
+    "subprocess.call",
+    "subprocess.check_call",
+    "subprocess.check_output",
+    "subprocess.getoutput",
+    "subprocess.run",
+)
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Imported, or started from Python."""
+    if "launch" not in source.text:
+        return
+    for node in [*_imports(program, source), *_in_lists(program, source), *_in_commands(program, source)]:
+        yield RULE.at(source, node, "torch.distributed.launch is deprecated in favour of torchrun")
+
+
+def _imports(program: Program, source: Source) -> Iterator[ast.AST]:
+    index = program.index(source)
+    for node in [*index.every(ast.Import), *index.every(ast.ImportFrom)]:
+        module = node.module if isinstance(node, ast.ImportFrom) and not node.level else None
+        names = [f"{module}.{alias.name}" if module else alias.name for alias in node.names]
+        if any(f"{name}.".startswith(f"{OLD_LAUNCH}.") for name in names):
+            yield node
+
+
+def _in_lists(program: Program, source: Source) -> Iterator[ast.AST]:
+    """`[sys.executable, "-m", "torch.distributed.launch", ...]`."""
+    index = program.index(source)
+    for node in [*index.every(ast.List), *index.every(ast.Tuple)]:
+        words = [part.value if isinstance(part, ast.Constant) else None for part in node.elts]
+        for position, pair in enumerate(itertools.pairwise(words)):
+            if pair == ("-m", OLD_LAUNCH):
+                yield node.elts[position + 1]
+
+
+def _in_commands(program: Program, source: Source) -> Iterator[ast.AST]:
+    """A string that a shell is given."""
+    for call in program.calls(source, *RUNNERS):
+        given = argument(call, 0, "args") or argument(call, 0, "command") or argument(call, 0, "cmd")
+        if given is None:
+            continue
+        texts: list[object] = [part.value for part in inside(given, ast.Constant)]
+        texts += [value.value for value in program.values(given) if isinstance(value, Known)]
+        if any(isinstance(text, str) and IN_COMMAND.search(text) for text in texts):
+            yield given
+
+
+def check_shell(script: Script) -> Iterator[Finding]:
+    """The mend is mechanical where the script reads LOCAL_RANK already, which --use-env tells."""
+    for launch in launches(script):
+        if launch.kind != OLD_LAUNCH:
+            continue
+        uses_env = "use-env" in launch.flags
+        adds = (
+            ""
+            if uses_env
+            else "; it adds --local-rank to the arguments of the script, which torchrun does not"
+        )
+        yield RULE.at(
+            script,
+            launch.name[-1],
+            f"torch.distributed.launch is deprecated in favour of torchrun{adds}",
+            fix="write torchrun instead of it, without --use-env" if uses_env else "",
+            edits=_edits(script, launch) if uses_env else (),
+        )
+
+
+def _edits(script: Script, launch: Launch) -> list[Edit]:
+    """None where a part of the command comes out of a variable."""
+    flag = launch.flags["use-env"].word
+    first, last = launch.name[0], launch.name[-1]
+    if (
+        not (first.start < last.start < flag.start <= launch.command.end)
+        or first.start < launch.command.start
+    ):
+        return []
+    is_usual = re.fullmatch(r"python3?(?: -u)? -m", " ".join(word.plain or "?" for word in launch.name[:-1]))
+    blanks = re.compile(r"[ \t]*").match(script.text, flag.end)
+    assert blanks is not None
+    removed = Word(flag.start, blanks.end(), ())
+    if is_usual:
+        return [_edit(script, Word(first.start, last.end, ()), "torchrun"), _edit(script, removed, "")]
+    # Another Python than the first on the path: its own torchrun is reached by the module.
+    return [_edit(script, last, "torch.distributed.run"), _edit(script, removed, "")]
+
+
+def _edit(script: Script, span: Word, text: str) -> Edit:
+    return Edit(start=script.position(span.start), end=script.position(span.end), text=text)

@@ -1,0 +1,172 @@
+"""What a user wants to be told: `[tool.drumline.lint]` of the nearest pyproject.toml, and the flags, which win."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drumline_lint.errors import ConfigError, UsageError, did_you_mean
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.problems import OWN_RULES
+from drumline_lint.reading.files import is_matched
+from drumline_lint.selection import Rules, Selection, select, split_words
+from drumline_lint.untrusted import SETTINGS_BYTES, parse_toml, read_regular
+
+TABLE = "tool.drumline.lint"
+NEXT_STEP = "docs/lint.md has all settings; --no-config goes without them"
+KEYS = ("select", "ignore", "exclude", "severity", "per-file-ignores")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """As given on the command line, or in the file."""
+
+    select: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    severity: Severity | None = None
+    per_file_ignores: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What follows from them."""
+
+    chosen: frozenset[str]
+    """The rules to ask, by number."""
+    named: frozenset[str] = frozenset()
+    """Those that were selected by their own number or name: they are shown whatever their severity."""
+    severity: Severity = Severity.WARNING
+    exclude: Sequence[str] = ()
+    per_file_ignores: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    root: Path = field(default_factory=Path.cwd)
+    """What globs are relative to."""
+
+    def is_wanted(self, finding: Finding) -> bool:
+        """Whether its rule was asked for, in this file."""
+        path = Path(finding.place.path)
+        return finding.rule in self.chosen and not any(
+            finding.rule in rules and is_matched(path, [glob], self.root)
+            for glob, rules in self.per_file_ignores.items()
+        )
+
+    def is_shown(self, finding: Finding) -> bool:
+        """Whether it is bad enough."""
+        return finding.rule in self.named or finding.severity.weight >= self.severity.weight
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What the file, or the flags, have to say about rules."""
+
+    select: Selection
+    ignore: Selection
+
+    @classmethod
+    def of(cls, wishes: Wishes, rules: Rules, *, where: str) -> _Choice:
+        return cls(
+            select(wishes.select, rules, where=f"{where}select"),
+            select(wishes.ignore, rules, where=f"{where}ignore"),
+        )
+
+    def settled(self, rules: Rules) -> frozenset[str]:
+        """What is called by its own name beats the beginning of numbers; else to leave out beats to select.
+
+        What cannot be read is told whatever is selected.
+        """
+        wanted = self.select.all | OWN_RULES.keys() if self.select.all else frozenset(rules)
+        return (wanted - self.ignore.all) | (self.select.exact - self.ignore.exact)
+
+
+def make_settings(flags: Wishes, rules: Rules, *, start: Path | None, use_file: bool = True) -> Settings:
+    """`start` is the path beside or above which the file is looked for."""
+    found = find_table(start or Path.cwd()) if use_file else None
+    path, table = found or (None, {})
+    where = f"{path}, [{TABLE}]" if path else ""
+    file = _checked(table, where) if path else Wishes()
+    in_file = _Choice.of(file, rules, where=f"{where} ")
+    in_flags = _Choice.of(flags, rules, where="--")
+    # A rule that is asked for on the command line is wanted, whatever the file leaves out.
+    deciding = in_flags if flags.select else in_file
+    return Settings(
+        chosen=deciding.settled(rules) - (frozenset() if flags.select else in_flags.ignore.all),
+        named=deciding.select.exact,
+        severity=flags.severity or file.severity or Severity.WARNING,
+        exclude=[*file.exclude, *flags.exclude],
+        per_file_ignores={
+            glob: select(words, rules, where=f"{where} per-file-ignores").all
+            for glob, words in file.per_file_ignores.items()
+        },
+        root=path.parent if path else Path.cwd(),
+    )
+
+
+def find_table(start: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The nearest pyproject.toml from here upwards that has settings for the linter."""
+    here = Path(os.path.realpath(start))
+    for folder in (here, *here.parents):
+        path = folder / "pyproject.toml"
+        if os.path.isfile(path):  # noqa: PTH113 - a folder that may not be entered has none
+            table: Any = _toml(path)
+            for name in TABLE.split("."):
+                table = table.get(name) if isinstance(table, dict) else None
+            if table is not None:
+                return path, _table(path, table)
+    return None
+
+
+def _table(path: Path, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError([f"{path}: [{TABLE}] is a table, not {value!r}"], next_step=NEXT_STEP)
+    return value
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return parse_toml(read_regular(path, most=SETTINGS_BYTES).decode())
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be read: {error}", next_step="mend it, or go without it: --no-config"
+        ) from None
+
+
+def _checked(table: Mapping[str, Any], where: str) -> Wishes:
+    """All that is wrong with it is told at once."""
+    problems = [
+        f"{where}: {wrong}" for key, value in table.items() if (wrong := _wrong(key, value)) is not None
+    ]
+    if problems:
+        raise ConfigError(problems, next_step=NEXT_STEP)
+    return Wishes(
+        select=_words(table.get("select", [])),
+        ignore=_words(table.get("ignore", [])),
+        exclude=list(table.get("exclude", [])),
+        severity=Severity(table["severity"]) if "severity" in table else None,
+        per_file_ignores={glob: _words(words) for glob, words in table.get("per-file-ignores", {}).items()},
+    )
+
+
+def _words(value: str | Sequence[str]) -> list[str]:
+    return split_words([value] if isinstance(value, str) else value)
+
+
+def _wrong(key: str, value: Any) -> str | None:
+    if key not in KEYS:
+        return f"there is no setting {key!r}; {did_you_mean(key, KEYS)}"
+    if key == "severity":
+        return None if value in list(Severity) else f"severity is note, warning or error, not {value!r}"
+    if key == "exclude":
+        return None if _is_texts(value) else f"exclude is a list of globs, not {value!r}"
+    if key == "per-file-ignores":
+        fine = isinstance(value, dict) and all(
+            isinstance(one, str) or _is_texts(one) for one in value.values()
+        )
+        return None if fine else f"per-file-ignores is a table of globs with lists of rules, not {value!r}"
+    return None if isinstance(value, str) or _is_texts(value) else f"{key} is a list of rules, not {value!r}"
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)

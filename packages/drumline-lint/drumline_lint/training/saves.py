@@ -1,0 +1,121 @@
+"""Where something is written to a file: what, and to which path."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from drumline_lint.program.arguments import argument, has_unknown_arguments
+from drumline_lint.program.origins import parts
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import last_name
+from drumline_lint.program.value import Known, Made, Rank
+from drumline_lint.reading.source import Source
+from drumline_lint.running.distributed import framework
+
+# Which argument is written, and which is the path, by position and name.
+_WRITERS = {
+    "torch.save": (0, "obj", 1, "f"),
+    "safetensors.torch.save_file": (0, "tensors", 1, "filename"),
+    "safetensors.torch.save_model": (0, "model", 1, "filename"),
+    "numpy.save": (1, "arr", 0, "file"),
+    "numpy.savez": (1, "", 0, "file"),
+    "numpy.savez_compressed": (1, "", 0, "file"),
+    "pickle.dump": (0, "obj", 1, "file"),
+    "cloudpickle.dump": (0, "obj", 1, "file"),
+    "joblib.dump": (0, "value", 1, "filename"),
+}
+_UNIQUE = ("tempfile.", "uuid.")
+_OF_HOST = ("socket.gethostname", "socket.getfqdn", "platform.node", "os.uname", "os.getpid")
+_HOST_WORDS = ("hostname", "host_name", "node_name", "nodename")
+_LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/local", "/dev/null")  # noqa: S108
+_LOCAL_WORDS = ("tmp", "temp", "scratch", "node_local", "local_dir", "local_path", "local_folder")
+_IN_MEMORY = ("io.BytesIO", "io.StringIO")
+_MEMORY_WORDS = ("buf", "buffer", "stream", "bytes_io", "bio")
+
+
+@dataclass(frozen=True)
+class Save:
+    """One call that writes."""
+
+    call: ast.Call
+    what: ast.expr | None
+    path: ast.expr | None
+
+
+def saves(program: Program, source: Source) -> Iterator[Save]:
+    """All in a file, those to memory left out."""
+    for call in program.calls(source, *_WRITERS):
+        at, name, path_at, path_name = _WRITERS[program.name_of(call.func)]
+        save = Save(call, argument(call, at, name), argument(call, path_at, path_name))
+        if not is_in_memory(program, save.path) and not has_unknown_arguments(call):
+            yield save
+    if not framework(program, source):
+        yield from _of_pretrained(program, source)
+
+
+def _of_pretrained(program: Program, source: Source) -> Iterator[Save]:
+    """`model.save_pretrained(folder)`, unless it is told which process is the main one."""
+    for call in program.index(source).calls.get("save_pretrained", ()):
+        given = {keyword.arg for keyword in call.keywords}
+        is_own = program.function_of(call) is not None
+        if isinstance(call.func, ast.Attribute) and not is_own and not given & {"is_main_process", None}:
+            yield Save(call, call.func.value, argument(call, 0, "save_directory"))
+
+
+def is_in_memory(program: Program, path: ast.expr | None) -> bool:
+    """Whether it is no path, but bytes that are held by this process."""
+    for part in parts(program, path):
+        if any(isinstance(value, Made) and value.name in _IN_MEMORY for value in program.values(part)):
+            return True
+        if last_name(part).lower() in _MEMORY_WORDS:
+            return True
+    return False
+
+
+def is_own(program: Program, path: ast.expr | None) -> bool:
+    """Whether each rank has a path of its own: with its rank in it, or one that is made up each time."""
+    return any(
+        _is_unique(program, part) or _kinds(program, part) or _is_of_host(program, part)
+        for part in parts(program, path)
+    )
+
+
+def is_own_of_node(program: Program, path: ast.expr | None) -> bool:
+    """Whether each node has a path of its own: with its name or rank in it, or on a disk that no other sees."""
+    return any(
+        _is_unique(program, part)
+        or _kinds(program, part) - {"local"}
+        or _is_of_host(program, part)
+        or _is_local(program, part)
+        for part in parts(program, path)
+    )
+
+
+def _kinds(program: Program, part: ast.expr) -> set[str]:
+    return {value.kind for value in program.values(part) if isinstance(value, Rank)}
+
+
+def _is_unique(program: Program, part: ast.expr) -> bool:
+    return isinstance(part, ast.Call) and program.name_of(part.func).startswith(_UNIQUE)
+
+
+def _is_of_host(program: Program, part: ast.expr) -> bool:
+    if isinstance(part, ast.Call) and program.name_of(part.func) in _OF_HOST:
+        return True
+    return any(word in _word(part) for word in _HOST_WORDS)
+
+
+def _is_local(program: Program, part: ast.expr) -> bool:
+    constants = [value.value for value in program.values(part) if isinstance(value, Known)]
+    if any(isinstance(one, str) and one.startswith(_LOCAL_FOLDERS) for one in constants):
+        return True
+    return any(word in _word(part) for word in _LOCAL_WORDS)
+
+
+def _word(part: ast.expr) -> str:
+    """The name of it, or of the variable of the environment that it is."""
+    if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.isupper():
+        return part.value.lower()
+    return last_name(part).lower()

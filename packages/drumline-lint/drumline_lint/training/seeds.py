@@ -1,0 +1,131 @@
+"""Which calls set a seed, of which generator, and whether the rank is in it."""
+
+from __future__ import annotations
+
+import ast
+from typing import TypeAlias
+
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import Binding, last_name
+from drumline_lint.program.value import Rank
+from drumline_lint.running.order import Run, Step
+
+TORCH_SEEDS = (
+    "torch.manual_seed",
+    "torch.random.manual_seed",
+    "torch.default_generator.manual_seed",
+    "torch.cuda.manual_seed",
+    "torch.cuda.manual_seed_all",
+    "torch.set_rng_state",
+    "torch.random.set_rng_state",
+)
+OTHER_SEEDS = {"random.seed": "random", "numpy.random.seed": "numpy"}
+# They ask for a seed, or seed a generator of their own.
+_NOT_SEEDS = ("initial_seed", "seed_worker", "get_seed", "default_rng", "Generator", "SeedSequence", "Random")
+_SAME_AS_ARGUMENTS = ("int", "float", "str", "abs", "min", "max", "sum", "hash", "round")
+_WORDS_OF_RANKS = ("rank", "gpu", "proc", "pid", "device", "node", "host", "worker", "time", "random")
+DEEPEST = 8
+Seen: TypeAlias = frozenset[str]
+
+
+def seeds_torch(program: Program, call: ast.Call) -> bool:
+    """Whether it seeds torch's own generator; of a function that is not given and says so, it is believed."""
+    name = program.name_of(call.func)
+    if name in TORCH_SEEDS:
+        return True
+    last = last_name(call.func)
+    if "seed" not in last.lower() or last in _NOT_SEEDS or name in OTHER_SEEDS:
+        return False
+    if program.function_of(call) is not None:
+        return False  # what it does is looked into
+    is_owned = name.startswith(("torch.Generator.", "numpy.", "random."))
+    return not is_owned
+
+
+def kind_of_seed(program: Program, call: ast.Call) -> str:
+    """torch, random or numpy; nothing for what is no seed of them by its own name."""
+    name = program.name_of(call.func)
+    return "torch" if name in TORCH_SEEDS[:3] else OTHER_SEEDS.get(name, "")
+
+
+def seeded_before(program: Program, run: Run, number: int) -> bool:
+    """Whether torch's generator is seeded in a run before one of its steps."""
+    return any(seeds_torch(program, step.call) for step in run[:number])
+
+
+def may_differ_by_rank(program: Program, expression: ast.expr | None, seen: Seen = frozenset()) -> bool:
+    """Whether a seed has the rank in it, or something of which that is not known."""
+    if expression is None or len(seen) > DEEPEST:
+        return True
+    if any(isinstance(value, Rank) for value in program.values(expression)):
+        return True
+    if isinstance(expression, ast.Constant):
+        return expression.value is None
+    if isinstance(expression, ast.Name | ast.Attribute):
+        name = last_name(expression)
+        bindings = [] if name in seen else _bindings(program, expression)
+        return _says_rank(name) or any(_binding_may_differ(program, one, seen | {name}) for one in bindings)
+    return any(may_differ_by_rank(program, part, seen) for part in _parts(program, expression))
+
+
+def _parts(program: Program, expression: ast.expr) -> list[ast.expr | None]:
+    """What an expression is computed from; None where that is not known."""
+    if isinstance(expression, ast.BinOp):
+        return [expression.left, expression.right]
+    if isinstance(expression, ast.UnaryOp):
+        return [expression.operand]
+    if isinstance(expression, ast.IfExp):
+        return [expression.body, expression.orelse]
+    if isinstance(expression, ast.BoolOp):
+        return list(expression.values)
+    if isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant):
+        return [ast.Constant(0)]  # `config["seed"]`; a rank by name has been asked for
+    if isinstance(expression, ast.Call) and program.name_of(expression.func) in _SAME_AS_ARGUMENTS:
+        return list(expression.args)
+    return [None]
+
+
+def _bindings(program: Program, expression: ast.Name | ast.Attribute) -> list[Binding]:
+    """Of a name; of an attribute, all in all files: `args.seed += rank` may be anywhere."""
+    if isinstance(expression, ast.Name):
+        return program.bindings(expression)
+    return [
+        binding
+        for source in program.sources
+        for _, binding in program.index(source).attributes.get(expression.attr, ())
+    ]
+
+
+def _binding_may_differ(program: Program, binding: Binding, seen: Seen) -> bool:
+    if isinstance(binding.node, ast.AugAssign):
+        return may_differ_by_rank(program, binding.node.value, seen)
+    if binding.kind == "assign" and not binding.path:
+        return may_differ_by_rank(program, binding.value, seen)
+    if isinstance(binding.node, ast.arg):
+        return any(may_differ_by_rank(program, one, seen) for one in program.given_for(binding.node))
+    return binding.kind != "import"
+
+
+def _says_rank(name: str) -> bool:
+    return any(word in name.lower() for word in _WORDS_OF_RANKS)
+
+
+def where_given(program: Program, step: Step, expression: ast.expr) -> ast.AST:
+    """The call that says which seed: of a helper that passes it on, the call of the helper."""
+    place: ast.AST = step.call
+    for way in reversed(step.through):
+        passed = _passed_by(program, expression, way)
+        if passed is None:
+            break
+        place, expression = way, passed
+    return place
+
+
+def _passed_by(program: Program, expression: ast.expr, way: ast.AST) -> ast.expr | None:
+    """What a call gives for the parameter that an expression is."""
+    if not isinstance(expression, ast.Name) or not isinstance(way, ast.Call):
+        return None
+    parameters = [one.node for one in program.bindings(expression) if isinstance(one.node, ast.arg)]
+    given = {one for parameter in parameters for one in program.given_for(parameter)}
+    every = [*way.args, *(keyword.value for keyword in way.keywords)]
+    return next((one for one in every if one in given), None)

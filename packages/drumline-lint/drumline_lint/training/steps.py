@@ -1,0 +1,174 @@
+"""What a training loop does in every round, and what only in some: optimizers, schedulers and scalers among it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+
+from drumline_lint.program.arguments import argument
+from drumline_lint.program.names import DDP, GRAD_SCALERS
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import FunctionNode, Loop, above, dotted, inside, last_name, up
+from drumline_lint.program.value import Known, Made
+from drumline_lint.running.conditions import conditions
+from drumline_lint.running.distributed import distributed_sources
+from drumline_lint.running.guards import is_now_and_then
+from drumline_lint.running.loops import batch_loops, calls_in, done_in
+
+IsRare = Callable[[Program, ast.AST, ast.AST], bool]
+SCALERS = (*GRAD_SCALERS, "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler")
+
+
+def training_loops(program: Program) -> list[Loop]:
+    """The loops over batches of all files that train in several processes."""
+    return program.remember("training loops", lambda: _find_loops(program))
+
+
+def _find_loops(program: Program) -> list[Loop]:
+    found = distributed_sources(program)
+    return [loop for source in program.sources if source in found for loop in batch_loops(program, source)]
+
+
+def rounds(program: Program, loop: ast.AST, is_rare: IsRare = is_now_and_then) -> dict[ast.AST, bool]:
+    """The loop and all functions that its rounds run; each with whether it is only in some of the rounds."""
+    found: dict[ast.AST, bool] = {loop: False}
+    pending = [loop]
+    while pending:
+        root = pending.pop(0)
+        for call, function in callees(program, root):
+            if found.get(function, True):
+                rare = found[root] or is_rare(program, call, root)
+                if function not in found or not rare:
+                    found[function] = rare
+                    pending.append(function)
+    return found
+
+
+def callees(program: Program, root: ast.AST) -> list[tuple[ast.Call, FunctionNode]]:
+    """The calls written in it that run a function of the given files, with that."""
+    return program.remember(("callees", root), lambda: list(_find_callees(program, root)))
+
+
+def _find_callees(program: Program, root: ast.AST) -> Iterator[tuple[ast.Call, FunctionNode]]:
+    for call in calls_in(root):
+        function = program.function_of(call)
+        if function is not None:
+            yield call, function
+
+
+def every_nth(program: Program, node: ast.AST, until: ast.AST) -> bool:
+    """Whether it is under `if (step + 1) % n == 0`, `if micro == n - 1`, or a flag that is computed so."""
+    return any(
+        _counts(program, test) or (holds and (_is_last(test) or _counts_from_last(test)))
+        for test, holds in conditions(program, node)
+        if up(test) is not until and until in above(test)
+    )
+
+
+def _is_last(test: ast.expr) -> bool:
+    """`micro == n - 1`"""
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ast.Eq)
+        and any(
+            isinstance(one, ast.BinOp) and isinstance(one.op, ast.Sub) and isinstance(one.right, ast.Constant)
+            for one in (test.left, *test.comparators)
+        )
+    )
+
+
+def _counts_from_last(test: ast.expr) -> bool:
+    """`if step - last >= n: ...; last = step`"""
+    block = up(test)
+    if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.GtE | ast.Gt | ast.Eq):
+        return False
+    if not isinstance(test.left, ast.BinOp) or not isinstance(test.left.op, ast.Sub):
+        return False
+    now, last = dotted(test.left.left), dotted(test.left.right)
+    return bool(now and last) and any(
+        dotted(one.value) == now and last in [dotted(target) for target in one.targets]
+        for one in (inside(block, ast.Assign) if isinstance(block, ast.If) else ())
+    )
+
+
+def _counts(program: Program, test: ast.expr, depth: int = 0) -> bool:
+    if any(isinstance(one.op, ast.Mod) for one in inside(test, ast.BinOp)):
+        return True
+    given = [value for name in inside(test, ast.Name) for value in program.assigned(name)]
+    return depth < 2 and any(
+        _is_last(value) or _counts(program, value, depth + 1)
+        for value in given
+        if isinstance(value, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.BinOp)
+    )
+
+
+def optimizer_steps(program: Program, root: ast.AST) -> Iterator[ast.Call]:
+    """`optimizer.step()` and `scaler.step(optimizer)` that are written in it."""
+    for call, owner in _steps(program, root):
+        if is_optimizer(program, owner) or is_scaler(program, owner):
+            yield call
+
+
+def scheduler_steps(program: Program, root: ast.AST) -> Iterator[ast.Call]:
+    """`scheduler.step()` that is written in it."""
+    for call, owner in _steps(program, root):
+        if is_scheduler(program, owner):
+            yield call
+
+
+def _steps(program: Program, root: ast.AST) -> list[tuple[ast.Call, ast.expr]]:
+    """All `something.step()` that are written in it, with what they are of."""
+    return program.remember(
+        ("steps", root),
+        lambda: [
+            (call, call.func.value)
+            for call in calls_in(root)
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "step"
+        ],
+    )
+
+
+def is_method(call: ast.Call, *names: str) -> bool:
+    """Whether it is `something.name(...)`."""
+    return isinstance(call.func, ast.Attribute) and call.func.attr in names
+
+
+def is_optimizer(program: Program, expression: ast.expr) -> bool:
+    """By what made it; where that is not known, by its name."""
+    made = [value.name for value in program.values(expression) if isinstance(value, Made)]
+    if made:
+        return any(".optim." in name and "lr_scheduler" not in name for name in made)
+    name = last_name(expression).lower()
+    return ("optim" in name or name in ("opt", "optim")) and "sched" not in name
+
+
+def is_scheduler(program: Program, expression: ast.expr) -> bool:
+    """By what made it; where that is not known, by its name."""
+    made = [value.name for value in program.values(expression) if isinstance(value, Made)]
+    if made:
+        return any("lr_scheduler" in name or "_schedule" in name for name in made)
+    return "sched" in last_name(expression).lower()
+
+
+def is_scaler(program: Program, expression: ast.expr) -> bool:
+    """A GradScaler that is not switched off."""
+    values = program.values(expression)
+    made = [value for value in values if isinstance(value, Made)]
+    if made:
+        return any(value.name in SCALERS and not _is_off(program, value.call) for value in made)
+    return not values and "scaler" in last_name(expression).lower()
+
+
+def _is_off(program: Program, call: ast.Call) -> bool:
+    given = argument(call, None, "enabled")
+    return given is not None and program.values(given) == {Known(False)}
+
+
+def wrapped_calls(program: Program, root: ast.AST) -> list[ast.Call]:
+    """The forwards of models in DDP that a loop comes to."""
+    return [call for call in done_in(program, root) if is_wrapped(program, call.func)]
+
+
+def is_wrapped(program: Program, expression: ast.expr) -> bool:
+    """Whether it is, or may be, a model in DDP."""
+    return bool(program.made(expression, DDP))

@@ -1,0 +1,130 @@
+"""Which expressions are tensors that a step of training computes: on the GPU, and not ready yet."""
+
+from __future__ import annotations
+
+import ast
+
+from drumline_lint.program.names import DDP, FSDP
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import Binding, inside, last_name, up
+from drumline_lint.program.value import Element, Instance, Made
+from drumline_lint.training.losses import before_changes, goes_backward
+
+DEEPEST = 8
+# What they give is a number, or known without the GPU.
+OF_HOST = {
+    "item", "tolist", "numpy", "size", "dim", "numel", "ndimension", "element_size", "stride", "data_ptr", "cpu",
+    "float", "int", "bool", "len", "str", "repr", "isinstance", "type", "id", "range", "hasattr", "getattr",
+    "state_dict", "is_contiguous", "get_device", "isfinite_all", "time", "perf_counter",
+}  # fmt: skip
+HOST_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "names"}
+MODELS = ("model", "net", "network", "ddp", "ddp_model", "criterion", "loss_fn", "loss_func", "classifier")
+
+
+def is_of_step(program: Program, expression: ast.expr | None, depth: int = 0) -> bool:
+    """Whether it comes of a forward: what a model gave, and all that is computed from it on the GPU."""
+    if expression is None or depth > DEEPEST:
+        return False
+    deeper = depth + 1
+    if isinstance(expression, ast.Name | ast.Attribute) and goes_backward(program, expression):
+        return True
+    if isinstance(expression, ast.Name):
+        changed = before_changes(program, expression)
+        return any(_is_name_of_step(program, one, deeper) for one in (expression, *changed)) or any(
+            is_of_step(program, one.value, deeper) for one in changed.values()
+        )
+    if isinstance(expression, ast.Call):
+        return _is_call_of_step(program, expression, deeper)
+    if isinstance(expression, ast.Attribute):
+        return expression.attr not in HOST_ATTRIBUTES and is_of_step(program, expression.value, deeper)
+    if isinstance(expression, ast.Subscript | ast.Starred):
+        return is_of_step(program, expression.value, deeper)
+    if isinstance(expression, ast.BinOp):
+        return any(is_of_step(program, one, deeper) for one in (expression.left, expression.right))
+    if isinstance(expression, ast.Compare):
+        is_identity = any(isinstance(one, ast.Is | ast.IsNot | ast.In | ast.NotIn) for one in expression.ops)
+        return not is_identity and is_of_step(program, expression.left, deeper)
+    if isinstance(expression, ast.UnaryOp):
+        return not isinstance(expression.op, ast.Not) and is_of_step(program, expression.operand, deeper)
+    if isinstance(expression, ast.IfExp):
+        return any(is_of_step(program, one, deeper) for one in (expression.body, expression.orelse))
+    if isinstance(expression, ast.GeneratorExp | ast.ListComp):
+        return is_of_step(program, expression.elt, deeper)
+    return False
+
+
+def passed(program: Program, name: ast.Name) -> list[ast.expr]:
+    """What callers in the given files give for a parameter; nothing for other names."""
+    if program.assigned(name):
+        return []
+    parameters = [
+        one.node
+        for one in program.bindings(name)
+        if one.kind == "parameter" and isinstance(one.node, ast.arg)
+    ]
+    given = [expression for one in parameters for expression in program.given_for(one)]
+    return [one for one in given if one is not None]
+
+
+def _is_name_of_step(program: Program, name: ast.Name, depth: int) -> bool:
+    sources = [*program.assigned(name), *passed(program, name)]
+    over = [
+        value.of for value in program.values(name) if isinstance(value, Element) and not is_key(program, name)
+    ]
+    return any(is_of_step(program, one, depth) for one in (*sources, *over))
+
+
+def is_key(program: Program, name: ast.Name) -> bool:
+    """Whether a loop gives it the keys of a dict: `for k, v in d.items()`, `for k in d: d[k]`."""
+    bindings = program.bindings(name)
+    return bool(bindings) and all(one.kind == "each" and _gives_keys(one, name) for one in bindings)
+
+
+def _gives_keys(binding: Binding, name: ast.Name) -> bool:
+    over, path = binding.value, binding.path
+    if isinstance(over, ast.Call) and last_name(over.func) == "enumerate" and over.args and path[:1] == (1,):
+        over, path = over.args[0], path[1:]
+    if isinstance(over, ast.Call) and last_name(over.func) in ("items", "keys"):
+        return last_name(over.func) == "keys" or path[:1] == (0,)
+    loop = up(binding.node) if isinstance(binding.node, ast.comprehension) else binding.node
+    if path or over is None or loop is None:
+        return False
+    taken = [one for one in inside(loop, ast.Subscript) if isinstance(one.slice, ast.Name)]
+    return any(one.slice.id == name.id and ast.dump(one.value) == ast.dump(over) for one in taken)
+
+
+def _is_call_of_step(program: Program, call: ast.Call, depth: int) -> bool:
+    name = last_name(call.func)
+    if name in OF_HOST or says_cpu(call):
+        return False
+    if is_forward(program, call):
+        return True
+    function = program.function_of(call)
+    if function is not None:
+        returned = [one.value for one in inside(function, ast.Return)]
+        return any(is_of_step(program, one, depth) for one in returned)
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return any(is_of_step(program, one, depth) for one in (*call.args, owner))
+
+
+def says_cpu(call: ast.Call) -> bool:
+    """`to("cpu")`, `to(device="cpu")`, `to(torch.device("cpu"))`."""
+    given = [*call.args, *(one.value for one in call.keywords if one.arg == "device")]
+    return any(_is_cpu(one) for one in given)
+
+
+def _is_cpu(device: ast.expr) -> bool:
+    if isinstance(device, ast.Call) and last_name(device.func) == "device" and device.args:
+        device = device.args[0]
+    return isinstance(device, ast.Constant) and device.value == "cpu"
+
+
+def is_forward(program: Program, call: ast.Call) -> bool:
+    """Whether it calls a model, or a loss that is one."""
+    values = program.values(call.func)
+    for value in values:
+        if isinstance(value, Made) and (value.name in (DDP, *FSDP) or value.name.startswith("torch.nn.")):
+            return True
+        if isinstance(value, Instance) and program.is_module(value.of):
+            return True
+    return not values and last_name(call.func).lower() in MODELS

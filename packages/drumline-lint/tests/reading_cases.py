@@ -1,0 +1,83 @@
+"""The cases of `cases/*.md`: what they say, and what the rules find in them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from drumline_lint.finding import Finding
+from drumline_lint.program.program import Program
+from drumline_lint.reading.shell import Script
+from drumline_lint.reading.source import Source
+from drumline_lint.rules import all_rules
+from drumline_lint.run import told_by
+from drumline_lint.running.distributed import distributed_sources
+
+CASES = Path(__file__).parent / "cases"
+_HEADING = re.compile(r"^## (?P<kind>bad|good): (?P<title>.*)$", re.MULTILINE)
+_BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"\A# file: (?P<name>\S+)\n")
+_MARK = re.compile(r"# <- (?P<rules>[A-Z0-9, ]+)$")
+_LINES = re.compile(r"\(lines? (?P<numbers>[0-9, ]+)\)")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Some files, and the lines of them that a rule must report."""
+
+    rule: str
+    kind: str
+    title: str
+    files: tuple[tuple[str, str], ...]
+    expected: frozenset[tuple[str, int]]
+
+    def __str__(self) -> str:
+        return f"{self.rule}-{self.kind}-{self.title.replace(' ', '-')}"
+
+
+def read_cases(rule: str, text: str) -> list[Case]:
+    """All of one rule's."""
+    parts = _HEADING.split(text)[1:]
+    return [_case(rule, *parts[number : number + 3]) for number in range(0, len(parts), 3)]
+
+
+def findings_in(files: tuple[tuple[str, str], ...]) -> list[Finding]:
+    """What all rules say of some files."""
+    python = [(name, text) for name, text in files if name.endswith(".py")]
+    program = Program([Source(Path(name), text, ast.parse(text)) for name, text in python])
+    distributed = distributed_sources(program)
+    scripts = [Script(Path(name), text) for name, text in files if not name.endswith(".py")]
+    found: list[Finding] = []
+    for module in all_rules().values():
+        if hasattr(module, "check"):
+            for source in program.sources:
+                if source in distributed or not module.RULE.only_distributed:
+                    found += told_by(module, program, source)
+        if hasattr(module, "check_shell"):
+            for script in scripts:
+                found += module.check_shell(script)
+    return found
+
+
+def lines_of(rule: str, findings: list[Finding]) -> set[tuple[str, int]]:
+    """Where one rule found something."""
+    return {(one.place.path, one.place.line) for one in findings if one.rule == rule}
+
+
+def _case(rule: str, kind: str, title: str, body: str) -> Case:
+    files, expected = [], set()
+    for block in _BLOCK.finditer(body):
+        text, suffix = block["text"], ".py" if block["language"] == "python" else ".sh"
+        named = _FILE.match(text)
+        name = named["name"] if named else f"case{suffix}"
+        files.append((name, text))
+        for number, line in enumerate(text.splitlines(), start=1):
+            mark = _MARK.search(line)
+            if mark and rule in re.split(r"[, ]+", mark["rules"]):
+                expected.add((name, number))
+    if told := _LINES.search(title):
+        expected |= {(files[0][0], int(number)) for number in told["numbers"].split(",")}
+    assert files, f"{rule}: {title!r} has no code"
+    return Case(rule, kind, title, tuple(files), frozenset(expected))

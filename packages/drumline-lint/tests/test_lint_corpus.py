@@ -1,0 +1,189 @@
+"""Longer scripts, right and wrong: each marked mistake is found on its line, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from drumline_lint.finding import Finding, Severity
+from drumline_lint.reading.files import find_files
+from drumline_lint.rules import all_rules
+from drumline_lint.run import check, read_all
+from drumline_lint.settings import Settings
+
+CORPUS = Path(__file__).parent / "corpus"
+PAIRS = sorted(folder.parent.name for folder in CORPUS.glob("*/wrong"))
+ALONE = sorted(
+    path
+    for folder in ("not_distributed", "frameworks")
+    for path in (CORPUS / folder).iterdir()
+    if path.is_file()
+)
+MARKER = re.compile(r"# <- ([a-z, -]+)$")
+COUNTS = {
+    "accumulation-without-no-sync": 2,
+    "batch-norm-not-synced": 1,
+    "blocking-copy": 4,
+    "clip-before-unscale": 2,
+    "collective-on-some-ranks": 14,
+    "data-parallel": 2,
+    "deprecated-amp": 2,
+    "deprecated-launch": 2,
+    "device-by-global-rank": 4,
+    "exit-before-collective": 6,
+    "find-unused-parameters": 1,
+    "fixed-device": 3,
+    "fixed-port": 2,
+    "group-not-destroyed": 4,
+    "hard-coded-address": 2,
+    "init-after-cuda": 2,
+    "init-without-timeout": 1,
+    "load-without-map-location": 4,
+    "local-rank-save": 4,
+    "master-addr-in-code": 3,
+    "metric-over-padding": 2,
+    "metric-per-batch": 2,
+    "nccl-variable-without-effect": 3,
+    "no-distributed-sampler": 2,
+    "persistent-without-workers": 2,
+    "rank-confusion": 3,
+    "rendezvous-without-id": 2,
+    "same-augmentation-seed": 2,
+    "scaler-not-saved": 2,
+    "schedule-per-micro-batch": 2,
+    "seed-after-model": 2,
+    "set-epoch-missing": 2,
+    "shuffle-beside-sampler": 2,
+    "srun-tasks": 2,
+    "sync-every-step": 5,
+    "uneven-inputs": 2,
+    "unguarded-print": 11,
+    "unguarded-save": 7,
+    "unknown-argument": 2,
+    "unsafe-load": 2,
+    "unsafe-nccl-variable": 3,
+    "unseeded-model": 1,
+    "unused-outputs": 2,
+    "wrapped-before-moved": 2,
+    "wrapped-model-on-some-ranks": 4,
+    "wrapped-state-dict": 5,
+}
+"""How often each mistake is in the wrong versions."""
+
+
+class Spot(NamedTuple):
+    """A rule at a line; notebooks count their lines by cell."""
+
+    path: str
+    cell: int | None
+    line: int
+    rule: str
+
+
+def test_the_corpus_is_whole() -> None:
+    assert len(PAIRS) == 24
+    assert len(ALONE) == 11
+    for name in PAIRS:
+        right, wrong = (_names(CORPUS / name / kind) for kind in ("right", "wrong"))
+        assert right == wrong != set(), name
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_of_a_wrong_version_all_that_is_marked_is_found_and_nothing_else(name: str) -> None:
+    folder = CORPUS / name / "wrong"
+    marked = set(_markers(folder))
+    found = {_spot(finding) for finding in _lint(folder) if _is_counted(finding, marked)}
+    assert marked, "a wrong version has mistakes"
+    assert {"missed": sorted(marked - found), "made up": sorted(found - marked)} == {
+        "missed": [],
+        "made up": [],
+    }
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_of_a_right_version_nothing_is_found(name: str) -> None:
+    folder = CORPUS / name / "right"
+    assert not _markers(folder)
+    assert [_spot(finding) for finding in _lint(folder) if _is_bad(finding)] == []
+
+
+@pytest.mark.parametrize("path", ALONE, ids=lambda path: path.name)
+def test_what_is_not_distributed_or_left_to_a_framework_has_no_findings_at_all(path: Path) -> None:
+    assert not _markers(path)
+    assert [_spot(finding) for finding in _lint(path)] == []
+
+
+def test_every_rule_is_marked_as_often_as_counted() -> None:
+    markers = [spot for name in PAIRS for spot in _markers(CORPUS / name / "wrong")]
+    assert dict(sorted(Counter(spot.rule for spot in markers).items())) == COUNTS
+    assert {module.RULE.name for module in all_rules().values()} >= COUNTS.keys()
+
+
+def test_every_rule_is_found_as_often_as_counted() -> None:
+    counted: Counter[str] = Counter()
+    for name in PAIRS:
+        marked = set(_markers(CORPUS / name / "wrong"))
+        found = {_spot(finding) for finding in _lint(CORPUS / name / "wrong") if _is_counted(finding, marked)}
+        counted.update(spot.rule for spot in found)
+    assert dict(sorted(counted.items())) == COUNTS
+
+
+# Reading
+
+
+@cache
+def _lint(path: Path) -> tuple[Finding, ...]:
+    """All of it, notes included."""
+    settings = Settings(chosen=frozenset(all_rules()), severity=Severity.NOTE)
+    report = check(read_all(find_files([path]).files), all_rules(), settings)
+    assert not report.problems, report.problems
+    assert report.readings, "there is something to read"
+    return tuple(report.findings)
+
+
+def _is_bad(finding: Finding) -> bool:
+    return finding.severity is not Severity.NOTE
+
+
+def _is_counted(finding: Finding, marked: set[Spot]) -> bool:
+    return _is_bad(finding) or _spot(finding) in marked
+
+
+def _spot(finding: Finding) -> Spot:
+    path = Path(finding.place.path).resolve().relative_to(CORPUS.resolve())
+    return Spot(str(path), finding.place.cell, finding.place.line, finding.name)
+
+
+def _markers(top: Path) -> list[Spot]:
+    files = [top] if top.is_file() else sorted(path for path in top.rglob("*") if path.is_file())
+    return [spot for path in files if path.suffix != ".pyc" for spot in _markers_of_file(path)]
+
+
+def _markers_of_file(path: Path) -> list[Spot]:
+    name = str(path.relative_to(CORPUS))
+    return [
+        Spot(name, cell, number, rule.strip())
+        for cell, text in _texts(path)
+        for number, line in enumerate(text.splitlines(), start=1)
+        if (marker := MARKER.search(line))
+        for rule in marker[1].split(",")
+    ]
+
+
+def _texts(path: Path) -> list[tuple[int | None, str]]:
+    """The text of the file, or that of each cell of code."""
+    if path.suffix != ".ipynb":
+        return [(None, path.read_text())]
+    cells = enumerate(json.loads(path.read_text())["cells"], start=1)
+    return [(number, "".join(cell["source"])) for number, cell in cells if cell["cell_type"] == "code"]
+
+
+def _names(folder: Path) -> set[str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {str(path.relative_to(folder)) for path in files}

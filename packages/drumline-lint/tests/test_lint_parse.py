@@ -1,0 +1,226 @@
+"""From bytes to Python or a script; what cannot be read is told with its place, and raises nothing."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumline_lint.reading.parse import Reading, language_of, read_bytes, read_file
+from drumline_lint.reading.shell import Script
+from drumline_lint.reading.source import Source
+
+PYTHON = Path("train.py")
+
+
+def only_problem(reading: Reading) -> str:
+    (said,) = reading.problems
+    assert reading.content is None
+    assert (said.rule, said.name, said.severity) == ("DL000", "unreadable", "error")
+    return f"{said.place}: {said.message}"
+
+
+def source_of(data: bytes) -> Source:
+    reading = read_bytes(PYTHON, data)
+    assert isinstance(reading.content, Source), reading.problems
+    return reading.content
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "language"),
+    [
+        ("a.py", b"#!/bin/sh\n", "python"),
+        ("a.ipynb", b"", "notebook"),
+        ("a.sh", b"", "shell"),
+        ("a.slurm", b"", "shell"),
+        ("job.sbatch", b"", "shell"),
+        ("tool", b"#!/usr/bin/env bash\n", "shell"),
+        ("tool", b"#!/bin/sh -e\n", "shell"),
+        ("tool", b"#!/usr/bin/env python3\n", "python"),
+        ("tool", b"#!/usr/bin/fish\n", "python"),
+        ("tool.txt", b"x = 1\n", "python"),
+    ],
+)
+def test_the_language_is_told_by_name_and_first_line(name: str, data: bytes, language: str) -> None:
+    assert language_of(Path(name), data) == language
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "value"),
+    [
+        ("x = 'é'".encode(), "utf-8", "é"),
+        (codecs.BOM_UTF8 + "x = 'é'".encode(), "utf-8-sig", "é"),
+        (b"# -*- coding: latin-1 -*-\nx = '\xe9'", "iso-8859-1", "é"),
+        (b"#!/usr/bin/python\n# vim: set fileencoding=cp1251 :\nx = '\xe9'", "cp1251", "й"),
+    ],
+)
+def test_the_encoding_is_found_as_python_finds_it(data: bytes, encoding: str, value: str) -> None:
+    reading = read_bytes(PYTHON, data)
+    assert reading.encoding == encoding
+    assert isinstance(reading.content, Source)
+    assert f"x = '{value}'" in reading.content.text
+    assert not reading.content.text.startswith("\ufeff")
+
+
+def test_line_ends_are_kept() -> None:
+    assert source_of(b"x = 1\r\ny = 2\r\n").text == "x = 1\r\ny = 2\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"x = 1\ny = (\n", "train.py:2:5: the code cannot be parsed: '(' was never closed"),
+        (b"if x:\npass\n", "train.py:2:1: the code cannot be parsed: expected an indented block after"),
+        (b"x = 1\n\0\n", "train.py:2:1: the file has null bytes, so it is no text"),
+        (b"x = 1\ny = '\xff'\n", "train.py:2:1: the file is not utf-8: byte 0xff cannot be decoded"),
+        (
+            b"# coding: martian\n",
+            "train.py:1:1: the encoding of the file is not known: unknown encoding: martian",
+        ),
+        (
+            b"# coding: hex\n",
+            "train.py:1:1: the encoding of the file is not known: 'hex' is not a text encoding",
+        ),
+        (
+            b"# coding: undefined\nx",
+            "train.py:1:1: the encoding of the file is not known: decoding with 'undefined' codec failed",
+        ),
+        ("x = 1".encode("utf-16"), "train.py:1:1: the file is not utf-8: byte 0xff cannot be decoded"),
+        (b"#\nx = '\xe9'\n", "train.py:2:1: the file is not utf-8: byte 0xe9 cannot be decoded"),
+        (b"# coding: ascii\nx = '\xe9'", "train.py:2:1: the file is not ascii: byte 0xe9 cannot be decoded"),
+        (b"(" * 5000 + b")" * 5000, "train.py:1:201: the code cannot be parsed: too many nested parentheses"),
+        (b"-" * 500_000 + b"1", "train.py:1:1: the code is nested too deeply to be parsed"),
+        (b"x = " + b"9" * 5000, "train.py:1:1: the code cannot be parsed: Exceeds the limit (4300 digits)"),
+    ],
+)
+def test_what_is_not_python_is_told(data: bytes, message: str) -> None:
+    assert only_problem(read_bytes(PYTHON, data)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("def first[T](x: T) -> T: ...", "type parameters are read by Python 3.12"),
+        ("async def first[*Ts, **P](x): ...", "type parameters are read by Python 3.12"),
+        ("class Box[T: (int, str)](Base): ...", "type parameters are read by Python 3.12"),
+        ("class Box[T = int]: ...", "defaults of type parameters are read by Python 3.13"),
+        ("type Batch = dict[str, Tensor]", "the type statement is read by Python 3.12"),
+        ("type Batch[T] = dict[str, T]", "the type statement is read by Python 3.12"),
+        ('print(f"loss {row["loss"]:.3f}")', "an f-string with its own quotes inside is read by Python 3.12"),
+        ("x = f'{f'{a}'}'", "an f-string with its own quotes inside is read by Python 3.12"),
+        ('x = f"{a} {", ".join(b)!r} {c}"', "an f-string with its own quotes inside is read by Python 3.12"),
+        ('x = f"{"\\n".join(a)}"', "an f-string with its own quotes inside is read by Python 3.12"),
+        ("x = f'{\"\\n\".join(a)}'", "a backslash between an f-string's braces is read by Python 3.12"),
+        ('run(t"{name}")', "a t-string is read by Python 3.14"),
+        ("try: ...\nexcept ValueError, TypeError: ...", "except without parentheses is read by Python 3.14"),
+        ("try: ...\nexcept A, b.Error, C: ...", "except without parentheses is read by Python 3.14"),
+        ("lazy import numpy", "a lazy import is read by Python 3.15"),
+        ("lazy from numpy import array", "a lazy import is read by Python 3.15"),
+    ],
+)
+def test_what_only_a_newer_python_reads_is_told_so(code: str, told: str) -> None:
+    version = tuple(int(part) for part in told.rpartition(" ")[2].split("."))
+    if sys.version_info[:2] >= version:
+        return  # it is read
+    reading = read_bytes(PYTHON, code.encode())
+    this = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert only_problem(reading).endswith(f" ({told} and newer, and this is Python {this})")
+    wanted = ".".join(map(str, version))
+    assert reading.problems[0].fix == f"run drumline with the Python that the code is for, {wanted} or newer"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'print "step", step',
+        "print loss",
+        'exec "x = 1"',
+        "try: ...\nexcept (IOError, OSError), (number, text): ...",
+        'raise ValueError, "no"',
+        "os.chmod(path, 0755)",
+        "size = 10L",
+        "if a <> b: ...",
+        "text = `x`",
+        'text = ur"\\d"',
+    ],
+)
+def test_python_2_is_told_so(code: str) -> None:
+    reading = read_bytes(PYTHON, code.encode())
+    assert only_problem(reading).endswith(" (it looks like Python 2)")
+    assert reading.problems[0].fix == "port it to Python 3, or leave it out with --exclude"
+
+
+def test_an_old_except_is_told_apart_from_a_new_one() -> None:
+    reading = read_bytes(PYTHON, b"try: ...\nexcept ValueError, error: ...")
+    if sys.version_info < (3, 14):
+        assert only_problem(reading).endswith(" (it looks like Python 2)")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f[",
+        "def f[x]:\n    pass",
+        "def f[0](x): ...",
+        "def f x(): ...",
+        "class A[:\n    pass",
+        "type X int",
+        "x = type Y",
+        'x = f"{a["',
+        'x = f"{a["b"}"',
+        'x = f"{a" "b}"',
+        'x = f"{a b}"',
+        'x = f"a" b"{c["d"]}"',
+        'x = set"a"',
+        "lazy imports",
+        "except ValueError, TypeError: ...",
+        "try: ...\nexcept A, B as error: ...",
+        "print(x",
+        "x = datetime(2020, 01, 05)",
+        "x = 10Lx",
+        "raise ,",
+        "a < > b",
+        "```python",
+    ],
+)
+def test_of_plainly_broken_code_no_version_is_told(code: str) -> None:
+    reading = read_bytes(PYTHON, code.encode())
+    assert "Python" not in only_problem(reading)
+    assert reading.problems[0].fix == "mend the file, or leave it out with --exclude"
+
+
+def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+    gone = read_file(tmp_path / "gone.py")
+    assert only_problem(gone).endswith("gone.py:1:1: the file cannot be opened: No such file or directory")
+    (tmp_path / "self.py").symlink_to("self.py")
+    assert only_problem(read_file(tmp_path / "self.py")).endswith("Too many levels of symbolic links")
+    (tmp_path / "folder.py").mkdir()
+    folder = read_file(tmp_path / "folder.py")
+    assert only_problem(folder).endswith("the file cannot be opened: Is a directory")
+
+
+def test_nothing_is_said_of_odd_escapes() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        source_of(b"x = '\\d'\ny = 1 is 1\n")
+
+
+def test_scripts_are_read_whatever_their_bytes() -> None:
+    reading = read_bytes(Path("run.sh"), codecs.BOM_UTF8 + b"echo \xff\r\n")
+    assert isinstance(reading.content, Script)
+    assert reading.content.text == "echo \udcff\r\n"
+    assert reading.content.text.encode("utf-8-sig", "surrogateescape") == reading.data
+    assert only_problem(read_bytes(Path("run.sh"), b"a\n\nb\0")).startswith(
+        "run.sh:3:1: the file has null bytes"
+    )
+
+
+@given(st.binary(max_size=200), st.sampled_from(["x.py", "x.sh", "x.ipynb"]))
+def test_any_bytes_are_read_or_told(data: bytes, name: str) -> None:
+    reading = read_bytes(Path(name), data)
+    assert reading.content is not None or reading.problems or name == "x.ipynb"

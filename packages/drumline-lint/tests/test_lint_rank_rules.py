@@ -1,0 +1,219 @@
+"""What the rules on ranks say, and the mend of the one that can be mended."""
+
+from __future__ import annotations
+
+import pytest
+
+from drumline_lint.rules import all_rules
+from reading_cases import findings_in
+
+DDP = """\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+"""
+
+
+def said(rule: str, text: str) -> list[str]:
+    return [one.message for one in findings_in((("case.py", DDP + text),)) if one.rule == rule]
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "message"),
+    [
+        (
+            "DL014",
+            "dist.barrier()\ntorch.save({}, 'a.pt')\n",
+            "every rank comes to torch.save and writes 'a.pt'",
+        ),
+        (
+            "DL015",
+            "dist.barrier()\nif local_rank == 0:\n    torch.save({}, 'a.pt')\n",
+            "one process of every node comes to torch.save: all of them write 'a.pt'",
+        ),
+        (
+            "DL016",
+            "net = DDP(x)\nif dist.get_rank() == 0:\n    torch.save(net.state_dict(), 'a.pt')\n",
+            "net is wrapped: the keys of net.state_dict() all begin with `module.`",
+        ),
+        (
+            "DL017",
+            "if dist.get_rank() == 0:\n    dist.barrier()\n",
+            "rank 0 alone comes to dist.barrier, which waits until every rank has come",
+        ),
+        (
+            "DL017",
+            "if local_rank == 0:\n    dist.barrier()\n",
+            "one process of each node comes to dist.barrier, which waits until every rank has come",
+        ),
+        (
+            "DL017",
+            "if dist.get_rank() != 0:\n    dist.barrier()\n",
+            "all ranks but one come to dist.barrier, which waits until every rank has come",
+        ),
+        (
+            "DL017",
+            "def a():\n    b()\ndef b():\n    dist.barrier()\nif dist.get_rank() in (0, 1):\n    a()\n",
+            "only some ranks come to a, which calls barrier through b, and that waits until every rank has come",
+        ),
+        (
+            "DL018",
+            "def a(rank):\n    if rank == 0:\n        return\n    dist.barrier()\n",
+            "rank 0 leaves here, and the others wait in barrier (line 7)",
+        ),
+        (
+            "DL018",
+            "def a(rank):\n    for x in y:\n        if rank == 3:\n            break\n        DDP(x)(x).backward()\n",
+            "some ranks leave here, and the others wait in the backward pass",
+        ),
+        (
+            "DL018",
+            "m = DDP(x)\nfor x in y:\n    loss = m(x)\n    if loss.isnan():\n        continue\n    loss.backward()\n",
+            "loss is that of this rank's own batch: a rank that leaves here makes the others wait in backward",
+        ),
+        (
+            "DL019",
+            "dist.barrier()\nx = torch.load(path)\n",
+            "every rank loads path onto the GPU that it was saved from",
+        ),
+        (
+            "DL020",
+            "dist.barrier()\nx = torch.load(path, weights_only=False)\n",
+            "path can run any code as it is loaded",
+        ),
+        (
+            "DL023",
+            "dist.barrier()\nprint('a')\n",
+            "every rank comes to print, and its line appears once for each",
+        ),
+        (
+            "DL023",
+            "import logging\nlogging.basicConfig(level=20)\ndist.barrier()\nlogging.info('a')\n",
+            "every rank comes to logging.info, and no logger is set up by rank",
+        ),
+        (
+            "DL023",
+            "from tqdm import tqdm\ndist.barrier()\nx = tqdm(y)\n",
+            "every rank draws a bar by tqdm, each over the others",
+        ),
+        (
+            "DL023",
+            "import wandb\ndist.barrier()\nwandb.init()\n",
+            "every rank comes to wandb.init, not one for the whole job",
+        ),
+        (
+            "DL023",
+            "from torch.utils.tensorboard import SummaryWriter\ndist.barrier()\nSummaryWriter()\n",
+            "every rank opens a SummaryWriter on the same folder",
+        ),
+        (
+            "DL040",
+            "net = DDP(x)\nif dist.get_rank() == 0:\n    net(y)\n",
+            "rank 0 alone comes to net, a wrapped model: its forward sends the buffers of rank 0 to all ranks, and "
+            "the others are not there",
+        ),
+        (
+            "DL040",
+            "def a(m):\n    b(m)\ndef b(n):\n    n(y).backward()\nnet = DDP(x)\nif local_rank == 0:\n    a(net)\n",
+            "one process of each node comes to a, which runs the wrapped n through b: its backward averages gradients "
+            "over all ranks, and the others are not there",
+        ),
+        (
+            "DL040",
+            "from torch.distributed import fsdp\nnet = fsdp.fully_shard(x)\nif dist.get_rank() != 0:\n    net(y)\n",
+            "all ranks but one come to net, a wrapped model: its forward gathers the weights from all ranks, and the "
+            "others are not there",
+        ),
+    ],
+)
+def test_what_is_said(rule: str, text: str, message: str) -> None:
+    assert said(rule, text) == [message]
+
+
+def test_what_to_write_instead() -> None:
+    text = "from tqdm import tqdm\nnet = DDP(x)\nfor x in tqdm(y):\n    pass\n"
+    text += "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), 'a.pt')\n"
+    fixes = {one.rule: one.fix for one in findings_in((("case.py", DDP + text),))}
+    assert fixes["DL023"] == "give it `disable=dist.get_rank() != 0`"
+    assert fixes["DL016"] == "save `net.module.state_dict()`"
+
+
+@pytest.mark.parametrize(
+    ("text", "mended"),
+    [
+        (
+            "model = DDP(x)\nif rank == 0:\n    torch.save(model.state_dict(), 'a.pt')\n",
+            "    torch.save(model.module.state_dict(), 'a.pt')",
+        ),
+        (
+            "class T:\n    def __init__(self, x):\n        self.net = DDP(x)\n    def save(self):\n"
+            "        torch.save({'é': 1, 'm': self.net.state_dict()}, 'a.pt')\n",
+            "        torch.save({'é': 1, 'm': self.net.module.state_dict()}, 'a.pt')",
+        ),
+        (
+            "def f(x, many):\n    model = x\n    if many:\n        model = DDP(x)\n"
+            "    torch.save(model.state_dict(), 'a.pt')\n",
+            None,
+        ),
+        ("def f(x, many):\n    m = DDP(x) if many else x\n    torch.save(m.state_dict(), 'a.pt')\n", None),
+        (
+            "class T:\n    def __init__(self, x, many):\n        self.net = x\n        if many:\n"
+            "            self.net = DDP(x)\n    def save(self):\n        torch.save(self.net.state_dict(), 'a.pt')\n",
+            None,
+        ),
+        ("def f(model):\n    torch.save(model.state_dict(), 'a.pt')\nf(DDP(x))\nf(y)\n", None),
+        (
+            "model = DDP(x)\nmodel.load_state_dict(torch.load('a.pt'))\n"
+            "if rank == 0:\n    torch.save(model.state_dict(), 'a.pt')\n",
+            None,
+        ),
+        (
+            "x.load_state_dict({key[7:]: value for key, value in torch.load('a.pt').items()})\n"
+            "model = DDP(x)\nif rank == 0:\n    torch.save(model.state_dict(), 'a.pt')\n",
+            None,
+        ),
+        (
+            "model = DDP(x)\nmodel.module.load_state_dict(torch.load('b.pt'))\n"
+            "if rank == 0:\n    torch.save(model.state_dict(), 'a.pt')\n",
+            "    torch.save(model.module.state_dict(), 'a.pt')",
+        ),
+    ],
+)
+def test_the_mend_of_a_wrapped_state_dict(text: str, mended: str | None) -> None:
+    whole = DDP + text
+    (finding,) = [one for one in findings_in((("case.py", whole),)) if one.rule == "DL016"]
+    assert all_rules()["DL016"].RULE.fixable
+    if mended is None:
+        assert not finding.edits
+        return
+    (edit,) = finding.edits
+    line = whole.splitlines()[edit.start[0] - 1].encode()
+    assert (line[: edit.start[1]] + edit.text.encode() + line[edit.end[1] :]).decode() == mended
+
+
+def test_what_is_loaded_wrapped_is_to_be_changed_too() -> None:
+    text = "net = DDP(x)\nnet.load_state_dict(torch.load('a.pt'))\n"
+    text += "if dist.get_rank() == 0:\n    torch.save(net.state_dict(), 'a.pt')\n"
+    fixes = {one.rule: one.fix for one in findings_in((("case.py", DDP + text),))}
+    assert fixes["DL016"] == "save `net.module.state_dict()`, and load it without the wrapper as well"
+
+
+def test_a_rank_in_a_path_is_seen_however_many_give_the_folder() -> None:
+    keep = "def keep(folder, name):\n    path = folder + f'/{name}-{dist.get_rank()}.pt'\n    torch.save({}, path)\n"
+    callers = "".join(f"keep('out' + str({number}) + 'a' + 'b', 'x')\n" for number in range(150))
+    assert said("DL014", "dist.barrier()\n" + keep + callers) == []
+    keep = keep.replace("-{dist.get_rank()}", "")
+    assert len(said("DL014", "dist.barrier()\n" + keep + callers)) == 1
+
+
+def test_the_inner_model_is_named_where_it_would_do() -> None:
+    text = f"{DDP}net = DDP(x)\nif dist.get_rank() == 0:\n    net(y)\n"
+    (found,) = [one for one in findings_in((("case.py", text),)) if one.rule == "DL040"]
+    assert found.fix == "run `net.module` here, or let every rank come"
+
+
+def test_of_shards_the_inner_model_would_not_do() -> None:
+    fsdp = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    text = f"{DDP}{fsdp}net = FSDP(x)\nif dist.get_rank() == 0:\n    net(y)\n"
+    (found,) = [one for one in findings_in((("case.py", text),)) if one.rule == "DL040"]
+    assert ".module" not in found.fix
