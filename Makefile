@@ -46,7 +46,7 @@ bench-gpu: .venv/ready ## step, images and tokens on one GPU, beside Lightning, 
 bench-exact: .venv/ready ## what exactness costs: the elastic step, the sample ledger, comparing replicas
 	$(BIN)/python -m benchmarks elastic --device cpu
 	$(BIN)/python -m benchmarks.ledger
-	$(BIN)/python -m benchmarks.sentinel
+	$(BIN)/python -m benchmarks.replicas
 
 bench-doctor: .venv/ready ## what planning and reporting cost the doctor for 256 hosts
 	$(BIN)/python -m benchmarks.doctor_scale

@@ -44,7 +44,7 @@ def watched(program: Program, flags: Flags) -> Program:
 
 
 def script_watch(flags: Flags, folder: Path) -> ScriptWatch | None:
-    """What the flags want of the watch over a script, whose verdicts go to this folder; None: nothing."""
+    """What the flags want of the watch over a script, whose diagnoses go to this folder; None: nothing."""
     given = flags.own
     if not given.get("watch"):
         return None

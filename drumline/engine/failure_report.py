@@ -23,7 +23,7 @@ from drumline.launch.topology import let_first_rank_speak, topology_from
 from drumline.manager import DDPManager
 from drumline.terminal import paragraph, show, shown
 from drumline.untrusted import open_log
-from drumline.watch.verdicts.endings import is_lost_peer
+from drumline.watch.diagnosis.error_texts import is_lost_peer
 
 # The file system refuses, and will refuse the next start too.
 REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})

@@ -23,7 +23,7 @@ from drumline.engine.evaluate import evaluate
 from drumline.engine.job import Job
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.non_finite import NonFinite
-from drumline.engine.notices import Notices
+from drumline.engine.notices import WatchNotices
 from drumline.engine.optimizer import rate_of, set_rate
 from drumline.engine.pace import Pace
 from drumline.engine.preemption import Preemption
@@ -39,7 +39,7 @@ from drumline.metrics.events import Reporter
 from drumline.metrics.meters import means
 from drumline.tasks.base import Task
 from drumline.watch.beats.phase import DATA, Phase
-from drumline.watch.replicas.sentinel import Sentinel
+from drumline.watch.replicas import ReplicaComparison
 
 
 @dataclass
@@ -70,8 +70,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         is_speaker = self.job.ddp.is_main_process()
-        self.notices = Notices(self.job.ddp.watch_folder if is_speaker else None)
-        self._sentinel = Sentinel(
+        self.notices = WatchNotices(self.job.ddp.watch_folder if is_speaker else None)
+        self._replicas = ReplicaComparison(
             self.job.model,
             self.job.optimizer,
             host=self.job.ddp.host,
@@ -258,7 +258,7 @@ class Loop:
     def _compare_replicas(self) -> None:
         """Collective. When it is time, and before each save: a checkpoint is one that all ranks held."""
         if self.config.watch.replicas_every > 0:
-            self._sentinel.check(self.progress.step)
+            self._replicas.check(self.progress.step)
 
     def _evaluate(self) -> dict[str, float]:
         """Collective."""

@@ -1,7 +1,7 @@
-"""What the watch has noticed, told by rank 0 with its log lines: stragglers, stalls, and that they are over.
+"""Reports what the sidecars noticed (stragglers, stalls, recoveries) in the run's own log and events.
 
-The sidecars look beside the run; the chief of them appends to a file in the watch folder what a user should read in the
-run's own log, and rank 0 looks there when it writes a log line. That costs it one question to the system.
+The leader of the sidecars appends to a file in the watch folder; rank 0 looks there with each log line, which costs it
+one `stat`.
 """
 
 from __future__ import annotations
@@ -15,36 +15,32 @@ from drumline.metrics.json_lines import parse_line
 from drumline.watch.sidecar.telling import NOTICES
 
 
-class Notices:
-    """Reads on from where it stopped. Without a folder, or before there is a file, nothing was noticed."""
+class WatchNotices:
+    """Reads the file from where it stopped. Without a folder, or before there is a file, there are no notices."""
 
     def __init__(self, folder: Path | None) -> None:
         self._file = None if folder is None else folder / NOTICES
         if self._file is not None:
             with suppress(OSError):
-                self._file.touch()  # the sidecar then leaves it to us to tell
+                self._file.touch()  # where it exists, the sidecar does not print
         self._read = 0
         self._slow: dict[tuple[Any, Any], str] = {}
 
     @property
     def stragglers(self) -> list[str]:
-        """Of the whole run: what was said last of each rank or host, without what to do about it."""
+        """Of the whole run: the latest notice about each rank or host."""
         return list(self._slow.values())
 
     def report(self, reporter: Reporter) -> None:
-        """Tell what is new."""
+        """Report what is new."""
         for notice in self._new():
-            message, about = (
-                notice["message"],
-                {f"about_{name}": notice.get(name) for name in ("rank", "host")},
-            )
-            if notice["kind"] == "recovery":
-                reporter.report("note", message=message)
-            elif notice["kind"] in ("straggler", "stall"):
-                reporter.report(notice["kind"], message=message, **about)
-            if notice["kind"] == "straggler":
-                words = message.removeprefix("straggler: ").partition(". Next:")[0]
-                self._slow[notice.get("host"), notice.get("rank")] = words
+            kind, rank, host = notice["kind"], notice.get("rank"), notice.get("host")
+            if kind == "recovery":
+                reporter.report("note", message=notice["message"])
+            elif kind in ("straggler", "stall"):
+                reporter.report(kind, message=notice["message"], about_rank=rank, about_host=host)
+            if kind == "straggler":
+                self._slow[host, rank] = str(notice.get("what", ""))
 
     def _new(self) -> list[dict[str, Any]]:
         if self._file is None:

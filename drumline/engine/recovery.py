@@ -1,6 +1,6 @@
 """A run that its launcher has started again: whether that makes sense, and how long it took from the fault to a step.
 
-Verdicts of the sidecars are in `RUN/verdicts`, each with the launch that it is about. `RUN/watch/launch.json` says
+Diagnoses of the sidecars are in `RUN/diagnoses`, each with the launch that it is about. `RUN/watch/launch.json` says
 which launch this is: rank 0 draws a new name at a first start and keeps it at a restart, whoever the launcher is.
 """
 
@@ -23,7 +23,7 @@ from drumline.errors import HangError, Place, as_list
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
 from drumline.untrusted import make_own_folder, parse_json, read_regular
-from drumline.watch.verdicts.files import read_verdicts
+from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 
 MOST_AT_ONE_STEP = 3
 
@@ -53,7 +53,7 @@ class Fault:
             told_rank=self.rank,
             told_host=self.host,
             seconds=max(0.0, time.time() - self.at),
-            seconds_to_verdict=max(0.0, self.told_at - self.at),
+            seconds_to_diagnosis=max(0.0, self.told_at - self.at),
             lost_steps=None if self.step is None else max(0, self.step - resumed_from),
         )
 
@@ -65,7 +65,7 @@ class _Launch:
     launch: str
     """Its name."""
     starts: list[int] = field(default_factory=list)
-    """How many verdicts of it there were at each of its starts."""
+    """How many diagnoses of it there were at each of its starts."""
     refused: dict[str, Any] | None = None
     """What was found when it was refused; that is for good, whatever a sidecar makes of the refusal."""
 
@@ -90,42 +90,42 @@ def look_back(folder: RunFolder, *, is_restart: bool) -> dict[str, Any]:
     if launch.refused is not None:  # torchrun tries again all the same
         return launch.refused
     starts = launch.starts
-    verdicts = verdicts_of_launch(folder.verdicts, launch.launch) if starts else []
-    launch = replace(launch, starts=[*starts, len(verdicts)])
+    diagnoses = diagnoses_of_launch(folder.diagnoses, launch.launch) if starts else []
+    launch = replace(launch, starts=[*starts, len(diagnoses)])
     # One start may have ended with several: after a cut, each side judges for itself. The first is the cause.
-    by_start = [verdicts[begin:end] for begin, end in pairwise(launch.starts) if end > begin]
+    by_start = [diagnoses[begin:end] for begin, end in pairwise(launch.starts) if end > begin]
     last = by_start[-1][0] if by_start else None
-    has_news = bool(starts) and len(verdicts) > starts[-1]
+    has_news = bool(starts) and len(diagnoses) > starts[-1]
     found = {
-        "refusal": check_same_step([some[0] for some in by_start], folder.verdicts),
-        "place": {} if last is None else {name: last["verdict"][name] for name in ("host", "rank", "step")},
+        "refusal": check_same_step([some[0] for some in by_start], folder.diagnoses),
+        "place": {} if last is None else {name: last["diagnosis"][name] for name in ("host", "rank", "step")},
         "fault": asdict(_fault(last)) if last is not None and has_news else None,
     }
     _write_launch(folder.launch_file, replace(launch, refused=found if found["refusal"] else None))
     return found
 
 
-def verdicts_of_launch(folder: Path, launch: str) -> list[dict[str, Any]]:
+def diagnoses_of_launch(folder: Path, launch: str) -> list[dict[str, Any]]:
     """Those that ended a start of this launch, the newest last; what was only told is not among them."""
-    found = [record for record in read_verdicts(folder) if record.get("launch") == launch]
+    found = [record for record in read_diagnoses(folder) if record.get("launch") == launch]
     return [
         record
         for record in found
-        if record["word"] == "failure" or (record["word"] == "hang" and record["action"] != "report")
+        if record["alarm"] == "failure" or (record["alarm"] == "hang" and record["action"] != "report")
     ]
 
 
-def check_same_step(verdicts: Sequence[Mapping[str, Any]], folder: Path) -> tuple[str, str] | None:
-    """Of the verdicts that starts ended with: why it is no use to start again, and what to do instead; None: it may
+def check_same_step(diagnoses: Sequence[Mapping[str, Any]], folder: Path) -> tuple[str, str] | None:
+    """Of the diagnoses that starts ended with: why it is no use to start again, and what to do instead; None: it may
     be."""
-    if not verdicts:
+    if not diagnoses:
         return None
-    last = verdicts[-1]
-    step = last["verdict"]["step"]
+    last = diagnoses[-1]
+    step = last["diagnosis"]["step"]
     next_step = f"see {folder} and mend the cause; the same command then goes on from the newest checkpoint"
     if last["action"] == "stop":
         return f"the run was stopped{_at(step)}, and is not started again: {_cause(last)}", next_step
-    same = [record for record in verdicts if step is not None and record["verdict"]["step"] == step]
+    same = [record for record in diagnoses if step is not None and record["diagnosis"]["step"] == step]
     if len(same) < MOST_AT_ONE_STEP:
         return None
     heading = f"the run has failed {len(same)} times at step {step}, and is not started again:"
@@ -133,7 +133,7 @@ def check_same_step(verdicts: Sequence[Mapping[str, Any]], folder: Path) -> tupl
 
 
 def _cause(record: Mapping[str, Any]) -> str:
-    return str(record["verdict"]["what"])
+    return str(record["diagnosis"]["what"])
 
 
 def _at(step: int | None) -> str:
@@ -141,13 +141,13 @@ def _at(step: int | None) -> str:
 
 
 def _fault(record: Mapping[str, Any]) -> Fault:
-    verdict, told_at = record["verdict"], float(record["time"])
+    diagnosis, told_at = record["diagnosis"], float(record["time"])
     return Fault(
-        cause=str(verdict["cause"]),
-        rank=verdict["rank"],
-        host=verdict["host"],
-        step=verdict["step"],
-        at=told_at - float(verdict["since_s"]),
+        cause=str(diagnosis["cause"]),
+        rank=diagnosis["rank"],
+        host=diagnosis["host"],
+        step=diagnosis["step"],
+        at=told_at - float(diagnosis["since_s"]),
         told_at=told_at,
     )
 

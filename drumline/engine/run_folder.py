@@ -3,7 +3,7 @@
 config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
 settings-history.jsonl (which settings changed at which step)  trace/rank-NNNNN.jsonl (with log.trace)
 preempted.json (while a run that was told to leave waits to go on)
-watch/launch.json  verdicts/NNNN-CAUSE.json (what the sidecars said)
+watch/launch.json  diagnoses/NNNN-CAUSE.json (what the sidecars said)
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class RunFolder:
         return self.path / "preempted.json"
 
     @property
-    def verdicts(self) -> Path:
+    def diagnoses(self) -> Path:
         """What the sidecars said of a run that did not move, or broke."""
-        return self.path / "verdicts"
+        return self.path / "diagnoses"
 
     @property
     def launch_file(self) -> Path:
@@ -107,7 +107,7 @@ class RunFolder:
             for folder in (self.events, self.logs, self.checkpoints):
                 make_own_folder(folder)
             for folder in (
-                self.verdicts,
+                self.diagnoses,
                 self.launch_file.parent,
                 self.trace_file(0).parent,
                 self.tensorboard,

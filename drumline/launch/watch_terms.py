@@ -35,7 +35,7 @@ class ScriptWatch:
     """What the user wants of the watch over a script."""
 
     run: str
-    """The folder for verdicts, in the place that a run folder has for a task."""
+    """The folder for diagnoses, in the place that a run folder has for a task."""
     on_hang: str = DEFAULT_ON_HANG
     hang_s: float | None = None
     """None: a script that only waits is never ended."""
@@ -56,7 +56,7 @@ class WatchTerms:
     """By node: the address, and the port that is kept for its sidecar. Empty where there is one node, or another
     launcher."""
     run: Path | None = None
-    """Only a script has it: where verdicts go."""
+    """Only a script has it: where diagnoses go."""
     on_hang: str = DEFAULT_ON_HANG
     hang_s: float | None = None
 

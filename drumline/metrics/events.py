@@ -10,7 +10,7 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 |              | batch_size_per_rank, accumulate, shards if elastic, precision, lr, epochs, total_steps, run   |
 | `resume`     | epoch, path: the checkpoint that the run goes on from                                         |
 | `recovered`  | cause, told_rank, told_host: the fault it goes on after, seconds from that to its first step, |
-|              | seconds_to_verdict, lost_steps: taken again (null where nobody knows)                         |
+|              | seconds_to_diagnosis, lost_steps: taken again (null where nobody knows)                         |
 | `first_step` | seconds from the command (since: `command`), or from the start of this rank where that is not |
 |              | known or the run was started again (since: `rank`); parts: what they were made of, in seconds |
 | `train`      | epoch, loss, lr, samples_per_s, data_share, seconds_left, grad_norm if clipped, and the       |

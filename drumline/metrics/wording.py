@@ -17,7 +17,7 @@ _BOOKKEEPING = STAMP | {
 _SHARE_WORTH_SAYING = 0.05
 # Where a save has copied the state to; one that was written at once has not.
 _COPIES = {"device": "on the GPU", "pinned": "in pinned memory", "host": "in memory"}
-# By the cause that a verdict names: what happened to the rank, or to its host.
+# By the cause that a diagnosis names: what happened to the rank, or to its host.
 _FAULTS = {
     "killed": "was killed",
     "out_of_memory": "ran out of memory",

@@ -17,8 +17,8 @@ from drumline.checkpoint import manifest
 from drumline.cli.watch_look import Looker
 from drumline.config.files import read_file as read_settings
 from drumline.data.array_pickle import load_arrays
-from drumline.engine.notices import Notices
-from drumline.engine.recovery import _fault, _read_launch, check_same_step, verdicts_of_launch
+from drumline.engine.notices import WatchNotices
+from drumline.engine.recovery import _fault, _read_launch, check_same_step, diagnoses_of_launch
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import DrumlineError
 from drumline.launch.env_file import read_env_file
@@ -213,20 +213,24 @@ def test_run_folders(tmp_path: Path, ledger: list[Any], events: list[Any], kind:
         assert Looker(tmp_path).look().has_ended
 
 
-VERDICT = ("cause", "host", "rank", "step", "what", "next_step", "is_certain", "since_s", "num_blocked")
-GOOD_VERDICT = {"cause": "unknown", "host": "a", "rank": 0, "step": 1, "what": "x", "next_step": "y"}
+DIAGNOSIS = ("cause", "host", "rank", "step", "what", "next_step", "is_certain", "since_s", "num_blocked")
+GOOD_DIAGNOSIS = {"cause": "unknown", "host": "a", "rank": 0, "step": 1, "what": "x", "next_step": "y"}
 
 
 @fuzzed
-@given(record=shaped("word", "sentence", "action", "time", "number"), verdict=shaped(*VERDICT), notice=VALUES)
-def test_verdicts_and_notices(tmp_path: Path, record: Any, verdict: Any, notice: Any) -> None:
-    good = {"word": "failure", "sentence": "x", "launch": "a", "action": "restart", "time": 1.0}
-    inner = {**GOOD_VERDICT, "is_certain": True, "since_s": 1.0, **verdict}
-    (tmp_path / "0001-unknown.json").write_text(json.dumps({**good, **record, "verdict": inner}))
+@given(
+    record=shaped("alarm", "sentence", "action", "time", "number"),
+    diagnosis=shaped(*DIAGNOSIS),
+    notice=VALUES,
+)
+def test_diagnoses_and_notices(tmp_path: Path, record: Any, diagnosis: Any, notice: Any) -> None:
+    good = {"alarm": "failure", "sentence": "x", "launch": "a", "action": "restart", "time": 1.0}
+    inner = {**GOOD_DIAGNOSIS, "is_certain": True, "since_s": 1.0, **diagnosis}
+    (tmp_path / "0001-unknown.json").write_text(json.dumps({**good, **record, "diagnosis": inner}))
     (tmp_path / "notices.jsonl").write_text(f"{json.dumps(notice)}\n")
     with bounded():
-        found = verdicts_of_launch(tmp_path, "a")
+        found = diagnoses_of_launch(tmp_path, "a")
         check_same_step(found, tmp_path)
         for one in found:
             _fault(one)
-        Notices(tmp_path)._new()
+        WatchNotices(tmp_path)._new()

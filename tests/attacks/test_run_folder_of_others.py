@@ -21,8 +21,8 @@ from drumline.launch.ssh.follow import Follower, last_lines
 from drumline.launch.ssh.supervisor import refusals
 from drumline.metrics.json_lines import JsonLines
 from drumline.untrusted import check_own_folder, open_append, open_log, replace_text
+from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
 from drumline.watch.sidecar.telling import _write_status
-from drumline.watch.verdicts.files import read_verdicts
 from tests.attacks.limits import bounded
 from tests.jobs import Classify, make_config, train_here
 
@@ -85,7 +85,7 @@ def test_a_link_of_another_user_to_a_folder_of_ours_is_refused(
 
 
 @pytest.mark.parametrize(
-    "name", ["events", "logs", "checkpoints", "verdicts", "watch", "trace", "tensorboard"]
+    "name", ["events", "logs", "checkpoints", "diagnoses", "watch", "trace", "tensorboard"]
 )
 def test_a_part_of_another_user_is_refused(other_user: int, tmp_path: Path, name: str) -> None:
     run = RunFolder(tmp_path / "run")
@@ -130,7 +130,7 @@ def test_a_file_system_that_gives_all_files_one_owner_is_fine(
 
 
 @pytest.mark.parametrize(
-    "name", ["events", "logs", "checkpoints", "verdicts", "watch", "trace", "tensorboard"]
+    "name", ["events", "logs", "checkpoints", "diagnoses", "watch", "trace", "tensorboard"]
 )
 def test_a_link_in_place_of_a_folder_is_refused(tmp_path: Path, victim: Path, name: str) -> None:
     run = RunFolder(tmp_path / "run")
@@ -199,7 +199,7 @@ def test_nothing_is_appended_through(tmp_path: Path, victim: Path, kind: str) ->
 
 
 def test_a_draft_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path, victim: Path) -> None:
-    """config.toml, environment.json, verdicts and the status are written beside first."""
+    """config.toml, environment.json, diagnoses and the status are written beside first."""
     for write in (write_whole, replace_text):
         (tmp_path / ".config.toml.partial").symlink_to(victim / "precious")
         (tmp_path / "config.toml").unlink(missing_ok=True)
@@ -225,9 +225,9 @@ def test_the_supervisor_refuses_logs_that_are_no_folder_of_this_user(tmp_path: P
     assert next_step == "choose another with --logs"
 
 
-def test_verdicts_that_are_no_files_are_left_out(tmp_path: Path) -> None:
+def test_diagnoses_that_are_no_files_are_left_out(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "0001-stopped.json")
     (tmp_path / "0002-stopped.json").symlink_to("/dev/zero")
     (tmp_path / "0003-stopped.json").write_text("[" * 100_000)
     with bounded():
-        assert read_verdicts(tmp_path) == []
+        assert read_diagnoses(tmp_path) == []

@@ -18,7 +18,7 @@ import pytest
 from drumline.cli.watch_look import Looker
 from drumline.config.files import read_file
 from drumline.doctor.machine.code_hash import _hash_of
-from drumline.engine.notices import Notices
+from drumline.engine.notices import WatchNotices
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import DrumlineError, PreflightError, UsageError
 from drumline.launch.cluster.kubernetes import _literal
@@ -246,7 +246,7 @@ def test_a_forged_status_is_no_status(tmp_path: Path, change: dict[str, Any]) ->
 
 
 def test_notices_of_other_types_are_left_out(tmp_path: Path) -> None:
-    notices = Notices(tmp_path)
+    notices = WatchNotices(tmp_path)
     (tmp_path / "notices.jsonl").write_text('{"kind": [], "message": 7}\n{"kind": "stall", "message": {}}\n')
     assert notices._new() == []
 

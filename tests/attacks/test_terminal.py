@@ -253,11 +253,11 @@ def sentence_of_a_sidecar(text: str, path: Path, capsys: pytest.CaptureFixture[s
 
 @source
 def page_of_a_diagnosis(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
+    from drumline.watch.diagnosis.page import page
     from drumline.watch.facts import NodeFacts, Picture
-    from drumline.watch.verdicts.page import page
-    from drumline.watch.verdicts.verdict import Cause, Verdict
 
-    verdict = Verdict(
+    diagnosis = Diagnosis(
         cause=Cause.UNKNOWN,
         host=text,
         rank=None,
@@ -268,7 +268,7 @@ def page_of_a_diagnosis(text: str, path: Path, capsys: pytest.CaptureFixture[str
         since_s=1.0,
     )
     picture = Picture(me=0, nodes=(NodeFacts(node=0, host="a", ranks=(), kernel=(text,)),))
-    return page("hang", verdict, picture, action="report", at=0.0)
+    return page("hang", diagnosis, picture, action="report", at=0.0)
 
 
 @source

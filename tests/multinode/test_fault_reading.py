@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from drumline.watch.beats.phase import Phase
-from drumline.watch.verdicts.wording import DOING
+from drumline.watch.diagnosis.phrases import DOING
 from tests.multinode.faults.catalogue import Case
 from tests.multinode.faults.matrix import Result, is_right
 from tests.multinode.faults.plain import PlainResult
@@ -82,7 +82,7 @@ def test_what_was_said_and_done_is_read_from_the_events(tmp_path: Path) -> None:
 
 
 def test_a_case_that_went_wrong_is_told_in_full() -> None:
-    fine = Result("stopped", 1, 3, "b", 20, [vars(STOPPED)], is_right=True, verdict_s=2.5, new_step_s=9.0)
+    fine = Result("stopped", 1, 3, "b", 20, [vars(STOPPED)], is_right=True, diagnosis_s=2.5, new_step_s=9.0)
     fine.has_right_bits = True
     assert is_fine(fine)
     assert not is_fine(replace(fine, said=[], is_right=False))
@@ -101,7 +101,7 @@ def test_a_case_that_went_wrong_is_told_in_full() -> None:
 
 def test_the_table_counts_what_is_missing() -> None:
     results = [
-        Result("stopped", seed, 3, "b", 20, is_right=seed < 3, verdict_s=2.0 + seed, new_step_s=None)
+        Result("stopped", seed, 3, "b", 20, is_right=seed < 3, diagnosis_s=2.0 + seed, new_step_s=None)
         for seed in range(4)
     ]
     table = make_table(results, [PlainResult("stopped", 0)], cap_s=30)

@@ -18,9 +18,9 @@ from typing import Any
 from drumline.launch.node.memory_folder import hold, make_memory_folder
 from drumline.untrusted import parse_json
 
-VERDICT, SIDECAR = "verdict.json", "sidecar.pid"
+DIAGNOSIS, SIDECAR = "diagnosis.json", "sidecar.pid"
 # How long the sidecar may take to say why a rank has ended; it gathers what it can see first.
-VERDICT_S = 4.0
+DIAGNOSIS_S = 4.0
 POLL_S = 0.05
 
 
@@ -28,7 +28,7 @@ POLL_S = 0.05
 class Ruling:
     """What the sidecars said of the run, as far as a launcher needs it."""
 
-    word: str
+    alarm: str
     """`hang` or `failure`."""
     action: str
     """`restart`, `stop` or `report`."""
@@ -38,7 +38,7 @@ class Ruling:
 
     @property
     def is_hang(self) -> bool:
-        return self.word == "hang"
+        return self.alarm == "hang"
 
     @property
     def is_final(self) -> bool:
@@ -106,7 +106,7 @@ class WatchFolder:
         if self.current is None:
             return None
         try:
-            return ruling_from(parse_json((self.current / VERDICT).read_bytes()))
+            return ruling_from(parse_json((self.current / DIAGNOSIS).read_bytes()))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
@@ -124,10 +124,12 @@ class WatchFolder:
 
 
 def ruling_from(record: Mapping[str, Any]) -> Ruling:
-    """From a verdict file. A stall is no ruling, nor is a hang that was only reported: neither has ended a rank."""
-    word, action = record["word"], record["action"]
-    if word not in ("hang", "failure") or (word, action) == ("hang", "report"):
-        raise ValueError(f"{word}, {action}")
-    verdict = record["verdict"]
-    sentence = record.get("sentence") or f"{record['word']}: {verdict['what']}. Next: {verdict['next_step']}"
-    return Ruling(record["word"], record["action"], str(sentence), bool(record.get("was_told")))
+    """From a diagnosis file. A stall is no ruling, nor is a hang that was only reported: neither has ended a rank."""
+    alarm, action = record["alarm"], record["action"]
+    if alarm not in ("hang", "failure") or (alarm, action) == ("hang", "report"):
+        raise ValueError(f"{alarm}, {action}")
+    diagnosis = record["diagnosis"]
+    sentence = (
+        record.get("sentence") or f"{record['alarm']}: {diagnosis['what']}. Next: {diagnosis['next_step']}"
+    )
+    return Ruling(record["alarm"], record["action"], str(sentence), bool(record.get("was_told")))

@@ -28,7 +28,7 @@ from drumline.launch.node.meeting import Alone
 from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.node.standby import Standby
 from drumline.launch.node.supervision import RankOutput, Supervision, failure_time, rank_output
-from drumline.launch.node.watch_folder import VERDICT_S, Ruling, WatchFolder
+from drumline.launch.node.watch_folder import DIAGNOSIS_S, Ruling, WatchFolder
 from drumline.launch.watch_terms import FOLDER, NODES
 from drumline.net.secrets import VARIABLE as SECRET
 from drumline.terminal import print_message
@@ -147,7 +147,7 @@ class WatchedAgent(LeavingAgent):
         if result.is_failed():
             self._read_failures(result.failures)
             first = min(result.failures.values(), key=lambda failure: failure.timestamp)
-            self._heed(self._wait_for_ruling(result, noted_at + VERDICT_S), first.exitcode)
+            self._heed(self._wait_for_ruling(result, noted_at + DIAGNOSIS_S), first.exitcode)
         return result
 
     def _wait_for_ruling(self, result: RunResult, deadline: float) -> Ruling | None:

@@ -16,7 +16,7 @@ from typing import Any
 from drumline.errors import DrumlineError, ExitCode, PreflightError, TrainingError
 from drumline.launch.hosts import Host
 from drumline.launch.node.local import how_it_ended
-from drumline.launch.node.watch_folder import VERDICT_S
+from drumline.launch.node.watch_folder import DIAGNOSIS_S
 from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, ssh_words
 from drumline.launch.ssh.connection import BEAT_S, Connection
 from drumline.launch.ssh.errors import not_reached, was_lost
@@ -157,7 +157,7 @@ class Controller:
         elif kind == "ended" and frame["code"] and not self.is_ending:
             self._ended(remote, frame["code"])
         elif kind == "failed" and not frame["restarts_left"]:
-            settle_s = SETTLE_S + (VERDICT_S if frame.get("is_watched") else 0)
+            settle_s = SETTLE_S + (DIAGNOSIS_S if frame.get("is_watched") else 0)
             asyncio.get_running_loop().call_later(settle_s, self._end, self.job.grace_s)
         elif kind == "ruling":
             self._take_ruling(frame)

@@ -48,7 +48,7 @@ FORMS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "hello": {"protocol": NUMBER},
     "refused": {"problems": _are_problems},
     "started": {"ranks": _list_of(NUMBER), "world_size": NUMBER, "start": NUMBER, "restarts_left": NUMBER},
-    "ruling": {"word": TEXT, "action": TEXT, "sentence": TEXT, "was_told": FLAG, "is_last": FLAG},
+    "ruling": {"alarm": TEXT, "action": TEXT, "sentence": TEXT, "was_told": FLAG, "is_last": FLAG},
     "ended": {"code": NUMBER, "last_words": TEXTS},
     "failed": {
         **dict.fromkeys(("rank", "code", "restarts_left"), NUMBER),

@@ -124,7 +124,9 @@ class Remote:
             self.num_starts, self.restarts_left = frame["start"] + 1, frame["restarts_left"]
             self.ruling = None
         elif kind == "ruling":
-            self.ruling = Ruling(**{name: frame[name] for name in ("word", "action", "sentence", "was_told")})
+            self.ruling = Ruling(
+                **{name: frame[name] for name in ("alarm", "action", "sentence", "was_told")}
+            )
         elif kind == "ended":
             self.code, self.node_words = frame["code"], frame["last_words"]
             self.ended.set()

@@ -11,7 +11,7 @@ from typing import Any
 
 from drumline.distributed.start.fact_differences import Difference, described, differences
 from drumline.text import by_rank
-from drumline.watch.replicas.difference import find_difference
+from drumline.watch.replica_differences import find_difference
 from drumline.watch.scripts.arguments import is_own
 from drumline.watch.scripts.notes import ModuleNote, Note
 

@@ -13,6 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from drumline.watch.beats.phase import Phase
+from drumline.watch.diagnosis.diagnose import diagnose
+from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
+from drumline.watch.diagnosis.triggers import urgent_symptoms
+from drumline.watch.diagnosis.watchdog import Recovery, Watchdog
 from drumline.watch.facts import Answer, NodeFacts, Picture, Silent, node_from_json
 from drumline.watch.scripts.differing import ScriptComparison
 from drumline.watch.scripts.notes import Note, note_from_json
@@ -22,11 +26,7 @@ from drumline.watch.sidecar.node import Node
 from drumline.watch.sidecar.telling import Teller
 from drumline.watch.sidecar.terms import Terms
 from drumline.watch.sidecar.unheard import PATIENCE_S, Unheard
-from drumline.watch.stragglers.naming import Stragglers
-from drumline.watch.verdicts import evidence
-from drumline.watch.verdicts.judge import judge
-from drumline.watch.verdicts.verdict import Cause, Verdict
-from drumline.watch.verdicts.vigil import Recovery, Vigil, Wish
+from drumline.watch.stragglers import Stragglers
 
 # Pulses come twice a second.
 SILENT_S = 1.5
@@ -42,7 +42,7 @@ class Chief:
         node: Node,
         channel: Channel | None,
         teller: Teller,
-        act: Callable[[str, Verdict, str], None],
+        act: Callable[[str, Diagnosis, str], None],
     ) -> None:
         self.terms = terms
         self.node = node
@@ -53,7 +53,7 @@ class Chief:
         self._gathered: dict[int, NodeFacts] = {}
         self._gathering = 0
         self._gone: set[int] = set()
-        self._vigil = Vigil(hang_s=terms.hang_s, world_size=terms.world_size)
+        self._watchdog = Watchdog(hang_s=terms.hang_s, world_size=terms.world_size)
         self._stragglers = Stragglers(terms.slow_factor)
         self._unheard = Unheard(terms.host)
         self._notes: dict[int, Note] = {}
@@ -126,23 +126,29 @@ class Chief:
     async def consider(self, clock: Callable[[], float], *, speaks: bool) -> None:
         """One look at the whole. `clock`: seconds in which this process was awake."""
         picture, now = self.picture(), clock()
-        wish = self._vigil.look(picture, now)
-        self.has_news = self._vigil.is_in_grace
+        recovery = self._watchdog.observe(picture, now)
+        self.has_news = self._watchdog.is_in_grace
         if not speaks or self.has_acted:
             return
-        if isinstance(wish, Recovery):
-            self._tell_recovery(wish)
+        if recovery is not None:
+            self._tell_recovery(recovery)
         self.report_differences()
-        for straggler in self._stragglers.look(_activity(picture), now):
+        for straggler in self._stragglers.observe(_activity(picture), now):
             kind = "recovery" if straggler.is_over else "straggler"
-            self.teller.notice(kind, rank=straggler.rank, host=straggler.host, message=straggler.sentence)
+            self.teller.notice(
+                kind,
+                rank=straggler.rank,
+                host=straggler.host,
+                message=straggler.sentence,
+                what=straggler.what,
+            )
             self.last_words.append(straggler.sentence)
         if warning := self._unheard.look(self.channel, now):
             self.teller.say(warning)
             self.last_words.append(warning)
-        if wish is Wish.GATHER:
+        if self._watchdog.wants_evidence:
             closely = self.picture(await self._gather())
-            self._conclude(judge(closely), closely, clock())
+            self._conclude(diagnose(closely), closely, clock())
 
     def report_differences(self) -> None:
         """Of ranks that run a script."""
@@ -155,27 +161,27 @@ class Chief:
             )
             self.last_words.append(found.sentence)
 
-    def _conclude(self, verdict: Verdict | None, picture: Picture, now: float) -> None:
-        word = self._vigil.decide(verdict, self.picture(), now)
-        if word is None or verdict is None:
+    def _conclude(self, diagnosis: Diagnosis | None, picture: Picture, now: float) -> None:
+        alarm = self._watchdog.decide(diagnosis, self.picture(), now)
+        if alarm is None or diagnosis is None:
             return
-        if word == "stall":
-            verdict = self._vigil.lasting(verdict, is_ended=self.terms.on_hang != "report")
+        if alarm == "stall":
+            diagnosis = self._watchdog.with_duration(diagnosis, ends_job=self.terms.on_hang != "report")
         at = time.time()
-        action = self.terms.on_hang if word == "hang" else "none"
-        sentence = verdict.sentence(word)
-        if is_said(verdict):
+        action = self.terms.on_hang if alarm == "hang" else "none"
+        sentence = diagnosis.sentence(alarm)
+        if is_said(diagnosis):
             self.teller.say(sentence)
         self.last_words.append(sentence)
-        self.teller.write_down(word, verdict, picture, action, at)
-        if word != "stall":
-            self.has_acted = action in ("restart", "stop") or word == "failure"
-            self._act(word, verdict, action)
+        self.teller.write_down(alarm, diagnosis, picture, action, at)
+        if alarm != "stall":
+            self.has_acted = action in ("restart", "stop") or alarm == "failure"
+            self._act(alarm, diagnosis, action)
 
     def _tell_recovery(self, recovery: Recovery) -> None:
         self.last_words.append(recovery.sentence)
-        verdict = recovery.verdict
-        self.teller.notice("stall", rank=verdict.rank, host=verdict.host, message=recovery.sentence)
+        diagnosis = recovery.diagnosis
+        self.teller.notice("stall", rank=diagnosis.rank, host=diagnosis.host, message=recovery.sentence)
 
     async def _gather(self) -> dict[int, NodeFacts]:
         """Every node that is heard looks closely, this one too."""
@@ -210,9 +216,9 @@ def _activity(picture: Picture) -> Picture:
 
 def urgent(node: NodeFacts) -> frozenset[str]:
     """What is certainly wrong with its ranks."""
-    return evidence.ended(node.ranks) | evidence.stopped(node.ranks)
+    return urgent_symptoms(node.ranks)
 
 
-def is_said(verdict: Verdict) -> bool:
+def is_said(diagnosis: Diagnosis) -> bool:
     """Whether a sidecar says it on its screen; an error is told by the rank itself, or by the launcher."""
-    return verdict.cause is not Cause.EXCEPTION
+    return diagnosis.cause is not Cause.EXCEPTION

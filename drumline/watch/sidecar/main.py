@@ -20,6 +20,8 @@ from typing import Any
 
 from drumline.launch.node.memory_folder import hold
 from drumline.launch.node.watch_folder import SIDECAR
+from drumline.watch.diagnosis.diagnosis import Diagnosis
+from drumline.watch.diagnosis.evidence import is_done
 from drumline.watch.facts import to_json
 from drumline.watch.sidecar.channel import NUM_HUBS, Channel, heard_at_all
 from drumline.watch.sidecar.chief import SILENT_S, Chief, is_said, urgent
@@ -29,8 +31,6 @@ from drumline.watch.sidecar.noted import Noted
 from drumline.watch.sidecar.telling import Teller
 from drumline.watch.sidecar.terms import Terms, terms_from_json
 from drumline.watch.status.record import StepRates, status_record
-from drumline.watch.verdicts.scene import is_done
-from drumline.watch.verdicts.verdict import Verdict
 
 TICK_S = 0.2
 CONSIDER_S = 0.4
@@ -169,7 +169,9 @@ class Sidecar:
                 case "gather":
                     self._spawn(self._answer(node, int(message["number"])))
                 case "act":
-                    self._end_ranks(message["word"], Verdict.from_json(message["verdict"]), message["action"])
+                    self._end_ranks(
+                        message["alarm"], Diagnosis.from_json(message["diagnosis"]), message["action"]
+                    )
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -192,21 +194,21 @@ class Sidecar:
         assert self.channel is not None
         self.channel.send(node, {"kind": "gathered", "number": number, "facts": to_json(facts)})
 
-    def _act(self, word: str, verdict: Verdict, action: str) -> None:
+    def _act(self, alarm: str, diagnosis: Diagnosis, action: str) -> None:
         """As the chief: all nodes do the same, this one last."""
-        message = {"kind": "act", "word": word, "verdict": verdict.to_json(), "action": action}
+        message = {"kind": "act", "alarm": alarm, "diagnosis": diagnosis.to_json(), "action": action}
         for peer in self.terms.peers:
             if self.channel is not None:
                 self.channel.send(peer.node, message)
-        self._end_ranks(word, verdict, action, was_told=is_said(verdict))
+        self._end_ranks(alarm, diagnosis, action, was_told=is_said(diagnosis))
 
-    def _end_ranks(self, word: str, verdict: Verdict, action: str, *, was_told: bool = False) -> None:
+    def _end_ranks(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_told: bool = False) -> None:
         with contextlib.suppress(OSError):
-            self.teller.hand_to_launcher(word, verdict, action, was_told=was_told)
+            self.teller.hand_to_launcher(alarm, diagnosis, action, was_told=was_told)
         if action in ("restart", "stop"):
             self.chief.has_acted = True
             self.node.kill()
-        elif word == "failure":
+        elif alarm == "failure":
             self.chief.has_acted = True  # or it would be told once more when the chief has left
 
     async def _leave(self) -> None:

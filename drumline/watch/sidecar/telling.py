@@ -20,11 +20,11 @@ from drumline.errors import as_lines
 from drumline.metrics.json_lines import JsonLines
 from drumline.terminal import print_message
 from drumline.untrusted import check_own_folder, make_own_folder, parse_json, read_regular, replace_text
+from drumline.watch.diagnosis.diagnosis import Diagnosis
+from drumline.watch.diagnosis.diagnosis_files import write_diagnosis
 from drumline.watch.facts import Picture
 from drumline.watch.sidecar.terms import Terms
 from drumline.watch.status.record import PLACE
-from drumline.watch.verdicts.files import write_verdict
-from drumline.watch.verdicts.verdict import Verdict
 
 LAUNCH_FILE = Path("watch") / "launch.json"
 NOTICES = "notices.jsonl"
@@ -48,21 +48,30 @@ class Teller:
         with contextlib.suppress(OSError):  # nobody reads it any more
             print_message(*as_lines(sentence))
 
-    def write_down(self, word: str, verdict: Verdict, picture: Picture, action: str, at: float) -> None:
-        """In the run folder: the verdict with all that was seen, and the event."""
+    def write_down(self, alarm: str, diagnosis: Diagnosis, picture: Picture, action: str, at: float) -> None:
+        """In the run folder: the diagnosis with all that was seen, and the event."""
         if (run := self._run) is not None:
-            self._jobs.put(lambda: self._write_verdict(run, word, verdict, picture, action, at))
+            self._jobs.put(lambda: self._write_diagnosis(run, alarm, diagnosis, picture, action, at))
 
-    def hand_to_launcher(self, word: str, verdict: Verdict, action: str, *, was_told: bool) -> None:
+    def hand_to_launcher(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_told: bool) -> None:
         """In the watch folder, before anything is ended: the launcher reads it when its ranks are gone. `was_told`:
         on this node's screen."""
-        record = {"word": word, "action": action, "was_told": was_told, "verdict": verdict.to_json()}
-        replace_text(self._folder / "verdict.json", json.dumps(record))
+        record = {"alarm": alarm, "action": action, "was_told": was_told, "diagnosis": diagnosis.to_json()}
+        replace_text(self._folder / "diagnosis.json", json.dumps(record))
 
-    def notice(self, kind: str, *, rank: int | None, host: str, message: str, step: int = 0) -> None:
+    def notice(
+        self, kind: str, *, rank: int | None, host: str, message: str, what: str = "", step: int = 0
+    ) -> None:
         """For rank 0 to report with its next log line. Where nobody does so (there is no such file: a script, a loop of
         the user's own, or another node) it is printed here, and logged as an event."""
-        record = {"kind": kind, "time": time.time(), "rank": rank, "host": host, "message": message}
+        record = {
+            "kind": kind,
+            "time": time.time(),
+            "rank": rank,
+            "host": host,
+            "message": message,
+            "what": what,
+        }
         try:
             with (self._folder / NOTICES).open("r+b") as file:
                 file.seek(0, os.SEEK_END)
@@ -98,23 +107,23 @@ class Teller:
             self._complaints.add(error.errno)
             self.say(f"the watch could not write to the run folder: {error}")
 
-    def _write_verdict(
-        self, run: Path, word: str, verdict: Verdict, picture: Picture, action: str, at: float
+    def _write_diagnosis(
+        self, run: Path, alarm: str, diagnosis: Diagnosis, picture: Picture, action: str, at: float
     ) -> None:
         if run.exists():
             check_own_folder(run, follow_links=True)
-        write_verdict(
-            run / "verdicts",
-            word=word,
-            verdict=verdict,
+        write_diagnosis(
+            run / "diagnoses",
+            alarm=alarm,
+            diagnosis=diagnosis,
             picture=picture,
             action=action,
             launch=launch_of(run),
             at=at,
         )
-        place = {"rank": verdict.rank, "host": verdict.host, "step": verdict.step}
-        said = {"cause": verdict.cause, "action": action, "message": verdict.sentence(word)}
-        self._append_event(run, {"time": at, "kind": word, **place, **said})
+        place = {"rank": diagnosis.rank, "host": diagnosis.host, "step": diagnosis.step}
+        said = {"cause": diagnosis.cause, "action": action, "message": diagnosis.sentence(alarm)}
+        self._append_event(run, {"time": at, "kind": alarm, **place, **said})
 
     def _append_event(self, run: Path, event: Mapping[str, Any]) -> None:
         make_own_folder(run, follow_links=True)

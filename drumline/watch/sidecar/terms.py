@@ -23,7 +23,7 @@ class Terms:
     ranks: tuple[int, ...]
     world_size: int
     run: str | None = None
-    """Where verdicts are written down."""
+    """Where diagnoses are written down."""
     on_hang: str = "restart"
     hang_s: float | None = None
     """None: what may be innocent is reported, and never acted on."""

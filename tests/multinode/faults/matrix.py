@@ -53,7 +53,7 @@ class Result:
     said: list[dict[str, object]] = field(default_factory=list)
     screen: list[str] = field(default_factory=list)
     is_right: bool = False
-    verdict_s: float | None = None
+    diagnosis_s: float | None = None
     """From the fault to the first sentence."""
     new_step_s: float | None = None
     """From the fault to the first step of the restarted job."""
@@ -326,7 +326,7 @@ def _judge(
         result.problems.append("the fault never struck")
         return
     if said:
-        result.verdict_s = said[0].time - fired
+        result.diagnosis_s = said[0].time - fired
         result.is_right = all(is_right(case, one) for one in said)
     # Restarts are counted by these: one that is told twice is taken for two. Of a link, each end tells.
     allowed = 2 if case.fault.names == "either" else 1

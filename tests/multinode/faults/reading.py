@@ -68,7 +68,7 @@ def said_in(folder: Path) -> list[Said]:
 
 
 def is_of_a_slow_start(said: Said) -> bool:
-    """On a busy machine the job that starts again may take longer than `hang_s` to: that is true, and no verdict."""
+    """On a busy machine the job that starts again may take longer than `hang_s` to: that is true, and no diagnosis."""
     return said.word == "stall" and "is slow but alive: in its start" in said.message
 
 

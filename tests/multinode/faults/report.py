@@ -53,4 +53,4 @@ def _expected(result: Result) -> str:
 def _after(result: Result, one: dict[str, object]) -> str:
     """In seconds from the fault; the first sentence is where that is known from."""
     since_first = float(str(one["time"])) - float(str(result.said[0]["time"]))
-    return f"{(result.verdict_s or 0.0) + since_first:.1f} s after it"
+    return f"{(result.diagnosis_s or 0.0) + since_first:.1f} s after it"

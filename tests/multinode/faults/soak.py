@@ -109,7 +109,7 @@ def _try(matrix: Matrix, case: Case) -> Result:
 def _line(result: Result) -> str:
     first = str(result.said[0]["message"]) if result.said else "nothing was said"
     times = " ".join(
-        "-" if value is None else f"{value:.1f} s" for value in (result.verdict_s, result.new_step_s)
+        "-" if value is None else f"{value:.1f} s" for value in (result.diagnosis_s, result.new_step_s)
     )
     fine = "right" if is_fine(result) else "WRONG"
     return f"{result.fault} {result.seed} rank {result.rank} step {result.step}: {fine}, {times}: {first}"

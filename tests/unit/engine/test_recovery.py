@@ -1,4 +1,4 @@
-"""What a restarted run makes of the verdicts before it."""
+"""What a restarted run makes of the diagnoses before it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from drumline.metrics.wording import recovered_line
 
 
 class Run:
-    """A run folder, and who writes verdicts into it."""
+    """A run folder, and who writes diagnoses into it."""
 
     def __init__(self, path: Path) -> None:
         self.folder = RunFolder(path)
-        self.folder.verdicts.mkdir()
+        self.folder.diagnoses.mkdir()
         self.count = 0
 
     def start(self, *, is_restart: bool = True) -> tuple[Any, Any]:
@@ -31,13 +31,15 @@ class Run:
     def launch(self) -> str:
         return str(json.loads(self.folder.launch_file.read_text())["launch"])
 
-    def judge(self, step: int | None, word: str = "hang", action: str = "restart", **verdict: Any) -> None:
+    def diagnose(
+        self, step: int | None, alarm: str = "hang", action: str = "restart", **diagnosis: Any
+    ) -> None:
         self.count += 1
-        about = {"cause": "killed", "rank": 1, "host": "b", "step": step, "what": "gone", **verdict}
+        about = {"cause": "killed", "rank": 1, "host": "b", "step": step, "what": "gone", **diagnosis}
         about |= {"next_step": "look", "is_certain": True, "since_s": 2.5}
-        record = {"launch": self.launch(), "word": word, "sentence": "", "action": action, "time": 107.5}
-        file = self.folder.verdicts / f"{self.count:04d}-killed.json"
-        file.write_text(json.dumps({**record, "verdict": about}))
+        record = {"launch": self.launch(), "alarm": alarm, "sentence": "", "action": action, "time": 107.5}
+        file = self.folder.diagnoses / f"{self.count:04d}-killed.json"
+        file.write_text(json.dumps({**record, "diagnosis": about}))
 
 
 @pytest.fixture(name="run")
@@ -49,18 +51,18 @@ def make_run(tmp_path: Path) -> Run:
 
 def test_three_times_the_same_step_is_enough(run: Run) -> None:
     first = run.launch()
-    run.judge(57, word="failure")
+    run.diagnose(57, alarm="failure")
     refusal, fault = run.start()
     assert refusal is None
     assert fault == {"cause": "killed", "rank": 1, "host": "b", "step": 57, "at": 105.0, "told_at": 107.5}
-    run.judge(60, rank=2)
-    run.judge(57, rank=3)  # after a cut each side has a word for it; it was one start that ended
+    run.diagnose(60, rank=2)
+    run.diagnose(57, rank=3)  # after a cut each side has a alarm for it; it was one start that ended
     assert run.start()[1]["rank"] == 2
-    run.judge(57, cause="unreachable", rank=None, what="b does not answer")
-    run.judge(57, what="the other side of it")
+    run.diagnose(57, cause="unreachable", rank=None, what="b does not answer")
+    run.diagnose(57, what="the other side of it")
     assert run.start()[0] is None
     assert run.start() == (None, None), "what was told before is not new"
-    run.judge(57, host="c", cause="dataset", what="stuck in __getitem__")
+    run.diagnose(57, host="c", cause="dataset", what="stuck in __getitem__")
     assert run.launch() == first
     refusal, _ = run.start()
     assert refusal == (
@@ -68,9 +70,9 @@ def test_three_times_the_same_step_is_enough(run: Run) -> None:
         "  - gone\n"
         "  - b does not answer\n"
         "  - stuck in __getitem__",
-        f"see {run.folder.verdicts} and mend the cause; the same command then goes on from the newest checkpoint",
+        f"see {run.folder.diagnoses} and mend the cause; the same command then goes on from the newest checkpoint",
     )
-    run.judge(None, word="failure", cause="exception", what="the refusal, as a sidecar sees it")
+    run.diagnose(None, alarm="failure", cause="exception", what="the refusal, as a sidecar sees it")
     assert tuple(run.start()[0]) == refusal, "under torchrun, which starts it again all the same"
     assert run.start(is_restart=False) == (None, None), "a new launch begins to count anew"
     assert run.launch() != first
@@ -78,21 +80,21 @@ def test_three_times_the_same_step_is_enough(run: Run) -> None:
 
 def test_what_was_only_told_or_has_no_step_does_not_count(run: Run) -> None:
     for _ in range(4):
-        run.judge(3, word="stall")
-        run.judge(3, action="report")
-        run.judge(None)
+        run.diagnose(3, alarm="stall")
+        run.diagnose(3, action="report")
+        run.diagnose(None)
         refusal, fault = run.start()
         assert refusal is None
         assert fault["step"] is None
-    run.judge(8, action="stop")
+    run.diagnose(8, action="stop")
     refusal, _ = run.start()
     assert refusal[0] == "the run was stopped at step 8, and is not started again: gone"
-    run.judge(None, word="failure")
+    run.diagnose(None, alarm="failure")
     assert tuple(run.start()[0]) == refusal
 
 
 def test_a_launch_file_that_was_lost_or_torn_is_a_new_launch(run: Run) -> None:
-    run.judge(5)
+    run.diagnose(5)
     for text in ("", "{}", "[1]"):
         run.folder.launch_file.write_text(text)
         assert run.start() == (None, None)
@@ -118,7 +120,7 @@ def test_the_time_from_fault_to_step_is_told(
     with Reporter([events.append], rank=0, host="a") as reporter:
         fault.tell_recovery(reporter, resumed_from=50, step=51, device=torch.device("cpu"))
     (event,) = events
-    assert (event["kind"], event["step"], event["seconds"], event["seconds_to_verdict"]) == (
+    assert (event["kind"], event["step"], event["seconds"], event["seconds_to_diagnosis"]) == (
         "recovered",
         51,
         12.0,

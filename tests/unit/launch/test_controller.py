@@ -96,18 +96,18 @@ def test_nothing_secret_is_on_a_command_line(make: Make) -> None:
     ]
 
 
-RULING = {"word": "hang", "action": "stop", "sentence": "hang: rank 1 stands. Next: look", "was_told": False}
+RULING = {"alarm": "hang", "action": "stop", "sentence": "hang: rank 1 stands. Next: look", "was_told": False}
 
 
 @pytest.mark.parametrize(
-    ("word", "code", "ends_with", "was_told"),
+    ("alarm", "code", "ends_with", "was_told"),
     [("hang", -9, 70, False), ("failure", -9, 1, True), ("failure", 7, 7, False)],
 )
 def test_what_the_sidecars_said_is_told_once_and_decides_the_code(
     make: Make,
     said: Path,
     monkeypatch: pytest.MonkeyPatch,
-    word: str,
+    alarm: str,
     code: int,
     ends_with: int,
     was_told: bool,
@@ -127,7 +127,7 @@ def test_what_the_sidecars_said_is_told_once_and_decides_the_code(
         assert all(remote.ruling is None for remote in hosts)
         for rank, remote in enumerate(hosts):
             hear(remote, "failed", rank=rank, at=float(rank), **failed)
-            hear(remote, "ruling", **{**RULING, "word": word}, is_last=True)
+            hear(remote, "ruling", **{**RULING, "alarm": alarm}, is_last=True)
         return controller
 
     ended, lines = conclude(asyncio.run(go()), said)
@@ -300,7 +300,7 @@ def test_another_version_is_named(make: Make, said: Path) -> None:
 
 # As ssh is called, and as it is answered: a host that says hello and is done, or one that refuses us.
 FAKE_SSH = """#!/bin/sh
-for word; do last=$word host=$before before=$word; done
+for alarm; do last=$alarm host=$before before=$alarm; done
 echo "$host" >> {log}
 [ "$host" = h13 ] && echo "Permission denied" >&2 && exit 255
 echo '{{"kind": "hello", "host": "x", "protocol": {protocol}}}'

@@ -17,7 +17,7 @@ import pytest
 from drumline.launch.node import memory_folder
 from drumline.launch.node.watch_folder import Ruling, WatchFolder
 
-VERDICT = {"what": "rank 1 stands", "next_step": "look"}
+DIAGNOSIS = {"what": "rank 1 stands", "next_step": "look"}
 
 
 @pytest.fixture(name="watch")
@@ -35,7 +35,7 @@ def test_each_start_has_a_folder_and_the_one_before_stays_a_while(watch: WatchFo
     watch.note_exit(3, -9)
     watch.note_exit(3, 0)
     assert watch.current is not None
-    assert (watch.current / "exit-00003").read_text() == "-9\n", "the first word counts"
+    assert (watch.current / "exit-00003").read_text() == "-9\n", "the first alarm counts"
 
 
 def test_a_ruling_is_read_once_it_is_whole(watch: WatchFolder) -> None:
@@ -45,20 +45,20 @@ def test_a_ruling_is_read_once_it_is_whole(watch: WatchFolder) -> None:
         "",
         "{",
         "[]",
-        '{"word": "hang"}',
-        json.dumps({"word": "stall", "action": "", "verdict": {}}),
+        '{"alarm": "hang"}',
+        json.dumps({"alarm": "stall", "action": "", "diagnosis": {}}),
     ):
-        (folder / "verdict.json").write_text(text)
+        (folder / "diagnosis.json").write_text(text)
         assert watch.ruling() is None, text
-    record = {"word": "hang", "action": "stop", "verdict": VERDICT}
-    (folder / "verdict.json").write_text(json.dumps({**record, "action": "report"}))
+    record = {"alarm": "hang", "action": "stop", "diagnosis": DIAGNOSIS}
+    (folder / "diagnosis.json").write_text(json.dumps({**record, "action": "report"}))
     assert watch.ruling() is None, "that did not end a rank"
-    (folder / "verdict.json").write_text(json.dumps(record))
+    (folder / "diagnosis.json").write_text(json.dumps(record))
     ruling = watch.ruling()
     assert ruling == Ruling("hang", "stop", "hang: rank 1 stands. Next: look")
     assert (ruling.is_hang, ruling.is_final) == (True, True)
-    told = {**record, "word": "failure", "action": "restart", "sentence": "all of it", "was_told": True}
-    (folder / "verdict.json").write_text(json.dumps(told))
+    told = {**record, "alarm": "failure", "action": "restart", "sentence": "all of it", "was_told": True}
+    (folder / "diagnosis.json").write_text(json.dumps(told))
     assert watch.ruling() == Ruling("failure", "restart", "all of it", was_told=True)
     watch.begin(1)
     assert watch.ruling() is None, "that of another start is none"
@@ -72,8 +72,8 @@ def test_a_sidecar_is_waited_for_while_it_lives_and_not_for_long(watch: WatchFol
     (folder / "sidecar.pid").write_text(str(os.getpid()))
     assert watch.wait_for_ruling(time.monotonic() + 0.1) is None, "it lives, and says nothing"
     # The last act of one that ends.
-    text = json.dumps({"word": "hang", "action": "stop", "verdict": VERDICT})
-    words = f"import time; time.sleep(0.2); open({str(folder / 'verdict.json')!r}, 'w').write({text!r})"
+    text = json.dumps({"alarm": "hang", "action": "stop", "diagnosis": DIAGNOSIS})
+    words = f"import time; time.sleep(0.2); open({str(folder / 'diagnosis.json')!r}, 'w').write({text!r})"
     with subprocess.Popen([sys.executable, "-c", words]) as sidecar:
         (folder / "sidecar.pid").write_text(str(sidecar.pid))
         assert watch.wait_for_ruling(time.monotonic() + 3600) is not None

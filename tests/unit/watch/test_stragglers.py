@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from drumline.watch.beats.phase import Phase
 from drumline.watch.facts import Picture
-from drumline.watch.stragglers.naming import Stragglers
-from drumline.watch.stragglers.straggler import Loss, Straggler, slow_rank
+from drumline.watch.stragglers import SlowPhases, Straggler, Stragglers
 from tests.unit.watch.simulated_run import SimulatedRun
 
 USUAL = {
@@ -37,7 +36,7 @@ def told(
 
     run = SimulatedRun(hosts, work, steps, **options)  # type: ignore[arg-type]
     stragglers = Stragglers(2.0)
-    return [one for now, picture in run.pictures() for one in stragglers.look(picture, now)]
+    return [one for now, picture in run.pictures() for one in stragglers.observe(picture, now)]
 
 
 def slow(who: int, factor: float, *phases: Phase) -> Times:
@@ -92,8 +91,8 @@ def test_a_host_is_named_when_all_its_ranks_are_slow() -> None:
     (straggler,) = told(lambda rank, step, phase: 4.0 if rank >= 2 else 1.0)
     assert (straggler.host, straggler.rank) == ("node-b", None)
     assert straggler.sentence.startswith(
-        "straggler: all ranks on node-b take 4.0 times as long as their peers, in forward (80 ms a step "
-        "against 20 ms); the run loses 0.06 s a step. Next: look at what else runs on node-b"
+        "straggler: all ranks on node-b take 4.0x as long as their peers in forward (80 ms per step, peers 20 ms), "
+        "which costs the run 0.06 s per step. Next: check what else runs on node-b"
     )
     many = [f"node-{number // 8}" for number in range(32)]
     (straggler,) = told(lambda rank, step, phase: 3.0 if 8 <= rank < 16 else 1.0, hosts=many, steps=60)
@@ -116,11 +115,11 @@ def test_it_is_over_after_a_while_and_may_begin_again() -> None:
     first, end, second = told(twice, steps=500)
     assert [first.rank, end.rank, second.rank] == [3, 3, 3]
     assert [first.is_over, end.is_over, second.is_over] == [False, True, False]
-    assert end.sentence.startswith("straggler: rank 3 on node-b keeps up with the others again, after ")
+    assert end.sentence.startswith("straggler: rank 3 on node-b is as fast as the others again, after ")
     (host_over,) = [
         one for one in told(lambda r, s, p: 4.0 if r >= 2 and s < 80 else 1.0, steps=400) if one.is_over
     ]
-    assert host_over.sentence.startswith("straggler: all ranks on node-b keep up with the others again")
+    assert host_over.sentence.startswith("straggler: all ranks on node-b are as fast as the others again")
 
 
 def test_hosts_of_which_the_news_is_late_are_compared_all_the_same() -> None:
@@ -132,17 +131,17 @@ def test_hosts_of_which_the_news_is_late_are_compared_all_the_same() -> None:
 
         slow_one = SimulatedRun(FOUR, lambda r, s, p: USUAL[p] * (5 if r == 3 else 1), 100)
         stragglers = Stragglers(2.0)
-        found = [one for now, it in slow_one.pictures(lag_s=late) for one in stragglers.look(it, now)]
+        found = [one for now, it in slow_one.pictures(lag_s=late) for one in stragglers.observe(it, now)]
         assert [(one.rank, one.is_over) for one in found] == [(3, False)]
         nobody, stragglers = SimulatedRun(FOUR, lambda r, s, p: USUAL[p], 150), Stragglers(2.0)
-        assert [one for now, it in nobody.pictures(lag_s=late) for one in stragglers.look(it, now)] == []
+        assert [one for now, it in nobody.pictures(lag_s=late) for one in stragglers.observe(it, now)] == []
 
 
 def test_it_is_named_within_seconds() -> None:
     run = SimulatedRun(FOUR, lambda r, s, p: USUAL[p] * (5 if r == 3 and s >= 40 else 1), 120)
     began = next(time for time, phase, step in run.marks[3] if step == 40)
     stragglers = Stragglers(2.0)
-    named = next(now for now, picture in run.pictures() if stragglers.look(picture, now))
+    named = next(now for now, picture in run.pictures() if stragglers.observe(picture, now))
     assert named - began < 8
 
 
@@ -192,25 +191,25 @@ def test_a_job_that_starts_anew_is_looked_at_anew() -> None:
         return replace(picture, nodes=tuple(nodes))
 
     half = len(pictures) // 4
-    assert [one for picture in pictures[:half] for one in stragglers.look(picture, 0)] == []
+    assert [one for picture in pictures[:half] for one in stragglers.observe(picture, 0)] == []
     fewer = replace(pictures[half], nodes=pictures[half].nodes[:1])  # a host is not heard
-    assert stragglers.look(fewer, 0) == []
-    assert len([one for picture in pictures for one in stragglers.look(restarted(picture), 0)]) == 1
+    assert stragglers.observe(fewer, 0) == []
+    assert len([one for picture in pictures for one in stragglers.observe(restarted(picture), 0)]) == 1
 
 
 def test_the_sentence() -> None:
-    named = slow_rank(Loss((Phase.FORWARD,), 0.412, 0.081), host="node-b", rank=3)
+    named = SlowPhases((Phase.FORWARD,), 0.412, 0.081).straggler("node-b", 3)
     assert named.sentence == (
-        "straggler: rank 3 on node-b takes 5.1 times as long as its peers, in forward (412 ms a step against 81 ms); "
-        "the run loses 0.33 s a step. Next: look at what else runs on node-b, at its clock and its temperature; "
+        "straggler: rank 3 on node-b takes 5.1x as long as its peers in forward (412 ms per step, peers 81 ms), which "
+        "costs the run 0.33 s per step. Next: check what else runs on node-b, its clock speed and temperature; "
         "drumline doctor compares hosts"
     )
-    data = slow_rank(Loss((Phase.DATA, Phase.BETWEEN), 0.5, 0.0004), host="b", rank=1).sentence
+    data = SlowPhases((Phase.DATA, Phase.BETWEEN), 0.5, 0.0004).straggler("b", 1).sentence
     assert (
-        "takes over 100 times as long as its peers, in data and host code between steps (500 ms a step"
+        "takes over 100x as long as its peers in data and host code between steps (500 ms per step, peers"
         in data
     )
-    assert "against 0.4 ms)" in data
+    assert "peers 0.4 ms)" in data
     assert "DataLoader workers (data.workers)" in data
-    host_code = slow_rank(Loss((Phase.BETWEEN,), 0.5, 0.1), host="b", rank=1)
+    host_code = SlowPhases((Phase.BETWEEN,), 0.5, 0.1).straggler("b", 1)
     assert host_code.sentence.endswith("between steps that the others do not: logs, trackers, callbacks")

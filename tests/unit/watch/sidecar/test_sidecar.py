@@ -127,7 +127,7 @@ def test_a_healthy_run_hears_nothing_of_its_sidecar_not_even_when_that_dies(run:
     status = run.status()
     assert status is not None
     assert status["has_ended"]
-    assert not (run.folder / "verdicts").exists()
+    assert not (run.folder / "diagnoses").exists()
 
 
 def test_a_stopped_rank_is_named_and_the_run_is_ended_by_the_next_sidecar_too(run: Run) -> None:
@@ -139,12 +139,12 @@ def test_a_stopped_rank_is_named_and_the_run_is_ended_by_the_next_sidecar_too(ru
     assert line.startswith("drumline: hang: rank 1 on ")
     assert "is stopped by a signal" in line
     assert f"kill -CONT {run.ranks[1].pid}" in line
-    ruling = json.loads((run.watch / "verdict.json").read_text())
-    assert (ruling["word"], ruling["action"], ruling["was_told"]) == ("hang", "restart", True)
+    ruling = json.loads((run.watch / "diagnosis.json").read_text())
+    assert (ruling["alarm"], ruling["action"], ruling["was_told"]) == ("hang", "restart", True)
     (event,) = map(json.loads, (run.folder / "events" / "watch.jsonl").read_text().splitlines())
     assert (event["kind"], event["rank"], event["cause"], event["number"]) == ("hang", 1, "stopped", 0)
     assert f"drumline: {event['message']}" == line
-    (page,) = (run.folder / "verdicts").glob("*.txt")
+    (page,) = (run.folder / "diagnoses").glob("*.txt")
     assert page.read_text().startswith(event["message"].partition(". Next")[0])
     status = run.status()
     assert status is not None

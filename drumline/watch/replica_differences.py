@@ -1,0 +1,95 @@
+"""Which tensors differ across replicas, on which ranks, and which rank has the majority's value. No torch: the sidecar
+compares the ranks of a script with it, by hashes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drumline.errors import Place
+
+MAX_LISTED = 8
+
+
+@dataclass(frozen=True)
+class ReplicaDifference:
+    """Replicas that are not the same."""
+
+    tensors: list[str]
+    """The names of all that differ, in the order of the model."""
+    groups: list[list[int]]
+    """Ranks that hold the same values, the largest group first; of equals, the one with the lowest rank."""
+    hosts: Mapping[int, str]
+    """By rank."""
+    same_kinds: bool
+    """Whether at least names, types and shapes are the same on all ranks."""
+
+    @property
+    def has_majority(self) -> bool:
+        return len(self.groups[0]) > len(self.groups[1])
+
+    @property
+    def source(self) -> int:
+        """The rank to copy from: the lowest of the majority, or of the first group in a tie."""
+        return self.groups[0][0]
+
+    @property
+    def suspects(self) -> list[int]:
+        """The minority; without a majority, all ranks."""
+        groups = self.groups[1:] if self.has_majority else self.groups
+        return sorted(rank for group in groups for rank in group)
+
+    def sentence(self, step: int, last_agreed: int | None) -> str:
+        more = len(self.tensors) - 1
+        what = self.tensors[0] + (f" and {more} more tensor{'s' if more > 1 else ''}" if more else "")
+        if self.has_majority:
+            verb = "differs" if len(self.suspects) == 1 else "differ"
+            who = f"{self._named(self.suspects)} {verb} from the other {len(self.groups[0])} ranks in {what}"
+        else:
+            groups = " and ".join(self._named(group) for group in self.groups)
+            who = f"{groups} differ in {what}, and no majority tells which is right"
+        agreed = (
+            "this was the first comparison" if last_agreed is None else f"all agreed at step {last_agreed}"
+        )
+        return f"the replicas differ at step {step}: {who}; {agreed}"
+
+    def place(self, step: int) -> Place:
+        """Where the wrong values are, as far as known; the difference is noticed on all ranks."""
+        if not self.has_majority:
+            return Place(step=step)
+        return Place(host=self.hosts[self.suspects[0]], rank=self.suspects[0], step=step)
+
+    def suspect_hosts(self) -> str:
+        return _listed(sorted({self.hosts[rank] for rank in self.suspects}))
+
+    def _named(self, ranks: Sequence[int]) -> str:
+        hosts = sorted({self.hosts[rank] for rank in ranks})
+        return f"rank {_listed([str(rank) for rank in ranks])} ({_listed(hosts)})"
+
+
+def find_difference(
+    replicas: Sequence[dict[str, Any]], ranks: Sequence[int] | None = None
+) -> ReplicaDifference:
+    """Compare replicas, each `{"host": HOST, "tensors": {NAME: [KIND, HASH]}}`. `ranks`: whose they are; default 0, 1,
+    2, ..."""
+    ranks = range(len(replicas)) if ranks is None else ranks
+    tensors = [one["tensors"] for one in replicas]
+    names = list(dict.fromkeys(name for one in tensors for name in one))
+    groups: dict[str, list[int]] = defaultdict(list)
+    for rank, one in zip(ranks, tensors, strict=True):
+        groups[repr([one.get(name) for name in names])].append(rank)
+    kinds = [{name: kind for name, (kind, _) in one.items()} for one in tensors]
+    return ReplicaDifference(
+        tensors=[name for name in names if any(one.get(name) != tensors[0].get(name) for one in tensors)],
+        groups=sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks)),
+        hosts={rank: one["host"] for rank, one in zip(ranks, replicas, strict=True)},
+        same_kinds=all(one == kinds[0] for one in kinds),
+    )
+
+
+def _listed(words: Sequence[str]) -> str:
+    if len(words) <= MAX_LISTED:
+        return ", ".join(words)
+    return f"{', '.join(words[:MAX_LISTED])}, ... {len(words)} in all"

@@ -1,0 +1,134 @@
+"""Compares the replicas: every `watch.replicas_every` steps and before each save, are all ranks' tensors bitwise equal?
+
+DDP gives every rank the same gradient and assumes that the replicas then stay equal. A flipped bit, a faulty core or
+code that differs on one rank breaks that silently. While all agree, a comparison costs one pass over the tensors on
+their device and one all-reduce of two numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drumline.distributed.collectives import gather_json
+from drumline.distributed.tensor_hash import combine, hash_tensors
+from drumline.distributed.wrap import unwrap_model
+from drumline.errors import TrainingError
+from drumline.log import log
+from drumline.watch.replica_differences import ReplicaDifference, find_difference
+
+
+class ReplicaComparison:
+    """Compares this rank's parameters, buffers and optimizer state with those of all others."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        host: str,
+        device: torch.device,
+        on_difference: Literal["stop", "broadcast"] = "stop",
+        include_buffers: bool = True,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._host = host
+        self._device = device
+        self._on_difference = on_difference
+        self._include_buffers = include_buffers
+        self.last_agreed: int | None = None
+        """The latest step after which all ranks were equal."""
+
+    def check(self, step: int) -> None:
+        """Collective: compare. On a difference raise on every rank, or copy the majority's tensors to all."""
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return
+        tensors = replica_tensors(self._model, self._optimizer, include_buffers=self._include_buffers)
+        hashes = hash_tensors(list(tensors.values()), self._device)
+        if not self._all_agree(tensors, hashes):
+            self._resolve(self._find(tensors, hashes), tensors, step)
+        self.last_agreed = step
+
+    def _all_agree(self, tensors: dict[str, Tensor], hashes: Tensor) -> bool:
+        """Collective. Its size is the same whatever a rank holds: ranks with other tensors are found, and do not
+        block."""
+        mine = combine(hashes, list(tensors))
+        both = torch.stack([mine, ~mine])  # the largest ~h belongs to the smallest h
+        dist.all_reduce(both, op=dist.ReduceOp.MAX)
+        largest, not_smallest = both.tolist()
+        return bool(largest == ~not_smallest)
+
+    def _find(self, tensors: dict[str, Tensor], hashes: Tensor) -> ReplicaDifference:
+        """Collective: gather every rank's hashes and compare them."""
+        held = {
+            name: [f"{tensor.dtype} {list(tensor.shape)}", value]
+            for (name, tensor), value in zip(tensors.items(), hashes.tolist(), strict=True)
+        }
+        return find_difference(gather_json({"host": self._host, "tensors": held}, device=self._device))
+
+    def _resolve(self, difference: ReplicaDifference, tensors: dict[str, Tensor], step: int) -> None:
+        """Collective."""
+        sentence, place = difference.sentence(step, self.last_agreed), difference.place(step)
+        if not difference.same_kinds:
+            raise TrainingError(
+                f"{sentence}; the tensors differ in type or shape, or are missing on some ranks",
+                next_step="look for code that differs across ranks: the model, or what is frozen in it",
+                place=place,
+            )
+        if self._on_difference == "stop":
+            raise TrainingError(
+                sentence,
+                next_step="rerun the same command to resume from the newest checkpoint, which was compared before it "
+                f"was saved; test the memory of {difference.suspect_hosts()}; if it happens again at the same step, "
+                "look for code that differs across ranks",
+                place=place,
+            )
+        for name in difference.tensors:
+            _broadcast(tensors[name], difference.source, self._device)
+        if dist.get_rank() == 0:
+            log.warning(
+                f"{sentence}; all ranks continue with the tensors of rank {difference.source}. "
+                f"Test the memory of {difference.suspect_hosts()}"
+            )
+
+
+@torch.no_grad()
+def _broadcast(tensor: Tensor, source: int, device: torch.device) -> None:
+    """Collective: one rank's tensor, into that of all others."""
+    buffer = tensor.detach().to(device).contiguous()
+    # As bytes: not every backend supports every type.
+    dist.broadcast(buffer.reshape(-1).view(torch.uint8), source)
+    if dist.get_rank() != source:
+        tensor.copy_(buffer)
+
+
+def replica_tensors(model: nn.Module, optimizer: Optimizer, *, include_buffers: bool) -> dict[str, Tensor]:
+    """What must be the same on every rank after a step, by the names of a checkpoint: `fc.weight`, `bn.running_mean`,
+    `fc.weight/exp_avg_sq`. The tensors themselves, not copies. Call it anew each time: an optimizer creates its state
+    at the first step, and loading replaces it."""
+    plain = unwrap_model(model)
+    # DDP ignores these: each rank has its own by choice.
+    own = set(getattr(plain, "_ddp_params_and_buffers_to_ignore", ()))
+    parameters = {name: tensor for name, tensor in plain.named_parameters() if name not in own}
+    buffers = {name: tensor for name, tensor in plain.named_buffers() if include_buffers and name not in own}
+    state: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        state.update(_tensors_in(optimizer.state.get(parameter), name))
+    return {**parameters, **buffers, **state}
+
+
+def _tensors_in(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _tensors_in(inner, f"{name}/{key}")
+    elif isinstance(value, list | tuple):
+        for position, inner in enumerate(value):
+            yield from _tensors_in(inner, f"{name}/{position}")

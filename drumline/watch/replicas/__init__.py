@@ -1,1 +1,0 @@
-"""Whether all replicas still hold the same bits."""

@@ -1,0 +1,320 @@
+"""Stragglers: ranks and hosts whose own work in a step takes longer than that of their peers, and in which phase.
+
+All ranks finish a step together, so step times do not show which one is slow; what each does while the others wait
+does. Heartbeats say how long a rank has spent in each phase. The run is cut into slices of a step or more, and in each
+slice the fraction of time per phase is compared across ranks:
+
+- **data** never waits for another rank. Neither do **forward** and **optimizer** on a CPU. A rank that spends longer in
+  them is slow, and its peers spend that much more in backward, where they wait for it.
+- **between** steps is host code, and sometimes a collective (a log line, the comparison of replicas) in which a rank
+  may wait for one that was slow in its optimizer. So an excess there counts only where the rank does not make up for it
+  in a more reliable phase: see RELIABILITY.
+- **backward**, and **user** (all of a user's own loop but its data), mix work and waiting in one number. A rank that is
+  slow only in backward is *not* found: all ranks then show the same long backward.
+
+On CUDA the CPU only launches kernels, and waiting for the device may show in any of forward, backward and between (with
+SyncBatchNorm waiting for other ranks too, in forward). The same rule keeps that from being reported as slowness; slow
+data and slow host code are found, a slow GPU is not.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from drumline.watch.beats.phase import Phase
+from drumline.watch.facts import Picture, RankFacts
+
+RELIABILITY = ((Phase.DATA,), (Phase.FORWARD, Phase.OPTIMIZER), (Phase.BETWEEN,))
+"""The most reliable first."""
+MIN_COST = 0.05
+"""The least fraction of a step that a straggler must cost to be reported."""
+MIN_SLICES, MIN_STEPS = 6, 20
+"""Of a window. A straggler is slow in at least 5 of 6 of its slices: one slow step falls into one or two of them."""
+WINDOWS = ((2.5, 2.0), (10.0, 1.0))
+"""(seconds, multiple of the factor): a much slower rank is reported soon. One near the limit may be the chance of a few
+seconds, on a machine with other work."""
+MAX_SLICES = 26
+SLICES_UNTIL_OVER = 16
+IN_STEPS = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.BETWEEN, Phase.USER)
+"""Evaluations and saves are no part of a step: rank 0 does more of them than the others."""
+SLICE_STEPS, SLICE_S = 1, 0.4
+# Libraries are loaded, kernels chosen and buffers allocated in the first ones.
+FIRST_STEPS = 5
+MAX_FACTOR = 100
+_PHASE_NAMES = {
+    Phase.DATA: "data",
+    Phase.FORWARD: "forward",
+    Phase.OPTIMIZER: "optimizer",
+    Phase.BETWEEN: "host code between steps",
+}
+_CHECK_HOST = (
+    "check what else runs on {host}, its clock speed and temperature; drumline doctor compares hosts"
+)
+_NEXT_STEPS = {
+    Phase.DATA: "check the storage that {host} reads from, its DataLoader workers (data.workers), and what else runs "
+    "there",
+    Phase.FORWARD: _CHECK_HOST,
+    Phase.OPTIMIZER: _CHECK_HOST,
+    Phase.BETWEEN: "check what this rank does between steps that the others do not: logs, trackers, callbacks",
+}
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank or a host that became a straggler, or is none any more."""
+
+    host: str
+    rank: int | None
+    """None: all ranks of the host."""
+    phase: str
+    factor: float
+    what: str
+    next_step: str = ""
+    is_over: bool = False
+
+    @property
+    def sentence(self) -> str:
+        return f"straggler: {self.what}" + (f". Next: {self.next_step}" if self.next_step else "")
+
+
+@dataclass(frozen=True)
+class SlowPhases:
+    """The phases that take a rank longer than its peers, in seconds per step."""
+
+    phases: tuple[Phase, ...]
+    own_s: float
+    peers_s: float
+
+    @property
+    def lost_s(self) -> float:
+        return self.own_s - self.peers_s
+
+    def straggler(self, host: str, rank: int | None) -> Straggler:
+        phase = " and ".join(_PHASE_NAMES[one] for one in self.phases)
+        factor = self.own_s / max(self.peers_s, 1e-9)
+        times = f"{factor:.1f}x" if factor < MAX_FACTOR else f"over {MAX_FACTOR}x"
+        who, whose = (
+            (f"all ranks on {host} take", "their") if rank is None else (_rank_on(rank, host, "takes"), "its")
+        )
+        what = (
+            f"{who} {times} as long as {whose} peers in {phase} ({_ms(self.own_s)} per step, peers "
+            f"{_ms(self.peers_s)}), which costs the run {self.lost_s:.2g} s per step"
+        )
+        return Straggler(host, rank, phase, factor, what, _NEXT_STEPS[self.phases[0]].format(host=host))
+
+
+SlowRanks = Mapping[int, Mapping[Phase, tuple[float, float]]]
+"""By rank and phase: what it and what its peers took, in seconds per step."""
+
+
+class Stragglers:
+    """Follows a run, and reports each straggler once when it is found and once when it is over."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self._slices = TimeSlices()
+        self._seen: deque[tuple[TimeSlice, SlowRanks]] = deque(maxlen=MAX_SLICES)
+        self._reported: dict[tuple[str, int | None], _Reported] = {}
+
+    def observe(self, picture: Picture, now: float) -> list[Straggler]:
+        """Those that have just become stragglers, or just ceased to be."""
+        hosts = {facts.rank: facts.host for facts in picture.ranks}
+        found = self._slices.observe(picture)
+        if found is None or len(hosts) < 2:
+            return []
+        if self._seen and self._seen[-1][0].fractions.keys() != found.fractions.keys():
+            self._seen.clear()  # other ranks than before: the job was restarted
+        self._seen.append((found, slow_ranks(found, factor=self._factor)))
+        return [*self._find(hosts, now), *self._end(found, hosts, now)]
+
+    def _find(self, hosts: Mapping[int, str], now: float) -> list[Straggler]:
+        slow: dict[int, SlowPhases] = {}
+        for seconds, times in WINDOWS:
+            if window := self._window(seconds):
+                slow = self._slow_throughout(window, times * self._factor) | slow
+        found = []
+        for rank in slow:
+            host = hosts[rank]
+            if {(host, rank), (host, None)} & self._reported.keys():
+                continue
+            siblings = [other for other in hosts if hosts[other] == host]
+            is_host = 1 < len(siblings) < len(hosts) and all(sibling in slow for sibling in siblings)
+            phases = _mean([slow[sibling] for sibling in siblings]) if is_host else slow[rank]
+            straggler = phases.straggler(host, None if is_host else rank)
+            self._reported[host, straggler.rank] = _Reported(now)
+            found.append(straggler)
+        return found
+
+    def _window(self, min_s: float) -> list[tuple[TimeSlice, SlowRanks]]:
+        """The latest slices, as many as a decision takes; none when there are not enough yet."""
+        window: list[tuple[TimeSlice, SlowRanks]] = []
+        steps = seconds = 0.0
+        for entry in reversed(self._seen):
+            window.append(entry)
+            steps, seconds = steps + entry[0].num_steps, seconds + entry[0].seconds
+            if len(window) >= MIN_SLICES and steps >= MIN_STEPS and seconds >= min_s:
+                return window
+        return []
+
+    def _slow_throughout(
+        self, window: Sequence[tuple[TimeSlice, SlowRanks]], factor: float
+    ) -> dict[int, SlowPhases]:
+        """The ranks that were slow in one phase in nearly every slice, and over all of them together."""
+        times = Counter(
+            (rank, phase) for _, slow in window for rank, phases in slow.items() for phase in phases
+        )
+        often = {entry for entry, count in times.items() if count >= len(window) - len(window) // 6}
+        if not often:
+            return {}
+        found = {}
+        for rank, phases in slow_ranks(_joined([one for one, _ in window]), factor=factor).items():
+            if confirmed := {phase: both for phase, both in phases.items() if (rank, phase) in often}:
+                found[rank] = _costliest(confirmed)
+        return found
+
+    def _end(self, found: TimeSlice, hosts: Mapping[int, str], now: float) -> list[Straggler]:
+        if not self._reported:
+            return []
+        # Half way back is not over: one at the limit would alternate.
+        slow = slow_ranks(found, factor=1 + (self._factor - 1) / 2, min_cost=MIN_COST / 2)
+        ended = []
+        for (host, rank), reported in list(self._reported.items()):
+            ranks = {one for one in hosts if hosts[one] == host and rank in (None, one)}
+            reported.quiet = max(0, reported.quiet - 2) if slow.keys() & ranks else reported.quiet + 1
+            if reported.quiet >= SLICES_UNTIL_OVER:
+                del self._reported[host, rank]
+                who = f"all ranks on {host} are" if rank is None else _rank_on(rank, host, "is")
+                what = f"{who} as fast as the others again, after {now - reported.since:.0f} s"
+                ended.append(Straggler(host, rank, "", 1.0, what, is_over=True))
+        return ended
+
+
+@dataclass
+class _Reported:
+    since: float
+    quiet: int = 0
+    """Slices in which it was not slow."""
+
+
+def slow_ranks(found: TimeSlice, *, factor: float, min_cost: float = MIN_COST) -> SlowRanks:
+    """The ranks that cost a noticeable part of this slice by spending `factor` times as long in a phase as others."""
+    least = min_cost * found.in_steps
+    seconds = found.seconds / found.num_steps
+    slow: dict[int, dict[Phase, tuple[float, float]]] = {}
+    reliable: tuple[Phase, ...] = ()
+    for level in RELIABILITY:
+        reliable += level
+        in_all = _against_peers(found, reliable)
+        for phase in level:
+            for rank, (own, peers) in _against_peers(found, (phase,)).items():
+                excess, confirmed = own - peers, in_all[rank][0] - in_all[rank][1]
+                if excess >= least and own >= factor * peers and confirmed >= excess / 2:
+                    slow.setdefault(rank, {})[phase] = own * seconds, peers * seconds
+    return slow
+
+
+def _costliest(by_phase: Mapping[Phase, tuple[float, float]]) -> SlowPhases:
+    """The phase that costs most, and those that cost at least a third of it."""
+    ordered = sorted(by_phase.items(), key=lambda entry: entry[1][1] - entry[1][0])
+    most = ordered[0][1][0] - ordered[0][1][1]
+    counted = {phase: (own, peers) for phase, (own, peers) in ordered if own - peers >= most / 3}
+    own_s, peers_s = (sum(both) for both in zip(*counted.values(), strict=True))
+    return SlowPhases(tuple(counted), own_s, peers_s)
+
+
+def _mean(of_ranks: Sequence[SlowPhases]) -> SlowPhases:
+    worst = max(of_ranks, key=lambda one: one.lost_s)
+    return SlowPhases(
+        worst.phases, mean(one.own_s for one in of_ranks), mean(one.peers_s for one in of_ranks)
+    )
+
+
+def _against_peers(found: TimeSlice, phases: Sequence[Phase]) -> dict[int, tuple[float, float]]:
+    """By rank: the fraction of time that it spent in these phases, and the median of all others."""
+    own = {rank: sum(fractions[phase] for phase in phases) for rank, fractions in found.fractions.items()}
+    ordered = sorted(own.values())
+    low, high = (len(ordered) - 2) // 2, (len(ordered) - 1) // 2
+
+    def median_without(value: float) -> float:
+        place = bisect_left(ordered, value)
+        return (ordered[low + (low >= place)] + ordered[high + (high >= place)]) / 2
+
+    return {rank: (value, median_without(value)) for rank, value in own.items()}
+
+
+@dataclass(frozen=True)
+class TimeSlice:
+    """Some seconds of a run in which every rank took a step or more."""
+
+    seconds: float
+    num_steps: float
+    fractions: Mapping[int, tuple[float, ...]]
+    """By rank, then by phase."""
+
+    @property
+    def in_steps(self) -> float:
+        """The fraction of the time that went to steps."""
+        return median(sum(one[phase] for phase in IN_STEPS) for one in self.fractions.values())
+
+
+class TimeSlices:
+    """Cuts a run into slices. Ranks take their steps together, so what one spends less in one phase it spends more in
+    another: fractions of the same seconds are comparable wherever the steps begin and end."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, RankFacts] = {}
+        self._begin: dict[int, RankFacts] = {}
+
+    def observe(self, picture: Picture) -> TimeSlice | None:
+        """A slice, when one ends here."""
+        now = {facts.rank: facts for facts in picture.ranks if facts.spent_s}
+        first = self._first
+        if first.keys() != now.keys() or any(
+            first[rank].pid != facts.pid or first[rank].step > facts.step for rank, facts in now.items()
+        ):
+            self._first, self._begin = now, {}  # other processes
+        if not self._begin:
+            if all(facts.step - self._first[rank].step >= FIRST_STEPS for rank, facts in now.items()):
+                self._begin = now
+            return None
+        spent = {rank: _spent(self._begin[rank], facts) for rank, facts in now.items()}
+        steps = [facts.step - self._begin[rank].step for rank, facts in now.items()]
+        seconds = [sum(of_rank) for of_rank in spent.values()]
+        if min(steps) < SLICE_STEPS or min(seconds) < SLICE_S:
+            return None
+        self._begin = now
+        fractions = {rank: tuple(one / sum(of_rank) for one in of_rank) for rank, of_rank in spent.items()}
+        return TimeSlice(median(seconds), median(steps), fractions)
+
+
+def _spent(begin: RankFacts, end: RankFacts) -> list[float]:
+    """By phase. Never less than 0: a heartbeat that is read while it is written may be off by a phase."""
+
+    def totals(facts: RankFacts) -> list[float]:
+        spent = list(facts.spent_s)
+        spent[facts.phase] += facts.age_s  # what the heartbeat does not count yet
+        return spent
+
+    return [max(0.0, late - early) for early, late in zip(totals(begin), totals(end), strict=True)]
+
+
+def _joined(slices: Sequence[TimeSlice]) -> TimeSlice:
+    """Several slices of the same ranks as one."""
+    seconds = sum(one.seconds for one in slices)
+    fractions = {}
+    for rank in slices[0].fractions:
+        weighted = [[part * one.seconds for part in one.fractions[rank]] for one in slices]
+        fractions[rank] = tuple(sum(of_phase) / seconds for of_phase in zip(*weighted, strict=True))
+    return TimeSlice(seconds, sum(one.num_steps for one in slices), fractions)
+
+
+def _rank_on(rank: int, host: str, verb: str) -> str:
+    return f"rank {rank} on {host} {verb}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.{0 if seconds >= 0.01 else 1}f} ms"

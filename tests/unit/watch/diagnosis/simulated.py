@@ -1,0 +1,209 @@
+"""A run on paper: ranks that take steps in simulated time, meet at the end of each backward pass, and may break.
+
+It gives pictures as the sidecars would, cheap ones and gathered ones, and a chief that shows them to a watchdog.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from drumline.watch.beats.phase import Phase
+from drumline.watch.diagnosis.diagnose import diagnose
+from drumline.watch.diagnosis.diagnosis import Diagnosis
+from drumline.watch.diagnosis.watchdog import Alarm, Recovery, Watchdog
+from drumline.watch.facts import Collective, NodeFacts, Picture, RankFacts, Silent
+from tests.unit.watch.diagnosis.sample_ranks import IN_BACKWARD
+
+FOR_EVER = math.inf
+
+
+@dataclass(frozen=True)
+class Step:
+    """How long each phase takes, by rank where that differs."""
+
+    data_s: float = 0.05
+    forward_s: float = 0.1
+    backward_s: float = 0.1
+    longer: Mapping[tuple[int, Phase], float] = field(default_factory=dict)
+    """(rank, phase): its own duration."""
+    evaluation_s: float = 0.0
+    save_s: float = 0.0
+    """Rank 0 saves; the others go on."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    at: float
+    step: int
+    phase: Phase
+    cpu: float
+    entered: int
+
+
+Change = Callable[[float], dict[str, Any]]
+
+
+@dataclass
+class Run:
+    """`broken`: by rank, when its facts change, and to what (given the seconds since)."""
+
+    lines: list[list[Moment]]
+    ranks_per_node: int = 2
+    broken: dict[int, tuple[float, Change]] = field(default_factory=dict)
+    silent_from: dict[int, float] = field(default_factory=dict)
+    """By node."""
+    unheard_from: dict[int, float] = field(default_factory=dict)
+    """By node: since when it is listened for in vain."""
+
+    def picture(self, now: float, *, closely: bool = False) -> Picture:
+        ranks = [self._rank(rank, now, closely) for rank in range(len(self.lines))]
+        nodes = [
+            NodeFacts(node=number, host=host_of(number), ranks=tuple(ranks[low : low + self.ranks_per_node]))
+            for number, low in enumerate(range(0, len(ranks), self.ranks_per_node))
+        ]
+        silent = [
+            _silent(node, now - self.silent_from[node.node])
+            for node in nodes
+            if now - self.silent_from.get(node.node, now) > 1
+        ]
+        unheard = [
+            replace(_silent(node, now - self.unheard_from[node.node]), ranks=())
+            for node in nodes
+            if now > self.unheard_from.get(node.node, now)
+        ]
+        away = {one.node for one in (*silent, *unheard)}
+        return Picture(
+            me=0,
+            nodes=tuple(node for node in nodes if node.node not in away),
+            silent=tuple(silent),
+            unheard=tuple(unheard),
+        )
+
+    def _rank(self, rank: int, now: float, closely: bool) -> RankFacts:
+        line = self.lines[rank]
+        index = bisect.bisect_right(line, now, key=lambda one: one.at) - 1
+        here = line[max(index, 0)]
+        waits = here.phase is Phase.BACKWARD and here.cpu == 0
+        facts = RankFacts(
+            rank=rank,
+            host=host_of(rank // self.ranks_per_node),
+            pid=4700 + rank,
+            step=here.step,
+            phase=here.phase,
+            beats=index + 1,
+            collective=here.entered,
+            age_s=now - here.at,
+            cpu=here.cpu,
+            state="R" if here.cpu > 0.5 else "S",
+            state_s=now - here.at,
+            has_io=here.phase is Phase.SAVE,
+        )
+        if closely:
+            facts = replace(
+                facts,
+                answers=True,
+                stack=IN_BACKWARD if waits else (),
+                collectives=flight(here.entered, waits=waits),
+            )
+        begun, change = self.broken.get(rank, (FOR_EVER, None))
+        return replace(facts, **change(now - begun)) if change and now >= begun else facts
+
+
+def _silent(node: NodeFacts, silent_s: float) -> Silent:
+    return Silent(
+        node=node.node,
+        host=node.host,
+        ranks=tuple(rank.rank for rank in node.ranks),
+        silent_s=silent_s,
+        how="no answer" if silent_s > 1 else "",
+    )
+
+
+def flight(entered: int, *, waits: bool) -> tuple[Collective, ...]:
+    return tuple(
+        Collective(
+            group="default_pg",
+            number=number,
+            op="all_reduce",
+            sizes=((77290,),),
+            is_done=number < entered or not waits,
+        )
+        for number in range(max(1, entered - 5), entered + 1)
+    )
+
+
+def host_of(node: int) -> str:
+    return f"node-{'abcdef'[node]}"
+
+
+def simulate(steps: Sequence[Step], *, world_size: int, start_s: float = 1.0) -> list[list[Moment]]:
+    """What each rank does when. A phase that takes for ever holds up the others in their backward pass."""
+    lines = [[Moment(0.0, 0, Phase.START, 1.0, 0)] for _ in range(world_size)]
+    clocks = [start_s] * world_size
+    for number, step in enumerate(steps):
+        for rank in range(world_size):
+            for phase, usual, cpu in (
+                (Phase.DATA, step.data_s, 0.0),
+                (Phase.FORWARD, step.forward_s, 1.0),
+                (Phase.BACKWARD, step.backward_s, 1.0),
+            ):
+                _enter(lines[rank], clocks[rank], number, phase, cpu, number)
+                clocks[rank] += step.longer.get((rank, phase), usual)
+            _enter(lines[rank], clocks[rank], number, Phase.BACKWARD, 0.0, number + 1)
+        clocks = [max(clocks)] * world_size
+        for rank in range(world_size):
+            _enter(lines[rank], clocks[rank], number + 1, Phase.BETWEEN, 1.0, number + 1)
+            if step.evaluation_s:
+                _enter(lines[rank], clocks[rank], number + 1, Phase.EVALUATION, 1.0, number + 1)
+                clocks[rank] += step.evaluation_s
+            if step.save_s and rank == 0:
+                _enter(lines[rank], clocks[rank], number + 1, Phase.SAVE, 0.1, number + 1)
+                clocks[rank] += step.save_s
+    for rank in range(world_size):
+        _enter(lines[rank], clocks[rank], len(steps), Phase.LEFT, 0.0, len(steps))
+    return lines
+
+
+def _enter(line: list[Moment], at: float, step: int, phase: Phase, cpu: float, entered: int) -> None:
+    if at < FOR_EVER:
+        line.append(Moment(at, step, phase, cpu, entered))
+
+
+@dataclass(frozen=True)
+class Said:
+    at: float
+    alarm: Alarm
+    diagnosis: Diagnosis
+
+
+def watch(
+    run: Run, *, until: float, hang_s: float = 60.0, gather_s: float = 1.0, watchdog: Watchdog | None = None
+) -> tuple[list[Said], list[Recovery], list[float]]:
+    """What a chief would say, what went on after it, and when it gathered."""
+    watchdog = watchdog or Watchdog(hang_s=hang_s, world_size=len(run.lines))
+    said, recoveries, gathered = [], [], []
+    now = 0.0
+    while now < until:
+        recovery = watchdog.observe(run.picture(now), now)
+        if recovery is not None:
+            recoveries.append(recovery)
+        elif watchdog.wants_evidence:
+            gathered.append(now)
+            asked = run.picture(now, closely=True)
+            now += gather_s
+            by_now = run.picture(now)
+            diagnosis = diagnose(replace(asked, silent=by_now.silent, unheard=by_now.unheard))
+            if (
+                alarm := watchdog.decide(diagnosis, run.picture(now), now)
+            ) is not None and diagnosis is not None:
+                said.append(Said(now, alarm, diagnosis))
+        now += 0.5
+    return said, recoveries, gathered
+
+
+def end_of(run: Run) -> float:
+    return max(line[-1].at for line in run.lines)

@@ -1,0 +1,760 @@
+"""Who is blamed, for what, and in which words; and who is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from drumline.watch.beats.phase import Phase
+from drumline.watch.diagnosis import triggers
+from drumline.watch.diagnosis.diagnose import diagnose
+from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
+from drumline.watch.diagnosis.stack_frames import is_loading, is_meeting, users_frame
+from drumline.watch.facts import Answer, NodeFacts, Picture, RankFacts, Silent, node_from_json, to_json
+from drumline.watch.sidecar import line
+from tests.unit.watch.diagnosis.sample_ranks import (
+    CLOSED,
+    IN_ALL_REDUCE,
+    IN_BACKWARD,
+    IN_QUEUE,
+    TORCH,
+    WORKER_IN_SAMPLE,
+    person,
+    picture,
+    recorded,
+    reduced,
+    stands,
+    waits,
+    worker,
+)
+
+IN_LOSS = (
+    "/usr/lib/python3.11/threading.py:327 in wait",
+    "/home/me/job/losses.py:44 in contrastive",
+    "/venv/lib/python3.11/site-packages/drumline/engine/step.py:80 in _forward",
+)
+B_GONE = Silent(node=1, host="node-b", ranks=(4, 5, 6, 7), silent_s=3.4, how="no answer")
+
+
+def found(given: Picture) -> Diagnosis:
+    diagnosis = diagnose(given)
+    assert diagnosis is not None
+    assert Diagnosis.from_json(diagnosis.to_json()) == diagnosis
+    return diagnosis
+
+
+def ended(rank: int, exit: int | None, **changes: Any) -> RankFacts:
+    usual: dict[str, Any] = {"phase": Phase.FORWARD, "state": "X", "exit": exit, "state_s": 0.6, "age_s": 0.7}
+    return person(rank, **{**usual, **changes})
+
+
+def dragged(rank: int, **changes: Any) -> RankFacts:
+    return person(rank, **{"phase": Phase.FAILED, "failure": CLOSED, "age_s": 0.5, **changes})
+
+
+WHOLE = [
+    pytest.param(
+        picture(ended(5, -9), *(dragged(rank) for rank in (0, 1, 2, 3, 4, 6, 7))),
+        Cause.KILLED,
+        "failure: rank 5 on node-b was killed by SIGKILL at step 812, in forward; 7 ranks lost the connection to it. "
+        "Next: find who sent it: an operator, a batch system, or the kernel for want of memory (dmesg on node-b)",
+        id="killed",
+    ),
+    pytest.param(
+        picture(ended(5, -9, memory="the limit of 512 MiB of its control group", phase=Phase.DATA)),
+        Cause.OUT_OF_MEMORY,
+        "failure: rank 5 on node-b was killed for want of memory at step 812, in DataLoader (the limit of 512 MiB of "
+        "its control group). Next: raise the memory limit, or lower the batch size or the number of DataLoader workers",
+        id="out of memory",
+    ),
+    pytest.param(
+        picture(
+            person(2, phase=Phase.FAILED, failure="ValueError: bad label 17", age_s=0.9),
+            *(dragged(rank) for rank in (0, 1, 3)),
+        ),
+        Cause.EXCEPTION,
+        "failure: rank 2 on node-a failed at step 812: ValueError: bad label 17; 3 ranks lost the connection to it. "
+        "Next: see its traceback at the end of its log",
+        id="exception",
+    ),
+    pytest.param(
+        picture(stands(3, Phase.FORWARD, state="T", collectives=(), answers=False)),
+        Cause.STOPPED,
+        "hang: rank 3 on node-a is stopped by a signal, in forward since step 812; 7 ranks wait in all_reduce #4410. "
+        "Next: find who stopped it; until the job is ended, kill -CONT 4703 on node-a lets it go on",
+        id="stopped",
+    ),
+    pytest.param(
+        picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE)))),
+        Cause.STOPPED,
+        "hang: rank 5 on node-b has been in DataLoader since step 812 (worker 1 is stopped by a signal in "
+        "data/images.py:31 in __getitem__); 7 ranks wait in all_reduce #4410. "
+        "Next: find who stopped it; until the job is ended, kill -CONT 5001 on node-b lets it go on",
+        id="stopped worker",
+    ),
+    pytest.param(
+        picture(
+            stands(5, Phase.FORWARD, state="t", tracer="gdb (process 991)", collectives=(), answers=False)
+        ),
+        Cause.DEBUGGED,
+        "stall: rank 5 on node-b is held by gdb (process 991), in forward since step 812; 7 ranks wait in all_reduce "
+        "#4410. Next: let process 4705 on node-b go on there, or detach",
+        id="debugged",
+    ),
+    pytest.param(
+        picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", WORKER_IN_SAMPLE)))),
+        Cause.DATASET,
+        "stall: rank 5 on node-b has been in DataLoader since step 812 (worker 1 is in data/images.py:31 in "
+        "__getitem__); 7 ranks wait in all_reduce #4410. Next: see what data/images.py:31 in __getitem__ waits for: a "
+        "file, a server, a lock; the diagnosis file has its stack",
+        id="dataset in a worker",
+    ),
+    pytest.param(
+        picture(
+            stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", (), in_fork_s=6.2)))
+        ),
+        Cause.DATASET,
+        "stall: rank 5 on node-b has been in DataLoader since step 812 (worker 1 is stuck in fork); 7 ranks wait in "
+        "all_reduce #4410. Next: use Python 3.12 or newer (in 3.11 a thread of torch can block a fork), or ddp.loader, "
+        "which forks such a worker again; gdb -p 5001 on node-b shows what it waits for",
+        id="worker stuck in fork",
+    ),
+    pytest.param(
+        picture(stands(5, Phase.FORWARD, stack=IN_LOSS)),
+        Cause.USER_CODE,
+        "stall: rank 5 on node-b has been in forward since step 812 (job/losses.py:44 in contrastive), without using "
+        "the CPU; 7 ranks wait in all_reduce #4410. Next: see what job/losses.py:44 in contrastive waits for; the "
+        "diagnosis file has its stack",
+        id="user code",
+    ),
+    pytest.param(
+        picture(stands(5, Phase.FORWARD, stack=IN_LOSS[1:], answers=False, collectives=())),
+        Cause.GIL,
+        "stall: rank 5 on node-b holds Python's lock (GIL) in job/losses.py:44 in contrastive, in forward since step "
+        "812: a call into C does not return; 7 ranks wait in all_reduce #4410. Next: see what job/losses.py:44 in "
+        "contrastive calls; a C extension should release the lock before it waits",
+        id="gil",
+    ),
+    pytest.param(
+        picture(stands(5, Phase.BETWEEN, stack=(f"{TORCH}/cuda/__init__.py:985 in synchronize",))),
+        Cause.NOT_ENTERED,
+        "stall: rank 5 on node-b never entered all_reduce #4410 of [77290]: it has been in cuda/__init__.py:985 in "
+        "synchronize, in its work between steps since step 812; 7 ranks wait in all_reduce #4410. Next: see why it "
+        "is there and not in that collective: often an `if` that differs between ranks; the diagnosis file has all "
+        "stacks",
+        id="not entered",
+    ),
+    pytest.param(
+        picture(waits(2, stack=IN_ALL_REDUCE, collectives=(*recorded(4409, waits=False), reduced(4410, 1)))),
+        Cause.MISMATCH,
+        "hang: ranks are in different collectives at step 812, in backward (job/train.py:31 in training_step): rank 2 "
+        "on node-a: all_reduce #4410 of [1]; the others: all_reduce #4410 of [77290]. Next: make every rank call the "
+        "same collectives in the same order with the same shapes (look for one behind `if rank == ...`, and for "
+        "batches of different length)",
+        id="mismatch",
+    ),
+    pytest.param(
+        picture(stands(3, Phase.LEFT)),
+        Cause.LEFT_EARLY,
+        "hang: rank 3 on node-a left the loop after step 812, before the others; 7 ranks wait in all_reduce #4410. "
+        "Next: give every rank the same number of batches (DDPManager.loader does), and let no rank break or return "
+        "on its own",
+        id="left early",
+    ),
+    pytest.param(
+        picture(
+            person(0, phase=Phase.LEFT),
+            person(1, phase=Phase.LEAVING, age_s=600.0, stack=("/home/me/job/close.py:7 in upload",)),
+            world_size=2,
+        ),
+        Cause.TEARDOWN,
+        "stall: rank 1 on node-a left the loop 10 min ago and has not exited: it closes its files, its workers and "
+        "the process group, in job/close.py:7 in upload. Next: see what it waits for in the stack; release CUDA graphs "
+        "with collectives in them before the process group is destroyed",
+        id="teardown",
+    ),
+    pytest.param(
+        picture(silent=(B_GONE,)),
+        Cause.UNREACHABLE,
+        "hang: no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; of two nodes either may be cut off, "
+        "node-b or node-a; 4 ranks wait in all_reduce #4410. "
+        "Next: see whether node-b is up, then check cable and security group between node-a and node-b: "
+        "drumline doctor --hosts node-a,node-b",
+        id="unreachable",
+    ),
+    pytest.param(
+        picture(node_0={"heard_s": {1: 0.3}}, node_1={"heard_s": {0: 4.0}}),
+        Cause.UNREACHABLE,
+        "hang: node-a hears node-b, but node-b has not heard node-a for 4 s: the way from node-a to node-b is closed; "
+        "8 ranks wait in all_reduce #4410. Next: check cable and security group between node-a and node-b: "
+        "drumline doctor --hosts node-a,node-b",
+        id="one way",
+    ),
+    pytest.param(
+        picture(stands(0, Phase.SAVE, state="D", state_s=12.0, stack=("/home/me/job/save.py:9 in store",))),
+        Cause.STORAGE,
+        "stall: rank 0 on node-a waits for storage that does not answer, in a save since step 812 (job/save.py:9 in "
+        "store): in the kernel (state D) for 12 s without a byte read or written; 7 ranks wait in all_reduce #4410. "
+        "Next: look at the file systems of node-a (df, dmesg: a network mount whose server is away); a process in "
+        "state D cannot be ended before storage answers",
+        id="storage",
+    ),
+    pytest.param(
+        picture(stands(5, Phase.FORWARD, stack=IN_LOSS[1:], cpu=0.98, state="R")),
+        Cause.SLOW,
+        "stall: rank 5 on node-b is slow but alive: in forward since step 812 (1.0 cores, in job/losses.py:44 in "
+        "contrastive); 7 ranks wait in all_reduce #4410. Next: wait, or raise watch.hang_s if it often takes so "
+        "long; the diagnosis file has its stack",
+        id="slow",
+    ),
+    pytest.param(
+        picture(world_size=2),
+        Cause.UNKNOWN,
+        "stall: nothing has moved since step 812, and no rank stands out: ranks 0, 1 on node-a in all_reduce #4410 of "
+        "[77290]. Next: read the stacks in the diagnosis file; where all are in one collective, try the network with "
+        "drumline doctor",
+        id="unknown",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "cause", "sentence"), WHOLE)
+def test_each_cause_in_one_sentence(given: Picture, cause: Cause, sentence: str) -> None:
+    diagnosis = found(given)
+    assert diagnosis.cause is cause
+    assert diagnosis.sentence(sentence.partition(":")[0]) == sentence
+    assert diagnosis.is_certain == (sentence.partition(":")[0] != "stall")
+    # What it is judged by has come through JSON from other nodes.
+    assert (
+        diagnose(replace(given, nodes=tuple(node_from_json(to_json(node)) for node in given.nodes)))
+        == diagnosis
+    )
+
+
+def test_every_cause_has_its_sentence_here() -> None:
+    assert {case.values[1] for case in WHOLE} == set(Cause)
+
+
+def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
+    # Its launcher ended these after the first one raised, and the last one only after its time of grace.
+    raised = person(
+        6, phase=Phase.FAILED, failure="KeyError: 'label'", age_s=40.0, state="X", state_s=39.0, exit=1
+    )
+    told = [ended(rank, -15, state_s=35.0) for rank in (0, 1, 2)]
+    diagnosis = found(picture(raised, *told, ended(3, -9, state_s=5.0), *(dragged(r) for r in (4, 5, 7))))
+    assert (diagnosis.cause, diagnosis.rank, diagnosis.host) == (Cause.EXCEPTION, 6, "node-b")
+    # No exit codes under another launcher, and no failure in the one that was killed: it is gone, the others talk.
+    diagnosis = found(picture(ended(1, None), *(dragged(rank) for rank in (0, 2, 3))))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.KILLED, 1)
+    assert diagnosis.what == (
+        "rank 1 on node-a is gone at step 812, in forward: it ended without a word, and by what nobody saw; "
+        "3 ranks lost the connection to it"
+    )
+    # A level 0 script says nothing but exit codes: the first to end is the best guess.
+    codes = [person(rank, step=0, state="X", exit=1, state_s=1.2 if rank != 1 else 2.4) for rank in range(4)]
+    diagnosis = found(picture(*codes, world_size=4))
+    assert (diagnosis.rank, diagnosis.step) == (1, None)
+    assert diagnosis.what == "rank 1 on node-a ended with exit code 1"
+    # Of those that it ended at once because of it, the launcher says nothing.
+    quiet = [ended(rank, None, step=0, state_s=1.2) for rank in (0, 2, 3)]
+    diagnosis = found(picture(codes[1], *quiet, world_size=4))
+    assert diagnosis.what == "rank 1 on node-a ended with exit code 1"
+    # What its launcher killed long after it is not the cause, though its end is the plainer one.
+    assert found(picture(*codes, ended(0, -9, step=0, state_s=0.3), world_size=4)).rank == 1
+
+
+@pytest.mark.parametrize(
+    ("exit", "end", "next_step"),
+    [
+        (-11, "was killed by SIGSEGV at", "look at the end of its log: a library broke in it"),
+        (-6, "was killed by SIGABRT at", "as gloo does when ranks enter different collectives"),
+        (-7, "was killed by SIGBUS at", "(a full /dev/shm gives SIGBUS)"),
+        (-64 - 1, "was killed by signal 65 at", "find who sent it"),
+        (3, "ended with exit code 3 at step 812, in forward", "see its traceback at the end of its log"),
+    ],
+)
+def test_other_ends(exit: int, end: str, next_step: str) -> None:
+    diagnosis = found(picture(ended(5, exit)))
+    assert diagnosis.what.startswith(f"rank 5 on node-b {end}")
+    assert next_step in diagnosis.next_step
+
+
+@pytest.mark.parametrize(
+    ("failure", "next_step"),
+    [
+        ("OSError: [Errno 28] No space left on device", "make room on that file system"),
+        (
+            "CheckpointError: cannot save in /run: the disk is full (3 MB needed, 0 bytes free)",
+            "make room on that",
+        ),
+        (
+            "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+            "lower the batch size, or accumulate",
+        ),
+        (
+            "RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed.",
+            "for what ended the worker: often it is want of memory",
+        ),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", "see its traceback"),
+    ],
+)
+def test_an_error_of_its_own_says_what_to_do(failure: str, next_step: str) -> None:
+    diagnosis = found(
+        picture(person(2, phase=Phase.FAILED, failure=failure), *(dragged(r) for r in (0, 1, 3)))
+    )
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.EXCEPTION, 2)
+    assert next_step in diagnosis.next_step
+
+
+def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
+    diagnosis = found(picture(*(dragged(rank, age_s=3.0 if rank == 2 else 0.5) for rank in range(8))))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.EXCEPTION, 2)
+    assert diagnosis.what.startswith(
+        "rank 2 on node-a lost its connection to the other ranks at step 812: RuntimeError"
+    )
+    assert diagnosis.what.endswith("no rank was seen to end before it")
+    # At first it may still come out that a host is gone, unless nobody is left to see it.
+    echoes = [dragged(rank) for rank in range(8)]
+    assert found(picture(*echoes)).is_certain is False
+    assert found(picture(*(replace(one, state="X", exit=1) for one in echoes))).is_certain
+    # Where a host went silent, it is the cause of them.
+    diagnosis = found(picture(*(dragged(rank) for rank in range(4)), silent=(B_GONE,)))
+    assert (diagnosis.cause, diagnosis.host) == (Cause.UNREACHABLE, "node-b")
+
+
+def b_alone(*ranks: RankFacts, how: str, up_s: float, answer: Answer = Answer.NONE) -> Picture:
+    """Node b, whose sidecar has never heard that of node a: of the ranks there nothing is known."""
+    node = NodeFacts(node=1, host="node-b", ranks=ranks)
+    a = Silent(node=0, host="node-a", ranks=(), silent_s=up_s, how=how, answer=answer)
+    return Picture(me=1, nodes=(node,), unheard=(a,))
+
+
+def test_a_host_that_was_gone_before_it_was_ever_heard() -> None:
+    echoes = [dragged(rank, state="X", exit=1, age_s=0.5, state_s=0.5) for rank in range(4, 8)]
+    # All that are known of have ended, but they are not all that there are.
+    early = found(b_alone(*echoes, how="", up_s=0.7))
+    assert (early.cause, early.is_certain) == (Cause.EXCEPTION, False)
+    old = [replace(one, age_s=2.9) for one in echoes]
+    assert found(b_alone(*old, how="no answer", up_s=2.9)).is_certain is False
+    gone = found(b_alone(*old, how="no answer", up_s=3.1))
+    assert (gone.cause, gone.host, gone.rank, gone.is_certain) == (Cause.UNREACHABLE, "node-a", None, True)
+    assert gone.what.startswith("no heartbeat from node-a for 3.1 s (no answer)")
+    # A port may be closed to us while the ranks train: that alone blames nobody.
+    standing = b_alone(*(waits(rank) for rank in range(4, 8)), how="no answer", up_s=3.1)
+    assert found(standing).cause is not Cause.UNREACHABLE
+    # A host that goes down refuses connections first.
+    assert found(b_alone(*old, how=line.REFUSED, answer=Answer.REFUSED, up_s=2.9)).is_certain is False
+    late = [replace(one, age_s=3.3) for one in echoes]
+    assert found(b_alone(*late, how="", up_s=3.4)).is_certain, "the launcher waits no longer than 4 s"
+
+
+@pytest.mark.parametrize("ending", [{"exit": 1}, {"exit": 143, "failure": ""}])
+def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(ending: dict[str, Any]) -> None:
+    """The launcher ends a rank by SIGTERM, too, when another one has lost its connection."""
+    lost = dragged(0, state="X", exit=1, age_s=2.6, state_s=2.5)
+    other = dragged(1, state="X", **{"age_s": 2.6, "state_s": 2.4, **ending})
+    for heard_s, is_certain in ((0.4, True), (2.8, False)):
+        given = picture(lost, other, world_size=8, node_0={"heard_s": {1: heard_s}})
+        assert found(given).is_certain is is_certain, heard_s
+    # It spoke once, before it had seen a rank of its own.
+    begins = NodeFacts(node=1, host="node-b")
+    me = NodeFacts(node=0, host="node-a", ranks=(lost, other), heard_s={1: 2.8})
+    assert found(Picture(me=0, nodes=(me, begins))).is_certain is False
+
+
+def test_who_is_told_to_end_is_no_cause_unless_it_is_alone() -> None:
+    stopped = [person(rank, phase=Phase.FAILED, failure="KeyboardInterrupt", exit=130) for rank in range(8)]
+    assert diagnose(picture(*stopped)) is None
+    assert diagnose(picture(*(ended(rank, -15) for rank in range(8)))) is None
+    diagnosis = found(picture(ended(3, -15), *(dragged(rank) for rank in (0, 1, 2))))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.KILLED, 3)
+    assert diagnosis.what.startswith(
+        "rank 3 on node-a was killed by SIGTERM at step 812, in forward; 3 ranks lost"
+    )
+    # The launcher ends the rest after a host was lost.
+    diagnosis = found(
+        picture(*(ended(rank, -15) for rank in (0, 1)), dragged(2), dragged(3), silent=(B_GONE,))
+    )
+    assert diagnosis.cause is Cause.UNREACHABLE
+
+
+def test_two_faults_at_once_are_both_told() -> None:
+    diagnosis = found(picture(ended(5, -9, state_s=0.8), ended(2, -9, state_s=0.4)))
+    assert diagnosis.what == (
+        "rank 5 on node-b was killed by SIGKILL at step 812, in forward; rank 2 on node-a ended by a signal too"
+    )
+    diagnosis = found(picture(ended(5, -9), stands(1, Phase.DATA, state="T")))
+    assert diagnosis.what.endswith("; rank 1 on node-a is stopped by a signal besides")
+    assert ".. Next" not in found(picture(ended(5, 1, failure="it is Killed."))).sentence("failure")
+    stopped = [stands(rank, Phase.FORWARD, state="T") for rank in (1, 2)]
+    assert found(picture(*stopped)).next_step.endswith("kill -CONT 4701 4702 on node-a lets it go on")
+
+
+@pytest.mark.parametrize(
+    ("state", "state_s", "is_fault"), [("T", 0.9, False), ("T", 1.1, True), ("t", 9.0, False)]
+)
+def test_a_rank_that_continues_within_a_second_or_is_debugged_is_no_fault(
+    state: str, state_s: float, is_fault: bool
+) -> None:
+    rank = stands(3, Phase.FORWARD, state=state, state_s=state_s)
+    assert bool(triggers.stopped([rank])) is is_fault
+    assert found(picture(rank)).is_certain is is_fault
+
+
+def test_a_job_that_is_stopped_as_a_whole_may_be_let_go_on() -> None:
+    every = [stands(rank, Phase.FORWARD, state="T", collectives=()) for rank in range(4)]
+    diagnosis = found(picture(*every, world_size=4))
+    assert (diagnosis.cause, diagnosis.is_certain) == (Cause.STOPPED, False)
+    assert diagnosis.what.endswith(
+        "is stopped by a signal, in forward since step 812; so are ranks 1-3 on node-a"
+    )
+    assert found(picture(*every[1:], world_size=4)).is_certain
+    gone = ended(0, -9)
+    assert found(picture(gone, *every[1:], world_size=4)).cause is Cause.KILLED
+
+
+def test_on_many_hosts_a_sentence_stays_one() -> None:
+    """32 hosts with 8 ranks each."""
+
+    def big(
+        *odd: RankFacts, every: Callable[[int], RankFacts] = waits, silent: tuple[Silent, ...] = ()
+    ) -> Picture:
+        ranks = [every(rank) for rank in range(256)]
+        for one in odd:
+            ranks[one.rank] = one
+        nodes = [
+            NodeFacts(
+                node=node,
+                host=f"node-{node}",
+                ranks=tuple(replace(one, host=f"node-{node}") for one in ranks[8 * node : 8 * node + 8]),
+            )
+            for node in range(32)
+        ]
+        return Picture(me=0, nodes=tuple(nodes), silent=silent)
+
+    def everywhere(rank: int) -> RankFacts:
+        return stands(rank, Phase.FORWARD, stack=(f"/home/me/job/train.py:{rank} in main",), collectives=())
+
+    def alone(rank: int) -> RankFacts:
+        one = replace(reduced(4410), number=rank)
+        return waits(rank, collectives=(replace(one, group=f"group {rank}"),))
+
+    away = tuple(
+        Silent(node=n, host=f"node-{n}", ranks=tuple(range(8 * n, 8 * n + 8)), silent_s=4.0, how="no answer")
+        for n in range(1, 24)
+    )
+    pictures = {
+        "dataset": big(stands(77, Phase.DATA)),
+        "left": big(*(stands(rank, Phase.LEFT) for rank in range(0, 256, 9))),
+        "stopped": big(*(stands(rank, Phase.FORWARD, state="T") for rank in range(0, 256, 2))),
+        "mismatch": big(*(waits(r, collectives=(reduced(4410, 3),)) for r in range(0, 256, 3))),
+        "everywhere": big(every=everywhere),
+        "unknown": big(every=alone),
+        "unreachable": big(silent=away),
+        "killed": big(*(ended(rank, -9) for rank in range(40, 130))),
+    }
+    for what, given in pictures.items():
+        sentence = found(given).sentence("hang")
+        assert len(sentence) < 600, (what, sentence)
+    assert "; 255 ranks wait in all_reduce #4410" in found(pictures["dataset"]).what
+    assert "; 252 ranks elsewhere" in found(pictures["unknown"]).what
+
+
+def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
+    aborted = ended(2, -6, phase=Phase.BACKWARD, stack=IN_ALL_REDUCE)
+    diagnosis = found(picture(aborted, *(dragged(rank) for rank in (0, 1, 3)), world_size=4))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 2)
+    assert diagnosis.what == (
+        "rank 2 on node-a entered another collective than the others, or one of another size at step 812, in backward "
+        "(job/train.py:31 in training_step): rank 2 on node-a: all_reduce; rank 2 on node-a was ended by SIGABRT "
+        "in it, as gloo does when more data comes than it expects"
+    )
+    # The others leave what they were in as they fail.
+    others = [dragged(rank, collectives=recorded(4410, waits=True)) for rank in (0, 1, 3)]
+    assert (
+        "): rank 2 on node-a: all_reduce; the others: all_reduce #4410 of [77290]; rank 2 on node-a was ended"
+        in (found(picture(aborted, *others, world_size=4)).what)
+    )
+    in_backward = ended(2, -6, phase=Phase.BACKWARD, stack=IN_BACKWARD)
+    assert (
+        ": rank 2 on node-a: all_reduce of gradients; "
+        in found(picture(in_backward, *others, world_size=4)).what
+    )
+    # All but one: then that one sent too much.
+    many = [ended(rank, -6, phase=Phase.BACKWARD) for rank in (0, 1, 3)]
+    assert found(picture(*many, dragged(2), world_size=4)).rank == 2
+    # An abort elsewhere is an abort.
+    assert found(picture(ended(2, -6, phase=Phase.FORWARD, stack=IN_LOSS))).cause is Cause.KILLED
+
+
+def test_a_rank_that_was_left_behind_by_an_early_exit() -> None:
+    diagnosis = found(
+        picture(ended(3, 0, phase=Phase.LEFT), *(dragged(rank) for rank in (0, 1)), waits(2), world_size=4)
+    )
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
+    assert diagnosis.what == (
+        "rank 3 on node-a left the loop after step 812 and has ended with exit code 0, before the others; "
+        "ranks 0, 1 on node-a lost the connection"
+    )
+    # Most have left: the odd one is the one with a batch too many.
+    diagnosis = found(picture(*(stands(rank, Phase.LEFT) for rank in (0, 1, 2)), world_size=4))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
+    assert diagnosis.what == (
+        "rank 3 on node-a went on in the loop after step 812, where ranks 0-2 on node-a left it; "
+        "1 rank waits in all_reduce #4410"
+    )
+
+
+def test_who_left_goes_on_to_other_collectives() -> None:
+    """At the end of a run ranks meet once more: with the number that the others' bucket has."""
+    barrier = replace(reduced(4410, op="broadcast"), is_done=False)
+    early = stands(3, Phase.LEFT, collectives=(*recorded(4409, waits=False), barrier))
+    assert (found(picture(early)).cause, found(picture(early)).rank) == (Cause.LEFT_EARLY, 3)
+    # Gloo may end the one or the other for it.
+    torn = ended(3, -6, phase=Phase.LEFT)
+    diagnosis = found(picture(torn, *(dragged(rank) for rank in (0, 1, 2)), world_size=4))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
+    diagnosis = found(
+        picture(early, ended(1, -6, phase=Phase.BACKWARD), dragged(0), dragged(2), world_size=4)
+    )
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
+
+
+@pytest.mark.parametrize("phase", [Phase.SAVE, Phase.EVALUATION, Phase.BETWEEN])
+def test_the_last_rank_at_the_end_of_a_run_is_not_left_behind(phase: Phase) -> None:
+    last = stands(3, phase, cpu=0.9, stack=("/home/me/job/save.py:9 in store",))
+    diagnosis = found(picture(*(stands(rank, Phase.LEFT) for rank in (0, 1, 2)), last, world_size=4))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.SLOW, 3)
+    # In a loop of the user's own there are no such phases; that it is in no collective is seen all the same.
+    report = stands(3, Phase.USER, stack=("/home/me/job/report.py:9 in upload",))
+    diagnosis = found(picture(*(stands(rank, Phase.LEFT) for rank in (0, 1, 2)), report, world_size=4))
+    assert (diagnosis.cause, diagnosis.rank, diagnosis.is_certain) == (Cause.USER_CODE, 3, False)
+    assert diagnose(picture(*(stands(rank, Phase.LEFT) for rank in range(8)))) is None
+    # In a loop of the user's own, rank 0 has something left to do alone: its stack says so, or it could not be asked.
+    for stack in ((), ("job/export.py:7 in upload", "job/train.py:40 in <module>")):
+        alone = stands(0, Phase.USER, stack=stack, collectives=recorded(4409, waits=False))
+        diagnosis = diagnose(picture(*(stands(rank, Phase.LEFT) for rank in (1, 2, 3)), alone, world_size=4))
+        assert diagnosis is None or not diagnosis.is_certain, diagnosis
+    assert diagnose(picture(*(person(rank, state="X", exit=75) for rank in range(8)))) is None
+
+
+def test_near_misses_of_data() -> None:
+    # The worker of a rank that waits itself is not the cause yet.
+    diagnosis = found(picture(waits(1, workers=(worker(0, "T"),)), stands(5, Phase.FORWARD, stack=IN_LOSS)))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.USER_CODE, 5)
+    gone = found(picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "Z", ()), worker(1)))))
+    assert (gone.cause, gone.is_certain) == (Cause.DATASET, True)
+    assert "(worker 0 is gone)" in gone.what
+    in_fork = found(picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, in_fork_s=31.0),))))
+    assert in_fork.is_certain, "no hook of the user's takes so long"
+    stuck = found(picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "D"), worker(1)))))
+    assert stuck.cause is Cause.STORAGE
+    busy = worker(1, "R", WORKER_IN_SAMPLE[1:], cpu=0.97)
+    assert (
+        "(worker 1 computes with 1.0 cores in data/images.py:31"
+        in found(picture(stands(5, Phase.DATA, workers=(worker(0), busy)))).what
+    )
+    # Without workers the dataset is in the rank's own stack; level 0 has nothing else.
+    own = found(picture(stands(5, Phase.START, step=0, age_s=7.0, stack=WORKER_IN_SAMPLE[:3])))
+    assert own.cause is Cause.DATASET
+    assert (
+        "rank 5 on node-b has been in DataLoader since step 0 (data/images.py:31 in __getitem__);" in own.what
+    )
+    held = found(picture(stands(5, Phase.DATA, answers=False, collectives=())))
+    assert "(with Python's lock held)" in held.what
+    in_c = stands(5, Phase.DATA, answers=False, collectives=(), stack=WORKER_IN_SAMPLE[1:])
+    assert found(picture(in_c)).cause is Cause.GIL
+
+
+def test_a_rank_in_state_d_that_reads_is_slow_and_no_more() -> None:
+    diagnosis = found(picture(stands(0, Phase.SAVE, state="D", has_io=True)))
+    assert (diagnosis.cause, diagnosis.is_certain) == (Cause.SLOW, False)
+    assert "(files are read or written)" in diagnosis.what
+
+
+def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
+    """The bucket is what followed the loss each time before; to the other's operation nothing leads."""
+    extra = waits(1, collectives=(*recorded(4409, waits=False, size=1), reduced(4410, 7, op="broadcast")))
+    extra = replace(extra, collectives=(*waits(0).collectives[:-1], extra.collectives[-1]))
+    diagnosis = found(picture(extra, world_size=2))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
+    assert (
+        "rank 1 on node-a: broadcast #4410 of [7]; rank 0 on node-a: all_reduce #4410 of [77290]"
+        in diagnosis.what
+    )
+    out = replace(
+        extra, collectives=(*extra.collectives[:-1], replace(reduced(4410, op="barrier"), sizes=()))
+    )
+    diagnosis = found(picture(out, world_size=2))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
+    assert diagnosis.next_step.startswith(
+        "see whether it left the loop before the others; if not, make every rank"
+    )
+    # Nothing came before: then nobody is blamed alone.
+    pair = [waits(rank, collectives=(reduced(1, 5 + rank),)) for rank in range(2)]
+    diagnosis = found(picture(*pair, world_size=2))
+    assert (diagnosis.cause, diagnosis.rank, diagnosis.host) == (Cause.MISMATCH, None, "node-a")
+    assert diagnosis.what == (
+        "ranks are in different collectives at step 812, in backward: rank 0 on node-a: all_reduce #1 of [5]; "
+        "rank 1 on node-a: all_reduce #1 of [6]; which of them is wrong cannot be told"
+    )
+
+
+def test_a_shape_mismatch_as_gloo_leaves_it() -> None:
+    """One rank got enough data to go on to the next number; the other two wait at the one that differs."""
+    odd = waits(1, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 3)))
+    even = waits(2, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 2)))
+    ahead = waits(0, collectives=(reduced(12, is_done=True), reduced(13, 2, is_done=True), reduced(14)))
+    diagnosis = found(picture(ahead, odd, even, world_size=3))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
+    assert "rank 1 on node-a: all_reduce #13 of [3]; the others: all_reduce #13 of [2]" in diagnosis.what
+
+
+def test_sizes_may_differ_where_they_need_not_be_the_same() -> None:
+    root = waits(0, collectives=(reduced(9, 8, op="scatter"),))
+    others = [waits(rank, collectives=(reduced(9, 0, op="scatter"),)) for rank in range(1, 4)]
+    assert found(picture(root, *others, world_size=4)).cause is Cause.UNKNOWN
+    whole = [waits(rank, collectives=(reduced(9, rank, op="all_gather", is_done=True),)) for rank in range(4)]
+    assert found(picture(*whole, world_size=4)).cause is not Cause.MISMATCH, "it came to its end"
+
+
+def test_hosts_that_are_late_are_not_gone() -> None:
+    assert found(picture(silent=(replace(B_GONE, silent_s=2.5),))).is_certain is False
+    assert (
+        found(picture(silent=(replace(B_GONE, how=line.REFUSED, answer=Answer.REFUSED),))).is_certain is False
+    )
+    quiet = found(picture(silent=(replace(B_GONE, how=""),)))
+    assert quiet.is_certain is False
+    assert "(it takes connections, but its sidecar says nothing)" in quiet.what
+    for how in (line.MUTE, line.CLOSED, line.LATE):  # its sidecar died, and was not started again
+        mute = found(picture(silent=(replace(B_GONE, how=how, answer=line.ANSWERS[how], silent_s=500.0),)))
+        assert (mute.is_certain, mute.host) == (False, "node-b")
+        assert mute.next_step == "see on node-b what ended the job there; the host itself answers"
+    refused = found(picture(silent=(replace(B_GONE, how=line.REFUSED, answer=Answer.REFUSED, silent_s=6.0),)))
+    assert refused.is_certain
+    assert refused.next_step == "see on node-b what ended the job there; the host itself answers"
+    both = Silent(node=2, host="node-c", ranks=(8,), silent_s=3.1, how="no answer")
+    d = NodeFacts(node=3, host="node-d", ranks=(waits(9, host="node-d"),), heard_s={1: 4.0, 2: 4.0})
+    given = picture(silent=(B_GONE, both))
+    assert "; none from node-c either" in found(replace(given, nodes=(*given.nodes, d))).what
+
+
+def test_a_node_that_hears_nobody_is_cut_off_itself() -> None:
+    c_gone = Silent(node=2, host="node-c", ranks=(8, 9), silent_s=3.6, how="no answer")
+    diagnosis = found(picture(silent=(B_GONE, c_gone)))
+    assert (diagnosis.cause, diagnosis.host, diagnosis.rank) == (Cause.UNREACHABLE, "node-a", None)
+    assert diagnosis.what == (
+        "node-a is cut off from the other nodes: 2 of 3 nodes went silent together; it has not heard node-b, node-c "
+        "for 3.6 s; 4 ranks wait in all_reduce #4410"
+    )
+    diagnosis = found(picture(silent=(B_GONE,), node_0={"link": "eth0 is down"}))
+    assert diagnosis.host == "node-a"
+    assert diagnosis.what.startswith(
+        "node-a is cut off from the other nodes: eth0 is down; it has not heard node-b"
+    )
+    assert diagnosis.next_step.endswith("drumline doctor --hosts node-a,node-b")
+
+
+def test_a_third_node_tells_that_a_way_is_closed() -> None:
+    c = NodeFacts(node=2, host="node-c", ranks=(waits(8, host="node-c"),), heard_s={0: 0.2, 1: 0.4})
+    given = picture(silent=(B_GONE,))
+    diagnosis = found(replace(given, nodes=(*given.nodes, c)))
+    assert diagnosis.what.startswith(
+        "node-a has not heard node-b for 3.4 s, but node-c hears it: the way from node-b to node-a is closed; 5 ranks"
+    )
+
+
+def test_pictures_with_little_in_them() -> None:
+    assert diagnose(Picture(me=0, nodes=())) is None
+    # Beats alone: who is behind in the step.
+    few = [person(rank, phase=Phase.BACKWARD) for rank in range(3)]
+    diagnosis = found(picture(*few, person(3, phase=Phase.DATA), world_size=4))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.DATASET, 3)
+    assert diagnosis.what == "rank 3 on node-a has been in DataLoader since step 812; 3 ranks wait for it"
+    # Of several micro-batches, the data of the next one comes after the backward pass of the one before.
+    ahead = person(3, phase=Phase.DATA, micro=2)
+    diagnosis = found(
+        picture(*(person(rank, phase=Phase.FORWARD, micro=2) for rank in range(3)), ahead, world_size=4)
+    )
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.USER_CODE, 0)
+    # Work between steps comes before the data of the step that follows, and has its number.
+    logs = person(0, phase=Phase.BETWEEN, cpu=0.9)
+    diagnosis = found(
+        picture(logs, *(person(rank, phase=Phase.BACKWARD) for rank in (1, 2, 3)), world_size=4)
+    )
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.SLOW, 0)
+    # A loop of the user's own has data, and the rest.
+    own = [person(rank, phase=Phase.USER, micro=1) for rank in range(3)]
+    diagnosis = found(picture(*own, person(3, phase=Phase.DATA), world_size=4))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.DATASET, 3)
+    # Level 0: collective numbers, and stacks.
+    plain = [
+        person(rank, step=0, phase=Phase.USER, collective=40, stack=IN_ALL_REDUCE, age_s=60.0)
+        for rank in range(3)
+    ]
+    behind = person(3, step=0, phase=Phase.USER, collective=39, stack=IN_LOSS, age_s=60.0)
+    diagnosis = found(picture(*plain, behind, world_size=4))
+    assert (diagnosis.cause, diagnosis.rank) == (Cause.USER_CODE, 3)
+    assert diagnosis.what == (
+        "rank 3 on node-a has been in user code for 60 s (job/losses.py:44 in contrastive), without using the CPU; "
+        "3 ranks wait for it"
+    )
+    # One rank could not be asked, and its stack says that it waits as the others do.
+    mute = person(2, phase=Phase.BACKWARD, stack=IN_BACKWARD)
+    assert found(picture(mute, stands(5, Phase.DATA))).rank == 5
+
+
+def test_an_outdated_silence_is_no_unreachable_host() -> None:
+    """A sidecar that had no CPU was silent to the other one, and both say so for a moment."""
+    stale = diagnose(picture(node_0={"heard_s": {1: 1.9}}, node_1={"heard_s": {0: 4.0}}))
+    assert stale is None or stale.cause is not Cause.UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("stack", "users", "loads", "meets"),
+    [
+        (
+            ["torch/distributed/distributed_c10d.py:2991 in all_reduce", "train.py:31 in step"],
+            "train.py:31 in step",
+            0,
+            1,
+        ),
+        # The launcher's wrapper is around every script that asks for it.
+        (
+            [
+                "python3.11/threading.py:327 in wait",
+                "losses.py:4 in loss",
+                "torch/distributed/elastic/multiprocessing/errors/__init__.py:362 in wrapper",
+            ],
+            "losses.py:4 in loss",
+            0,
+            0,
+        ),
+        (
+            [
+                "PIL/Image.py:3 in open",
+                "sets/images.py:9 in read",
+                "torch/utils/data/_utils/fetch.py:54 in fetch",
+            ],
+            "sets/images.py:9 in read",
+            1,
+            0,
+        ),
+        (["multiprocessing/connection.py:930 in wait", "drumline/data/loader.py:7 in fetch"], "", 1, 0),
+        (["<frozen runpy>:198 in _run", "/opt/conda/lib/python3.12/site-packages/x/y.py:1 in z"], "", 0, 0),
+        (["/home/me/drumline/train.py:3 in main"], "drumline/train.py:3 in main", 0, 0),
+        # A step of the user's that a collective's frames lie outside of is not in one.
+        (
+            ["model.py:2 in forward", "torch/distributed/fsdp/_state.py:62 in hook"],
+            "model.py:2 in forward",
+            0,
+            0,
+        ),
+    ],
+)
+def test_whose_code_a_stack_is_in(stack: list[str], users: str, loads: int, meets: int) -> None:
+    """Paths whole, or as a sidecar shortens them."""
+    assert (users_frame(stack), is_loading(stack), is_meeting(stack)) == (users, bool(loads), bool(meets))

@@ -1,0 +1,133 @@
+"""Diagnoses on disk: whole, numbered, and readable by a stranger."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.watch.beats.phase import Phase
+from drumline.watch.diagnosis.diagnose import diagnose
+from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
+from drumline.watch.diagnosis.diagnosis_files import read_diagnoses, write_diagnosis
+from drumline.watch.facts import Picture, Silent
+from tests.unit.watch.diagnosis.sample_ranks import (
+    IN_QUEUE,
+    WORKER_IN_SAMPLE,
+    person,
+    picture,
+    stands,
+    worker,
+)
+
+PAGE = Path(__file__).with_name("stopped_worker.txt")
+STUCK = picture(
+    stands(2, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE))), world_size=4
+)
+
+
+def told(folder: Path, given: Picture = STUCK, **changes: Any) -> Path:
+    diagnosis = diagnose(given)
+    assert diagnosis is not None
+    usual: dict[str, Any] = {"alarm": "hang", "action": "restart", "launch": "a1b2", "at": 1_700_000_000.0}
+    return write_diagnosis(folder, diagnosis=diagnosis, picture=given, **{**usual, **changes})
+
+
+def test_a_stranger_reads_it(tmp_path: Path) -> None:
+    path = told(tmp_path / "diagnoses")
+    assert path == tmp_path / "diagnoses" / "0001-stopped.json"
+    assert path.with_suffix(".txt").read_text() == PAGE.read_text()
+    assert sorted(one.name for one in path.parent.iterdir()) == ["0001-stopped.json", "0001-stopped.txt"]
+
+
+def test_remarks_on_hosts_and_last_words(tmp_path: Path) -> None:
+    gone = Silent(node=1, host="node-b", ranks=(4, 5, 6, 7), silent_s=4.0, how="no answer")
+    killed = person(1, state="X", exit=-9, phase=Phase.FORWARD, memory="the limit of 512 MiB")
+    mute = person(2, answers=False, phase=Phase.FORWARD, tracer="gdb", collective=7)
+    failed = person(3, exit=1, failure="ValueError: bad label", phase=Phase.FAILED)
+    odd = picture(
+        killed,
+        mute,
+        failed,
+        silent=(gone,),
+        node_0={"link": "eth0 is down", "kernel": ("oom-kill: task=python",)},
+    )
+    odd = replace(odd, unheard=(Silent(node=2, host="node-c", ranks=(), silent_s=3.1, how="no answer"),))
+    text = told(tmp_path, odd, alarm="failure", action="stop").with_suffix(".txt").read_text()
+    for line in (
+        "2023-11-14 22:13:20 UTC. What follows: the job is ended, and not started again.",
+        ">     1  node-a  killed: SIGKILL  forward    812        4 s  0.0  -",
+        "      2  node-a  waits            forward    812        4 s  0.0  after #7",
+        "      3  node-a  ended: 1         failed     812        4 s  0.0  -",
+        "node-b, with ranks 4-7: not heard for 4 s (no answer)",
+        "node-c: never heard, in 3.1 s (no answer)",
+        "node-a: eth0 is down",
+        "node-a, kernel: oom-kill: task=python",
+        "rank 1, memory: the limit of 512 MiB",
+        "rank 2, debugged by: gdb",
+        "rank 2: Python does not answer in it",
+        "rank 3, said: ValueError: bad label",
+    ):
+        assert line in text.splitlines()
+
+
+def test_what_was_written_is_read_and_what_is_not_ours_is_left_out(tmp_path: Path) -> None:
+    assert read_diagnoses(tmp_path / "none") == []
+    first, second = told(tmp_path, at=1.5), told(tmp_path, alarm="stall", action="report", launch="c3")
+    (tmp_path / "0003-stopped.json").write_text(second.read_text()[:200])
+    (tmp_path / "0004-stopped.json").write_bytes(b"\xff\xfe")
+    (tmp_path / "0005-stopped.json").write_text("[]")
+    (tmp_path / "0006-stopped.json").write_text('{"diagnosis": {"cause": "rain"}}')
+    (tmp_path / "notes.json").write_text(first.read_text())
+    records = read_diagnoses(tmp_path)
+    assert [(record["number"], record["alarm"], record["launch"]) for record in records] == [
+        (1, "hang", "a1b2"),
+        (2, "stall", "c3"),
+    ]
+    assert records[0]["time"] == 1.5
+    diagnosis = Diagnosis.from_json(records[0]["diagnosis"])
+    assert (diagnosis.cause, diagnosis.rank, diagnosis.step) == (Cause.STOPPED, 2, 812)
+    assert records[0]["sentence"] == diagnosis.sentence("hang")
+    assert records[0]["picture"]["nodes"][0]["ranks"][2]["workers"][1]["state"] == "T"
+    assert told(tmp_path).name == "0007-stopped.json", "a number that was used is not used again"
+
+
+def test_numbers_do_not_collide(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda _: told(tmp_path), range(40)))
+    assert sorted(int(path.name[:4]) for path in paths) == list(range(1, 41))
+    assert len(read_diagnoses(tmp_path)) == 40
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_folder_that_takes_nothing_is_an_error_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / ".0001-stopped.txt.partial").mkdir()
+    with pytest.raises(OSError, match="Is a directory"):
+        told(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".0001-stopped.txt.partial"]
+
+
+def test_a_host_as_a_whole_is_marked(tmp_path: Path) -> None:
+    diagnosis = diagnose(STUCK)
+    assert diagnosis is not None
+    path = told(tmp_path, STUCK)
+    assert json.loads(path.read_text())["diagnosis"] == replace(diagnosis).to_json()
+    whole = replace(diagnosis, cause=Cause.UNREACHABLE, rank=None)
+    path = write_diagnosis(
+        tmp_path, alarm="hang", diagnosis=whole, picture=STUCK, action="?", launch="", at=0.0
+    )
+    assert path.with_suffix(".txt").read_text().count("\n>") == 4
+
+
+def test_the_sidecars_reasoning_does_not_load_torch() -> None:
+    names = [f"drumline.watch.diagnosis.{name}" for name in ("diagnosis_files", "diagnose", "watchdog")]
+    code = (
+        f"import sys, {', '.join(names)}; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'rich')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
