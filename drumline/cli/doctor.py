@@ -236,10 +236,11 @@ def _endpoint(master: str) -> tuple[str, int]:
 def _examine_this_machine(given: Mapping[str, Any]) -> int:
     from drumline.doctor.collectives.on_one_host import local_collectives
     from drumline.doctor.collectives.results import collectives_text
-    from drumline.doctor.finding import must_be_mended
-    from drumline.doctor.machine.facts import machine_facts
-    from drumline.doctor.machine.findings import machine_findings
-    from drumline.doctor.machine.summary import machine_rows, variable_rows
+    from drumline.doctor.finding import has_problems
+    from drumline.doctor.machine.gpu_checks import num_visible_gpus
+    from drumline.doctor.machine.machine_checks import machine_findings
+    from drumline.doctor.machine.machine_facts import machine_facts
+    from drumline.doctor.machine.summary import machine_rows
     from drumline.doctor.report import as_json, report
 
     subject = _subject(given)
@@ -255,24 +256,21 @@ def _examine_this_machine(given: Mapping[str, Any]) -> int:
         found, numbers = local_collectives(
             given.get("procs"),
             environment=subject.environment,
-            num_gpus=len(facts["gpus"]),
+            num_gpus=num_visible_gpus(facts),
             backend=given.get("backend", "auto"),
         )
         findings += found
     if given.get("json"):
         show(as_json(findings, facts={socket.gethostname(): facts}, collectives=numbers))
     else:
-        rows = [
-            *machine_rows(facts),
-            *(("variable", f"{row[0]}={row[1]} ({row[2]})") for row in variable_rows(facts)),
-        ]
+        rows = machine_rows(facts)
         if numbers is not None:
             rows.append(("collectives", collectives_text(numbers) or "no result"))
         notes = [f"{label:<{LABEL_WIDTH}}  {value}" for label, value in rows]
         report(
             findings, notes=notes, is_terminal=sys.stdout.isatty(), width=shutil.get_terminal_size().columns
         )
-    return ExitCode.PREFLIGHT_FAILED if must_be_mended(findings) else ExitCode.SUCCESS
+    return ExitCode.PREFLIGHT_FAILED if has_problems(findings) else ExitCode.SUCCESS
 
 
 # What all share

@@ -1,4 +1,4 @@
-"""What the doctor found: one sentence with the host or the edge in it, and what to type to mend it."""
+"""What the doctor found: one line that names the host or the pair of hosts, and how to fix it."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Level = Literal["problem", "warning", "note"]
-ORDER: tuple[Level, ...] = ("problem", "warning", "note")
+LEVELS: tuple[Level, ...] = ("problem", "warning", "note")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
-    """One thing that must be mended (problem), may hurt (warning), or is good to know (note)."""
+    """A problem must be fixed, a warning may hurt, a note is good to know."""
 
     level: Level
     check: str
-    """What was looked at, in a word or two that stay the same: `data ports`, `shared memory`."""
+    """What was checked, in words that programs may rely on: `data ports`, `shared memory`."""
     where: str
-    """A host, or an edge as `a -> b`."""
+    """A host, or a pair of hosts as `a -> b`."""
     what: str
     fix: str = ""
     """What to do or type; a problem always has one."""
+    rank: int | None = None
+    """The rank that it is about, where it is about one."""
 
     def line(self) -> str:
-        """`problem: b -> a: data ports: ...`."""
+        """`problem: b -> a: data ports ...`."""
         return f"{self.level}: {self.where}: {self.what}"
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def sorted_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """What must be mended first; otherwise as they came."""
-    return sorted(findings, key=lambda finding: ORDER.index(finding.level))
+    """Problems first, then warnings, then notes."""
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
-def must_be_mended(findings: Iterable[Finding]) -> bool:
-    """Whether the doctor ends with exit code 3."""
+def has_problems(findings: Iterable[Finding]) -> bool:
+    """Whether the doctor exits with code 3."""
     return any(finding.level == "problem" for finding in findings)

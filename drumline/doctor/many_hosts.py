@@ -10,10 +10,10 @@ from typing import Any
 
 from drumline.doctor.collectives.on_all_hosts import try_collectives
 from drumline.doctor.collectives.results import collective_findings
-from drumline.doctor.differences.compare import compare_facts
-from drumline.doctor.differences.groups import Row
-from drumline.doctor.finding import Finding, must_be_mended
-from drumline.doctor.machine.findings import machine_findings
+from drumline.doctor.comparison import Comparison
+from drumline.doctor.finding import Finding, has_problems
+from drumline.doctor.host_differences import compare_hosts
+from drumline.doctor.machine.machine_checks import machine_findings
 from drumline.doctor.pairs.channel import Channel
 from drumline.doctor.pairs.coordinator import Coordinator, Opener, Progress
 from drumline.doctor.pairs.joining import Place
@@ -49,12 +49,12 @@ class Result:
 
     survey: Survey
     findings: list[Finding] = field(default_factory=list)
-    table: list[Row] = field(default_factory=list)
+    table: list[Comparison] = field(default_factory=list)
     collectives: list[dict[str, Any]] | None = None
 
     @property
     def exit_code(self) -> ExitCode:
-        return ExitCode.PREFLIGHT_FAILED if must_be_mended(self.findings) else ExitCode.SUCCESS
+        return ExitCode.PREFLIGHT_FAILED if has_problems(self.findings) else ExitCode.SUCCESS
 
 
 async def over_ssh(
@@ -142,7 +142,7 @@ async def _examine(
         await coordinator.examine(openers)
         network = judge(survey)
         facts, result.table = _judge_facts(survey)
-        if wishes.with_collectives and not must_be_mended(network):
+        if wishes.with_collectives and not has_problems(network):
             procs = {
                 number: _procs(survey, number, slots.get(number) or wishes.procs) for number in survey.here()
             }
@@ -155,7 +155,7 @@ async def _examine(
     return result
 
 
-def _judge_facts(survey: Survey) -> tuple[list[Finding], list[Row]]:
+def _judge_facts(survey: Survey) -> tuple[list[Finding], list[Comparison]]:
     """Of each host by itself, and what differs between them."""
     findings, known = [], {}
     for number, host in enumerate(survey.hosts):
@@ -176,7 +176,7 @@ def _judge_facts(survey: Survey) -> tuple[list[Finding], list[Row]]:
         ]
     if len(known) < 2:
         return findings, []
-    differences, table = compare_facts(known)
+    differences, table = compare_hosts(known)
     return [*differences, *findings], [row for row in table if row.differs]
 
 

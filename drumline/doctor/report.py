@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from drumline.doctor.differences.groups import MOST_GROUPS, Row
+from drumline.doctor.comparison import MAX_VALUES, Comparison
 from drumline.doctor.finding import Finding, Level, sorted_findings
 from drumline.doctor.pairs.matrix import Matrix, matrix
 from drumline.doctor.pairs.survey import Survey
@@ -48,7 +48,7 @@ def report(
     findings: Sequence[Finding],
     *,
     survey: Survey | None = None,
-    table: Sequence[Row] = (),
+    table: Sequence[Comparison] = (),
     notes: Sequence[str] = (),
     is_terminal: bool = False,
     width: int = 80,
@@ -97,12 +97,12 @@ def verdict(findings: Sequence[Finding]) -> str:
     return f"verdict: fit to train{f', with {said[0]}' if said else ''}"
 
 
-def _differences(table: Sequence[Row]) -> Matrix:
+def _differences(table: Sequence[Comparison]) -> Matrix:
     """A line for each value; hosts with the same one stand together."""
     rows = [
         [*map(one_line, (row.name if place == 0 else "", value, join_names(hosts)))]
         for row in table
-        for place, (value, hosts) in enumerate(row.groups[:MOST_GROUPS])
+        for place, (value, hosts) in enumerate(row.groups[:MAX_VALUES])
     ]
     return Matrix("what differs between hosts", ["", "value", "on"], rows, [])
 

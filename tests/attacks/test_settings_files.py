@@ -17,7 +17,7 @@ import pytest
 
 from drumline.cli.watch_look import Looker
 from drumline.config.files import read_file
-from drumline.doctor.machine.code_hash import _hash_of
+from drumline.doctor.machine.folder_hashes import FileEntry, _code_hash
 from drumline.engine.notices import WatchNotices
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import DrumlineError, PreflightError, UsageError
@@ -257,7 +257,7 @@ def test_watch_and_doctor_wait_for_no_fifo(tmp_path: Path) -> None:
     os.mkfifo(run.event_file(0))
     with bounded():
         assert Looker(run.path).look().ending is None
-        assert _hash_of(str(run.event_file(0)), 0) == "unread"
+        assert _code_hash(FileEntry("rank-0", str(run.event_file(0)), 0)) == "unread"
 
 
 @pytest.mark.parametrize("answer", ["", "welcome", "[7]", "{}", "[" * 100_000, "\n\n"])

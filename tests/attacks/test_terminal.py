@@ -19,7 +19,7 @@ import pytest
 
 from drumline import cli
 from drumline.cli.watch_look import Looker
-from drumline.doctor.differences.groups import Row
+from drumline.doctor.comparison import Comparison
 from drumline.doctor.finding import Finding
 from drumline.doctor.report import report
 from drumline.errors import PreflightError
@@ -330,7 +330,7 @@ def fact_of_a_host_in_the_doctor_on_a_terminal(
 
 def doctor(text: str, capsys: pytest.CaptureFixture[str], *, is_terminal: bool) -> str:
     finding = Finding(level="problem", check="x", where=text, what=text, fix=text)
-    table = [Row(text, ((text, ("a",)), (f"[link=https://example.org]{text}[/link]", (text,))))]
+    table = [Comparison(text, ((text, ("a",)), (f"[link=https://example.org]{text}[/link]", (text,))))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TERM", "xterm")
         patch.setenv("FORCE_COLOR", "1")

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.lint_speed import generate, parts_of
 from drumline.cli import main
-from drumline.doctor.machine.variables import MEANING
+from drumline.doctor.machine.known_variables import MEANING
 from drumline.launch.cluster.sbatch import BatchJob, batch_text
 from drumline.launch.torchrun import Node, Program, torchrun_command
 from drumline_lint.finding import Severity

@@ -23,7 +23,7 @@ from drumline.config.schema import WatchConfig
 from drumline.doctor.collectives.examination import check_everything
 from drumline.doctor.collectives.exchange import Exchange
 from drumline.doctor.collectives.timekeeper import UNCONNECTED, Timekeeper
-from drumline.doctor.finding import Finding, must_be_mended
+from drumline.doctor.finding import Finding, has_problems
 from drumline.errors import DrumlineError, ExitCode
 from drumline.manager import DDPManager
 
@@ -58,7 +58,7 @@ class Rank:
     def tell(self) -> ExitCode:
         """The one line. Whoever comes second, of the rank and its timer, waits for the end that the first brings."""
         self._once.acquire()
-        is_wrong = must_be_mended(self.findings)
+        is_wrong = has_problems(self.findings)
         result = {
             "rank": self.ddp.rank,
             "host": self.ddp.host,

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from drumline.doctor.background import in_background
 from drumline.doctor.finding import Finding
-from drumline.doctor.machine.question import Question
 from drumline.errors import Place
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.text import join_names
@@ -67,7 +67,7 @@ class Timekeeper:
 
     def _late(self, name: str, limit_s: float) -> None:
         try:
-            findings = Question(lambda: self._blame(name, limit_s)).answer(2 * GRACE_S)
+            findings = in_background(lambda: self._blame(name, limit_s)).result(2 * GRACE_S)
         except (TimeoutError, dist.DistError, RuntimeError):
             findings = [
                 _finding(

@@ -1,16 +1,19 @@
-"""A machine's facts as lines for a screen: a label, and what there is, in a few words."""
+"""A machine's facts as lines for the screen: a label, and a few words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from drumline.doctor.machine.variables import MEANING, RENAMED
-from drumline.text import memory_size
+from drumline.doctor.machine.known_variables import meaning
+from drumline.text import join_names, memory_size
+
+CLOCK = {True: "synchronized", False: "not synchronized", None: "?"}
 
 
 def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """In the order of the questions that people ask."""
+    visible, open_files = facts["visible_gpus"], facts["open_files"]["soft"]
     return [
         (
             "host",
@@ -20,33 +23,17 @@ def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("torch", _torch(facts)),
         ("driver", facts["driver"] or "none"),
         *_gpus(facts),
-        ("CUDA_VISIBLE_DEVICES", "not set" if facts["visible_gpus"] is None else repr(facts["visible_gpus"])),
+        ("CUDA_VISIBLE_DEVICES", "not set" if visible is None else repr(visible)),
         ("processors", _processors(facts["cpus"])),
         ("memory", _memory(facts["memory"])),
         ("shared memory", _free(facts["shm"]) if facts["shm"] else "none"),
-        (
-            "open files",
-            "no limit" if facts["open_files"]["soft"] is None else str(facts["open_files"]["soft"]),
-        ),
+        ("open files", "no limit" if open_files is None else str(open_files)),
         ("run folder", _disk(facts["disk"])),
-        *(("network", _network(one, facts)) for one in facts["interfaces"] if one["address"]),
-        (
-            "clock",
-            {True: "kept right", False: "kept right by nobody"}.get(facts["clock"]["synchronised"], "?"),
-        ),
-        *_folders(facts),
+        *(("network", _interface(one, facts)) for one in facts["interfaces"] if one["address"]),
+        ("clock", CLOCK[facts["clock"]["synchronised"]]),
+        *_code_and_data(facts),
+        *(("variable", f"{name}={value} ({meaning(name)})") for name, value in facts["variables"].items()),
     ]
-
-
-def variable_rows(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Each variable that is set: its name, its value where that may be shown, and what it does."""
-    return [(name, value, _meaning(name)) for name, value in facts["variables"].items()]
-
-
-def _meaning(name: str) -> str:
-    if name in RENAMED:
-        return f"an old name; see {RENAMED[name]}" if RENAMED[name] else "has no effect any more"
-    return MEANING.get(name, "not known to drumline")
 
 
 def _torch(facts: Mapping[str, Any]) -> str:
@@ -58,19 +45,21 @@ def _torch(facts: Mapping[str, Any]) -> str:
 
 def _gpus(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not facts["gpus"]:
-        yield "GPUs", facts["trouble"] or "none"
+        yield "GPUs", facts["gpu_error"] or "none"
     for gpu in facts["gpus"]:
         memory = f", {memory_size(gpu['memory_bytes'])}" if gpu["memory_bytes"] else ""
         yield f"GPU {gpu['index']}", f"{gpu['name']}{memory}"
 
 
 def _processors(cpus: Mapping[str, Any]) -> str:
-    quota = f", a container's share of {cpus['quota']:g}" if cpus["quota"] else ""
+    quota = f", the container's quota is {cpus['quota']:g}" if cpus["quota"] else ""
     return f"{cpus['usable']} of {cpus['count']}{quota}"
 
 
 def _memory(memory: Mapping[str, Any]) -> str:
-    limit = f", a container's limit of {memory_size(memory['limit_bytes'])}" if memory["limit_bytes"] else ""
+    limit = (
+        f", the container's limit is {memory_size(memory['limit_bytes'])}" if memory["limit_bytes"] else ""
+    )
     return f"{memory_size(memory['bytes'])}, {memory_size(memory['available_bytes'] or 0)} free{limit}"
 
 
@@ -79,24 +68,22 @@ def _free(place: Mapping[str, Any]) -> str:
 
 
 def _disk(disk: Mapping[str, Any]) -> str:
-    if "silent" in disk:
-        return f"{disk['folder']}: {disk['silent']}"
+    if "unreachable" in disk:
+        return f"{disk['folder']}: {disk['unreachable']}"
     return f"{disk['folder']} ({disk['file_system']}, {_free(disk)})"
 
 
-def _network(one: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    users = [name for name in ("gloo", "nccl") if facts[f"{name}_interface"] == one["name"]]
-    taken = f", {' and '.join(users).replace('nccl', 'NCCL')} would take it" if users else ""
-    return f"{one['name']} {one['address']}, MTU {one['mtu']}{'' if one['is_up'] else ', down'}{taken}"
+def _interface(one: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    users = [name for name in ("gloo", "NCCL") if facts[f"{name.lower()}_interface"] == one["name"]]
+    used = f", {join_names(users)} would use it" if users else ""
+    return f"{one['name']} {one['address']}, MTU {one['mtu']}{'' if one['is_up'] else ', down'}{used}"
 
 
-def _folders(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _code_and_data(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     code, data = facts["code"], facts["data"]
     if code and "files" in code:
         yield "code", f"{code['folder']}: {len(code['files'])} files, {code['hash']}"
     if data and "files" in data:
         more = "" if data["complete"] else " at least"
-        yield (
-            "data",
-            f"{data['folder']}:{more} {data['files']} files, {memory_size(data['bytes'])}, {data['hash']}",
-        )
+        size = memory_size(data["bytes"])
+        yield "data", f"{data['folder']}:{more} {data['files']} files, {size}, {data['hash']}"

@@ -1,5 +1,7 @@
-"""What the kernel gives a process here: memory, processors, shared memory, open files, disk and clock. In a container
-that is less than the machine has, and the smaller number is the one that counts."""
+"""What the kernel gives a process: memory, processors, shared memory, open files, disk and clock.
+
+In a container that may be less than the machine has, and the smaller number counts.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,20 @@ from pathlib import Path
 from typing import Any
 
 CGROUPS = Path("/sys/fs/cgroup")
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written to
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - inspected, not written to
 TIME_ERROR = 5
 TIMEX_BYTES = 512
 
 
 def memory_facts() -> dict[str, int | None]:
-    """`limit_bytes` is the container's, where it is less than there is."""
+    """`limit_bytes` is the container's limit, where it is lower than the machine's memory."""
     numbers = {}
     for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
         numbers[name] = int(value.split()[0]) * 1024
-    limits = [
-        int(text) for text in _cgroup("memory", "memory.max", "memory.limit_in_bytes") if text.isdigit()
-    ]
+    texts = _cgroup("memory", "memory.max", "memory.limit_in_bytes")
     total = numbers["MemTotal"]
-    limit = min(limits, default=total)
+    limit = min((int(text) for text in texts if text.isdigit()), default=total)
     return {
         "bytes": total,
         "available_bytes": numbers.get("MemAvailable"),
@@ -36,7 +36,7 @@ def memory_facts() -> dict[str, int | None]:
 
 
 def cpu_facts() -> dict[str, Any]:
-    """`count` of the machine, `usable` by this process, and the share of them that a container may use, if limited."""
+    """`count` of the machine, `usable` by this process, and the container's `quota`, if it has one."""
     quotas = [float(a) / float(b) for a, b in map(str.split, _cgroup("cpu", "cpu.max")) if a != "max"]
     whole, period = _cgroup("cpu", "cpu.cfs_quota_us"), _cgroup("cpu", "cpu.cfs_period_us")
     quotas += [int(a) / int(b) for a, b in zip(whole, period, strict=False) if int(a) > 0]
@@ -47,30 +47,24 @@ def cpu_facts() -> dict[str, Any]:
     }
 
 
-def shared_memory_facts(need_bytes: int | None) -> dict[str, int | None] | None:
-    """Through which loader workers and NCCL hand over their tensors; None where there is none."""
+def shared_memory_facts() -> dict[str, int] | None:
+    """Of /dev/shm, through which DataLoader workers and NCCL pass tensors; None where there is none."""
     try:
         status = os.statvfs(SHARED_MEMORY)
     except OSError:
         return None
-    return {
-        "bytes": status.f_frsize * status.f_blocks,
-        "free_bytes": status.f_frsize * status.f_bavail,
-        "need_bytes": need_bytes,
-    }
+    return {"bytes": status.f_frsize * status.f_blocks, "free_bytes": status.f_frsize * status.f_bavail}
 
 
 def open_file_facts() -> dict[str, int | None]:
-    """How many a process may have open, and how far it may raise that; None: without limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return {
-        "soft": None if soft == resource.RLIM_INFINITY else soft,
-        "hard": None if hard == resource.RLIM_INFINITY else hard,
-    }
+    """The limit of a process, and how far it may raise it; None: no limit."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (None if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    return {"soft": soft, "hard": hard}
 
 
 def disk_facts(folder: Path) -> dict[str, Any]:
-    """Of the folder, or where it would be made."""
+    """Of the folder, or of where it will be created."""
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     status = os.statvfs(parent)
     return {
@@ -85,7 +79,7 @@ def disk_facts(folder: Path) -> dict[str, Any]:
 
 
 def file_system_of(folder: Path, mounts: str) -> str:
-    """`ext4`, `nfs4`, ...: of the mount that is nearest above the folder."""
+    """`ext4`, `nfs4`, ...: the type of the nearest mount above the folder."""
     resolved = folder.resolve()
     above = {str(path) for path in (resolved, *resolved.parents)}
     nearest, kind = "", "?"
@@ -98,7 +92,7 @@ def file_system_of(folder: Path, mounts: str) -> str:
 
 
 def clock_facts() -> dict[str, Any]:
-    """The time, and whether the kernel says that somebody keeps it right; None: it does not say."""
+    """The time, and whether the kernel reports the clock as synchronized; None: it does not say."""
     # Zeros: nothing is set, only read.
     buffer = ctypes.create_string_buffer(TIMEX_BYTES)
     try:
@@ -109,7 +103,7 @@ def clock_facts() -> dict[str, Any]:
 
 
 def _write_error(folder: Path) -> str:
-    """Why nothing can be written there, or nothing; the file has no name and is gone at once."""
+    """Why nothing can be written there, or ""; the file has no name and is deleted at once."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"drumline doctor")
@@ -119,21 +113,19 @@ def _write_error(folder: Path) -> str:
 
 
 def _cgroup(controller: str, *names: str) -> list[str]:
-    """What these files say, of this process's group and of the root that it sees, in versions 1 and 2."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
+    """The contents of these files, for this process's group and the root it sees, in cgroup versions 1 and 2."""
     folders = {CGROUPS, CGROUPS / controller}
-    for line in lines:
+    for line in read_file(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers or controller in controllers.split(","):
             folders.add(CGROUPS / (controller if controllers else "") / path.lstrip("/"))
-    texts = []
-    for folder in sorted(folders):
-        for name in names:
-            try:
-                texts.append((folder / name).read_text(encoding="utf-8").strip())
-            except OSError:
-                continue
-    return texts
+    texts = (read_file(folder / name).strip() for folder in sorted(folders) for name in names)
+    return [text for text in texts if text]
+
+
+def read_file(path: Path) -> str:
+    """Its text; "" where it cannot be read."""
+    try:
+        return path.read_text(errors="replace", encoding="utf-8")
+    except OSError:
+        return ""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.doctor.collectives.processes import Ranks, Share
-from drumline.doctor.machine.facts import machine_facts
+from drumline.doctor.machine.machine_facts import machine_facts
 from drumline.doctor.pairs.listeners import TOKEN_BYTES, Listeners
 from drumline.doctor.pairs.messages import Lines, Message, MessageError, decode, send, want, want_list
 from drumline.doctor.pairs.names import resolve_all

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from drumline.doctor.differences.groups import row_of
+from drumline.doctor.comparison import compare
 from drumline.doctor.finding import Finding
 from drumline.doctor.pairs.judge import judge
 from drumline.doctor.pairs.matrix import all_letters, matrix
@@ -102,7 +102,7 @@ def test_the_verdict() -> None:
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_the_report_in_its_order(is_terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
     survey = examine(Cluster(3, closed={(0, 1)}))
-    table = [row_of("torch", {"n000": "2.13", "n001": "2.13", "n002": "2.11"})]
+    table = [compare("torch", {"n000": "2.13", "n001": "2.13", "n002": "2.11"})]
     report(judge(survey), survey=survey, table=table, is_terminal=is_terminal, width=100)
     out = capsys.readouterr().out
     parts = [

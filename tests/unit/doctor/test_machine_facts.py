@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from drumline.doctor.background import in_background
 from drumline.doctor.machine import system
-from drumline.doctor.machine.facts import machine_facts
-from drumline.doctor.machine.findings import machine_findings
-from drumline.doctor.machine.gpu_findings import num_visible
-from drumline.doctor.machine.gpus import GpuQuestion, kernel_answer, read_answer
-from drumline.doctor.machine.packages import installed_packages
-from drumline.doctor.machine.question import Question
-from drumline.doctor.machine.summary import machine_rows, variable_rows
-from drumline.doctor.machine.variables import NOT_SHOWN, shown_variables
+from drumline.doctor.machine.gpu_checks import num_visible_gpus
+from drumline.doctor.machine.gpus import NvidiaSmi, read_driver_files, read_nvidia_smi
+from drumline.doctor.machine.installed import installed_packages
+from drumline.doctor.machine.known_variables import NOT_SHOWN, shown_variables
+from drumline.doctor.machine.machine_checks import machine_findings
+from drumline.doctor.machine.machine_facts import machine_facts
+from drumline.doctor.machine.summary import machine_rows
 from tests.unit.doctor.machines import healthy
 
 # In the form that nvidia-smi writes.
@@ -64,17 +64,17 @@ def test_this_machine_is_what_it_is(tmp_path: Path) -> None:
 
 def test_the_doctor_knows_a_machine_without_loading_torch() -> None:
     code = (
-        "import sys, drumline.doctor.machine.facts, drumline.doctor.machine.findings, "
-        "drumline.doctor.differences.compare, drumline.doctor.collectives.on_one_host;"
+        "import sys, drumline.doctor.machine.machine_facts, drumline.doctor.machine.machine_checks, "
+        "drumline.doctor.host_differences, drumline.doctor.collectives.on_one_host;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'rich')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_nvidia_smi_is_read() -> None:
-    found = read_answer(GPUS, PROCESSES)
+    found = read_nvidia_smi(GPUS, PROCESSES)
     assert found["driver"] == "570.172.08"
-    assert found["trouble"] == ""
+    assert found["gpu_error"] == ""
     first, second = found["gpus"]
     assert (first["index"], first["name"], first["processes"]) == (0, "NVIDIA H200", [])
     assert (first["memory_bytes"] >> 20, first["used_bytes"] >> 20) == (143771, 1)
@@ -83,36 +83,36 @@ def test_nvidia_smi_is_read() -> None:
         {"pid": 4711, "name": "python", "memory_bytes": 2048 << 20},
         {"pid": 4712, "name": "?", "memory_bytes": None},
     ], "arguments of other people's programs are not shown"
-    assert read_answer("", "") == {"driver": None, "gpus": [], "trouble": ""}
+    assert read_nvidia_smi("", "") == {"driver": None, "gpus": [], "gpu_error": ""}
 
 
 @pytest.mark.parametrize(
-    ("script", "trouble"),
+    ("script", "gpu_error"),
     [
-        ("sleep 60", "nvidia-smi gave no answer within 0.3 s"),
+        ("sleep 60", "nvidia-smi did not answer within 0.3 s"),
         ("echo 'NVIDIA-SMI has failed because'; exit 9", "nvidia-smi failed: NVIDIA-SMI has failed because"),
-        ("exit 9", "nvidia-smi failed: no word"),
+        ("exit 9", "nvidia-smi failed: no output"),
         ("echo 'No devices were found'; exit 6", ""),
     ],
 )
-def test_an_nvidia_smi_that_fails_or_hangs_is_a_sentence(tmp_path: Path, script: str, trouble: str) -> None:
+def test_an_nvidia_smi_that_fails_or_hangs(tmp_path: Path, script: str, gpu_error: str) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{'exec ' if 'sleep' in script else ''}{script}\n")
     program.chmod(0o755)
-    question = GpuQuestion({"PATH": f"{tmp_path}:/usr/bin:/bin"}, kernel=tmp_path / "no driver")
-    found = question.answer(0.3 if "sleep" in script else 20)
-    assert (found["gpus"], found["trouble"]) == ([], trouble)
+    smi = NvidiaSmi({"PATH": f"{tmp_path}:/usr/bin:/bin"}, driver_folder=tmp_path / "no driver")
+    found = smi.facts(0.3 if "sleep" in script else 20)
+    assert (found["gpus"], found["gpu_error"]) == ([], gpu_error)
 
 
 def test_what_the_kernel_knows_of_gpus_is_read(tmp_path: Path) -> None:
-    assert kernel_answer(tmp_path) == {"driver": None, "gpus": [], "trouble": ""}
+    assert read_driver_files(tmp_path) == {"driver": None, "gpus": [], "gpu_error": ""}
     gpu = tmp_path / "gpus" / "0000:0f:00.0"
     gpu.mkdir(parents=True)
     (gpu / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   \t\t 257\nGPU UUID: \t GPU-1f0a\n")
     (tmp_path / "version").write_text(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.172.08  Tue Jul  8\n"
     )
-    found = kernel_answer(tmp_path)
+    found = read_driver_files(tmp_path)
     assert found["driver"] == "570.172.08"
     assert [(one["index"], one["name"], one["uuid"]) for one in found["gpus"]] == [
         (0, "NVIDIA H200", "GPU-1f0a")
@@ -140,16 +140,14 @@ def test_a_machine_is_shown_in_lines() -> None:
         ("open files", "65536"),
         ("run folder", "runs (nfs4, 1000 GiB, 500 GiB free)"),
         ("network", "lo 127.0.0.1, MTU 65536"),
-        ("network", "eth0 10.0.0.1, MTU 1500, gloo and NCCL would take it"),
-        ("clock", "kept right"),
+        ("network", "eth0 10.0.0.1, MTU 1500, gloo and NCCL would use it"),
+        ("clock", "synchronized"),
         ("code", "src: 1 files, abc"),
         ("data", "/data: at least 3 files, 2 KiB, def"),
-    ]
-    assert variable_rows(facts) == [
-        ("NCCL_DEBUG", "WARN", "how much NCCL tells (VERSION, WARN, INFO, TRACE)"),
-        ("NCCL_RINGS", "x", "has no effect any more"),
-        ("NCCL_BLOCKING_WAIT", "0", "an old name; see TORCH_NCCL_BLOCKING_WAIT"),
-        ("NCCL_OWN", NOT_SHOWN, "not known to drumline"),
+        ("variable", "NCCL_DEBUG=WARN (how much NCCL logs (VERSION, WARN, INFO, TRACE))"),
+        ("variable", "NCCL_RINGS=x (has no effect any more)"),
+        ("variable", "NCCL_BLOCKING_WAIT=0 (an old name; see TORCH_NCCL_BLOCKING_WAIT)"),
+        ("variable", f"NCCL_OWN={NOT_SHOWN} (not known to drumline)"),
     ]
     bare = healthy(
         gpus=[],
@@ -160,32 +158,32 @@ def test_a_machine_is_shown_in_lines() -> None:
         open_files={"soft": None, "hard": None},
         cpus={"count": 8, "usable": 4, "quota": 2.5},
         memory={"bytes": 2048, "available_bytes": None, "limit_bytes": 1024},
-        disk={"folder": "runs", "silent": "no answer within 1 s"},
+        disk={"folder": "runs", "unreachable": "no answer within 1 s"},
         clock={"time": 0.0, "synchronised": None},
     )
     shown = dict(machine_rows(bare))
     assert (shown["torch"], shown["driver"], shown["GPUs"]) == ("not installed", "none", "none")
     assert shown["CUDA_VISIBLE_DEVICES"] == "not set"
-    assert shown["processors"] == "4 of 8, a container's share of 2.5"
-    assert shown["memory"] == "2 KiB, 0 bytes free, a container's limit of 1 KiB"
+    assert shown["processors"] == "4 of 8, the container's quota is 2.5"
+    assert shown["memory"] == "2 KiB, 0 bytes free, the container's limit is 1 KiB"
     assert (shown["shared memory"], shown["open files"], shown["clock"]) == ("none", "no limit", "?")
     assert shown["run folder"] == "runs: no answer within 1 s"
 
 
 def test_how_many_gpus_torch_would_see() -> None:
     values = {None: 2, "": 0, "0": 1, "1,0": 2, "0,0": 0, "0,7,1": 1, "GPU-1": 1, "MIG-a,MIG-b": 2}
-    assert {value: num_visible(healthy(visible_gpus=value)) for value in values} == values
-    assert num_visible(healthy(cuda=None)) == 0
+    assert {value: num_visible_gpus(healthy(visible_gpus=value)) for value in values} == values
+    assert num_visible_gpus(healthy(cuda=None)) == 0
 
 
-def test_a_question_without_an_answer_is_given_up() -> None:
+def test_a_call_that_does_not_return_is_given_up() -> None:
     never = threading.Event()
-    with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
-        Question(never.wait).answer(0.05)
+    with pytest.raises(TimeoutError):
+        in_background(never.wait).result(0.05)
     never.set()
     with pytest.raises(ZeroDivisionError):
-        Question(lambda: 1 // 0).answer(20)
-    assert Question(lambda: 7).answer(20) == 7
+        in_background(lambda: 1 // 0).result(20)
+    assert in_background(lambda: 7).result(20) == 7
 
 
 def test_packages_are_those_that_would_be_imported(tmp_path: Path) -> None:
@@ -208,7 +206,7 @@ def test_the_version_of_torch_is_that_of_the_torch_that_would_be_imported(tmp_pa
     )
     (tmp_path / "nvidia_nccl_cu13-2.28.9.dist-info").mkdir()
     code = (
-        "from drumline.doctor.machine.packages import *; print(torch_facts(installed_packages())); import sys;"
+        "from drumline.doctor.machine.installed import *; print(torch_facts(installed_packages())); import sys;"
         "sys.modules['torch'] = None; print(torch_facts({}))"
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', Path.cwd())}"}

@@ -1,5 +1,4 @@
-"""not the same What on all hosts: the odd ones out are named, with values, on 2, 3 and 256 hosts; code and data on real
-folders."""
+"""What differs across hosts: the odd ones are named, with values, on 2, 3 and 256 hosts; real folders are compared."""
 
 from __future__ import annotations
 
@@ -11,21 +10,19 @@ from typing import Any
 
 import pytest
 
-from drumline.doctor.differences.compare import compare_facts, differing
 from drumline.doctor.finding import Finding
-from drumline.doctor.machine import code_hash, dataset
-from drumline.doctor.machine.code_hash import code_facts
-from drumline.doctor.machine.dataset import data_facts
-from drumline.doctor.machine.tree import files_below
+from drumline.doctor.host_differences import compare_hosts
+from drumline.doctor.machine import folder_hashes
+from drumline.doctor.machine.folder_hashes import code_facts, data_facts, files_below
 from tests.unit.doctor.machines import GIB, gpu, healthy, network
 
 
 def findings(**hosts: dict[str, Any]) -> list[Finding]:
-    return compare_facts({name: healthy(name, **changes) for name, changes in hosts.items()})[0]
+    return compare_hosts({name: healthy(name, **changes) for name, changes in hosts.items()})[0]
 
 
 def test_hosts_that_are_alike_have_rows_and_no_findings() -> None:
-    found, rows = compare_facts({name: healthy(name) for name in ("a", "b", "c")})
+    found, rows = compare_hosts({name: healthy(name) for name in ("a", "b", "c")})
     assert found == []
     assert {row.name: row.usual for row in rows} == {
         "Python": "3.12.3",
@@ -35,70 +32,70 @@ def test_hosts_that_are_alike_have_rows_and_no_findings() -> None:
         "drumline": "0.1.0",
         "driver": "570.86.15",
         "GPUs": "2 x NVIDIA H100 80GB HBM3",
-        "kind of machine": "x86_64",
+        "architecture": "x86_64",
         "file system of the run folder": "nfs4",
         "MTU": "1500",
     }
-    assert list(differing(rows)) == []
+    assert not any(row.differs for row in rows)
     assert rows[0].as_json() == {"name": "Python", "values": [{"value": "3.12.3", "hosts": ["a", "b", "c"]}]}
-    assert compare_facts({"a": healthy("a")})[0] == []
+    assert compare_hosts({"a": healthy("a")})[0] == []
 
 
 ODD: list[tuple[dict[str, Any], str, str]] = [
-    ({"python": "3.12.1"}, "warning", "not the same Python on all hosts: 3.12.3 on a and b; 3.12.1 on c"),
-    ({"python": "3.11.9"}, "problem", "not the same Python on all hosts: 3.12.3 on a and b; 3.11.9 on c"),
+    ({"python": "3.12.1"}, "warning", "Python differs across hosts: 3.12.3 on a and b; 3.12.1 on c"),
+    ({"python": "3.11.9"}, "problem", "Python differs across hosts: 3.12.3 on a and b; 3.11.9 on c"),
     (
         {"torch": "2.11.0"},
         "problem",
-        "not the same torch on all hosts: 2.13.0+cu128 on a and b; 2.11.0 on c",
+        "torch differs across hosts: 2.13.0+cu128 on a and b; 2.11.0 on c",
     ),
-    ({"cuda": None}, "problem", "not the same CUDA (of torch) on all hosts: 12.8 on a and b; none on c"),
-    ({"nccl": "2.26.2"}, "problem", "not the same NCCL on all hosts: 2.27.5 on a and b; 2.26.2 on c"),
+    ({"cuda": None}, "problem", "CUDA (of torch) differs across hosts: 12.8 on a and b; none on c"),
+    ({"nccl": "2.26.2"}, "problem", "NCCL differs across hosts: 2.27.5 on a and b; 2.26.2 on c"),
     (
         {"driver": "560.1"},
         "warning",
-        "not the same driver on all hosts: 570.86.15 on a and b; 560.1 on c",
+        "driver differs across hosts: 570.86.15 on a and b; 560.1 on c",
     ),
     (
         {"gpus": [gpu(0)]},
         "warning",
-        "not the same GPUs on all hosts: 2 x NVIDIA H100 80GB HBM3 on a and b; 1 x NVIDIA H100 80GB HBM3 on c",
+        "GPUs differs across hosts: 2 x NVIDIA H100 80GB HBM3 on a and b; 1 x NVIDIA H100 80GB HBM3 on c",
     ),
     (
         {"platform": "Linux 6.8 aarch64"},
         "warning",
-        "not the same kind of machine on all hosts: x86_64 on a and b; aarch64 on c",
+        "architecture differs across hosts: x86_64 on a and b; aarch64 on c",
     ),
     (
         {"disk": {"file_system": "ext4"}},
         "warning",
-        "not the same file system of the run folder on all hosts: nfs4 on a and b; ext4 on c",
+        "file system of the run folder differs across hosts: nfs4 on a and b; ext4 on c",
     ),
     (
         {"interfaces": [network("eth0", "10.0.0.3", 9001)]},
         "warning",
-        "not the same MTU on all hosts: 1500 on a and b; 9001 on c",
+        "MTU differs across hosts: 1500 on a and b; 9001 on c",
     ),
     (
         {"packages": {"drumline": "0.0.9", "numpy": "2.4.6", "torch": "2.13.0"}},
         "problem",
-        "not the same drumline on all hosts: 0.1.0 on a and b; 0.0.9 on c",
+        "drumline differs across hosts: 0.1.0 on a and b; 0.0.9 on c",
     ),
     (
         {"packages": {"drumline": "0.1.0", "numpy": "1.26.4", "pillow": "13.0"}},
         "warning",
-        "not the same versions of 2 packages on all hosts: numpy 2.4.6 on a and b; 1.26.4 on c; "
+        "2 packages differ across hosts: numpy 2.4.6 on a and b; 1.26.4 on c; "
         "pillow none on a and b; 13.0 on c",
     ),
     (
         {"variables": {"NCCL_PROTO": "LL", "NCCL_SOCKET_IFNAME": "eth1"}},
         "problem",
-        "not the same NCCL_PROTO on all hosts: unset on a and b; LL on c",
+        "NCCL_PROTO differs across hosts: unset on a and b; LL on c",
     ),
     (
         {"variables": {"NCCL_IB_TIMEOUT": "22", "NCCL_DEBUG": "INFO"}},
         "warning",
-        "not the same NCCL_IB_TIMEOUT on all hosts: unset on a and b; 22 on c",
+        "NCCL_IB_TIMEOUT differs across hosts: unset on a and b; 22 on c",
     ),
 ]
 
@@ -114,7 +111,7 @@ def test_the_odd_one_of_three_is_named() -> None:
 def test_of_two_hosts_the_first_is_right() -> None:
     found = findings(a={"torch": "2.11.0"}, b={})
     assert [(one.where, one.what) for one in found] == [
-        ("b", "not the same torch on all hosts: 2.11.0 on a; 2.13.0+cu128 on b")
+        ("b", "torch differs across hosts: 2.11.0 on a; 2.13.0+cu128 on b")
     ]
 
 
@@ -122,7 +119,9 @@ def test_what_one_host_lacks_is_not_compared() -> None:
     """Its own findings tell that the folder is not there."""
     code = {"folder": "src", "missing": False, "files": {"a.py": "1"}, "until": None, "hash": "x"}
     gone = {"folder": "src", "missing": True}
-    assert findings(a={"code": code}, b={"code": gone}, c={"code": {"folder": "src", "silent": "x"}}) == []
+    assert (
+        findings(a={"code": code}, b={"code": gone}, c={"code": {"folder": "src", "unreachable": "x"}}) == []
+    )
 
 
 def test_256_hosts_take_little_time_and_few_words() -> None:
@@ -141,24 +140,24 @@ def test_256_hosts_take_little_time_and_few_words() -> None:
             f"node-{number}", packages=mine, code=code, torch=f"2.{11 + number % 2}"
         )
     start = time.process_time()
-    found, rows = compare_facts(hosts)
+    found, rows = compare_hosts(hosts)
     assert time.process_time() - start < 5
     assert all(len(one.what) < 1500 and len(one.where) < 80 for one in found)
     by_check = {one.what.partition(":")[0]: one for one in found}
-    torch = by_check["not the same torch on all hosts"]
-    assert torch.where == "node-1, node-3, node-5, node-7 and 124 others"
+    torch = by_check["torch differs across hosts"]
+    assert torch.where == "node-1, node-3, node-5, node-7 and 124 more"
     assert torch.what == (
-        "not the same torch on all hosts: 2.11 on node-0, node-2, node-4, node-6 and 124 others; "
-        "2.12 on node-1, node-3, node-5, node-7 and 124 others"
+        "torch differs across hosts: 2.11 on node-0, node-2, node-4, node-6 and 124 more; "
+        "2.12 on node-1, node-3, node-5, node-7 and 124 more"
     )
-    many = by_check["not the same versions of 14 packages on all hosts"]
-    assert many.where == "node-0, node-1, node-2, node-3 and 52 others"
-    assert many.what.endswith("; and 4 others")
-    assert by_check["not the same versions of 1 package on all hosts"].where == "node-7"
+    many = by_check["14 packages differ across hosts"]
+    assert many.where == "node-0, node-1, node-2, node-3 and 52 more"
+    assert many.what.endswith("; and 4 more")
+    assert by_check["1 package differs across hosts"].where == "node-7"
     code_finding = next(one for one in found if one.check == "code")
     assert (code_finding.where, code_finding.what) == (
         "node-7",
-        "other code in src than on node-0, node-1, node-2, node-3 and 251 others: part/1.py differs",
+        "the code in src differs from that on node-0, node-1, node-2, node-3 and 251 more: part/1.py differs",
     )
     assert len([row for row in rows if row.differs]) == 1 + 15 + 1
 
@@ -181,11 +180,11 @@ def test_the_first_files_of_other_code_are_named(tmp_path: Path) -> None:
         (
             "problem",
             "c",
-            f"other code in {c} than on a and b: k.py is missing, l.py is missing, m.py is missing, "
-            "model/net.py is missing and 6 others",
+            f"the code in {c} differs from that on a and b: k.py is missing, l.py is missing, m.py is missing, "
+            "model/net.py is missing and 6 more",
         )
     ]
-    assert found[0].fix == "drumline launch --sync copies the code first; or git pull, or rsync it there"
+    assert found[0].fix == "drumline launch --sync copies the code first; or use git pull or rsync"
 
 
 def test_code_is_what_is_written_by_people(tmp_path: Path) -> None:
@@ -220,13 +219,13 @@ def test_code_that_is_too_much_is_compared_as_far_as_it_was_read(
     files = {f"{number:03}_dot_py": str(number) for number in range(20)}
     a, b = write(tmp_path / "a", **files), write(tmp_path / "b", **files)
     whole = code_facts(a)
-    monkeypatch.setattr(code_hash, "MAX_FILES", 5)
+    monkeypatch.setattr(folder_hashes, "MAX_CODE_FILES", 5)
     part = code_facts(b)
     assert (len(part["files"]), part["until"]) == (5, "005.py")
     assert findings(a={"code": whole}, b={"code": part}) == []
     write(b, **{"003_dot_py": "changed"})
     found = findings(a={"code": whole}, b={"code": code_facts(b)})
-    assert [one.what for one in found] == [f"other code in {b} than on a: 003.py differs"]
+    assert [one.what for one in found] == [f"the code in {b} differs from that on a: 003.py differs"]
 
 
 def data(folder: Path, count: int = 40) -> Path:
@@ -246,8 +245,8 @@ def test_other_data_is_told_by_its_count_its_bytes_or_its_content(tmp_path: Path
     def said() -> list[str]:
         found = findings(a={"data": facts}, b={"data": data_facts(b)})
         assert all((one.level, one.where, one.check) == ("problem", "b", "data") for one in found)
-        assert all(one.fix == "copy it there again, or mount the same volume" for one in found)
-        return [one.what.removeprefix(f"other data in {b} than on a: ") for one in found]
+        assert all(one.fix == "copy it again, or mount the same volume" for one in found)
+        return [one.what.removeprefix(f"the data in {b} differs from that on a: ") for one in found]
 
     assert said() == []
     sampled = b / next(iter(facts["samples"]))
@@ -259,7 +258,7 @@ def test_other_data_is_told_by_its_count_its_bytes_or_its_content(tmp_path: Path
     assert said() == ["names or sizes of files differ"]
     (b / "class-0" / "zero.bin").unlink()
     assert said() == ["39 files instead of 40 and 3900 bytes instead of 4000"]
-    rows = compare_facts({"a": healthy("a", data=facts), "b": healthy("b", data=data_facts(b))})[1]
+    rows = compare_hosts({"a": healthy("a", data=facts), "b": healthy("b", data=data_facts(b))})[1]
     assert (
         rows[-1].text()
         == f"40 files, 3.91 KiB, {facts['hash']} on a; 39 files, 3.81 KiB, {data_facts(b)['hash']} on b"
@@ -288,8 +287,8 @@ def test_a_tree_that_takes_too_long_is_compared_in_part(
     ticks = iter(range(1000))
 
     def data_facts_until(folder: Path, last: int) -> dict[str, Any]:
-        monkeypatch.setattr(dataset, "TIME_LIMIT_S", last)
-        monkeypatch.setattr(dataset.time, "monotonic", lambda: next(ticks))
+        monkeypatch.setattr(folder_hashes, "TIME_LIMIT_S", last)
+        monkeypatch.setattr(folder_hashes.time, "monotonic", lambda: next(ticks))
         found = data_facts(folder)
         monkeypatch.undo()
         return found
@@ -301,14 +300,14 @@ def test_a_tree_that_takes_too_long_is_compared_in_part(
         (
             "note",
             "b",
-            "the data has too many files to look at all of them in a second; the first 8 were compared",
+            "the data has too many files to read all of them in a second; the first 8 were compared",
         )
     ]
     first = next(files_below(tmp_path / "b", enters=lambda entry: True))
     Path(first.path).write_bytes(b"short")
     found = findings(a={"data": whole}, b={"data": data_facts_until(tmp_path / "b", 13)})
     assert [one.level for one in found] == ["problem", "note"]
-    assert found[0].what.startswith(f"other data in {tmp_path / 'b'} than on a: ")
+    assert found[0].what.startswith(f"the data in {tmp_path / 'b'} differs from that on a: ")
 
 
 def test_a_walk_is_sorted_and_survives_what_it_cannot_read(tmp_path: Path) -> None:

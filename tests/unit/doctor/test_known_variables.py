@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from drumline.doctor.machine.variable_findings import variable_findings
-from drumline.doctor.machine.variables import FAMILIES, MEANING, RENAMED, RULES, STILL_READ
+from drumline.doctor.machine.known_variables import (
+    MEANING,
+    PREFIXES,
+    REMOVED,
+    RENAMED,
+    RULES,
+    variable_findings,
+)
 from tests.unit.doctor.machines import healthy
 
 
@@ -15,23 +22,30 @@ def said(**variables: str) -> list[tuple[str, str, str]]:
     return [(one.level, one.what, one.fix) for one in found]
 
 
+def every_rule() -> Iterator[tuple[str, str, str, str]]:
+    for level, rules in RULES.items():
+        for setting, what in rules.items():
+            name, _, value = setting.partition("=")
+            yield name, value, level, what
+
+
 def test_the_table_holds_together() -> None:
-    assert all(name.startswith(FAMILIES) for name in MEANING.keys() | RENAMED.keys())
-    assert {rule.name for rule in RULES} <= MEANING.keys()
-    assert set(STILL_READ) <= RENAMED.keys()
-    assert {new for new in RENAMED.values() if new} <= MEANING.keys()
+    old = RENAMED | REMOVED
+    assert all(name.startswith(PREFIXES) for name in MEANING.keys() | old.keys())
+    assert {name for name, *_ in every_rule()} <= MEANING.keys()
+    assert {new for new in old.values() if new} <= MEANING.keys()
 
 
 def test_a_harmless_setting_is_no_finding() -> None:
     assert said(NCCL_DEBUG="WARN", NCCL_P2P_DISABLE="0", NCCL_IB_HCA="mlx5", OMP_NUM_THREADS="8") == []
-    assert said(CUDA_SOMETHING="1", NCCL_UNHEARD_OF_SETTING="1") == []
+    assert said(CUDA_SOMETHING="1", NCCL_UNKNOWN_SETTING="1") == []
 
 
 def test_each_rule_is_told_with_its_value_and_a_fix() -> None:
-    for rule in RULES:
-        value = (rule.values or ("x",))[0].lower()
-        assert said(**{rule.name: value}) == [
-            (rule.level, f"{rule.name}={value}: {rule.what}", rule.fix or f"unset {rule.name}")
+    for name, value, level, what in every_rule():
+        fix = "export NCCL_DEBUG=WARN" if name == "NCCL_DEBUG" else f"unset {name}"
+        assert said(**{name: value.lower() or "x"}) == [
+            (level, f"{name}={value.lower() or 'x'}: {what}", fix)
         ]
 
 
@@ -48,7 +62,7 @@ NAMES = [
         "NCCL_ASYNC_ERROR_HANDLING",
         "0",
         "problem",
-        "NCCL_ASYNC_ERROR_HANDLING=0: a rank that waits for one that failed waits for ever",
+        "NCCL_ASYNC_ERROR_HANDLING=0: a rank that waits for a failed rank waits forever",
         "unset NCCL_ASYNC_ERROR_HANDLING",
     ),
     (
@@ -83,14 +97,14 @@ NAMES = [
         "NCCL_SOCKET_IFNAMES",
         "(set; not shown)",
         "warning",
-        "NCCL_SOCKET_IFNAMES is read by nobody that we know; did you mean NCCL_SOCKET_IFNAME?",
+        "NCCL_SOCKET_IFNAMES is not a variable that we know; did you mean NCCL_SOCKET_IFNAME?",
         'export NCCL_SOCKET_IFNAME="$NCCL_SOCKET_IFNAMES"; unset NCCL_SOCKET_IFNAMES',
     ),
     (
         "CUDA_VISIBLE_DEVICE",
         "(set; not shown)",
         "warning",
-        "CUDA_VISIBLE_DEVICE is read by nobody that we know; did you mean CUDA_VISIBLE_DEVICES?",
+        "CUDA_VISIBLE_DEVICE is not a variable that we know; did you mean CUDA_VISIBLE_DEVICES?",
         'export CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICE"; unset CUDA_VISIBLE_DEVICE',
     ),
 ]
@@ -106,8 +120,8 @@ def test_more_sockets_than_nccl_allows() -> None:
     assert said(NCCL_SOCKET_NTHREADS="16", NCCL_NSOCKS_PERTHREAD="8") == [
         (
             "warning",
-            "NCCL_SOCKET_NTHREADS=16 times NCCL_NSOCKS_PERTHREAD=8 is more than the 64 sockets that NCCL allows, and "
-            "it takes fewer",
+            "NCCL_SOCKET_NTHREADS=16 times NCCL_NSOCKS_PERTHREAD=8 is over NCCL's limit of 64 sockets, and it "
+            "uses fewer",
             "export NCCL_NSOCKS_PERTHREAD=4",
         )
     ]
@@ -115,5 +129,5 @@ def test_more_sockets_than_nccl_allows() -> None:
 
 def test_the_page_tells_every_rule() -> None:
     page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
-    told = {rule.name for rule in RULES} | RENAMED.keys()
+    told = {name for name, *_ in every_rule()} | RENAMED.keys() | REMOVED.keys()
     assert {name for name in told if f"`{name}" not in page} == set()

@@ -1,4 +1,4 @@
-"""Which hosts share a value, and which are the odd ones out: what every comparison of hosts is made of."""
+"""One thing compared across hosts: which share a value, and which have another one than most."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from drumline.doctor.finding import Finding, Level
 from drumline.text import join_names
 
-MOST_GROUPS = 4
+MAX_VALUES = 4
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table: what was compared, and each value with its hosts, the most common first."""
+class Comparison:
+    """One thing that was compared: each value with its hosts, the most common first."""
 
     name: str
     groups: tuple[tuple[str, tuple[str, ...]], ...]
@@ -25,12 +25,11 @@ class Row:
 
     @property
     def usual(self) -> str:
-        """The value that most hosts have; of two hosts, the first one's."""
         return self.groups[0][0]
 
     @property
-    def odd(self) -> tuple[str, ...]:
-        """The hosts that have another value than most."""
+    def odd_hosts(self) -> tuple[str, ...]:
+        """Those with another value than most."""
         return tuple(host for _, hosts in self.groups[1:] for host in hosts)
 
     def as_json(self) -> dict[str, Any]:
@@ -41,22 +40,23 @@ class Row:
 
     def text(self) -> str:
         """`2.13.0 on a and b; 2.11.0 on c`."""
-        shown = [f"{value} on {join_names(hosts)}" for value, hosts in self.groups[:MOST_GROUPS]]
-        more = len(self.groups) - MOST_GROUPS
-        return "; ".join(shown) + (f"; and {more} other values" if more > 0 else "")
+        shown = [f"{value} on {join_names(hosts)}" for value, hosts in self.groups[:MAX_VALUES]]
+        more = len(self.groups) - MAX_VALUES
+        return "; ".join(shown) + (f"; and {more} more values" if more > 0 else "")
 
     def finding(self, level: Level, fix: str) -> Finding:
-        """The odd ones out, in a sentence."""
-        what = f"not the same {self.name} on all hosts: {self.text()}"
-        return Finding(level=level, check="differences", where=join_names(self.odd), what=what, fix=fix)
+        what = f"{self.name} differs across hosts: {self.text()}"
+        return Finding(level, "differences", join_names(self.odd_hosts), what, fix)
 
 
-def row_of(
+def compare(
     name: str, values: Mapping[str, Hashable], show: Callable[[Any], str] = str, *, unset: str = "none"
-) -> Row:
-    """Hosts by their values; where two values are as common, the one that is named first wins."""
+) -> Comparison:
+    """Hosts grouped by value; of two values that are as common, the first host's comes first."""
     hosts: dict[Hashable, list[str]] = {}
     for host, value in values.items():
         hosts.setdefault(value, []).append(host)
     groups = sorted(hosts.items(), key=lambda item: -len(item[1]))
-    return Row(name, tuple((unset if value is None else show(value), tuple(who)) for value, who in groups))
+    return Comparison(
+        name, tuple((unset if value is None else show(value), tuple(who)) for value, who in groups)
+    )

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from drumline.doctor.finding import Finding, must_be_mended, sorted_findings
-from drumline.doctor.machine.findings import machine_findings
+from drumline.doctor.finding import Finding, has_problems, sorted_findings
+from drumline.doctor.machine.machine_checks import machine_findings
 from tests.unit.doctor.machines import GIB, gpu, healthy, network
 
 MIB = 1 << 20
 DISK = healthy()["disk"]
 SHM_FIX = (
     "docker run --shm-size=8g (or --ipc=host); in Kubernetes an emptyDir with medium: Memory at /dev/shm; "
-    "on a machine of your own: mount -o remount,size=8G /dev/shm"
+    "on your own machine: mount -o remount,size=8G /dev/shm"
 )
 GPU_FIX = "unset CUDA_VISIBLE_DEVICES, or export CUDA_VISIBLE_DEVICES=0,1"
 
 
-def shm(size: int, free: int | None = None, need: int | None = None) -> dict[str, Any]:
-    return {"shm": {"bytes": size, "free_bytes": size if free is None else free, "need_bytes": need}}
+def shm(size: int, free: int | None = None) -> dict[str, Any]:
+    return {"shm": {"bytes": size, "free_bytes": size if free is None else free}}
 
 
 def said(*, many_hosts: bool = False, **changes: Any) -> list[tuple[str, str, str]]:
@@ -40,7 +40,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         {"python": "3.10.12"},
         "problem",
         "Python 3.10.12 is older than 3.11",
-        "start drumline with a newer one (--python PATH)",
+        "use a newer Python (--python PATH)",
     ),
     (
         {"torch": None, "cuda": None},
@@ -57,32 +57,32 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     (
         {"torch": "2.13.0+cpu", "cuda": None},
         "problem",
-        "torch 2.13.0+cpu was built without CUDA, and would leave 2 GPUs unused",
-        "pip uninstall torch, and install a build for CUDA",
+        "torch 2.13.0+cpu was built without CUDA and cannot use the 2 GPUs",
+        "pip uninstall torch, and install a CUDA build",
     ),
     (
         {"gpus": []},
         "note",
-        "torch 2.13.0+cu128 was built for CUDA 12.8, but there is no GPU here",
+        "torch 2.13.0+cu128 was built for CUDA 12.8, but there is no GPU",
         "",
     ),
     (
-        {"gpus": [], "trouble": "nvidia-smi failed: no word"},
+        {"gpus": [], "gpu_error": "nvidia-smi failed: no output"},
         "problem",
-        "nvidia-smi failed: no word",
-        "nvidia-smi -pm 1 makes it quick to answer; where it fails: dmesg | grep -i nvrm, and restart the machine",
+        "nvidia-smi failed: no output",
+        "where it is slow: nvidia-smi -pm 1; where it fails: dmesg | grep -i nvrm, and restart the machine",
     ),
     (
-        {"trouble": "nvidia-smi gave no answer within 1.8 s"},
+        {"gpu_error": "nvidia-smi did not answer within 1.8 s"},
         "warning",
-        "nvidia-smi gave no answer within 1.8 s",
-        "nvidia-smi -pm 1 makes it quick to answer; where it fails: dmesg | grep -i nvrm, and restart the machine",
+        "nvidia-smi did not answer within 1.8 s",
+        "where it is slow: nvidia-smi -pm 1; where it fails: dmesg | grep -i nvrm, and restart the machine",
     ),
     (
         {"driver": "525.60.11"},
         "problem",
-        "the driver 525.60.11 is too old for CUDA 12.8, which torch was built for: it takes 525.60.13 or later",
-        "update the driver (or, in a container, add cuda-compat), or install a torch for an older CUDA",
+        "driver 525.60.11 is too old for CUDA 12.8, which torch was built for: 525.60.13 or later is needed",
+        "update the driver (in a container, add cuda-compat), or install a torch build for an older CUDA",
     ),
     (
         {"visible_gpus": ""},
@@ -93,20 +93,20 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     (
         {"visible_gpus": "0,0"},
         "problem",
-        "CUDA_VISIBLE_DEVICES=0,0 names 0 twice, so torch sees no GPU at all",
+        "CUDA_VISIBLE_DEVICES=0,0 lists 0 twice, so torch sees no GPU at all",
         GPU_FIX,
     ),
     (
         {"visible_gpus": "0,2,1"},
         "problem",
-        "CUDA_VISIBLE_DEVICES=0,2,1 names '2', which is not among the 2 GPUs of this host: torch sees the first 1 "
-        "only",
+        "CUDA_VISIBLE_DEVICES=0,2,1 lists '2', which is not one of the 2 GPUs of this host: torch sees only the "
+        "first 1",
         GPU_FIX,
     ),
     (
         {"visible_gpus": "GPU-7"},
         "problem",
-        "CUDA_VISIBLE_DEVICES=GPU-7 names 'GPU-7', which is not among the 2 GPUs of this host: torch sees none",
+        "CUDA_VISIBLE_DEVICES=GPU-7 lists 'GPU-7', which is not one of the 2 GPUs of this host: torch sees none",
         GPU_FIX,
     ),
     (
@@ -118,146 +118,139 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     (
         {"gpus": [gpu(0), gpu(1, processes=[{"pid": 7, "name": "python", "memory_bytes": None}])]},
         "warning",
-        "in use already: GPU 1 by python (pid 7)",
-        "end them if they are yours, or export CUDA_VISIBLE_DEVICES=0",
+        "already in use: GPU 1 by python (pid 7)",
+        "stop those processes if they are yours, or export CUDA_VISIBLE_DEVICES=0",
     ),
     (
         {"gpus": [gpu(0, used_bytes=20 * GIB)]},
         "warning",
-        "in use already: GPU 0 by somebody who cannot be seen from here (20 GiB)",
-        "end them if they are yours",
+        "already in use: GPU 0 by a process that is not visible from here (20 GiB)",
+        "stop those processes if they are yours",
     ),
     (
         shm(64 * MIB),
         "problem",
-        "/dev/shm has 64 MiB free of 64 MiB, less than the 128 MiB that this job needs: loader workers and NCCL "
-        "die there with a bus error",
+        "/dev/shm has 64 MiB free of 64 MiB, less than the 128 MiB it takes: DataLoader workers and NCCL "
+        "crash there with a bus error",
         SHM_FIX,
     ),
     (
         {**shm(16 * MIB), "gpus": [], "cuda": None},
         "problem",
-        "/dev/shm has 16 MiB free of 16 MiB, less than the 32 MiB that this job needs: loader workers and NCCL "
-        "die there with a bus error",
+        "/dev/shm has 16 MiB free of 16 MiB, less than the 32 MiB it takes: DataLoader workers and NCCL "
+        "crash there with a bus error",
         SHM_FIX,
     ),
     (
         {**shm(64 * MIB), "gpus": [], "cuda": None},
         "warning",
-        "/dev/shm has 64 MiB free of 64 MiB, enough for small batches only: loader workers and NCCL die there "
+        "/dev/shm has 64 MiB free of 64 MiB, enough only for small batches: DataLoader workers and NCCL crash there "
         "with a bus error",
-        SHM_FIX,
-    ),
-    (
-        shm(8 * GIB, need=16 * GIB),
-        "problem",
-        "/dev/shm has 8 GiB free of 8 GiB, less than the 16 GiB that this job needs: loader workers and NCCL "
-        "die there with a bus error",
         SHM_FIX,
     ),
     (
         shm(8 * GIB, free=1 * MIB),
         "problem",
-        "/dev/shm has 1 MiB free of 8 GiB, less than the 128 MiB that this job needs: loader workers and NCCL "
-        "die there with a bus error",
-        "see what is left there by dead processes: ls -l /dev/shm",
+        "/dev/shm has 1 MiB free of 8 GiB, less than the 128 MiB it takes: DataLoader workers and NCCL "
+        "crash there with a bus error",
+        "delete what dead processes left in /dev/shm",
     ),
     (
         {"shm": None},
         "problem",
-        "there is no /dev/shm, through which loader workers and NCCL hand over their tensors",
+        "there is no /dev/shm, through which DataLoader workers and NCCL pass tensors",
         SHM_FIX,
     ),
     (
         {"open_files": {"soft": 1024, "hard": 524288}},
         "warning",
-        "a process may have 1024 files open; loader workers and connections to other ranks use them up ('Too many "
-        "open files', 'received 0 items of ancdata')",
+        "a process may have 1024 open files; DataLoader workers and connections to other ranks may need more ("
+        "'Too many open files', 'received 0 items of ancdata')",
         "ulimit -n 65536",
     ),
     (
         {"open_files": {"soft": 128, "hard": 128}},
         "problem",
-        "a process may have 128 files open; loader workers and connections to other ranks use them up ('Too many "
-        "open files', 'received 0 items of ancdata')",
+        "a process may have 128 open files; DataLoader workers and connections to other ranks may need more ("
+        "'Too many open files', 'received 0 items of ancdata')",
         "docker run --ulimit nofile=65536, or raise nofile in /etc/security/limits.conf",
     ),
     (
         {"memory": {"bytes": 64 * GIB, "available_bytes": 60 * GIB, "limit_bytes": GIB // 2}},
         "warning",
-        "512 MiB of memory are free, of a container's limit of 512 MiB: a rank with loader workers needs more",
-        "end what else runs here, or give the container more (docker run --memory)",
+        "512 MiB of memory is free, of the container's limit of 512 MiB: a rank with DataLoader workers needs more",
+        "stop other processes, or give the container more memory (docker run --memory)",
     ),
     (
-        {"disk": {"folder": "runs", "silent": "no answer within 1.8 s"}},
+        {"disk": {"folder": "runs", "unreachable": "no answer within 1.8 s"}},
         "problem",
-        "the file system of runs does not answer: no answer within 1.8 s",
-        "see whether its server is there (mount, dmesg)",
+        "the file system of runs does not respond: no answer within 1.8 s",
+        "check that its server is up (mount, dmesg)",
     ),
     (
         {"disk": {**DISK, "error": "Read-only file system"}},
         "problem",
-        "nothing can be written to /work, where the run would be kept: Read-only file system",
-        "give a folder that is yours, as in --run PATH",
+        "cannot write to /work, where the run will be saved: Read-only file system",
+        "choose a folder that you can write to with --run PATH",
     ),
     (
         {"disk": {**DISK, "free_bytes": 100 * MIB}},
         "problem",
-        "100 MiB are free at /work, where the run would be kept",
-        "make room, or give a folder elsewhere, as in --run PATH",
+        "100 MiB free at /work, where the run will be saved",
+        "free some space, or choose another folder with --run PATH",
     ),
     (
         {"disk": {**DISK, "free_bytes": 5 * GIB}},
         "warning",
-        "5 GiB are free at /work, where the run would be kept",
-        "make room, or give a folder elsewhere, as in --run PATH",
+        "5 GiB free at /work, where the run will be saved",
+        "free some space, or choose another folder with --run PATH",
     ),
     (
         {"disk": {**DISK, "free_files": 12}},
         "problem",
-        "the disk of /work has room for 12 more files only",
-        "delete what is not needed (df -i shows it)",
+        "the disk of /work has room for only 12 more files",
+        "delete files that are not needed (df -i shows the count)",
     ),
     (
         {"disk": {**DISK, "file_system": "overlay"}},
         "note",
-        "the run would be kept in the container's own layer, and gone with it (/work is overlay)",
-        "give a folder on a disk or a volume, as in --run PATH",
+        "the run will be saved in the container's own layer, and lost with the container (/work is overlay)",
+        "choose a folder on a disk or a volume with --run PATH",
     ),
     (
         {"data": {"folder": "/data", "missing": True}},
         "problem",
-        "the data in /data cannot be looked at: it is not there",
-        "copy or mount it there, or name another folder with --data",
+        "cannot read the data folder /data: it does not exist",
+        "copy or mount it there, or choose another folder with --data",
     ),
     (
-        {"code": {"folder": "src", "silent": "no answer within 1.8 s"}},
+        {"code": {"folder": "src", "unreachable": "no answer within 1.8 s"}},
         "problem",
-        "the code in src cannot be looked at: no answer within 1.8 s",
-        "copy or mount it there, or name another folder with --code",
+        "cannot read the code folder src: no answer within 1.8 s",
+        "copy or mount it there, or choose another folder with --code",
     ),
     (
         {"data": {"folder": "/data", "missing": False, "files": 0}},
         "problem",
-        "the data folder /data holds no files",
-        "copy the data there, or see whether its volume is mounted",
+        "the data folder /data is empty",
+        "copy the data there, or check that its volume is mounted",
     ),
     (
         {"cpus": {"count": 64, "usable": 1, "quota": None}},
         "warning",
-        "a process here may use 1 of this host's 64 processors for 2 GPUs: loader workers will wait in line",
-        "srun --cpus-per-task=N, docker run --cpus=N or taskset, whichever limits it",
+        "a process may use 1 of this host's 64 processors for 2 GPUs: DataLoader workers will compete for them",
+        "raise the limit: srun --cpus-per-task=N, docker run --cpus=N or taskset",
     ),
     (
         {"threads": "1,2"},
         "warning",
-        "OMP_NUM_THREADS is '1,2', and there are 32 processors",
+        "OMP_NUM_THREADS is '1,2', but there are 32 processors",
         "unset OMP_NUM_THREADS",
     ),
     (
         {"clock": {"time": 1.0, "synchronised": False}},
         "note",
-        "nobody keeps the clock right, says the kernel; times in logs of several hosts may not fit together",
+        "the clock is not synchronized (NTP): times in the logs of several hosts may not match",
         "timedatectl set-ntp true",
     ),
 ]
@@ -280,7 +273,7 @@ BRIDGED = {
     "interfaces": [network("lo", "127.0.0.1"), network("docker0", "172.17.0.1"), network("eth0", "10.0.0.1")],
     "nccl_interface": "docker0",
 }
-OUTSIDE = "which leads to no other host"
+OUTSIDE = "which reaches no other host"
 
 
 NOWHERE: list[tuple[dict[str, Any], str | None, str, str, str]] = [
@@ -288,42 +281,42 @@ NOWHERE: list[tuple[dict[str, Any], str | None, str, str, str]] = [
         {"addresses": [], "name_error": "Name or service not known"},
         "warning",
         "problem",
-        "its own name does not resolve here (Name or service not known); torchrun and gloo look it up",
+        "its host name does not resolve on itself (Name or service not known); torchrun and gloo look it up",
         "add a line to /etc/hosts: 10.0.0.1 node-a",
     ),
     (
         LOOPBACK,
         None,
         "warning",
-        "its own name leads to 127.0.1.1, where no other host can reach it",
-        "in /etc/hosts, let node-a be 10.0.0.1",
+        "its host name resolves to 127.0.1.1 on itself, which no other host can reach",
+        "map node-a to 10.0.0.1 in /etc/hosts",
     ),
     (
         LOOPBACK,
         "note",
         "problem",
-        f"gloo would take the loopback (lo; GLOO_SOCKET_IFNAME is not set), {OUTSIDE}",
+        f"gloo would use the loopback (lo; GLOO_SOCKET_IFNAME is not set), {OUTSIDE}",
         "export GLOO_SOCKET_IFNAME=eth0",
     ),
     (
         {"nccl_interface": "lo", "variables": {"NCCL_SOCKET_IFNAME": "lo"}},
         "note",
         "problem",
-        f"NCCL would take the loopback (lo; NCCL_SOCKET_IFNAME=lo), {OUTSIDE}",
+        f"NCCL would use the loopback (lo; NCCL_SOCKET_IFNAME=lo), {OUTSIDE}",
         "export NCCL_SOCKET_IFNAME=eth0",
     ),
     (
         BRIDGED,
         "warning",
         "problem",
-        "NCCL would take docker0 172.17.0.1 (NCCL_SOCKET_IFNAME is not set), a bridge inside this host",
+        "NCCL would use docker0 172.17.0.1 (NCCL_SOCKET_IFNAME is not set), a bridge inside this host",
         "export NCCL_SOCKET_IFNAME=eth0",
     ),
     (
         {"gloo_interface": None, "variables": {"GLOO_SOCKET_IFNAME": "eth9"}},
         "problem",
         "problem",
-        "GLOO_SOCKET_IFNAME=eth9 names no network of this host; there are lo 127.0.0.1 and eth0 10.0.0.1",
+        "GLOO_SOCKET_IFNAME=eth9 names no interface of this host, which has lo 127.0.0.1 and eth0 10.0.0.1",
         "export GLOO_SOCKET_IFNAME=eth0",
     ),
 ]
@@ -347,6 +340,6 @@ def test_a_machine_without_any_network_may_use_the_loopback() -> None:
 def test_problems_come_first_and_decide() -> None:
     found = machine_findings(healthy(threads="x", torch=None))
     assert [one.level for one in sorted_findings(found)] == ["problem", "warning"]
-    assert must_be_mended(found)
-    assert not must_be_mended([one for one in found if one.level != "problem"])
+    assert has_problems(found)
+    assert not has_problems([one for one in found if one.level != "problem"])
     assert Finding(level="note", check="x", where="a", what="b").line() == "note: a: b"

@@ -1,1 +1,0 @@
-"""What differs between the machines of a job."""
