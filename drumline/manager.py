@@ -40,8 +40,8 @@ from drumline.distributed.seeds import seed_rank, seed_shared
 from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
 from drumline.errors import ExitCode, Place, UsageError
-from drumline.launch.failure_file import write_failure
 from drumline.launch.node.sealed_store import SealedStore
+from drumline.launch.rank_environment import write_failure
 from drumline.launch.topology import Topology, topology_from
 from drumline.log import log
 from drumline.terminal import paragraph

@@ -14,7 +14,7 @@ from drumline.config import Flags, read_flags
 from drumline.config.schema import Bounds, Count, CountOrZero
 from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, wrong_name
-from drumline.launch.torchrun import DEFAULT_PORT
+from drumline.launch.node_plan import DEFAULT_PORT
 from drumline.terminal import print_message, show, show_lines, show_progress
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _examine_by_hand(given: Mapping[str, Any]) -> int:
 
 def _place(given: Mapping[str, Any], environment: Mapping[str, str]) -> Place:
     from drumline.doctor.pairs.joining import Place, check_place
-    from drumline.launch.cluster.slurm import first_host
+    from drumline.launch.slurm import first_host
     from drumline.net.secrets import secret_from
 
     nodes, node = given.get("nodes"), given.get("node-rank")

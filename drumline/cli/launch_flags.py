@@ -11,14 +11,20 @@ from drumline.cli.launch_slurm import OF_SLURM, wrong_for_slurm
 from drumline.config import Flags
 from drumline.config.flags import REPEATED
 from drumline.config.schema import Bounds, Count, CountOrZero
-from drumline.launch.cluster.kubernetes import wrong_name
-from drumline.launch.counts import wrong_counts
+from drumline.launch.hosts import wrong_counts
 from drumline.launch.hosts import wrong_name as wrong_host
+from drumline.launch.kubernetes import wrong_object_name
 from drumline.launch.node.guard import GRACE_S
-from drumline.launch.plan import SCRIPT_RESTARTS, TASK_RESTARTS
+from drumline.launch.node_plan import (
+    DEFAULT_PORT,
+    JOIN_TIMEOUT_S,
+    LAST_CALL_S,
+    LOST_AFTER_S,
+    SCRIPT_RESTARTS,
+    TASK_RESTARTS,
+)
+from drumline.launch.rank_environment import DEFAULT_ON_HANG
 from drumline.launch.ssh.variables import NAMES, PREFIXES
-from drumline.launch.torchrun import DEFAULT_PORT, JOIN_TIMEOUT_S, LAST_CALL_S, LOST_AFTER_S
-from drumline.launch.watch_terms import DEFAULT_ON_HANG
 
 # Its type, what stands for the value in the help, and the help.
 FlagTable = Mapping[str, tuple[Any, str, str]]
@@ -230,7 +236,7 @@ def _wrong_for_kubernetes(given: Mapping[str, Any]) -> Iterator[str]:
     if given.get("print"):
         yield "--print: --kubernetes writes a manifest, and starts nothing without --apply"
     for name in (name for name in ("name", "namespace", "claim") if name in given):
-        if wrong := wrong_name(f"--{name}", given[name]):
+        if wrong := wrong_object_name(f"--{name}", given[name]):
             yield wrong
 
 

@@ -13,11 +13,10 @@ from drumline.cli import train
 from drumline.cli.launch_program import program_of, restarts_of, supervision_of, watched, with_waits
 from drumline.config import Flags
 from drumline.errors import ExitCode, UsageError
-from drumline.launch.counts import least_nodes
-from drumline.launch.env_file import NodeSettings, read_env_file
-from drumline.launch.plan import node_from_settings, settings_defaults
+from drumline.launch.env_file import NodeSettings, node_from_settings, read_env_file, settings_defaults
+from drumline.launch.hosts import least_nodes
+from drumline.launch.node_plan import DEFAULT_PORT, NodePlan, Program, torchrun_command
 from drumline.launch.topology import topology_from
-from drumline.launch.torchrun import DEFAULT_PORT, Node, Program, torchrun_command
 from drumline.net.secrets import secret_from
 from drumline.terminal import print_message, show
 
@@ -26,7 +25,10 @@ def run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     """Start the ranks and wait for them; with --print say how."""
     settings = _settings(flags)
     if settings is None:
-        node, defaults = Node(num_procs=flags.own.get("procs"), max_restarts=restarts_of(flags, target)), []
+        node, defaults = (
+            NodePlan(num_procs=flags.own.get("procs"), max_restarts=restarts_of(flags, target)),
+            [],
+        )
     else:
         node = _node(flags, target, settings)
         defaults = settings_defaults(settings, train.run_name(target))
@@ -68,7 +70,7 @@ def _settings(flags: Flags) -> NodeSettings | None:
     )
 
 
-def _node(flags: Flags, target: str, settings: NodeSettings) -> Node:
+def _node(flags: Flags, target: str, settings: NodeSettings) -> NodePlan:
     known_from = flags.own.get("env-file", "--nodes")
     least = least_nodes(flags.own.get("nnodes"), settings.num_nodes, known_from=known_from)
     least = least or settings.min_nodes
@@ -81,7 +83,7 @@ def _node(flags: Flags, target: str, settings: NodeSettings) -> Node:
     return with_waits(node, flags)
 
 
-def _print_nodes(node: Node, program: Program, settings: NodeSettings | None) -> None:
+def _print_nodes(node: NodePlan, program: Program, settings: NodeSettings | None) -> None:
     """The line of each node; of the others it is not known here whether they have as many ranks."""
     if settings is not None and settings.other_names:
         show(f"# with these in the environment: {', '.join(settings.other_names)}")

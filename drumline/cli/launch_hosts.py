@@ -19,16 +19,14 @@ from drumline.cli.launch_program import (
 )
 from drumline.config import Flags, read_flags
 from drumline.errors import ConfigError, ExitCode
-from drumline.launch.counts import least_nodes
-from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, spares_from_flag
+from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, least_nodes, spares_from_flag
 from drumline.launch.node.guard import GRACE_S, new_job
-from drumline.launch.plan import nodes_of_hosts
+from drumline.launch.node_plan import DEFAULT_PORT, NodePlan, Program, nodes_of_hosts, torchrun_command
 from drumline.launch.ssh.attempts import run_on_hosts
 from drumline.launch.ssh.client import ssh_client
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.sync import Sync
 from drumline.launch.ssh.variables import variables_for_ranks, wrong_variables
-from drumline.launch.torchrun import DEFAULT_PORT, Node, Program, torchrun_command
 from drumline.terminal import print_message, show
 
 
@@ -67,7 +65,7 @@ def launch_on_hosts(flags: Flags, target: str, arguments: Sequence[str]) -> int:
 
 
 def _job(
-    flags: Flags, hosts: Sequence[Host], nodes: Sequence[Node], program: Program, spares: Sequence[Host]
+    flags: Flags, hosts: Sequence[Host], nodes: Sequence[NodePlan], program: Program, spares: Sequence[Host]
 ) -> HostsJob:
     given, name = flags.own, nodes[0].job
     logs = Path(given.get("logs") or launch_folder(name))

@@ -13,8 +13,8 @@ from drumline.cli import train
 from drumline.cli.launch_program import is_script, program_of, restarts_of
 from drumline.config import Flags
 from drumline.errors import ExitCode, PreflightError, UsageError
-from drumline.launch.cluster.kubernetes import Manifest, manifest_text, wrong_name
-from drumline.launch.counts import least_nodes
+from drumline.launch.hosts import least_nodes
+from drumline.launch.kubernetes import KubernetesJob, manifest_text, wrong_object_name
 from drumline.terminal import print_message, show
 
 
@@ -22,12 +22,12 @@ def write_manifest(flags: Flags, target: str, arguments: Sequence[str]) -> int:
     """To the screen, a file or the cluster."""
     given = flags.own
     name = given.get("name") or default_name(target)
-    if wrong := wrong_name(f"no --name, and the job would be named after {target}", name):
+    if wrong := wrong_object_name(f"no --name, and the job would be named after {target}", name):
         raise UsageError(wrong, next_step="give it a --name")
     claim, procs = given.get("claim"), given.get("procs", 1)
     least = least_nodes(given.get("nnodes"), given.get("nodes", 1), known_from="--nodes")
     run_folder = ("--run", f"/runs/{name}" if claim else None)
-    manifest = Manifest(
+    manifest = KubernetesJob(
         name=name,
         image=given["image"],
         program=program_of(target, arguments, run_folder),

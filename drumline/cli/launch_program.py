@@ -12,9 +12,8 @@ from drumline.config import Flags, read_flags
 from drumline.errors import UsageError
 from drumline.launch.node.guard import GRACE_S, new_job
 from drumline.launch.node.supervision import Supervision
-from drumline.launch.plan import default_restarts, task_program
-from drumline.launch.torchrun import Node, Program
-from drumline.launch.watch_terms import DEFAULT_ON_HANG, ScriptWatch
+from drumline.launch.node_plan import NodePlan, Program, default_restarts, task_program
+from drumline.launch.rank_environment import DEFAULT_ON_HANG, ScriptWatch
 
 
 def is_script(target: str) -> bool:
@@ -78,7 +77,7 @@ def restarts_of(flags: Flags, target: str, min_nodes: int | None = None) -> int:
     return given
 
 
-def with_waits(node: Node, flags: Flags) -> Node:
+def with_waits(node: NodePlan, flags: Flags) -> NodePlan:
     """The node, with how long it waits for others as far as the user said so."""
     fields = {"join-timeout": "join_timeout_s", "last-call": "last_call_s", "lost-after": "lost_after_s"}
     return replace(node, **{field: flags.own[name] for name, field in fields.items() if name in flags.own})

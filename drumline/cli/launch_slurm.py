@@ -22,18 +22,18 @@ from drumline.cli.launch_program import (
 from drumline.config import Flags
 from drumline.config.schema import Count, CountOrZero
 from drumline.errors import ExitCode
-from drumline.launch.cluster.sbatch import (
+from drumline.launch.hosts import least_nodes
+from drumline.launch.slurm import (
     MAX_REQUEUES,
     SIGNAL_BEFORE_S,
     BatchJob,
     batch_text,
     check_sbatch,
+    node_of_step,
     submit,
     write_batch_file,
     wrong_values,
 )
-from drumline.launch.cluster.slurm import node_of_step
-from drumline.launch.counts import least_nodes
 from drumline.net.secrets import secret_from
 from drumline.terminal import print_message, show
 

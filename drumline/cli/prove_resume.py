@@ -19,8 +19,8 @@ from drumline.cli import train
 from drumline.config import PRESETS, Flags, read_flags, read_layers, resolve
 from drumline.config.schema import Count, Seed
 from drumline.errors import ConfigError, DrumlineError, ExitCode, UsageError
-from drumline.launch.loading import loading
 from drumline.launch.topology import topology_from
+from drumline.launch.torch_import import loading
 from drumline.prove.proof import Outcome, Proof
 from drumline.prove.schedule import Wishes, worlds_of, wrong_wishes
 from drumline.prove.settings import Settings, wrong_settings

@@ -17,9 +17,9 @@ from drumline.engine.saving import Progress
 from drumline.engine.start_clock import start_clock
 from drumline.engine.train import train
 from drumline.errors import ExitCode
-from drumline.launch.commands import interrupted
-from drumline.launch.late_compiler import load_compiler_late
+from drumline.launch.interrupts import interrupted
 from drumline.launch.topology import topology_from
+from drumline.launch.torch_import import load_compiler_late
 from drumline.manager import DDPManager
 from drumline.tasks.base import Task
 from drumline.tasks.load import load_task

@@ -13,9 +13,9 @@ from drumline.config import PRESETS, Flags, Layers, check_layers, read_flags, re
 from drumline.config.schema import Count, CountOrZero
 from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
 from drumline.launch.interrupts import INTERRUPTED_EARLY, interruptible
-from drumline.launch.loading import loading
-from drumline.launch.plan import TASK_RESTARTS
-from drumline.launch.topology import let_first_rank_speak, topology_from
+from drumline.launch.node_plan import TASK_RESTARTS
+from drumline.launch.topology import let_first_rank_report, topology_from
+from drumline.launch.torch_import import loading
 from drumline.terminal import show
 from drumline.user_code import is_class_spec
 
@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
         topology is not None
         and flags.own.get("procs", topology.local_world_size) != topology.local_world_size
     ):
-        let_first_rank_speak(topology)
+        let_first_rank_report(topology)
         raise UsageError(
             f"--procs is {flags.own['procs']}, but a launcher has started {topology.local_world_size} ranks here",
             next_step="leave --procs out, or run drumline train without a launcher",
@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         layers = settle_before_torch(task, flags)
     except ConfigError:
-        let_first_rank_speak(topology)
+        let_first_rank_report(topology)
         raise
     assert task is not None
     folder = run_folder(flags, task)

@@ -15,7 +15,7 @@ from drumline.engine.loop import Loop
 from drumline.engine.request import Request
 from drumline.engine.run_folder import RunFolder, write_whole
 from drumline.engine.saving import Found
-from drumline.launch.commands import resume_command, two_node_command
+from drumline.launch.node_plan import resume_command, two_node_command
 from drumline.metrics.events import Reporter
 
 FINISHED = "this run has finished; raise train.epochs or train.steps to go on, or start anew with --fresh"

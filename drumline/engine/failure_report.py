@@ -18,8 +18,8 @@ from drumline.engine.output import is_diverted, screen
 from drumline.engine.run_folder import RunFolder
 from drumline.engine.saving import Progress
 from drumline.errors import DrumlineError, ExitCode, NonFiniteError, Place, TrainingError, UsageError
-from drumline.launch.failure_file import LOGS_SHOWN, write_failure
-from drumline.launch.topology import let_first_rank_speak, topology_from
+from drumline.launch.rank_environment import LOGS_SHOWN, write_failure
+from drumline.launch.topology import let_first_rank_report, topology_from
 from drumline.manager import DDPManager
 from drumline.terminal import paragraph, show, shown
 from drumline.untrusted import open_log
@@ -37,7 +37,7 @@ def report_failure(
     """Print what happened, if this rank was the first to fail; returns the exit code of the whole job."""
     place = ddp.place(progress.step or None)
     if ddp.store is None and (topology := topology_from(environment)) is not None:
-        let_first_rank_speak(topology)
+        let_first_rank_report(topology)
         place = Place(host=topology.host, rank=topology.rank)
     may_come_further = ddp.is_restart or progress.saved_step is not None
     mine = Failure(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from drumline.engine.preemption import Preemption
-from drumline.launch.reclaim import Probe, make_probe
+from drumline.launch.spot_notice import Probe, make_probe
 from drumline.log import log
 from drumline.manager import DDPManager
 

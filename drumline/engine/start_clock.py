@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from drumline.launch.command_start import command_start, now, process_start
+from drumline.launch.rank_environment import command_start, now, process_start
 from drumline.metrics.events import Reporter
 
 

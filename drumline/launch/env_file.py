@@ -1,7 +1,7 @@
 """One node of a job that a person starts by hand on each machine, described by a `.env` file.
 
-Eight names are ours; whatever else the file holds goes into the ranks' environment as it is. Its values may be
-secrets, so none of them is ever part of a message: a broken line is named by its number alone.
+Eight names are ours; everything else in the file goes into the ranks' environment as it is. Its values may be secrets,
+so none of them is part of a message: a broken line is named by its number alone.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from drumline.errors import UsageError, as_list
-from drumline.launch.counts import FORM, read_counts
-from drumline.launch.hosts import wrong_name
-from drumline.untrusted import TEXT_BYTES, read_regular, whole_number
+from drumline.launch.hosts import COUNTS_FORM, read_counts, read_lines, wrong_name
+from drumline.launch.node_plan import NodePlan
+from drumline.text import plural
+from drumline.untrusted import whole_number
 
 NEEDED = ("NUMBER_OF_NODES", "NODE_RANK", "NUMBER_OF_GPUS", "MASTER_ADDR", "MASTER_PORT")
 OPTIONAL = ("DDP_TIMEOUT_SECONDS", "DATASET_DIR", "OUTPUT_DIR")
@@ -27,7 +28,7 @@ NUMBERS = {
     "MASTER_PORT": (1, 65535),
     "DDP_TIMEOUT_SECONDS": (1, None),
 }
-# Nearer than that to one of our names is a typing mistake; NCCL_DEBUG and its like are far from all of them.
+# Closer than that to one of our names is a typo; NCCL_DEBUG and its like are far from all of them.
 TYPO = 0.8
 LINE = re.compile(r"(?:export\s+)?(?P<key>[A-Za-z_][A-Za-z0-9_]*)\s*=\s*(?P<value>.*)")
 # As in bash, a backslash means nothing between single quotes. No two branches may begin with the same character.
@@ -43,7 +44,7 @@ class NodeSettings:
 
     num_nodes: int
     min_nodes: int | None = None
-    """So many of them will do; None needs all."""
+    """So many of them are enough; None needs all."""
     node_rank: int
     num_procs: int | None
     master_addr: str
@@ -67,28 +68,15 @@ class _Value:
 
 
 def read_env_file(path: Path) -> NodeSettings:
-    """The node that the file describes; every mistake in it is told at once, with its line."""
-    try:
-        lines = read_regular(path, most=TEXT_BYTES, follow_links=True).decode().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UsageError(
-            f"{path} cannot be read: {reason}", next_step="check the path of --env-file"
-        ) from error
-    values, problems = _parse(path, lines)
+    """The node that the file describes; all mistakes are listed at once, each with its line."""
+    values, problems = _parse(path, read_lines(path, str(path), flag="--env-file"))
     problems += _wrong_values(values)
     if missing := [key for key in NEEDED if key not in values]:
         problems.append(f"{path}: missing: {', '.join(missing)}")
     if problems:
-        count = len(problems)
-        heading = f"{count} problem{'s' if count > 1 else ''} in {path}:"
-        raise UsageError(as_list(heading, problems))
-    return _settings({key: value.text for key, value in values.items()})
-
-
-def _settings(text: Mapping[str, str]) -> NodeSettings:
-    timeout = text.get("DDP_TIMEOUT_SECONDS")
-    counts = read_counts(text["NUMBER_OF_NODES"])
+        raise UsageError(as_list(f"{plural(len(problems), 'problem')} in {path}:", problems))
+    text = {key: value.text for key, value in values.items()}
+    timeout, counts = text.get("DDP_TIMEOUT_SECONDS"), read_counts(text["NUMBER_OF_NODES"])
     assert counts is not None
     assert counts.most is not None
     return NodeSettings(
@@ -117,12 +105,13 @@ def _parse(path: Path, lines: list[str]) -> tuple[dict[str, _Value], list[str]]:
             problems.append(f"{where}: the line is not KEY=VALUE")
             continue
         key, text = found["key"], _unquoted(found["value"])
+        near = [] if key in KNOWN else difflib.get_close_matches(key.upper(), KNOWN, n=1, cutoff=TYPO)
         if text is None:
-            problems.append(f"{where}: the quotes of {key} are not closed, or something stands behind them")
+            problems.append(f"{where}: the quotes of {key} are not closed, or text follows them")
         elif key in values:
-            problems.append(f"{where}: {key} is there twice (first in {values[key].where})")
-        elif near := _meant(key):
-            problems.append(f"{where}: {key} is not known; did you mean {near!r}?")
+            problems.append(f"{where}: {key} is set twice (first in {values[key].where})")
+        elif near:
+            problems.append(f"{where}: {key} is not known; did you mean {near[0]!r}?")
         else:
             values[key] = _Value(where, text)
     return values, problems
@@ -133,18 +122,9 @@ def _unquoted(value: str) -> str | None:
     if not value.startswith(("'", '"')):
         return COMMENT.split(value, maxsplit=1)[0].strip()
     found = QUOTED.fullmatch(value)
-    if found is None:
-        return None
-    if found["plain"] is not None:
-        return found["plain"]
+    if found is None or found["plain"] is not None:
+        return found and found["plain"]
     return ESCAPED.sub(lambda escape: ESCAPES.get(escape[1], escape[1]), found["escaped"])
-
-
-def _meant(key: str) -> str | None:
-    if key in KNOWN:
-        return None
-    near = difflib.get_close_matches(key.upper(), KNOWN, n=1, cutoff=TYPO)
-    return near[0] if near else None
 
 
 def _wrong_values(values: Mapping[str, _Value]) -> Iterator[str]:
@@ -164,11 +144,37 @@ def _wrong_values(values: Mapping[str, _Value]) -> Iterator[str]:
         counts = read_counts(count.text)
         nodes = None if counts is None else counts.most
         if nodes is None:
-            yield f"{count.where}: NUMBER_OF_NODES is {count.text!r}; give {FORM}"
+            yield f"{count.where}: NUMBER_OF_NODES is {count.text!r}; give {COUNTS_FORM}"
     if nodes is not None and rank is not None and rank >= nodes:
         yield (
             f"{values['NODE_RANK'].where}: NODE_RANK is {rank}, but NUMBER_OF_NODES is {nodes}: "
-            f"ranks go from 0 to {nodes - 1}"
+            f"ranks are 0 to {nodes - 1}"
         )
     if (address := values.get("MASTER_ADDR")) and (wrong := wrong_name(address.text)):
         yield f"{address.where}: MASTER_ADDR: {wrong}"
+
+
+def node_from_settings(
+    settings: NodeSettings, *, max_restarts: int, min_nodes: int | None = None, address: str | None = None
+) -> NodePlan:
+    """This machine, as its .env file or the flags describe it."""
+    return NodePlan(
+        min_nodes=min_nodes or settings.min_nodes,
+        num_nodes=settings.num_nodes,
+        node_rank=settings.node_rank,
+        num_procs=settings.num_procs,
+        endpoint=f"{settings.master_addr}:{settings.master_port}",
+        # The others reach the first node by this name; its own name for itself may be its loopback.
+        address=address or (settings.master_addr if settings.node_rank == 0 else None),
+        max_restarts=max_restarts,
+    )
+
+
+def settings_defaults(settings: NodeSettings, run_name: str) -> list[tuple[str, str | None]]:
+    """What a .env file sets, as flags of `drumline train`."""
+    timeout, output = settings.timeout_s, settings.output_dir
+    return [
+        ("--dist.train_timeout_s", None if timeout is None else str(timeout)),
+        ("--data.dir", settings.dataset_dir),
+        ("--run", None if output is None else str(PurePosixPath(output) / run_name)),
+    ]

@@ -1,7 +1,7 @@
-"""Which hosts a job runs on: `--hosts a,b:4,c`, or a hostfile with `host slots=N` on each line.
+"""Which hosts a job runs on (`--hosts a,b:4,c`, or a hostfile of `host slots=N` lines) and how many of them it needs.
 
-Host names end up in commands, so one that a shell or ssh could take for something else is refused. All mistakes are
-told at once.
+A host's name ends up in commands, so one that a shell or ssh could misread is rejected. All mistakes are listed
+at once.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drumline.errors import UsageError, as_list
+from drumline.text import plural
 from drumline.untrusted import TEXT_BYTES, read_regular, whole_number
 
 NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
+NAME_FORM = "a host is `name`, `user@name` or an IPv4 address: letters, digits, dots, dashes and underscores"
 LINE = re.compile(r"(?P<name>\S+)(?:\s+slots\s*=\s*(?P<slots>\S+))?")
-FORM = "a host is `name`, `user@name` or an IPv4 address: letters, digits, dots, dashes and underscores"
 LINE_FORM = "a line is `host` or `host slots=N`"
+COUNTS = re.compile(r"(?:(?P<least>[0-9]+):)?(?P<most>[0-9]*)")
+COUNTS_FORM = "a number of nodes (3), or the smallest and the largest (2:3)"
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Host:
     name: str
     """As ssh takes it: `node-a`, or `me@node-a`."""
     slots: int | None = None
-    """How many ranks it takes; None when the user did not say."""
+    """How many ranks it runs; None when the user did not say."""
 
     @property
     def address(self) -> str:
@@ -39,18 +42,19 @@ class Host:
 class _Entry:
     where: str
     name: str
-    slots: str | None
+    slots: str | None = None
+    problem: str = ""
 
 
 def hosts_from_flag(text: str) -> list[Host]:
     """The hosts of `--hosts a,b:4,c`."""
-    return _settled(_entries(text, "--hosts"), [])
+    return _checked(_entries(text, "--hosts"))
 
 
 def spares_from_flag(text: str, hosts: Iterable[Host]) -> list[Host]:
-    """The hosts of `--spare d,e`, none of which is one of the job's already."""
-    taken = [_Entry("the list of hosts", host.name, None) for host in hosts]
-    return _settled([*taken, *_entries(text, "--spare")], [])[len(taken) :]
+    """The hosts of `--spare d,e`; none of them may be a host of the job."""
+    taken = [_Entry("the list of hosts", host.name) for host in hosts]
+    return _checked([*taken, *_entries(text, "--spare")])[len(taken) :]
 
 
 def _entries(text: str, where: str) -> list[_Entry]:
@@ -60,24 +64,23 @@ def _entries(text: str, where: str) -> list[_Entry]:
 
 def hosts_from_file(path: Path) -> list[Host]:
     """The hosts of a hostfile."""
-    try:
-        lines = read_regular(path, most=TEXT_BYTES, follow_links=True).decode().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UsageError(
-            f"the hostfile {path} cannot be read: {reason}", next_step="check the path of --hostfile"
-        ) from error
-    entries, problems = [], []
-    for number, line in enumerate(lines, start=1):
+    entries = []
+    for number, line in enumerate(read_lines(path, f"the hostfile {path}", flag="--hostfile"), start=1):
         if not (words := line.partition("#")[0].strip()):
             continue
-        if found := LINE.fullmatch(words):
-            entries.append(_Entry(f"{path}:{number}", found["name"], found["slots"]))
-        else:
-            problems.append(f"{path}:{number}: {words!r} is not understood; {LINE_FORM}")
-    if not entries and not problems:
-        problems.append(f"{path}: no host is in it; {LINE_FORM}")
-    return _settled(entries, problems)
+        found, where = LINE.fullmatch(words), f"{path}:{number}"
+        problem = "" if found else f"{words!r} is not understood; {LINE_FORM}"
+        entries.append(_Entry(where, found["name"] if found else "", found and found["slots"], problem))
+    return _checked(entries or [_Entry(str(path), "", problem=f"no host is in it; {LINE_FORM}")])
+
+
+def read_lines(path: Path, what: str, *, flag: str) -> list[str]:
+    """The lines of a small text file that the user named with this flag."""
+    try:
+        return read_regular(path, most=TEXT_BYTES, follow_links=True).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UsageError(f"{what} cannot be read: {reason}", next_step=f"check the path of {flag}") from error
 
 
 def wrong_name(name: str) -> str | None:
@@ -85,26 +88,20 @@ def wrong_name(name: str) -> str | None:
     if not name:
         return "a host's name is missing"
     if name.startswith("-"):
-        return f"{name!r}: a host's name does not start with a dash; ssh would take it for a flag"
-    return None if NAME.fullmatch(name) else f"{name!r} is no host's name; {FORM}"
+        return f"{name!r}: a host's name does not start with a dash; ssh would read it as a flag"
+    return None if NAME.fullmatch(name) else f"{name!r} is not a host's name; {NAME_FORM}"
 
 
-def _settled(entries: Iterable[_Entry], problems: list[str]) -> list[Host]:
-    entries = list(entries)
-    problems = [*problems, *_problems(entries)]
-    if problems:
-        # Lines of a file are told in their order, whatever is wrong with each.
-        problems.sort(key=_line_number)
-        count = len(problems)
-        heading = f"{count} problem{'s' if count > 1 else ''} in the list of hosts:"
-        raise UsageError(as_list(heading, problems))
+def _checked(entries: list[_Entry]) -> list[Host]:
+    if problems := list(_problems(entries)):
+        raise UsageError(as_list(f"{plural(len(problems), 'problem')} in the list of hosts:", problems))
     return [Host(entry.name, int(entry.slots) if entry.slots else None) for entry in entries]
 
 
 def _problems(entries: Iterable[_Entry]) -> Iterator[str]:
     seen: dict[str, str] = {}
     for entry in entries:
-        if wrong := wrong_name(entry.name):
+        if wrong := entry.problem or wrong_name(entry.name):
             yield f"{entry.where}: {wrong}"
             continue
         if entry.slots is not None and not whole_number(entry.slots):
@@ -112,10 +109,44 @@ def _problems(entries: Iterable[_Entry]) -> Iterator[str]:
         address = entry.name.rpartition("@")[2].lower()
         if address in seen:
             before = "" if seen[address] == entry.where else f" (first in {seen[address]})"
-            yield f"{entry.where}: {address} is there twice{before}; give it once, with all its slots"
+            yield f"{entry.where}: {address} is listed twice{before}; list it once, with all its slots"
         seen.setdefault(address, entry.where)
 
 
-def _line_number(problem: str) -> int:
-    found = re.match(r".*?:(\d+): ", problem)
-    return int(found[1]) if found else 0
+@dataclass(frozen=True)
+class NodeCounts:
+    """How many nodes a job has: `3`, `2:3` (runs with two of three), or `2:` where the total is known otherwise."""
+
+    least: int | None
+    """None: all of them."""
+    most: int | None
+    """None: the user did not say."""
+
+
+def read_counts(text: str) -> NodeCounts | None:
+    """None when the text is no such thing."""
+    found = COUNTS.fullmatch(text.strip())
+    if found is None or not text.strip():
+        return None
+    least, most = ((whole_number(found[name]) or 0) if found[name] else None for name in ("least", "most"))
+    if 0 in (least, most) or (least is not None and most is not None and least > most):
+        return None
+    return NodeCounts(least, most)
+
+
+def wrong_counts(text: str) -> str | None:
+    """What is wrong with `--nnodes`, if anything."""
+    return None if read_counts(text) else f"--nnodes: {text!r} is not understood; give {COUNTS_FORM}"
+
+
+def least_nodes(text: str | None, num_nodes: int, *, known_from: str) -> int | None:
+    """`--nnodes` for a job whose number of nodes is known: how many of them are enough, None for all."""
+    counts = None if text is None else read_counts(text)
+    if counts is None:
+        return None
+    if (counts.most or num_nodes) != num_nodes or (counts.least or 1) > num_nodes:
+        raise UsageError(
+            f"--nnodes is {text}, but there {'is' if num_nodes == 1 else 'are'} {num_nodes} in {known_from}",
+            next_step=f"give `--nnodes MIN:`, with a MIN from 1 to {num_nodes}",
+        )
+    return counts.least

@@ -22,8 +22,8 @@ from drumline.engine.recovery import _fault, _read_launch, check_same_step, diag
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import DrumlineError
 from drumline.launch.env_file import read_env_file
-from drumline.launch.failure_file import read_failure
 from drumline.launch.hosts import hosts_from_file
+from drumline.launch.rank_environment import read_failure
 from drumline.launch.ssh.frames import decode
 from drumline.metrics.json_lines import read_lines
 from drumline.untrusted import parse_json, parse_toml

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from drumline.launch.node.roll import DONE, WORKS, Roll
 from drumline.launch.node.sealed_store import SealedStore
-from drumline.launch.torchrun import Node
+from drumline.launch.node_plan import NodePlan
 from tests.attacks.test_sealed_store import SECRET, join, states
 from tests.ranks import free_port
 
@@ -24,7 +24,7 @@ def base() -> dist.HashStore:
 
 
 def rolls(base: dist.Store) -> list[Roll]:
-    made = [Roll(base, Node(num_nodes=2, node_rank=rank, endpoint="a:1"), SECRET) for rank in range(2)]
+    made = [Roll(base, NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1"), SECRET) for rank in range(2)]
     for roll in made:
         roll.check_job()
     return made

@@ -28,8 +28,8 @@ from drumline.launch.node.node_heartbeats import ObservedState
 from drumline.launch.node.roll import WORKS, Roll
 from drumline.launch.node.sealed_backend import NOTHING, SealedBackend, decode, encode
 from drumline.launch.node.sealed_store import SealedStore, document
+from drumline.launch.node_plan import NodePlan
 from drumline.launch.topology import Topology
-from drumline.launch.torchrun import Node
 from drumline.net.secrets import KeyPair, derived, new_secret, x25519
 
 SECRET = "a secret of more than sixteen letters"
@@ -90,9 +90,9 @@ def test_what_was_written_elsewhere_or_earlier_is_not_taken(base: dist.HashStore
 
 
 def test_one_side_without_the_secret_is_told(base: dist.HashStore) -> None:
-    Roll(base, Node(num_nodes=2, endpoint="a:1"), SECRET).check_job()
+    Roll(base, NodePlan(num_nodes=2, endpoint="a:1"), SECRET).check_job()
     with pytest.raises(PreflightError) as caught:
-        Roll(base, Node(num_nodes=2, node_rank=1, endpoint="a:1")).check_job()
+        Roll(base, NodePlan(num_nodes=2, node_rank=1, endpoint="a:1")).check_job()
     assert str(caught.value) == (
         f"DRUMLINE_SECRET is set for node 0, and not on {socket.gethostname()}\n"
         "  next: set it to one value on all nodes, or on none"
@@ -106,7 +106,7 @@ def test_one_side_without_the_secret_is_told(base: dist.HashStore) -> None:
 def test_what_was_recorded_of_an_earlier_launch_with_the_same_secret_does_not_fit(
     base: dist.HashStore,
 ) -> None:
-    nodes = [Node(num_nodes=2, node_rank=rank, endpoint="a:1") for rank in range(2)]
+    nodes = [NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1") for rank in range(2)]
     earlier = Roll(base, nodes[0], SECRET)
     earlier.check_job()
     earlier.tell_failure("gave up", 1)
@@ -237,7 +237,7 @@ def test_the_list_of_nodes_outlives_what_a_stranger_writes(
     base: dist.HashStore, key: str, value: bytes, secret: str | None
 ) -> None:
     first, second = (
-        Roll(base, Node(num_nodes=2, node_rank=rank, endpoint="a:1"), secret) for rank in range(2)
+        Roll(base, NodePlan(num_nodes=2, node_rank=rank, endpoint="a:1"), secret) for rank in range(2)
     )
     first.check_job()
     second.check_job()
@@ -258,7 +258,7 @@ def test_the_list_of_nodes_outlives_what_a_stranger_writes(
 
 
 def test_only_with_the_secret_can_a_stranger_end_the_job_of_others(base: dist.HashStore) -> None:
-    roll = Roll(base, Node(num_nodes=2, node_rank=0, endpoint="a:1"), SECRET)
+    roll = Roll(base, NodePlan(num_nodes=2, node_rank=0, endpoint="a:1"), SECRET)
     base.set("drumline/roll/failed", "node 1 ended the job: give up")
     assert roll.failure() is None
 
@@ -266,7 +266,7 @@ def test_only_with_the_secret_can_a_stranger_end_the_job_of_others(base: dist.Ha
 def test_who_listens_in_place_of_the_first_node_is_found_out(base: dist.HashStore) -> None:
     base.set("drumline/roll/job", json.dumps({"job": "", "num_nodes": 2}))
     with pytest.raises(PreflightError) as caught:
-        Roll(base, Node(num_nodes=2, node_rank=1, endpoint="a:1"), SECRET).check_job()
+        Roll(base, NodePlan(num_nodes=2, node_rank=1, endpoint="a:1"), SECRET).check_job()
     assert str(caught.value) == (
         "what listens at a:1, where the nodes meet, is not the launcher of node 0 of this job: it does not know its "
         "DRUMLINE_SECRET\n  next: set the same DRUMLINE_SECRET on all nodes, and see what listens there"

@@ -21,10 +21,9 @@ from drumline.doctor.machine.folder_hashes import FileEntry, _code_hash
 from drumline.engine.notices import WatchNotices
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import DrumlineError, PreflightError, UsageError
-from drumline.launch.cluster.kubernetes import _literal
-from drumline.launch.counts import read_counts
 from drumline.launch.env_file import _unquoted, read_env_file
-from drumline.launch.hosts import Host, hosts_from_file
+from drumline.launch.hosts import Host, hosts_from_file, read_counts
+from drumline.launch.kubernetes import _literal
 from drumline.launch.ssh.frames import decode
 from drumline.launch.ssh.sync import _names
 from drumline.launch.ssh.tree import code_files

@@ -19,7 +19,7 @@ import pytest
 import torch.distributed as dist
 
 from drumline.errors import ExitCode
-from drumline.launch.torchrun import RUN_ID
+from drumline.launch.node_plan import RUN_ID
 from tests.ports import listening_addresses
 from tests.ranks import free_port
 

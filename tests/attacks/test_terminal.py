@@ -24,7 +24,7 @@ from drumline.doctor.finding import Finding
 from drumline.doctor.report import report
 from drumline.errors import PreflightError
 from drumline.launch.hosts import Host, hosts_from_file
-from drumline.launch.plan import nodes_of_hosts
+from drumline.launch.node_plan import Program, nodes_of_hosts
 from drumline.launch.ssh.conclusion import conclude
 from drumline.launch.ssh.controller import Controller
 from drumline.launch.ssh.errors import not_reached
@@ -33,7 +33,6 @@ from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
-from drumline.launch.torchrun import Program
 from drumline.metrics.live import LiveDisplay
 from drumline.metrics.plain import PlainDisplay
 from drumline.net.dial import Patience

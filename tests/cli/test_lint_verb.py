@@ -14,8 +14,8 @@ import pytest
 from benchmarks.lint_speed import generate, parts_of
 from drumline.cli import main
 from drumline.doctor.machine.known_variables import MEANING
-from drumline.launch.cluster.sbatch import BatchJob, batch_text
-from drumline.launch.torchrun import Node, Program, torchrun_command
+from drumline.launch.node_plan import NodePlan, Program, torchrun_command
+from drumline.launch.slurm import BatchJob, batch_text
 from drumline_lint.finding import Severity
 from drumline_lint.reading.files import find_files
 from drumline_lint.reading.nccl_names import NCCL, TORCH
@@ -119,7 +119,7 @@ def test_commands_on_our_pages_are_clean() -> None:
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_what_our_launchers_write_is_clean(num_nodes: int) -> None:
-    node = Node(num_nodes=num_nodes, num_procs=8, endpoint="node-a:29500" if num_nodes > 1 else "")
+    node = NodePlan(num_nodes=num_nodes, num_procs=8, endpoint="node-a:29500" if num_nodes > 1 else "")
     line = " ".join(torchrun_command(node, Program(("train.py",))))
     command = ["drumline", "launch", "--srun", "--procs", "8", "digits"]
     batch = batch_text(BatchJob(name="job", command=command, num_nodes=num_nodes, num_gpus=8))

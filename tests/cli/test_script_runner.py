@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.launch.watch_terms import FOLDER
+from drumline.launch.rank_environment import WATCH_FOLDER
 from drumline.watch.beats.phase import Phase
 from drumline.watch.beats.record import read_beat
 
@@ -66,7 +66,7 @@ def run(*words: str, cwd: Path, watch: Path) -> tuple[int, str, str]:
     done = subprocess.run(
         [sys.executable, *words],
         cwd=cwd,
-        env={**os.environ, **topology, **quiet, "PYTHONPATH": str(ROOT), FOLDER: str(watch)},
+        env={**os.environ, **topology, **quiet, "PYTHONPATH": str(ROOT), WATCH_FOLDER: str(watch)},
         input="typed",
         capture_output=True,
         text=True,

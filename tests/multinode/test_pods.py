@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from drumline.launch.cluster.kubernetes import Manifest, manifest_text
-from drumline.launch.torchrun import Program
+from drumline.launch.kubernetes import KubernetesJob, manifest_text
+from drumline.launch.node_plan import Program
 from tests.multinode.hosts import Host, Testbed
 
 yaml = pytest.importorskip("yaml", reason="pip install 'drumline[dev]' brings it")
@@ -40,7 +40,7 @@ def pod_words(container: dict[str, Any], *, number: int, host: Host) -> list[str
 def test_pods_meet_as_one_job(make_testbed: Callable[..., Testbed], tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     program = Program(("script.py",))
-    manifest = Manifest(name="job", image="i", program=program, num_nodes=2, num_procs=2, min_nodes=1)
+    manifest = KubernetesJob(name="job", image="i", program=program, num_nodes=2, num_procs=2, min_nodes=1)
     _, job = yaml.safe_load_all(manifest_text(manifest, "job"))
     (container,) = job["spec"]["template"]["spec"]["containers"]
     jobs = [

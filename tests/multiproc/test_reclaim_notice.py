@@ -23,7 +23,7 @@ from drumline.engine.preemption import Preemption
 from drumline.engine.request import Request
 from drumline.engine.saving import Progress
 from drumline.errors import ExitCode
-from drumline.launch.reclaim import make_probe
+from drumline.launch.spot_notice import make_probe
 from drumline.metrics.events import read_events
 from tests.jobs import Classify, make_config
 from tests.ranks import run_ranks

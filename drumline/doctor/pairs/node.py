@@ -26,7 +26,7 @@ from drumline.doctor.pairs.names import resolve_all
 from drumline.doctor.pairs.probe import Target, probe_all
 from drumline.doctor.pairs.speed import measure
 from drumline.errors import DrumlineError
-from drumline.launch.environment import own_variables
+from drumline.launch.topology import own_variables
 from drumline.net.interfaces import Interface, gloo_interface, interfaces, nccl_interface
 from drumline.terminal import print_message
 

@@ -12,7 +12,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from drumline.launch.node.rendezvous import FixedRanks
-from drumline.launch.topology import RESTARTED
+from drumline.launch.rank_environment import RESTARTED
 from drumline.terminal import print_message
 
 

@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.api import _terminate_process_han
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from drumline.errors import DrumlineError, ExitCode
-from drumline.launch.interrupts import ENDING
+from drumline.launch.interrupts import ENDING_SIGNALS
 from drumline.launch.node.agent import TellingAgent
 from drumline.launch.node.rendezvous import FixedRanks
 
@@ -53,7 +53,7 @@ class LeavingAgent(TellingAgent):
             raise LeftAsTold(has_told=False)
         ids: dict[int, Any] = super()._start_workers(worker_group)
         signal.signal(signal.SIGUSR1, self._pass_on)
-        for number in ENDING:
+        for number in ENDING_SIGNALS:
             # Only where torch has set its own: the others are ignored.
             if signal.getsignal(number) is _terminate_process_handler:
                 signal.signal(number, self._end)

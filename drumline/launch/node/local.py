@@ -17,15 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drumline.errors import ExitCode
-from drumline.launch.commands import interrupted
-from drumline.launch.interrupts import ENDING, INTERRUPTED_EARLY, Handler, end_at_once, heed
-from drumline.launch.late_module import LateModule
-from drumline.launch.loading import loading
+from drumline.launch.interrupts import (
+    ENDING_SIGNALS,
+    INTERRUPTED_EARLY,
+    Handler,
+    exit_handler,
+    interrupted,
+    set_handler,
+)
 from drumline.launch.node import guard
 from drumline.launch.node.standby import Standby
 from drumline.launch.node.supervision import Supervision
 from drumline.launch.node.watch_folder import Ruling, WatchFolder
-from drumline.launch.torchrun import Node, Program
+from drumline.launch.node_plan import NodePlan, Program
+from drumline.launch.torch_import import LateModule, loading
 from drumline.net.interfaces import check_is_own
 from drumline.terminal import print_message
 
@@ -56,19 +61,19 @@ def default_procs() -> int:
 
 def run_ranks(num_procs: int, arguments: Sequence[str], *, max_restarts: int, run: Path) -> ExitCode:
     """Run `python -m drumline ARGUMENTS` on `num_procs` ranks of this machine, to the end. `run`: the run folder."""
-    node = Node(num_procs=num_procs, max_restarts=max_restarts)
+    node = NodePlan(num_procs=num_procs, max_restarts=max_restarts)
     program = Program(tuple(arguments), is_task=True, run=str(run))
     return ExitCode(run_node(node, program, log_dir=run / "logs"))
 
 
 def run_node(
-    node: Node, program: Program, *, log_dir: Path | None = None, supervision: Supervision | None = None
+    node: NodePlan, program: Program, *, log_dir: Path | None = None, supervision: Supervision | None = None
 ) -> int:
     """Run this node's ranks to the end; the exit code is that of the rank that failed first."""
     if node.num_nodes > 1 and node.node_rank == 0:
         check_is_own(node.endpoint)
     for number, early in _early_handlers(program).items():
-        heed(number, early)
+        set_handler(number, early)
     terms = supervision or Supervision()
     os.environ[guard.VARIABLE] = terms.job
     watch, code = WatchFolder(terms.job), None
@@ -79,13 +84,13 @@ def run_node(
     finally:
         # The agent's handlers raise, which is of no use any more: from here on the guard does the rest alone.
         for number in (signal.SIGTERM, signal.SIGINT):
-            heed(number, signal.SIG_DFL)
+            set_handler(number, signal.SIG_DFL)
         watcher.close(in_order=code == ExitCode.SUCCESS)
         watch.close()
 
 
 def _run_guarded(
-    node: Node, program: Program, log_dir: Path | None, terms: Supervision, watch: WatchFolder
+    node: NodePlan, program: Program, log_dir: Path | None, terms: Supervision, watch: WatchFolder
 ) -> int:
     _load_torch_quietly(computes=False)
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -97,8 +102,8 @@ def _run_guarded(
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     num_procs = node.num_procs or default_procs()
     _limit_threads(num_procs)
-    heeded = [number.name for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    if len(heeded) < len(ENDING):  # under nohup torch would heed the end of a terminal
+    heeded = [number.name for number in ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    if len(heeded) < len(ENDING_SIGNALS):  # under nohup torch would heed the end of a terminal
         os.environ.setdefault(HEEDED, ",".join(heeded))
     try:
         result, ruling = _run_agent(node, num_procs, program, terms, watch)
@@ -128,17 +133,17 @@ def _run_guarded(
 
 def _early_handlers(program: Program) -> dict[signal.Signals, Handler]:
     """While there are no ranks yet to pass a signal on to; the guard takes away what there is."""
-    leave = end_at_once(ExitCode.PREEMPTED, TOO_EARLY)
+    leave = exit_handler(ExitCode.PREEMPTED, TOO_EARLY)
     message = INTERRUPTED_EARLY if program.is_task else STOPPED
     return {
-        signal.SIGINT: end_at_once(ExitCode.INTERRUPTED, message),
-        signal.SIGTERM: leave if program.is_task else end_at_once(ExitCode.INTERRUPTED, STOPPED),
+        signal.SIGINT: exit_handler(ExitCode.INTERRUPTED, message),
+        signal.SIGTERM: leave if program.is_task else exit_handler(ExitCode.INTERRUPTED, STOPPED),
         signal.SIGUSR1: leave,
     }
 
 
 def _run_agent(
-    node: Node, num_procs: int, program: Program, terms: Supervision, watch: WatchFolder
+    node: NodePlan, num_procs: int, program: Program, terms: Supervision, watch: WatchFolder
 ) -> tuple[RunResult, Ruling | None]:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -149,8 +154,8 @@ def _run_agent(
     from drumline.launch.node.watched_agent import WatchedAgent
 
     if node.num_nodes > 1:  # from here on the other nodes are informed
-        heed(signal.SIGINT, signal.default_int_handler)
-        heed(signal.SIGTERM, signal.SIG_DFL)
+        set_handler(signal.SIGINT, signal.default_int_handler)
+        set_handler(signal.SIGTERM, signal.SIG_DFL)
     # For what it knows of this machine: which cores are near which GPU.
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs)
     rendezvous = open_rendezvous(node, terms.secret)
@@ -158,7 +163,7 @@ def _run_agent(
         role=config.role,
         local_world_size=num_procs,
         entrypoint=sys.executable,
-        args=tuple(program.of_python()),
+        args=tuple(program.python_arguments()),
         rdzv_handler=rendezvous,
         max_restarts=node.max_restarts,
         monitor_interval=config.monitor_interval,
@@ -211,7 +216,7 @@ def standby_for(program: Program, num_procs: int | None, *, at_once: bool) -> St
     if not program.is_task or num_procs is None:
         return None
     _limit_threads(num_procs)
-    standby = Standby(program.of_python(), module=RANK_MODULE, count=num_procs)
+    standby = Standby(program.python_arguments(), module=RANK_MODULE, count=num_procs)
     if at_once:
         standby.fill(at_once=True)
     return standby

@@ -19,7 +19,7 @@ from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.node.roll import Roll
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.node.sockets import connect_address, listen_for_store, notice_silence, reached_address
-from drumline.launch.torchrun import KEEP_ALIVE_ATTEMPTS, OWN_STORE, RUN_ID, Node
+from drumline.launch.node_plan import KEEP_ALIVE_ATTEMPTS, OWN_STORE, RUN_ID, NodePlan
 from drumline.net.dial import wait_for_port
 from drumline.net.interfaces import EVERYWHERE, LOOPBACK, own_address, own_binding
 from drumline.net.secrets import VARIABLE, new_secret
@@ -73,7 +73,7 @@ class Alone(RendezvousHandler):
         return True
 
 
-def open_rendezvous(node: Node, secret: str | None) -> Alone | FixedRanks:
+def open_rendezvous(node: NodePlan, secret: str | None) -> Alone | FixedRanks:
     """The meeting place of this node's job; the node with rank 0 keeps it. `secret`: what all nodes were given."""
     if node.num_nodes == 1:
         return Alone()
@@ -111,7 +111,7 @@ def open_rendezvous(node: Node, secret: str | None) -> Alone | FixedRanks:
     return FixedRanks(inner, node, address, roll)
 
 
-def _binding(node: Node) -> str:
+def _binding(node: NodePlan) -> str:
     """Where the first node listens."""
     host = node.endpoint.rpartition(":")[0]
     if (bound := own_binding(host)) == EVERYWHERE != host:
@@ -122,7 +122,7 @@ def _binding(node: Node) -> str:
     return bound
 
 
-def _open_store(node: Node, bound: str | None, *, is_master: bool) -> dist.TCPStore:
+def _open_store(node: NodePlan, bound: str | None, *, is_master: bool) -> dist.TCPStore:
     """`bound`: on the first node, the address at which it listens, and no other."""
     host = node.endpoint.rpartition(":")[0]
     host = connect_address(bound) if bound else reached_address(host, _port(node))
@@ -148,11 +148,11 @@ def _open_store(node: Node, bound: str | None, *, is_master: bool) -> dist.TCPSt
         raise PreflightError(what, next_step=next_step) from error
 
 
-def _port(node: Node) -> int:
+def _port(node: NodePlan) -> int:
     return int(node.endpoint.rpartition(":")[2])
 
 
-def address_of(node: Node) -> str:
+def address_of(node: NodePlan) -> str:
     """What the other nodes call this one."""
     if node.num_nodes == 1:
         return LOOPBACK

@@ -29,7 +29,7 @@ from drumline.launch.node.edges import Claim, check_edges, closed_edges, open_do
 from drumline.launch.node.node_heartbeats import QuickHandler
 from drumline.launch.node.roll import DONE, MEETS, WORKS, Roll
 from drumline.launch.node.sealed_store import SealedStore, document
-from drumline.launch.torchrun import Node
+from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import Patience
 from drumline.net.handshake import nonce
 from drumline.net.interfaces import own_binding
@@ -52,7 +52,7 @@ class FixedRanks(RendezvousHandler):
     def __init__(
         self,
         inner: QuickHandler,
-        node: Node,
+        node: NodePlan,
         address: str,
         roll: Roll,
     ) -> None:

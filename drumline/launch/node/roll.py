@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from drumline.errors import PreflightError
 from drumline.launch.node.sealed_store import SealedStore, check_secret, document
-from drumline.launch.torchrun import Node
+from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import Patience
 from drumline.net.handshake import nonce
 from drumline.net.secrets import VARIABLE, derived
@@ -61,7 +61,7 @@ class Roll:
     `store` is a connection of its own: the roll goes on while the rendezvous waits in the other one.
     """
 
-    def __init__(self, store: dist.Store, node: Node, secret: str | None = None) -> None:
+    def __init__(self, store: dist.Store, node: NodePlan, secret: str | None = None) -> None:
         self.secret = secret
         """What all nodes were given, and after `check_job` that of this launch; None: they were given nothing."""
         self.store = SealedStore(store, secret, "drumline/roll")

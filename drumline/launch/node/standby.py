@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drumline.launch.command_start import begin_now
-from drumline.launch.loading import loading
+from drumline.launch.rank_environment import begin_now
+from drumline.launch.torch_import import loading
 
 # The ranks of a start are busy at first, with loading the same.
 AFTER_S = 10.0

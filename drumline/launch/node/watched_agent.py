@@ -21,15 +21,22 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import LogsDest, SubprocessContext
 
 from drumline.errors import ExitCode
-from drumline.launch.command_start import COMMAND_START, process_start
-from drumline.launch.failure_file import FAILURE_FILE, LOGS_SHOWN, FailureRecord, read_failure
 from drumline.launch.node.leaving_agent import LeavingAgent
 from drumline.launch.node.meeting import Alone
 from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.node.standby import Standby
 from drumline.launch.node.supervision import RankOutput, Supervision, failure_time, rank_output
 from drumline.launch.node.watch_folder import DIAGNOSIS_S, Ruling, WatchFolder
-from drumline.launch.watch_terms import FOLDER, NODES
+from drumline.launch.rank_environment import (
+    COMMAND_START,
+    FAILURE_FILE,
+    LOGS_SHOWN,
+    WATCH_FOLDER,
+    WATCH_NODES,
+    FailureRecord,
+    process_start,
+    read_failure,
+)
 from drumline.net.secrets import VARIABLE as SECRET
 from drumline.terminal import print_message
 
@@ -131,9 +138,9 @@ class WatchedAgent(LeavingAgent):
         variables = {SECRET: handler.ranks_secret}
         if folder is None:
             return variables
-        variables[FOLDER] = str(folder)
+        variables[WATCH_FOLDER] = str(folder)
         if handler.sidecars:
-            variables[NODES] = ",".join(handler.sidecars)
+            variables[WATCH_NODES] = ",".join(handler.sidecars)
         return {**variables, **(script.variables() if script else {})}
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

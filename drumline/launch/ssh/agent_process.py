@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from drumline.launch.node import guard
+from drumline.launch.rank_environment import RESTARTED
 from drumline.launch.ssh.frames import FrameReader, encode
-from drumline.launch.topology import RESTARTED
 from drumline.untrusted import open_append
 
 

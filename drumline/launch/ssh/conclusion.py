@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drumline.errors import ExitCode
-from drumline.launch.commands import interrupted
+from drumline.launch.interrupts import interrupted
 from drumline.launch.node.local import STOPPED, exit_code_of
 from drumline.launch.ssh.controller import LEAVING, Controller
 from drumline.launch.ssh.verdict import Failure, in_order, last_messages

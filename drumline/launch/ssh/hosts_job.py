@@ -9,10 +9,9 @@ from typing import Any
 
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import new_job
+from drumline.launch.node_plan import NodePlan, Program
+from drumline.launch.rank_environment import RESTARTED, ScriptWatch
 from drumline.launch.ssh.frames import PROTOCOL
-from drumline.launch.topology import RESTARTED
-from drumline.launch.torchrun import Node, Program
-from drumline.launch.watch_terms import ScriptWatch
 from drumline.net.secrets import new_secret
 
 
@@ -22,7 +21,7 @@ class HostsJob:
 
     job: str
     hosts: Sequence[Host]
-    nodes: Sequence[Node]
+    nodes: Sequence[NodePlan]
     program: Program
     client: Sequence[str]
     """The words that call ssh."""
@@ -50,7 +49,7 @@ class HostsJob:
     first_start: int = 0
     """Starts of ranks are numbered over all attempts: each has log files of its own."""
 
-    def spec(self, node: Node) -> dict[str, Any]:
+    def spec(self, node: NodePlan) -> dict[str, Any]:
         """What a supervisor is told first."""
         return {
             "kind": "spec",
@@ -70,7 +69,7 @@ class HostsJob:
             "standby": self.standby,
         }
 
-    def placed(self, hosts: Sequence[Host]) -> list[Node]:
+    def placed(self, hosts: Sequence[Host]) -> list[NodePlan]:
         """The nodes on these hosts, of which some may be spares; they meet at the first."""
         port = self.nodes[0].endpoint.rpartition(":")[2]
         endpoint, peers = f"{hosts[0].address}:{port}", tuple(host.address for host in hosts)

@@ -20,9 +20,9 @@ from typing import Any
 
 from drumline.errors import DrumlineError, ExitCode
 from drumline.launch.node.supervision import Supervision
+from drumline.launch.node_plan import NodePlan, Program
+from drumline.launch.rank_environment import ScriptWatch
 from drumline.launch.ssh.frames import FrameWriter
-from drumline.launch.torchrun import Node, Program
-from drumline.launch.watch_terms import ScriptWatch
 
 PR_SET_PDEATHSIG = 1
 # How often an agent that waits looks whether another of its ranks may load.
@@ -61,7 +61,7 @@ def main(fd: int, supervisor: int) -> int:
         standby=standby,
     )
     try:
-        return run_node(Node(**spec["node"]), program, supervision=supervision)
+        return run_node(NodePlan(**spec["node"]), program, supervision=supervision)
     except DrumlineError as error:
         status.send("error", text=str(error))
         return error.exit_code

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from drumline.errors import PreflightError, UsageError
-from drumline.launch.environment import own_variables
 from drumline.launch.hosts import Host
 from drumline.launch.node import guard
 from drumline.launch.ssh.client import OPTIONS, ssh_words
 from drumline.launch.ssh.errors import not_reached
 from drumline.launch.ssh.tree import code_files, digests, tree_digest
+from drumline.launch.topology import own_variables
 from drumline.untrusted import parse_json
 
 MAX_AT_ONCE = 32

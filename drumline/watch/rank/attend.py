@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from drumline.config.schema import WatchConfig
 from drumline.launch.node.memory_folder import hold
+from drumline.launch.rank_environment import watch_settings_from
 from drumline.launch.topology import Topology, topology_from
-from drumline.launch.watch_terms import watch_terms_from
 from drumline.terminal import print_message
 from drumline.watch.beats.phase import Phase
 from drumline.watch.beats.record import BeatWriter
@@ -138,7 +138,7 @@ def attend(
     cannot be watched, which was said."""
     from drumline.watch.rank.meeting import meet
 
-    told = watch_terms_from(environment)
+    told = watch_settings_from(environment)
     met = meet(
         store,
         topology=topology,
@@ -158,7 +158,7 @@ def attend(
 
 def attend_script(environment: Mapping[str, str]) -> Attendance | None:
     """For a script that knows nothing of the watch: its launcher has said who is where. None: nobody has."""
-    told, topology = watch_terms_from(environment), topology_from(environment)
+    told, topology = watch_settings_from(environment), topology_from(environment)
     if told.folder is None or topology is None:
         return None
     met = met_by_launcher(told, topology, node=int(environment.get("GROUP_RANK", "0")))

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import drumline
-from drumline.launch.watch_terms import WITHOUT_WATCH
+from drumline.launch.rank_environment import WITHOUT_WATCH
 from drumline.terminal import print_message
 from drumline.watch.sidecar.terms import Terms
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from drumline.errors import PreflightError
 from drumline.launch.node.memory_folder import MEMORY, make_memory_folder
-from drumline.launch.watch_terms import WITHOUT_WATCH
+from drumline.launch.rank_environment import WITHOUT_WATCH
 
 
 def make_folder(given: Path | None) -> Path:

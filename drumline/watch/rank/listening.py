@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from drumline.errors import PreflightError
-from drumline.launch.watch_terms import WITHOUT_WATCH
+from drumline.launch.rank_environment import WITHOUT_WATCH
 from drumline.net.interfaces import (
     GLOO_VARIABLE,
     LOOPBACK,

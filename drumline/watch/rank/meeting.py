@@ -22,8 +22,8 @@ from drumline.distributed.start.absent import too_late
 from drumline.distributed.start.ruling import follow, hear, rule
 from drumline.errors import PreflightError
 from drumline.launch.node.sealed_store import SealedStore
+from drumline.launch.rank_environment import sidecar_secret
 from drumline.launch.topology import Topology
-from drumline.launch.watch_terms import sidecar_secret
 from drumline.net.secrets import new_secret
 from drumline.watch.rank.folder import make_folder
 from drumline.watch.rank.listening import listen, own_address, way_out

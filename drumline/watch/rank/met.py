@@ -6,8 +6,8 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from drumline.launch.rank_environment import WatchSettings
 from drumline.launch.topology import Topology
-from drumline.launch.watch_terms import WatchTerms
 from drumline.watch.rank.listening import listen
 from drumline.watch.sidecar.channel import Peer
 
@@ -31,7 +31,7 @@ class Met:
     """On the first rank of each node, when there are several."""
 
 
-def met_by_launcher(told: WatchTerms, topology: Topology, *, node: int) -> Met:
+def met_by_launcher(told: WatchSettings, topology: Topology, *, node: int) -> Met:
     """For ranks that have no store of ours to meet in. The other nodes' names come with their first words."""
     assert told.folder is not None
     is_first, first = topology.local_rank == 0, topology.rank - topology.local_rank

@@ -18,8 +18,7 @@ import sys
 from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 
-from drumline.launch.environment import own_variables
-from drumline.launch.topology import topology_from
+from drumline.launch.topology import own_variables, topology_from
 from drumline.terminal import show
 from drumline.watch.beats.phase import Phase
 from drumline.watch.beats.record import BeatWriter

@@ -17,8 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from drumline.launch.environment import own_variables
-from drumline.launch.topology import Topology
+from drumline.launch.topology import Topology, own_variables
 from drumline.watch.rank.ddp_modules import DdpModules
 from drumline.watch.scripts.arguments import by_name, is_secret
 from drumline.watch.scripts.notes import LoaderNote, Note

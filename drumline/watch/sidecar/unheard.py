@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from drumline.launch.watch_terms import WITHOUT_WATCH
+from drumline.launch.rank_environment import WITHOUT_WATCH
 from drumline.watch.sidecar.channel import Channel, Peer
 
 # Sidecars start when all ranks have met, so nearly at once; on a busy host that takes a while.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from drumline.engine.start_clock import StartClock, start_clock
-from drumline.launch.command_start import COMMAND_START, now, process_start
+from drumline.launch.rank_environment import COMMAND_START, now, process_start
 from drumline.metrics.events import Reporter
 
 

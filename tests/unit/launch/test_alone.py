@@ -6,12 +6,12 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from drumline.launch.node.meeting import Alone, address_of, open_rendezvous
-from drumline.launch.torchrun import Node
+from drumline.launch.node_plan import NodePlan
 from tests.ports import listening_addresses
 
 
 def test_every_attempt_has_a_store_of_its_own_on_the_loopback() -> None:
-    handler = open_rendezvous(Node(num_procs=2), None)
+    handler = open_rendezvous(NodePlan(num_procs=2), None)
     assert isinstance(handler, Alone)
     assert handler.use_agent_store
     first = handler.next_rendezvous()
@@ -32,5 +32,5 @@ def _port(info: RendezvousInfo) -> int:
 
 
 def test_one_machine_calls_itself_by_the_loopback() -> None:
-    assert address_of(Node()) == "127.0.0.1"
-    assert address_of(Node(num_nodes=2, endpoint="127.0.0.1:1", address="node-a")) == "node-a"
+    assert address_of(NodePlan()) == "127.0.0.1"
+    assert address_of(NodePlan(num_nodes=2, endpoint="127.0.0.1:1", address="node-a")) == "node-a"

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from drumline.launch.hosts import Host
-from drumline.launch.plan import nodes_of_hosts
+from drumline.launch.node_plan import Program, nodes_of_hosts
+from drumline.launch.rank_environment import RESTARTED
 from drumline.launch.ssh import connection as connection_module
 from drumline.launch.ssh import controller as controller_module
 from drumline.launch.ssh.attempts import run_attempts
@@ -22,8 +23,6 @@ from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.reconnect import Search
 from drumline.launch.ssh.screen import Screen
-from drumline.launch.topology import RESTARTED
-from drumline.launch.torchrun import Program
 from tests.unit.launch.test_controller import RULING, hear
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from drumline.launch.hosts import Host
-from drumline.launch.plan import nodes_of_hosts
+from drumline.launch.node_plan import Program, nodes_of_hosts
+from drumline.launch.rank_environment import ScriptWatch
 from drumline.launch.ssh import conclusion
 from drumline.launch.ssh import connection as connection_module
 from drumline.launch.ssh import controller as controller_module
@@ -24,8 +25,6 @@ from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
-from drumline.launch.torchrun import Program
-from drumline.launch.watch_terms import ScriptWatch
 
 Make = Callable[..., Controller]
 

@@ -79,13 +79,13 @@ DDP_TIMEOUT_SECONDS=-1
         "10 problems in .env:",
         "  - .env:2: NODE_RANKS is not known; did you mean 'NODE_RANK'?",
         "  - .env:6: the line is not KEY=VALUE",
-        "  - .env:7: the quotes of TOKEN are not closed, or something stands behind them",
-        "  - .env:9: DATASET_DIR is there twice (first in .env:8)",
+        "  - .env:7: the quotes of TOKEN are not closed, or text follows them",
+        "  - .env:9: DATASET_DIR is set twice (first in .env:8)",
         "  - .env:3: NUMBER_OF_GPUS is '0'; a whole number from 1 up is needed",
         "  - .env:4: MASTER_PORT is '70000'; a whole number from 1 to 65535 is needed",
         "  - .env:10: DDP_TIMEOUT_SECONDS is '-1'; a whole number from 1 up is needed",
-        "  - .env:1: NUMBER_OF_NODES is 'two'; give a number of nodes (3), or the least and the greatest (2:3)",
-        "  - .env:5: MASTER_ADDR: '-x': a host's name does not start with a dash; ssh would take it for a flag",
+        "  - .env:1: NUMBER_OF_NODES is 'two'; give a number of nodes (3), or the smallest and the largest (2:3)",
+        "  - .env:5: MASTER_ADDR: '-x': a host's name does not start with a dash; ssh would read it as a flag",
         "  - .env: missing: NODE_RANK",
     ]
 
@@ -94,7 +94,7 @@ def test_a_node_rank_beyond_the_nodes(tmp_path: Path) -> None:
     wrong = WHOLE.replace("NODE_RANK = 1", "NODE_RANK=2")
     assert problems_of(tmp_path, wrong) == [
         "1 problem in .env:",
-        "  - .env:3: NODE_RANK is 2, but NUMBER_OF_NODES is 2: ranks go from 0 to 1",
+        "  - .env:3: NODE_RANK is 2, but NUMBER_OF_NODES is 2: ranks are 0 to 1",
     ]
 
 

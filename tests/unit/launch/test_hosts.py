@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from drumline.errors import UsageError
-from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag
+from drumline.launch.hosts import (
+    Host,
+    NodeCounts,
+    hosts_from_file,
+    hosts_from_flag,
+    least_nodes,
+    read_counts,
+    wrong_counts,
+)
 
 
 def test_hosts_may_have_slots_and_users() -> None:
@@ -27,14 +35,14 @@ def test_all_mistakes_of_a_hostfile_are_named_with_their_lines_in_order(tmp_path
         hosts_from_file(file)
     assert str(caught.value).splitlines() == [
         "7 problems in the list of hosts:",
-        f"  - {file}:2: '-oProxyCommand=x': a host's name does not start with a dash; ssh would take it for a flag",
+        f"  - {file}:2: '-oProxyCommand=x': a host's name does not start with a dash; ssh would read it as a flag",
         f"  - {file}:3: b has 'none' slots; a whole number from 1 up is needed",
         f"  - {file}:4: 'c d e' is not understood; a line is `host` or `host slots=N`",
-        f"  - {file}:5: a is there twice (first in {file}:1); give it once, with all its slots",
-        f"  - {file}:6: 'f;reboot' is no host's name; a host is `name`, `user@name` or an IPv4 address: letters, "
+        f"  - {file}:5: a is listed twice (first in {file}:1); list it once, with all its slots",
+        f"  - {file}:6: 'f;reboot' is not a host's name; a host is `name`, `user@name` or an IPv4 address: letters, "
         "digits, dots, dashes and underscores",
         f"  - {file}:7: b has '0' slots; a whole number from 1 up is needed",
-        f"  - {file}:7: b is there twice (first in {file}:3); give it once, with all its slots",
+        f"  - {file}:7: b is listed twice (first in {file}:3); list it once, with all its slots",
     ]
 
 
@@ -43,10 +51,10 @@ def test_all_mistakes_of_a_hostfile_are_named_with_their_lines_in_order(tmp_path
     [
         ("a,,b", "--hosts: a host's name is missing"),
         ("a,b:", "--hosts: b has '' slots; a whole number from 1 up is needed"),
-        ("a,me@a", "--hosts: a is there twice; give it once, with all its slots"),
-        ("me@-x", "'me@-x' is no host's name"),
-        ("a b", "'a b' is no host's name"),
-        ("$(id)", "no host's name"),
+        ("a,me@a", "--hosts: a is listed twice; list it once, with all its slots"),
+        ("me@-x", "'me@-x' is not a host's name"),
+        ("a b", "'a b' is not a host's name"),
+        ("$(id)", "is not a host's name"),
     ],
 )
 def test_wrong_hosts_are_refused(text: str, message: str) -> None:
@@ -66,3 +74,30 @@ def test_a_hostfile_that_is_missing_or_empty(tmp_path: Path) -> None:
     empty.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="cannot be read: it is not text"):
         hosts_from_file(empty)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("3", NodeCounts(None, 3)),
+        ("2:3", NodeCounts(2, 3)),
+        ("2:", NodeCounts(2, None)),
+        ("3:3", NodeCounts(3, 3)),
+        *((text, None) for text in ("", ":", "0", "0:3", "4:3", "a", "1:2:3", "-1", ":3")),
+    ],
+)
+def test_what_a_user_may_write(text: str, counts: NodeCounts | None) -> None:
+    assert read_counts(text) == counts
+    assert (wrong_counts(text) is None) == (counts is not None)
+
+
+def test_the_least_of_a_known_number() -> None:
+    assert least_nodes(None, 3, known_from="x") is None
+    assert least_nodes("3", 3, known_from="x") is None
+    assert least_nodes("1:", 3, known_from="x") == 1
+    assert least_nodes("2:3", 3, known_from="x") == 2
+    for text in ("2:4", "2", "4:"):
+        with pytest.raises(UsageError) as caught:
+            least_nodes(text, 3, known_from="the list of hosts")
+        assert caught.value.what == f"--nnodes is {text}, but there are 3 in the list of hosts"
+        assert caught.value.next_step == "give `--nnodes MIN:`, with a MIN from 1 to 3"

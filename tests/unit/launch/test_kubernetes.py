@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from drumline.launch.cluster.kubernetes import Api, Manifest, manifest_text, wrong_name
-from drumline.launch.cluster.yaml import to_yaml
-from drumline.launch.torchrun import Program
+from drumline.launch.kubernetes import Api, KubernetesJob, manifest_text, to_yaml, wrong_object_name
+from drumline.launch.node_plan import Program
 
 WHY = "pip install 'drumline[dev]' brings it"
 yaml = pytest.importorskip("yaml", reason=WHY)
@@ -27,9 +26,9 @@ RUN_POLICY = {
 }
 
 
-def manifest(**changes: Any) -> Manifest:
+def manifest(**changes: Any) -> KubernetesJob:
     given: dict[str, Any] = {"name": "digits", "image": "me/train:1", "program": SCRIPT, "num_nodes": 2}
-    return Manifest(**{**given, "num_procs": 4, "num_gpus": 4, "claim": "shared", **changes})
+    return KubernetesJob(**{**given, "num_procs": 4, "num_gpus": 4, "claim": "shared", **changes})
 
 
 def objects(api: Api, **changes: Any) -> list[dict[str, Any]]:
@@ -173,15 +172,15 @@ def test_in_every_form_words_arrive_whole_and_memory_is_shared(api: Api) -> None
     assert "{'name': 'shared-memory', 'mountPath': '/dev/shm'}" in described
     assert "{'claimName': 'shared'}" in described
     assert "Without --claim" not in text
-    assert "# Without --claim the run folder ends with its pod" in manifest_text(manifest(claim=None), api)
+    assert "# Without --claim the run folder is lost with its pod" in manifest_text(manifest(claim=None), api)
 
 
 @pytest.mark.parametrize("name", ["Digits", "1a", "a_b", "-a", "a-", "a" * 51, ""])
 def test_names_that_kubernetes_would_refuse(name: str) -> None:
-    assert wrong_name("--name", name) == (
-        f"--name: {name!r} is no name in Kubernetes: small letters, digits and dashes, 50 at most, a letter first"
+    assert wrong_object_name("--name", name) == (
+        f"--name: {name!r} is not a Kubernetes name: at most 50 lowercase letters, digits and dashes, a letter first"
     )
-    assert wrong_name("--name", "my-job-2") is None
+    assert wrong_object_name("--name", "my-job-2") is None
 
 
 def test_the_writer_is_read_back() -> None:

@@ -23,7 +23,7 @@ from drumline.errors import DrumlineError, ExitCode, HangError, PreflightError, 
 from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.node.roll import DONE, MEETS, WORKS, Roll
 from drumline.launch.node.sealed_store import SealedStore
-from drumline.launch.torchrun import Node
+from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import Patience
 
 KEYS = {"public": "2", "nonce": "n"}
@@ -52,11 +52,11 @@ class Met:
         return SimpleNamespace(state=SimpleNamespace(participants=participants))
 
 
-def node_of(rank: int, num_nodes: int, peers: tuple[str, ...] = ()) -> Node:
-    return Node(num_nodes=num_nodes, node_rank=rank, endpoint="a:1", min_nodes=1, peers=peers)
+def node_of(rank: int, num_nodes: int, peers: tuple[str, ...] = ()) -> NodePlan:
+    return NodePlan(num_nodes=num_nodes, node_rank=rank, endpoint="a:1", min_nodes=1, peers=peers)
 
 
-def handler(inner: Any, node: Node, secret: str | None = None) -> FixedRanks:
+def handler(inner: Any, node: NodePlan, secret: str | None = None) -> FixedRanks:
     return FixedRanks(inner, node, f"host-{node.node_rank}", Roll(dist.HashStore(), node, secret))
 
 

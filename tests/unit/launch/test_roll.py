@@ -11,7 +11,7 @@ import torch.distributed as dist
 from drumline.errors import PreflightError
 from drumline.launch.node import roll as module
 from drumline.launch.node.roll import MEETS, WORKS, Roll, Word
-from drumline.launch.torchrun import Node
+from drumline.launch.node_plan import NodePlan
 from drumline.net.dial import Patience
 
 
@@ -21,7 +21,7 @@ def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def roll_of(store: dist.Store, rank: int, *, peers: tuple[str, ...] = ()) -> Roll:
-    return Roll(store, Node(num_nodes=3, node_rank=rank, endpoint="a:1", peers=peers))
+    return Roll(store, NodePlan(num_nodes=3, node_rank=rank, endpoint="a:1", peers=peers))
 
 
 def test_nodes_hear_each_other_and_who_fell_silent_is_missing() -> None:
@@ -65,7 +65,7 @@ def test_who_comes_to_the_meeting_of_another_job_is_sent_away() -> None:
     store = dist.HashStore()
     roll_of(store, 0).check_job()
     roll_of(store, 1).check_job()
-    stranger = Node(num_nodes=3, node_rank=2, endpoint="a:1", job="another")
+    stranger = NodePlan(num_nodes=3, node_rank=2, endpoint="a:1", job="another")
     with pytest.raises(PreflightError) as caught:
         Roll(store, stranger).check_job()
     assert str(caught.value) == (
@@ -74,7 +74,7 @@ def test_who_comes_to_the_meeting_of_another_job_is_sent_away() -> None:
     with pytest.raises(
         PreflightError, match="node 0 counts 3 nodes and node 3 4, or another job meets at a:1"
     ):
-        Roll(store, Node(num_nodes=4, node_rank=3, endpoint="a:1")).check_job()
+        Roll(store, NodePlan(num_nodes=4, node_rank=3, endpoint="a:1")).check_job()
     empty = dist.HashStore()
     empty.set_timeout(timedelta(milliseconds=10))
     with pytest.raises(

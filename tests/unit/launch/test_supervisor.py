@@ -17,10 +17,9 @@ import pytest
 
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import marked, parent_of
-from drumline.launch.plan import nodes_of_hosts
+from drumline.launch.node_plan import Program, nodes_of_hosts
 from drumline.launch.ssh.frames import encode
 from drumline.launch.ssh.hosts_job import HostsJob
-from drumline.launch.torchrun import Program
 
 ROOT = Path(__file__).parents[3]
 # As the controller starts it; but an agent for the next attempt is loaded at once, and nobody sends heartbeats.

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from drumline.errors import UsageError
-from drumline.launch import reclaim
-from drumline.launch.reclaim import WebNotice, make_probe
+from drumline.launch import spot_notice
+from drumline.launch.spot_notice import WebNotice, make_probe
 from tests.ranks import free_port
 
 TOKEN = "AQAEA-token"
@@ -99,7 +99,7 @@ def test_a_web_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slow_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reclaim, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(spot_notice, "TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert WebNotice(f"http://127.0.0.1:{silent.getsockname()[1]}/")() is None
 
@@ -107,7 +107,8 @@ def test_a_slow_server_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_token_is_fetched_first_and_again_when_it_is_refused() -> None:
     with metadata(gives_tokens=True) as server:
         probe = WebNotice(
-            f"{server.url}/latest/meta-data/spot/instance-action", token_url=server.url + reclaim.TOKEN_PATH
+            f"{server.url}/latest/meta-data/spot/instance-action",
+            token_url=server.url + spot_notice.TOKEN_PATH,
         )
         assert probe() is None
         assert server.asked == [

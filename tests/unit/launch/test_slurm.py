@@ -13,17 +13,17 @@ import pytest
 
 from drumline.cli import launch
 from drumline.errors import ConfigError, UsageError
-from drumline.launch.cluster.sbatch import (
+from drumline.launch.node_plan import NodePlan
+from drumline.launch.slurm import (
     BatchJob,
     batch_text,
     check_sbatch,
+    node_of_step,
     seconds_of,
     submit,
     write_batch_file,
     wrong_values,
 )
-from drumline.launch.cluster.slurm import node_of_step
-from drumline.launch.torchrun import Node
 
 STEP = {
     "SLURM_NODEID": "1",
@@ -62,13 +62,13 @@ def test_a_batch_file_has_all_that_was_asked_for() -> None:
     [
         (0, "", 0, 0, ""),
         (1, "", 0, 1, ""),
-        (75, "", 0, 75, "drumline: job 12 goes back into the queue (requeue 1 of 3)\nrequeue 12\n"),
-        (75, "2", 0, 75, "drumline: job 12 goes back into the queue (requeue 3 of 3)\nrequeue 12\n"),
-        (75, "3", 0, 75, "drumline: told to leave after 3 requeues; --max-requeues is 3, and the job ends\n"),
+        (75, "", 0, 75, "drumline: requeueing job 12 (1 of 3)\nrequeue 12\n"),
+        (75, "2", 0, 75, "drumline: requeueing job 12 (3 of 3)\nrequeue 12\n"),
+        (75, "3", 0, 75, "drumline: preempted after 3 requeues; --max-requeues is 3, so the job ends\n"),
         (
             75, "0", 1, 75,
-            "drumline: job 12 goes back into the queue (requeue 1 of 3)\nrequeue 12\n"
-            "drumline: it could not be requeued; the same command goes on\n",
+            "drumline: requeueing job 12 (1 of 3)\nrequeue 12\n"
+            "drumline: the requeue failed; rerun the same command to resume\n",
         ),
     ],
 )  # fmt: skip
@@ -104,11 +104,11 @@ def test_a_time_limit_is_read_as_sbatch_does(time: str, seconds: int) -> None:
 def test_what_cannot_stand_in_a_batch_file_is_refused() -> None:
     options = {"partition": "a\n#SBATCH --uid=0", "qos": "it's", "account": "fine", "time": "2"}
     assert list(wrong_values(options, ["--exclusive", "-x", "--comment=a b"], 120)) == [
-        "--partition: 'a\\n#SBATCH --uid=0' cannot stand in a batch file; no blanks, quotes and the like",
-        '--qos: "it\'s" cannot stand in a batch file; no blanks, quotes and the like',
-        "--sbatch: '-x' is no flag of sbatch's that can stand in a batch file, as --name or --name=value",
-        "--sbatch: '--comment=a b' is no flag of sbatch's that can stand in a batch file, as --name or --name=value",
-        "--signal-before: 120 s before the end of --time 2 it has not begun",
+        "--partition: 'a\\n#SBATCH --uid=0' cannot be in a batch file; no blanks, quotes and the like",
+        '--qos: "it\'s" cannot be in a batch file; no blanks, quotes and the like',
+        "--sbatch: '-x' is not a flag for a batch file; give --name or --name=value",
+        "--sbatch: '--comment=a b' is not a flag for a batch file; give --name or --name=value",
+        "--signal-before: 120 s is not shorter than --time 2",
     ]
 
 
@@ -118,7 +118,7 @@ def test_a_file_of_the_users_own_is_not_written_over(tmp_path: Path) -> None:
     write_batch_file(path, batch_text(BatchJob(name="b", command=["true"])))
     assert "--job-name=b" in path.read_text()
     path.write_text("#!/bin/sh\n")
-    with pytest.raises(UsageError, match="is there, and was not written by drumline launch"):
+    with pytest.raises(UsageError, match="exists, and was not written by drumline launch"):
         write_batch_file(path, "")
     with pytest.raises(
         UsageError, match=r"nowhere/mine\.sbatch cannot be written: No such file or directory"
@@ -162,7 +162,7 @@ def test_print_shows_the_file_and_submits_nothing(
     ("command", "problem"),
     [
         (["--slurm", "--sbatch='", "digits"], '--sbatch: "\'" cannot be read: No closing quotation'),
-        (["--slurm", "--job-name", "a b", "digits"], "--job-name: 'a b' cannot stand in a batch file"),
+        (["--slurm", "--job-name", "a b", "digits"], "--job-name: 'a b' cannot be in a batch file"),
         (["--slurm", "--srun", "digits"], "--slurm and --srun exclude each other"),
         (["--partition", "a", "digits"], "--partition: belongs to --slurm"),
         (["--nodes", "2", "digits"], "--nodes: belongs to --kubernetes and --slurm"),
@@ -215,17 +215,15 @@ def test_a_node_by_flags_is_what_a_file_would_say(capsys: pytest.CaptureFixture[
 
 
 def test_a_node_of_a_step() -> None:
-    node = Node(num_nodes=2, node_rank=1, num_procs=4, endpoint="gpu07:20022", peers=("gpu07", "gpu08"))
+    node = NodePlan(num_nodes=2, node_rank=1, num_procs=4, endpoint="gpu07:20022", peers=("gpu07", "gpu08"))
     assert node_of_step(STEP, num_procs=4) == node
     first = node_of_step({**STEP, "SLURM_NODEID": "0"}, num_procs=4)
     assert (first.node_rank, first.address) == (0, "gpu07")
     alone = {**STEP, "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}
-    assert node_of_step(alone, num_procs=None) == Node(num_procs=None)
+    assert node_of_step(alone, num_procs=None) == NodePlan(num_procs=None)
     with pytest.raises(
         UsageError, match=r"--srun: the step has 8 tasks on 2 nodes(.|\n)*srun --ntasks=\$SLURM_NNODES"
     ):
         node_of_step({**STEP, "SLURM_STEP_NUM_TASKS": "8"}, num_procs=4)
-    with pytest.raises(
-        UsageError, match="--srun: no srun has started this process: SLURM_NODEID, SLURM_STEP"
-    ):
+    with pytest.raises(UsageError, match="--srun: srun did not start this process: SLURM_NODEID, SLURM_STEP"):
         node_of_step({}, num_procs=4)

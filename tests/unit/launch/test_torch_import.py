@@ -14,8 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from drumline.launch.late_compiler import load_compiler_late
-from drumline.launch.late_module import LateModule
+from drumline.launch.torch_import import LateModule, load_compiler_late
 
 
 def test_the_compiler_comes_late_and_whole() -> None:

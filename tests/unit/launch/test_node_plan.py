@@ -2,29 +2,35 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
-from drumline.launch.env_file import NodeSettings
+import pytest
+
+from drumline.launch.env_file import NodeSettings, node_from_settings, settings_defaults
 from drumline.launch.hosts import Host
-from drumline.launch.plan import (
+from drumline.launch.interrupts import interrupted
+from drumline.launch.node_plan import (
+    NodePlan,
+    Program,
     default_restarts,
-    node_from_settings,
     nodes_of_hosts,
-    settings_defaults,
+    resume_command,
     task_program,
+    torchrun_command,
+    two_node_command,
 )
-from drumline.launch.torchrun import Node, Program, torchrun_command
 
 SETTINGS = NodeSettings(
     num_nodes=2, node_rank=1, num_procs=4, master_addr="node-a", master_port=29501, timeout_s=60
 )
 
 
-def line(node: Node, program: Program) -> str:
+def line(node: NodePlan, program: Program) -> str:
     return shlex.join(torchrun_command(node, program))
 
 
 def test_one_machine_needs_no_fixed_port() -> None:
-    assert line(Node(num_procs=2, max_restarts=3), Program(("my train.py", "--run", "x"))) == (
+    assert line(NodePlan(num_procs=2, max_restarts=3), Program(("my train.py", "--run", "x"))) == (
         "torchrun --nnodes 1 --nproc-per-node 2 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 "
         "--local-addr 127.0.0.1 -- 'my train.py' --run x"
     )
@@ -64,7 +70,7 @@ def test_a_job_that_goes_on_with_fewer_nodes() -> None:
 
 def test_a_node_of_an_env_file() -> None:
     node = node_from_settings(SETTINGS, max_restarts=1)
-    assert node == Node(
+    assert node == NodePlan(
         num_nodes=2, node_rank=1, num_procs=4, endpoint="node-a:29501", address=None, max_restarts=1
     )
 
@@ -88,3 +94,50 @@ def test_the_files_words_become_a_tasks_flags_unless_the_user_gave_them() -> Non
 
 def test_only_what_goes_on_by_itself_is_started_again() -> None:
     assert (default_restarts(is_task=True), default_restarts(is_task=False)) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "procs", "resumes"),
+    [
+        (["digits", "--fresh", "--run", "my run"], 1, "digits --run 'my run'"),
+        (["digits", "--procs", "2"], 2, "digits --procs 2"),
+        (["--procs=2", "digits"], 2, "--procs=2 digits"),
+        (["digits"], 2, "digits --procs 2"),  # the launcher had it
+    ],
+)
+def test_resuming_is_the_same_command_less_the_wish_for_a_new_start(
+    words: list[str], procs: int, resumes: str
+) -> None:
+    assert resume_command(words, procs=procs) == f"drumline train {resumes}"
+
+
+def test_after_an_interrupt_the_same_command_resumes_only_what_was_saved(tmp_path: Path) -> None:
+    assert interrupted(None, ["digits"]) == (
+        "interrupted; rerun the same command to resume from the newest checkpoint, if one was saved"
+    )
+    (tmp_path / "checkpoints" / ".step-00000005.partial").mkdir(parents=True)
+    assert interrupted(tmp_path, ["digits", "--fresh"]) == (
+        "interrupted before the first save; rerun the same command to start from the beginning"
+    )
+    (tmp_path / "checkpoints" / "step-00000005").mkdir()
+    assert interrupted(tmp_path, ["digits"]) == (
+        "interrupted; rerun the same command to resume from the newest checkpoint"
+    )
+    assert interrupted(tmp_path, ["digits", "--fresh"]) == (
+        "interrupted; rerun the same command without --fresh to resume from the newest checkpoint"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "rest"),
+    [
+        ("digits --procs 4 --run x --fresh", "--run x"),
+        ("--procs=4 digits --run x", "--run x"),
+        ("--run digits digits", "--run digits"),
+        ("--optim.lr=0.1 digits --run digits", "--optim.lr=0.1 --run digits"),
+        ("--log.tensorboard digits", "--log.tensorboard"),
+    ],
+)
+def test_on_two_nodes_the_launcher_has_its_flags_before_the_task(words: str, rest: str) -> None:
+    command = two_node_command("digits", words.split(), procs=4)
+    assert command == f"drumline launch --hosts HOST_A,HOST_B --procs 4 digits {rest}"

@@ -1,1 +1,0 @@
-"""Jobs that a cluster starts: Slurm and Kubernetes, in their own words."""

@@ -1,0 +1,293 @@
+"""A job as Kubernetes manifests: Kubeflow's TrainJob, its older PyTorchJob, or a plain indexed Job. Nothing is applied.
+
+In each pod torchrun's agent starts the ranks, and the pods' rendezvous (c10d) is at the first one. What differs is who
+makes the pods and says which is which and where the first is: Kubeflow by the variables it sets, the plain Job by its
+index and a headless Service. A task's pods run `drumline launch`, which names the pods that are missing; a script's
+image need not contain drumline, so its pods run torchrun, unless the job may continue with fewer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from drumline.launch.node_plan import DEFAULT_PORT, OWN_STORE, RUN_ID, Program
+from drumline.net.secrets import VARIABLE
+
+Api = Literal["v2", "v1", "job"]
+Object = dict[str, Any]
+RUNS = "/runs"
+# A Service's name is the strictest: it becomes a DNS label, and a pod's name has `-NUMBER` behind it.
+NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
+RUNTIME = "torch-distributed"
+PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9./_-]*")
+POD_ADDRESS = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+# The kubelet writes it there for pods of an indexed Job.
+POD_NUMBER = {
+    "name": "POD_NUMBER",
+    "valueFrom": {
+        "fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
+    },
+}
+BACKOFF_PER_NODE = 3
+SECRET_KEY = "secret"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesJob:
+    """What the manifests describe."""
+
+    name: str
+    image: str
+    program: Program
+    namespace: str | None = None
+    num_nodes: int = 1
+    num_procs: int = 1
+    num_gpus: int = 0
+    """Of each node."""
+    claim: str | None = None
+    """A PersistentVolumeClaim that all nodes can write to; mounted at /runs."""
+    max_restarts: int = 0
+    min_nodes: int | None = None
+    """The job continues with so many pods; None needs all."""
+
+    @property
+    def has_launcher(self) -> bool:
+        """Whether pods run `drumline launch`: then drumline must be in the image."""
+        return self.program.is_task or self.min_nodes is not None
+
+    @property
+    def has_secret(self) -> bool:
+        """Whether pods need a common secret."""
+        return self.num_nodes > 1 and self.has_launcher
+
+    @property
+    def secret(self) -> str:
+        """The name of the Secret object."""
+        return f"{self.name}-secret"
+
+    @property
+    def run_folder(self) -> str:
+        return f"{RUNS}/{self.name}"
+
+
+def manifest_text(job: KubernetesJob, api: Api) -> str:
+    """The YAML that `kubectl apply -f` takes."""
+    makers = {"v2": _train_job, "v1": _pytorch_job, "job": _indexed_job}
+    needs = {
+        "v2": f"Needs Kubeflow Trainer 2.2 or later, with its runtime {RUNTIME}.",
+        "v1": "Needs the Kubeflow Training Operator (kubeflow.org/v1).",
+        "job": "Needs nothing beside Kubernetes 1.27 or later.",
+    }
+    comments = ["Written by drumline launch --kubernetes; apply it with kubectl apply -f FILE.", needs[api]]
+    if job.claim is None:
+        comments.append("Without --claim the run folder is lost with its pod: the job cannot resume.")
+    if job.has_secret:
+        namespace = f" --namespace {job.namespace}" if job.namespace else ""
+        comments += [
+            f"First create its secret, so that nobody else in the cluster can end or misdirect the job ({VARIABLE}):",
+            f"  openssl rand -hex 32 | tr -d '\\n' | kubectl create secret generic {job.secret}{namespace} "
+            f"--from-file={SECRET_KEY}=/dev/stdin",
+        ]
+    return to_yaml(makers[api](job), comments=comments)
+
+
+def wrong_object_name(flag: str, name: str) -> str | None:
+    """What is wrong with the name of an object, if anything."""
+    if NAME.fullmatch(name):
+        return None
+    return f"{flag}: {name!r} is not a Kubernetes name: at most 50 lowercase letters, digits and dashes, a letter first"
+
+
+def _train_job(job: KubernetesJob) -> list[Object]:
+    trainer = {
+        "image": job.image,
+        "command": _agent(job, "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)", "$(PET_NODE_RANK)"),
+        "args": _program_words(job),
+        "env": _variables(job),
+        "numNodes": job.num_nodes,
+        "numProcPerNode": job.num_procs,
+        **({"resourcesPerNode": _gpus(job)} if job.num_gpus else {}),
+    }
+    pod = {"volumes": _volumes(job), "containers": [{"name": "node", "volumeMounts": _mounts(job)}]}
+    node = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
+    patch = {
+        "manager": "drumline.launch/manifest",
+        "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [node]}}},
+    }
+    spec = {"runtimeRef": {"name": RUNTIME}, "trainer": trainer, "runtimePatches": [patch]}
+    return [_object("trainer.kubeflow.org/v1alpha1", "TrainJob", job, spec)]
+
+
+def _pytorch_job(job: KubernetesJob) -> list[Object]:
+    def replicas(count: int, is_host: bool) -> Object:
+        command = _agent(job, "$(MASTER_ADDR):$(MASTER_PORT)", "$(RANK)", is_host=is_host)
+        # The operator sets the restart policy of the pods; theirs must be left out.
+        return {
+            "replicas": count,
+            "restartPolicy": "OnFailure",
+            "template": {"spec": _pod(job, "pytorch", command)},
+        }
+
+    specs = {"Master": replicas(1, True)}
+    if job.num_nodes > 1:
+        specs["Worker"] = replicas(job.num_nodes - 1, False)
+    spec = {
+        "nprocPerNode": str(job.num_procs),
+        "runPolicy": {
+            "cleanPodPolicy": "Running",
+            "backoffLimit": BACKOFF_PER_NODE * job.num_nodes,
+        },
+        "pytorchReplicaSpecs": specs,
+    }
+    return [_object("kubeflow.org/v1", "PyTorchJob", job, spec)]
+
+
+def _indexed_job(job: KubernetesJob) -> list[Object]:
+    labels = {"app.kubernetes.io/name": job.name, "app.kubernetes.io/managed-by": "drumline"}
+    service = {
+        "clusterIP": "None",
+        # Pods need each other's addresses before they are ready, and the first its own.
+        "publishNotReadyAddresses": True,
+        "selector": labels,
+        "ports": [{"name": "rendezvous", "port": DEFAULT_PORT}],
+    }
+    command = _agent(job, "$(MASTER_ADDR):$(MASTER_PORT)", "$(POD_NUMBER)")
+    pod = {
+        "subdomain": job.name,
+        "restartPolicy": "OnFailure",
+        **_pod(job, "node", command),
+    }
+    pod["containers"][0]["env"] = [
+        {"name": "MASTER_ADDR", "value": f"{job.name}-0.{job.name}"},
+        {"name": "MASTER_PORT", "value": str(DEFAULT_PORT)},
+        dict(POD_NUMBER),
+        *_variables(job),
+    ]
+    batch_job = {
+        "completionMode": "Indexed",
+        "completions": job.num_nodes,
+        "parallelism": job.num_nodes,
+        "backoffLimit": BACKOFF_PER_NODE * job.num_nodes,
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    return [
+        _object("v1", "Service", job, service, labels=labels),
+        _object("batch/v1", "Job", job, batch_job, labels=labels),
+    ]
+
+
+def _object(
+    api_version: str, kind: str, job: KubernetesJob, spec: Object, *, labels: Mapping[str, str] | None = None
+) -> Object:
+    metadata: Object = {"name": job.name}
+    if job.namespace:
+        metadata["namespace"] = job.namespace
+    if labels:
+        metadata["labels"] = labels
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def _pod(job: KubernetesJob, container: str, command: list[str]) -> Object:
+    described = {
+        "name": container,
+        "image": job.image,
+        "command": command,
+        "args": _program_words(job),
+        "env": _variables(job),
+        **({"resources": _gpus(job)} if job.num_gpus else {}),
+        "volumeMounts": _mounts(job),
+    }
+    return {"containers": [described], "volumes": _volumes(job)}
+
+
+def _agent(job: KubernetesJob, endpoint: str, node_rank: str, *, is_host: bool | None = None) -> list[str]:
+    """The agent of a pod; Kubernetes replaces `$(NAME)` itself, without a shell. Pods cannot resolve each other's host
+    names, so each gives its address."""
+    procs, restarts = str(job.num_procs), ["--max-restarts", str(job.max_restarts)]
+    if not job.has_launcher:
+        words = ["torchrun", "--nnodes", str(job.num_nodes), "--nproc-per-node", procs, *restarts]
+        words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", RUN_ID]
+        if is_host is not None:
+            words += ["--rdzv-conf", f"is_host={'true' if is_host else 'false'}"]
+        return [*words, "--local-addr", "$(POD_IP)"]
+    words = ["drumline", "launch", "--procs", procs, *restarts]
+    if job.num_nodes == 1:
+        # Needed all the same: an operator gives a pod a RANK, and the launcher would take itself for one.
+        return [*words, "--nodes", "1", "--node-rank", "0"]
+    words += ["--nodes", str(job.num_nodes), "--node-rank", node_rank, "--master", endpoint]
+    if job.min_nodes is not None:
+        words += ["--nnodes", f"{job.min_nodes}:{job.num_nodes}"]
+    return [*words, "--address", "$(POD_IP)"]
+
+
+def _program_words(job: KubernetesJob) -> list[str]:
+    program = job.program
+    # The launcher takes a task's name and arguments, without the verb.
+    own = ["--", *(program.words[1:] if program.is_task else program.words)]
+    return [_literal(word) for word in (own if job.has_launcher else program.torchrun_arguments())]
+
+
+def _literal(word: str) -> str:
+    """Kubernetes reads `$(X)` as a variable and `$$` as `$`."""
+    return word.replace("$", "$$")
+
+
+def _variables(job: KubernetesJob) -> list[Object]:
+    name, _, value = OWN_STORE.partition("=")
+    variables: list[Object] = [dict(POD_ADDRESS), {"name": name, "value": value}]
+    if job.has_secret:
+        reference = {"name": job.secret, "key": SECRET_KEY, "optional": True}
+        variables.append({"name": VARIABLE, "valueFrom": {"secretKeyRef": reference}})
+    if job.claim and not job.program.is_task:
+        variables.append({"name": "OUTPUT_DIR", "value": _literal(job.run_folder)})
+    return variables
+
+
+def _gpus(job: KubernetesJob) -> Object:
+    return {"limits": {"nvidia.com/gpu": job.num_gpus}}
+
+
+def _volumes(job: KubernetesJob) -> list[Object]:
+    # A container's own /dev/shm has 64 MB: too little for NCCL and for loader workers.
+    volumes: list[Object] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+    if job.claim:
+        volumes.append({"name": "runs", "persistentVolumeClaim": {"claimName": job.claim}})
+    return volumes
+
+
+def _mounts(job: KubernetesJob) -> list[Object]:
+    mounts: list[Object] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]  # noqa: S108
+    if job.claim:
+        mounts.append({"name": "runs", "mountPath": RUNS})
+    return mounts
+
+
+def to_yaml(documents: Sequence[Mapping[str, Any]], *, comments: Sequence[str] = ()) -> str:
+    """The documents below the comments: mappings and lists in blocks, every string in JSON's quotes, which YAML reads
+    the same. No library for so little: nothing is read."""
+    head = "".join(f"# {line}\n" for line in comments)
+    return head + "---\n".join("".join(f"{line}\n" for line in _lines(document)) for document in documents)
+
+
+def _lines(value: Mapping[str, Any] | Sequence[Any]) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            name = key if PLAIN_KEY.fullmatch(key) else json.dumps(key)
+            if _is_block(item):
+                yield f"{name}:"
+                yield from (f"  {line}" for line in _lines(item))
+            else:
+                yield f"{name}: {json.dumps(item)}"
+    else:
+        for item in value:
+            first, *rest = _lines(item) if _is_block(item) else [json.dumps(item)]
+            yield f"- {first}"
+            yield from (f"  {line}" for line in rest)
+
+
+def _is_block(value: Any) -> bool:
+    return isinstance(value, Mapping | list) and bool(value)

@@ -1,0 +1,173 @@
+"""What each node of a job runs; and the same as a command for a person to type or a manifest to contain.
+
+The node that Drumline starts itself (`node/local.py`) has the same settings, given to torchrun's agent directly.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from drumline.launch.hosts import Host
+
+RUN_ID = "drumline"
+DEFAULT_PORT = 29500
+# The same as torchrun's own.
+JOIN_TIMEOUT_S = 600
+LAST_CALL_S = 30
+LOST_AFTER_S = 15
+KEEP_ALIVE_ATTEMPTS = 3
+# Without it all starts of a job share one store, and gloo finds the addresses of the start before in it.
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+# Runs a script as Python would, with the watchdog.
+SCRIPT_RUNNER = "drumline.watch.rank.script"
+TASK_RESTARTS = 3
+SCRIPT_RESTARTS = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePlan:
+    """One machine's part of a job."""
+
+    num_nodes: int = 1
+    node_rank: int = 0
+    num_procs: int | None = 1
+    """Ranks here; None is one per GPU."""
+    endpoint: str = ""
+    """`HOST:PORT` of the nodes' rendezvous; empty for a single node, which needs no fixed port."""
+    address: str | None = None
+    """What the other nodes call this one; None leaves that to torchrun, which takes the host's full name."""
+    max_restarts: int = 0
+    min_nodes: int | None = None
+    """The job continues with so many nodes when others are missing; None needs all."""
+    peers: tuple[str, ...] = ()
+    """What the user calls each node, by node rank, where that is known."""
+    join_timeout_s: int = JOIN_TIMEOUT_S
+    """How long nodes wait for each other."""
+    last_call_s: int = LAST_CALL_S
+    """How long `min_nodes` wait for the rest before they start without them."""
+    lost_after_s: int = LOST_AFTER_S
+    """A node without a heartbeat for so long is lost."""
+    job: str = ""
+    """The job's name, where one launcher gave it to all nodes: two jobs may use the same port."""
+
+    @property
+    def may_shrink(self) -> bool:
+        """Whether the job continues without a node that is missing."""
+        return self.min_nodes is not None and self.min_nodes < self.num_nodes
+
+
+@dataclass(frozen=True)
+class Program:
+    """What every rank runs."""
+
+    words: tuple[str, ...]
+    """A script and its arguments, or the arguments of `drumline`."""
+    is_task: bool = False
+    is_watched: bool = False
+    """A script that runs with the watchdog."""
+    run: str | None = None
+    """The run folder of a task, as its settings name it; None where they were not read."""
+
+    def python_arguments(self) -> list[str]:
+        if self.is_watched:
+            return ["-m", SCRIPT_RUNNER, *self.words]
+        return ["-m", "drumline", *self.words] if self.is_task else list(self.words)
+
+    def torchrun_arguments(self) -> list[str]:
+        # The bare dashes keep torchrun from reading the rest: it takes `--run` for a prefix of its own `--run-path`.
+        return ["-m", "--", "drumline", *self.words] if self.is_task else ["--", *self.words]
+
+
+def task_program(task: str, arguments: Sequence[str], *defaults: tuple[str, str | None]) -> Program:
+    """`drumline train TASK`, with each default (a flag and its value) that the user did not set."""
+    added = []
+    for flag, value in defaults:
+        is_set = any(word == flag or word.startswith(f"{flag}=") for word in arguments)
+        if value is not None and not is_set:
+            added += [flag, value]
+    return Program(("train", task, *arguments, *added), is_task=True)
+
+
+def default_restarts(*, is_task: bool, may_shrink: bool = False) -> int:
+    """A task resumes from its newest checkpoint. A script that does not would train from the start each time, and
+    overwrite what it had written; a user who lets a job continue with fewer nodes says that it resumes."""
+    return TASK_RESTARTS if is_task or may_shrink else SCRIPT_RESTARTS
+
+
+def nodes_of_hosts(
+    hosts: Sequence[Host],
+    *,
+    num_procs: int | None,
+    port: int,
+    max_restarts: int,
+    min_nodes: int | None = None,
+    job: str = "",
+) -> list[NodePlan]:
+    """A node for each host; their rendezvous is at the first."""
+    return [
+        NodePlan(
+            num_nodes=len(hosts),
+            node_rank=rank,
+            num_procs=host.slots or num_procs,
+            endpoint=f"{hosts[0].address}:{port}",
+            address=host.address,
+            max_restarts=max_restarts,
+            min_nodes=min_nodes,
+            peers=tuple(one.address for one in hosts),
+            job=job,
+        )
+        for rank, host in enumerate(hosts)
+    ]
+
+
+def torchrun_command(node: NodePlan, program: Program) -> list[str]:
+    """The words to type on that node."""
+    procs = "gpu" if node.num_procs is None else str(node.num_procs)
+    least = f"{node.min_nodes}:" if node.may_shrink else ""
+    flags = ["--nnodes", f"{least}{node.num_nodes}", "--nproc-per-node", procs]
+    flags += ["--max-restarts", str(node.max_restarts), *_rendezvous_flags(node)]
+    # A single agent's count of restarts is the job's, so there the shared store can tell starts apart.
+    environment = ["env", OWN_STORE] if node.num_nodes > 1 else []
+    return [*environment, "torchrun", *flags, *program.torchrun_arguments()]
+
+
+def _rendezvous_flags(node: NodePlan) -> list[str]:
+    if not node.endpoint:
+        return ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+    # Which node hosts the rendezvous is not left to torchrun, which goes by what the name resolves to.
+    settings = [f"is_host={'true' if node.node_rank == 0 else 'false'}"]
+    if node.join_timeout_s != JOIN_TIMEOUT_S:
+        settings.append(f"join_timeout={node.join_timeout_s}")
+    if node.last_call_s != LAST_CALL_S:
+        settings.append(f"last_call_timeout={node.last_call_s}")
+    if node.lost_after_s != LOST_AFTER_S:
+        settings.append(f"keep_alive_interval={max(1, node.lost_after_s // KEEP_ALIVE_ATTEMPTS)}")
+    flags = ["--rdzv-backend", "c10d", "--rdzv-endpoint", node.endpoint, "--rdzv-id", RUN_ID]
+    flags += ["--rdzv-conf", ",".join(settings)]
+    return [*flags, "--local-addr", node.address] if node.address else flags
+
+
+def resume_command(arguments: Sequence[str], *, procs: int) -> str:
+    """The command that resumes this run on as many ranks: the same one without `--fresh`, and with `--procs` where a
+    launcher had it."""
+    rest = [word for word in arguments if word != "--fresh"]
+    has_procs = any(word.partition("=")[0] == "--procs" for word in rest)
+    return shlex.join(
+        ["drumline", "train", *rest, *([] if has_procs or procs == 1 else ["--procs", str(procs)])]
+    )
+
+
+def two_node_command(task: str, arguments: Sequence[str], *, procs: int) -> str:
+    """The same run on two machines, with as many ranks on each."""
+    rest: list[str] = []
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        if before != "--procs" and word not in ("--procs", "--fresh") and not word.startswith("--procs="):
+            rest.append(word)
+    # `drumline launch` wants the task before its flags; `drumline train` takes it anywhere. Not where it is a value.
+    is_value = [before.startswith("--") and "=" not in before for before in ["", *rest]]
+    places = sorted((is_value[place], place) for place, word in enumerate(rest) if word == task)
+    if places:
+        del rest[places[0][1]]
+    return f"drumline launch --hosts HOST_A,HOST_B --procs {procs} {shlex.join([task, *rest])}"

@@ -1,0 +1,186 @@
+"""What our launcher gives each rank in its environment, and the failure record that a rank leaves for its launcher.
+
+- When the user's command began, so that a run can report the time to its first step. Ranks that are restarted, those of
+  another launcher and those of a command on another host count from their own start: clocks of two hosts are never
+  compared.
+- A file for each rank of each start. What a rank prints is for people; what it writes there is for the launcher.
+- A folder for the watchdog of this node and this start. A script that knows nothing of Drumline (`launch --watch`) has
+  the settings of its watchdog in variables, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from drumline.errors import UsageError
+from drumline.net.secrets import derived, secret_from
+from drumline.untrusted import parse_json
+
+RESTARTED = "DRUMLINE_RESTARTED"
+LOGS_SHOWN = "DRUMLINE_LOGS_SHOWN"
+"""Set where the launcher also shows what ranks other than 0 write to their logs in the run folder."""
+FAILURE_FILE = "DRUMLINE_FAILURE_FILE"
+COMMAND_START = "DRUMLINE_COMMAND_START"
+WATCH_FOLDER = "DRUMLINE_WATCH_DIR"
+WATCH_NODES = "DRUMLINE_WATCH_NODES"
+WATCH_RUN = "DRUMLINE_WATCH_RUN"
+ON_HANG = "DRUMLINE_WATCH_ON_HANG"
+HANG_S = "DRUMLINE_WATCH_HANG_S"
+ON_HANG_ACTIONS = ("restart", "stop", "report")
+DEFAULT_ON_HANG = "restart"
+# How to run without the watchdog, for messages.
+WITHOUT_WATCH = "--watch.sidecar off; a script: launch it without --watch"
+OWN_STAT = Path("/proc/self/stat")
+# Fields of the file before the start time, counted from behind the name, which may hold blanks.
+STARTTIME = 19
+_task_began: float | None = None
+
+
+# When the command began
+
+
+def now() -> float:
+    """Seconds since boot: the clock that the kernel dates processes by."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def begin_now() -> None:
+    """This process has waited for something to do, and that begins now."""
+    global _task_began
+    _task_began = now()
+
+
+def process_start() -> float:
+    """When this process began, Python's own start included; now, where the system does not say."""
+    if _task_began is not None:
+        return _task_began
+    try:
+        fields = OWN_STAT.read_text(encoding="utf-8").rpartition(")")[2].split()
+        start = int(fields[STARTTIME]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return now()
+    return min(start, now())
+
+
+def command_start(environment: Mapping[str, str]) -> float | None:
+    """When the launcher of this rank began, if it set that and it is possible."""
+    try:
+        start = float(environment.get(COMMAND_START) or math.nan)
+    except ValueError:
+        return None
+    return start if 0 <= start <= process_start() else None
+
+
+# How a rank failed
+
+
+@dataclass(frozen=True)
+class FailureRecord:
+    """The first failure of the job, as one of its ranks knows it."""
+
+    rank: int | None
+    """Which rank failed first; not the writer where that one only followed."""
+    step: int | None
+    error: str
+    is_own: bool
+    """Raised by that rank for its own reasons, and not because another process ended."""
+    can_restart: bool
+    """False: a restart would fail the same way."""
+
+    def repeats(self, before: FailureRecord | None) -> bool:
+        """Whether the start before this one failed the same way, at the same step."""
+        return self.is_own and self == before
+
+
+def write_failure(environment: Mapping[str, str], record: FailureRecord) -> None:
+    """Does nothing under another launcher."""
+    if path := environment.get(FAILURE_FILE):
+        with contextlib.suppress(OSError):
+            Path(path).write_text(json.dumps(asdict(record)), encoding="utf-8")
+
+
+def read_failure(path: Path) -> FailureRecord | None:
+    """None: the rank could not write it (it was killed), or is a script."""
+    try:
+        return FailureRecord(**parse_json(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+# The watchdog
+
+
+@dataclass(frozen=True)
+class ScriptWatch:
+    """The settings of a script's watchdog."""
+
+    run: str
+    """The folder for diagnoses, as a task has its run folder."""
+    on_hang: str = DEFAULT_ON_HANG
+    hang_s: float | None = None
+    """None: a script that only waits is never ended."""
+
+    def variables(self) -> dict[str, str]:
+        given = {WATCH_RUN: self.run, ON_HANG: self.on_hang}
+        return given if self.hang_s is None else {**given, HANG_S: f"{self.hang_s:g}"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchSettings:
+    """What the launcher set for this rank's watchdog; under another launcher, nothing."""
+
+    folder: Path | None = None
+    """The watch folder of this node and this start."""
+    secret: str | None = field(default=None, repr=False)
+    nodes: tuple[tuple[str, int], ...] = ()
+    """By node: the address, and the port that is kept for its sidecar. Empty where there is one node, or another
+    launcher."""
+    run: Path | None = None
+    """Only for a script: where diagnoses go."""
+    on_hang: str = DEFAULT_ON_HANG
+    hang_s: float | None = None
+
+
+def sidecar_secret(secret: str | None, *start: str) -> str | None:
+    """The secret of the sidecars of one start; `start` names it, where all starts have one secret."""
+    return None if secret is None else derived(secret, "sidecars", *start)
+
+
+def watch_settings_from(environment: Mapping[str, str]) -> WatchSettings:
+    """Raises UsageError where a variable has a value that cannot be used."""
+    folder, run = environment.get(WATCH_FOLDER), environment.get(WATCH_RUN)
+    on_hang = environment.get(ON_HANG, DEFAULT_ON_HANG)
+    if on_hang not in ON_HANG_ACTIONS:
+        raise UsageError(f"{ON_HANG} is {on_hang!r}, not one of {', '.join(ON_HANG_ACTIONS)}")
+    return WatchSettings(
+        folder=Path(folder) if folder else None,
+        secret=sidecar_secret(secret_from(environment)),
+        nodes=tuple(_node_address(word) for word in environment.get(WATCH_NODES, "").split(",") if word),
+        run=Path(run) if run else None,
+        on_hang=on_hang,
+        hang_s=_seconds(environment[HANG_S]) if HANG_S in environment else None,
+    )
+
+
+def _node_address(word: str) -> tuple[str, int]:
+    address, _, port = word.rpartition(":")
+    if not address or not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise UsageError(f"{WATCH_NODES} has {word!r}, which is not ADDRESS:PORT")
+    return address, int(port)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"{HANG_S} is {text!r}, which is not a number of seconds")
+    return seconds

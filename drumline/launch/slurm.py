@@ -1,0 +1,265 @@
+"""Slurm: what srun's variables say about a rank or a node, and a batch file that starts a job and requeues it.
+
+srun starts every rank itself and sets SLURM_PROCID and the rest, but no rendezvous: that is at the step's first host,
+at a port that follows from the job's number, so that two jobs on one host do not collide. Or srun starts one task on
+each node (`drumline launch --srun`), which starts that node's ranks.
+
+Slurm signals the tasks before the time limit, or when another job takes the nodes; the run saves and exits with 75
+(`engine/preemption.py`). Slurm takes a job that exits by itself for a failed one and does not start it again, so the
+batch file requeues itself. The same command then resumes from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from drumline.errors import ExitCode, PreflightError, UsageError, as_list
+from drumline.launch.node_plan import NodePlan
+from drumline.untrusted import read_regular, replace_text
+
+FIRST_PORT = 20_000
+NUM_PORTS = 20_000
+MAX_NAMES = 10_000
+WRITTEN = "# Written by `drumline launch --slurm`."
+SIGNAL_BEFORE_S = 120
+MAX_REQUEUES = 1000
+# Slurm splits a line at blanks and has its own rules for quotes: what could be misread is rejected.
+VALUE = re.compile(r"[A-Za-z0-9_.,:@%+=/()\[\]*&|!~-]+")
+FLAG = re.compile(rf"--[a-z][a-z0-9-]*(=({VALUE.pattern}))?")
+TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})")
+TEXT = """\
+#!/bin/sh
+{written}
+{directives}
+
+# The secret that the nodes of this job share: in no file, and on no command line.
+if [ -z "${{DRUMLINE_SECRET:-}}" ]; then
+    DRUMLINE_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')
+fi
+export DRUMLINE_SECRET
+
+# One task on each node, which starts the ranks there.
+srun {srun_flags} {command}
+code=$?
+
+# {preempted}: preempted, saved, and not done yet. With any other code the job ends.
+[ "$code" -eq {preempted} ] || exit "$code"
+count=${{SLURM_RESTART_COUNT:-0}}
+if [ "$count" -ge {max_requeues} ]; then
+    echo "drumline: preempted after $count requeues; --max-requeues is {max_requeues}, so the job ends" >&2
+    exit "$code"
+fi
+echo "drumline: requeueing job $SLURM_JOB_ID ($((count + 1)) of {max_requeues})" >&2
+scontrol requeue "$SLURM_JOB_ID" || echo "drumline: the requeue failed; rerun the same command to resume" >&2
+exit "$code"
+"""
+
+
+# What srun says
+
+
+def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """RANK and the rest for a task of an srun step; nothing anywhere else (a batch script is no step of its own)."""
+    if "SLURM_PROCID" not in environment or "SLURM_STEP_NODELIST" not in environment:
+        return {}
+    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
+        return {}
+    node_list, per_node = (
+        environment["SLURM_STEP_NODELIST"],
+        environment.get("SLURM_STEP_TASKS_PER_NODE", "1"),
+    )
+    # Hosts are in the order of their ranks only where each has the same number, in blocks.
+    in_blocks = "," not in per_node and environment.get("SLURM_DISTRIBUTION", "block").startswith("block")
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
+        # `4(x2),3` means four tasks on each of two nodes and three on one more.
+        "LOCAL_WORLD_SIZE": re.split(r"[(,]", per_node, maxsplit=1)[0],
+        "MASTER_ADDR": first_host(node_list),
+        "MASTER_PORT": str(_port(environment)),
+        "DRUMLINE_NODE_NAMES": ",".join(node_names(node_list)) if in_blocks else "",
+    }
+
+
+def node_of_step(environment: Mapping[str, str], *, num_procs: int | None) -> NodePlan:
+    """This process's node of a step that has one task on each."""
+    names = ("SLURM_NODEID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST")
+    if missing := [name for name in names if name not in environment]:
+        raise UsageError(
+            f"--srun: srun did not start this process: {', '.join(missing)} not set",
+            next_step="srun --ntasks-per-node=1 drumline launch --srun ..., or drumline launch --slurm",
+        )
+    num_nodes, tasks = int(environment["SLURM_STEP_NUM_NODES"]), int(environment["SLURM_STEP_NUM_TASKS"])
+    if tasks != num_nodes:
+        raise UsageError(
+            f"--srun: the step has {tasks} tasks on {num_nodes} nodes; it needs one on each, which starts the ranks",
+            next_step="srun --ntasks=$SLURM_NNODES --ntasks-per-node=1, and set the ranks of a node with --procs",
+        )
+    if num_nodes == 1:
+        return NodePlan(num_procs=num_procs)
+    node_list, node_rank = environment["SLURM_STEP_NODELIST"], int(environment["SLURM_NODEID"])
+    return NodePlan(
+        num_nodes=num_nodes,
+        node_rank=node_rank,
+        num_procs=num_procs,
+        endpoint=f"{first_host(node_list)}:{_port(environment)}",
+        address=first_host(node_list) if node_rank == 0 else None,
+        peers=tuple(node_names(node_list)),
+    )
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    job, step = int(environment.get("SLURM_JOB_ID", "0")), int(environment.get("SLURM_STEP_ID", "0"))
+    return FIRST_PORT + (job * 7 + step) % NUM_PORTS
+
+
+def first_host(node_list: str) -> str:
+    """The first name of Slurm's shorthand: `gpu[007-009,12],login` begins with `gpu007`."""
+    first = next(_spelled_out(node_list), "")
+    if not re.fullmatch(r"[^\[\],]+", first) or node_list.startswith("["):
+        raise PreflightError(
+            f"SLURM_STEP_NODELIST is {node_list!r}, in which no first host can be found",
+            next_step="set MASTER_ADDR to the first host of the job",
+        )
+    return first
+
+
+def node_names(node_list: str) -> list[str]:
+    """`gpu[007-009,12],login` is gpu007, gpu008, gpu009, gpu12 and login; nothing if there are too many."""
+    names = list(islice(_spelled_out(node_list), MAX_NAMES + 1))
+    return names if len(names) <= MAX_NAMES else []
+
+
+def _spelled_out(node_list: str) -> Iterator[str]:
+    # A comma inside brackets separates numbers, one outside names.
+    for word in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", node_list):
+        match = re.fullmatch(r"([^\[]*)\[([\d,-]+)\](.*)", word)
+        if match is None:
+            yield word
+            continue
+        prefix, numbers, rest = match.groups()
+        for part in filter(None, numbers.split(",")):
+            first, _, last = part.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                for end in _spelled_out(rest) if rest else [""]:
+                    yield f"{prefix}{str(number).zfill(len(first))}{end}"
+
+
+# What sbatch gets
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchJob:
+    """The content of a batch file."""
+
+    name: str
+    command: Sequence[str]
+    """What each node runs."""
+    num_nodes: int = 1
+    num_gpus: int | None = None
+    num_cpus: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    """sbatch's own flags by name, such as partition and time."""
+    others: Sequence[str] = ()
+    """Further flags, as they are."""
+    signal_before_s: int = SIGNAL_BEFORE_S
+    max_requeues: int = MAX_REQUEUES
+    may_shrink: bool = False
+    """Whether the job continues when a node is lost; otherwise Slurm ends it."""
+
+    @property
+    def log(self) -> str:
+        """`%j` is the job's number."""
+        return f"{self.name}-%j.log"
+
+
+def wrong_values(options: Mapping[str, str], others: Sequence[str], signal_before_s: int) -> Iterator[str]:
+    """What a batch file cannot contain, or what would not work, as sentences."""
+    for name, value in options.items():
+        if not VALUE.fullmatch(value):
+            yield f"--{name}: {value!r} cannot be in a batch file; no blanks, quotes and the like"
+    for flag in others:
+        if not FLAG.fullmatch(flag):
+            yield f"--sbatch: {flag!r} is not a flag for a batch file; give --name or --name=value"
+    limit_s = seconds_of(options.get("time", ""))
+    if limit_s is not None and limit_s <= signal_before_s:
+        yield f"--signal-before: {signal_before_s} s is not shorter than --time {options['time']}"
+
+
+def seconds_of(time_limit: str) -> int | None:
+    """sbatch's minutes, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None for anything else."""
+    found = TIME.fullmatch(time_limit)
+    if found is None:
+        return None
+    parts = [int(part) for part in found["parts"].split(":")]
+    if found["days"] is None:
+        hours, minutes, seconds = [[0, *parts, 0], [0, *parts], parts][len(parts) - 1]
+    else:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    return int(found["days"] or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
+
+
+def batch_text(job: BatchJob) -> str:
+    """The batch file."""
+    flags = [f"--job-name={job.name}", f"--nodes={job.num_nodes}", "--ntasks-per-node=1"]
+    flags += [f"--{name}={value}" for name, value in job.options.items()]
+    flags += [] if job.num_gpus is None else [f"--gpus-per-node={job.num_gpus}"]
+    cpus = [] if job.num_cpus is None else [f"--cpus-per-task={job.num_cpus}"]
+    no_kill = ["--no-kill"] if job.may_shrink else []
+    flags += [*cpus, *no_kill, "--requeue", f"--signal=USR1@{job.signal_before_s}"]
+    flags += [f"--output={job.log}", "--open-mode=append", *job.others]
+    return TEXT.format(
+        written=WRITTEN,
+        directives="\n".join(f"#SBATCH {flag}" for flag in flags),
+        # srun does not take the number of cores from the job; and one node that is done does not end the others.
+        srun_flags=shlex.join(["--ntasks-per-node=1", "--kill-on-bad-exit=0", *no_kill, *cpus]),
+        command=shlex.join(job.command),
+        preempted=int(ExitCode.PREEMPTED),
+        max_requeues=job.max_requeues,
+    )
+
+
+def write_batch_file(path: Path, text: str) -> None:
+    """Over one that was written here before, never over another file."""
+    try:
+        if os.path.lexists(path) and WRITTEN not in read_regular(path).decode(errors="replace"):
+            raise UsageError(
+                f"{path} exists, and was not written by drumline launch",
+                next_step="give another path with --out",
+            )
+        replace_text(path, text)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}", next_step="check --out") from error
+
+
+def check_sbatch(search_path: str | None) -> str:
+    """Where sbatch is."""
+    if (sbatch := shutil.which("sbatch", path=search_path)) is None:
+        raise UsageError(
+            f"sbatch is not installed on {socket.gethostname()}",
+            next_step="run this where jobs are submitted, or show the batch file with --print",
+        )
+    return sbatch
+
+
+def submit(sbatch: str, path: Path) -> str:
+    """The job's number."""
+    command = [sbatch, "--parsable", str(path)]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    if done.returncode != 0:
+        heading = f"sbatch rejected {path} (exit code {done.returncode}):"
+        raise UsageError(
+            as_list(heading, done.stderr.strip().splitlines()),
+            next_step="change the flags of drumline launch, which come before the name of the task or script",
+        )
+    return done.stdout.strip().partition(";")[0]  # in a federation the cluster's name follows

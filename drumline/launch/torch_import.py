@@ -1,0 +1,145 @@
+"""How a command imports torch: with the garbage collector off, and without the parts that no step may ever need.
+
+Modules are some hundred thousand objects that stay to the end; the collector would search them several times while they
+load, now and then during training, and once more at the exit.
+
+torch loads its compiler (torch._dynamo, 800 modules) at the first call of an optimizer or of DDP, a third of the time
+to the first step, for three things that are known while nothing is compiled: that a function is left out, that a graph
+ends here, and how DDP is to be compiled. A small module in its place answers these. Any other use, by torch or by the
+user's code, loads the real one, and all is as if that had been there from the beginning.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+COMPILER = "torch._dynamo"
+# Where torch keeps the result of leaving a function out.
+DISABLED = "__dynamo_disable"
+# Programs that search through all modules ask each for names like these; only these two mean that it is used.
+NEEDS_REAL = ("__path__", "__all__")
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Import what stays to the end in here: the garbage collector is off, and never looks at it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+class LateModule(ModuleType):
+    """A placeholder in `sys.modules`, replaced by the real module when somebody uses it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in NEEDS_REAL:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(self.load(), name)
+
+    def __dir__(self) -> list[str]:
+        return dir(self.load())
+
+    def load(self) -> ModuleType:
+        """The real module, which takes this one's place."""
+        if self.is_placeholder:
+            if LoadedMeanwhile not in sys.meta_path:
+                sys.meta_path.insert(0, LoadedMeanwhile)
+            del sys.modules[self.__name__]
+            package, _, name = self.__name__.rpartition(".")
+            # While it loads, the modules that it imports look for it there in turn.
+            if vars(sys.modules[package]).get(name) is self:
+                delattr(sys.modules[package], name)
+        with loading():
+            return importlib.import_module(self.__name__)
+
+    @property
+    def is_placeholder(self) -> bool:
+        """Whether nobody has used the real one yet."""
+        return sys.modules.get(self.__name__) is self
+
+
+class LoadedMeanwhile(Loader):
+    """Finds a module that was loaded after Python had looked for it and before it searches.
+
+    To import `late.part` Python looks for that, then asks `late` for its path, and does not look again. If the question
+    has loaded `late` with its parts, it would make a second `late.part` that nobody else knows.
+    """
+
+    @classmethod
+    def find_spec(
+        cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if target is not None or name not in sys.modules:  # a target is to be reloaded
+            return None
+        return importlib.util.spec_from_loader(name, cls(sys.modules[name]))
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Its own loader has run it. Some modules cannot be changed, by Python neither."""
+        with suppress(AttributeError):
+            module.__spec__ = self._spec
+
+
+def load_compiler_late() -> None:
+    """From here on. Not before the process group: with a compiler there, torch then clears its caches."""
+    if COMPILER not in sys.modules:
+        import torch
+
+        sys.modules[COMPILER] = torch._dynamo = _LateCompiler()
+
+
+class _LateCompiler(LateModule):
+    def __init__(self) -> None:
+        super().__init__(COMPILER)
+        self.__spec__ = importlib.util.find_spec(COMPILER)
+        self.left_out: list[tuple[Callable[..., Any], bool]] = []
+        self.graph_break = lambda msg="": None  # there is no graph
+        self.utils = _LateCompilerUtils(self)
+
+    def disable(self, function: Any = None, recursive: bool = True, **more: Any) -> Any:
+        """torch's own functions ask without a wrapping, and keep the answer where it can be corrected later."""
+        if more != {"wrapping": False} or not self.is_placeholder:
+            return self.load().disable(function, recursive, **more)
+        self.left_out.append((function, recursive))
+        return function
+
+    def load(self) -> Any:
+        is_first = self.is_placeholder
+        real: Any = super().load()
+        if is_first:
+            for function, recursive in self.left_out:
+                setattr(function, DISABLED, real.disable(function, recursive, wrapping=False))
+            vars(self).update(vars(real))  # for whoever still holds this one
+        return real
+
+
+class _LateCompilerUtils(ModuleType):
+    """What the compiler's `utils` are asked before it is needed."""
+
+    def __init__(self, compiler: _LateCompiler) -> None:
+        super().__init__(f"{COMPILER}.utils")
+        self._compiler = compiler
+
+    def get_optimize_ddp_mode(self) -> str:
+        """Its default: whoever sets another one loads the compiler for that."""
+        return "ddp_optimizer"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiler.load().utils, name)

@@ -1,0 +1,138 @@
+"""When a command began: as the system says, or the launcher, if that can be true."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drumline.errors import UsageError
+from drumline.launch import rank_environment
+from drumline.launch import rank_environment as room
+from drumline.launch.node.supervision import Supervision
+from drumline.launch.node.watched_agent import RankFiles, WatchedAgent
+from drumline.launch.rank_environment import (
+    COMMAND_START,
+    ScriptWatch,
+    WatchSettings,
+    command_start,
+    now,
+    process_start,
+    watch_settings_from,
+)
+from drumline.net import secrets
+from drumline.net.secrets import new_secret
+
+TICK_S = 0.02
+
+
+def test_a_process_knows_when_it_began() -> None:
+    code = "from drumline.launch.rank_environment import process_start; print(process_start())"
+    before = now()
+    began = float(subprocess.check_output([sys.executable, "-c", code]))
+    assert before - TICK_S <= began < now() - TICK_S, "before Python itself had started"
+
+
+@pytest.mark.parametrize("text", [None, "", "1 (a name) S 1 2", "1 (python) " + "x " * 30])
+def test_where_the_system_does_not_tell_it_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    file = tmp_path / "stat"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setattr(room, "OWN_STAT", file)
+    before = now()
+    assert before <= process_start() <= now()
+
+
+def test_the_name_of_a_process_may_hold_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "stat"
+    file.write_text("7 (a ) b) " + " ".join(["S", *["1"] * 18, "250", "9"]))
+    monkeypatch.setattr(room, "OWN_STAT", file)
+    monkeypatch.setattr("os.sysconf", {"SC_CLK_TCK": 100}.__getitem__)
+    assert process_start() == 2.5
+
+
+def test_a_launcher_tells_its_ranks() -> None:
+    assert command_start({COMMAND_START: "1.25"}) == 1.25
+
+
+@pytest.mark.parametrize("word", ["", "soon", "nan", "inf", "-1", "1e12"])
+def test_what_cannot_be_true_is_not_believed(word: str) -> None:
+    assert command_start({COMMAND_START: word}) is None
+
+
+def test_another_launcher_tells_nothing() -> None:
+    assert command_start({}) is None
+
+
+@pytest.mark.parametrize(
+    ("num_starts", "folder", "tells"), [(0, None, True), (1, None, False), (0, Path("logs"), False)]
+)
+def test_only_the_first_ranks_of_a_command_that_was_given_here_are_told(
+    tmp_path: Path, num_starts: int, folder: Path | None, tells: bool
+) -> None:
+    agent = object.__new__(WatchedAgent)  # without a job: only what it would tell
+    agent.files = RankFiles(str(tmp_path), folder)
+    agent.files.num_starts = num_starts
+    agent.supervision = Supervision(folder=folder)
+    assert agent._command_start() == (f"{process_start():.2f}" if tells else "")
+
+
+def test_under_another_launcher_nothing_is_told() -> None:
+    terms = watch_settings_from({})
+    assert terms == WatchSettings()
+    assert (terms.folder, terms.secret, terms.nodes, terms.run) == (None, None, (), None)
+    assert (terms.on_hang, terms.hang_s) == ("restart", None)
+
+
+def test_what_is_told_is_read_and_the_secret_is_not_shown() -> None:
+    secret = new_secret()
+    terms = watch_settings_from(
+        {
+            rank_environment.WATCH_FOLDER: "/dev/shm/x",
+            secrets.VARIABLE: secret,
+            rank_environment.WATCH_NODES: "10.0.0.1:4000,fe80::1:4001",
+            **ScriptWatch(run="/runs/a", on_hang="stop", hang_s=7.5).variables(),
+        }
+    )
+    assert terms == WatchSettings(
+        folder=Path("/dev/shm/x"),
+        secret=secrets.derived(secret, "sidecars"),
+        nodes=(("10.0.0.1", 4000), ("fe80::1", 4001)),
+        run=Path("/runs/a"),
+        on_hang="stop",
+        hang_s=7.5,
+    )
+    assert terms.secret is not None
+    assert terms.secret not in repr(terms)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (rank_environment.WATCH_NODES, "a", "DRUMLINE_WATCH_NODES has 'a', which is not ADDRESS:PORT"),
+        (
+            rank_environment.WATCH_NODES,
+            "a:1,b:70000",
+            "DRUMLINE_WATCH_NODES has 'b:70000', which is not ADDRESS:PORT",
+        ),
+        (
+            rank_environment.ON_HANG,
+            "wait",
+            "DRUMLINE_WATCH_ON_HANG is 'wait', not one of restart, stop, report",
+        ),
+        (
+            rank_environment.HANG_S,
+            "long",
+            "DRUMLINE_WATCH_HANG_S is 'long', which is not a number of seconds",
+        ),
+        (rank_environment.HANG_S, "-1", "DRUMLINE_WATCH_HANG_S is '-1', which is not a number of seconds"),
+    ],
+)
+def test_what_cannot_be_read_is_said(name: str, value: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        watch_settings_from({name: value})
+    assert str(caught.value) == message
