@@ -25,12 +25,12 @@ from threading import Lock
 
 import torch
 
+from drumline.audit.epoch_coverage import pieces_of
+from drumline.audit.ledger_history import read_history
+from drumline.audit.section import Section
+from drumline.audit.verify import verify_run
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.tasks.base import Task
-from drumline.verify.findings import Part
-from drumline.verify.history import read_history
-from drumline.verify.pieces import pieces_of
-from drumline.verify.run import verify_run
 from tests.faults import AT_A_SAVE, AT_AN_EPOCH_END, PHASES, Fault, die_at
 from tests.jobs import Everything, make_config, newest, train_on
 from tests.ranks import RanksFailed, run_ranks
@@ -173,7 +173,7 @@ def covered(run: Path) -> str:
     """What a run trained on, by the ledger: which positions of which epoch in which steps, whoever had them."""
     verdict = verify_run(run, progress=lambda line: None)
     assert not verdict.problems, verdict.problems
-    history = read_history(run / "ledger.jsonl", Part("samples"))
+    history = read_history(run / "ledger.jsonl", Section("samples"))
     steps = [
         (piece.epoch, piece.low + number * piece.stride, piece.stride)
         for piece in pieces_of(history.stretches)

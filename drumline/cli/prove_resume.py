@@ -1,4 +1,4 @@
-"""`drumline prove-resume TASK`: reads the wishes, lets `prove` do the work, and prints the verdict."""
+"""`drumline prove-resume TASK`: reads the options, lets `prove` do the work, and prints the verdict."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from types import FrameType
 from typing import Any, Literal, NoReturn
 
 from drumline import terminal
+from drumline.audit.kill_schedule import ProofOptions, worlds_of, wrong_options
+from drumline.audit.proof_settings import ProofSettings, wrong_settings
+from drumline.audit.prove import Outcome, Proof
 from drumline.cli import train
 from drumline.config import PRESETS, Flags, read_flags, read_layers, resolve
 from drumline.config.schema import Count, Seed
 from drumline.errors import ConfigError, DrumlineError, ExitCode, UsageError
 from drumline.launch.topology import topology_from
 from drumline.launch.torch_import import loading
-from drumline.prove.proof import Outcome, Proof
-from drumline.prove.schedule import Wishes, worlds_of, wrong_wishes
-from drumline.prove.settings import Settings, wrong_settings
 from drumline.text import plural
 from drumline.untrusted import make_own_folder
 from drumline.user_code import is_class_spec
@@ -85,16 +85,16 @@ def run(argv: Sequence[str]) -> int:
             "prove-resume starts its ranks itself, but a launcher has started this process as one",
             next_step="run it without torchrun or srun",
         )
-    wishes, arguments, changes = _settle(flags)
+    options, arguments, changes = _settle(flags)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, _leave)  # what was started is then ended too
     keep = flags.own.get("keep")
     with _folder(keep) as folder:
-        say(f"kills are drawn from --seed {wishes.seed}")
+        say(f"kills are drawn from --seed {options.seed}")
         if changes:
             say(f"changed for the proof: {changes}")
-        code = _prove(wishes, arguments, folder)
+        code = _prove(options, arguments, folder)
         if code == ExitCode.SUCCESS and keep is None:
             shutil.rmtree(folder)
         else:
@@ -102,20 +102,20 @@ def run(argv: Sequence[str]) -> int:
     return code
 
 
-def _settle(flags: Flags) -> tuple[Wishes, list[str], str]:
-    """The wishes, the arguments of `drumline train`, and what is changed in them; every mistake is said at once, and
+def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
+    """The options, the arguments of `drumline train`, and what is changed in them; every mistake is said at once, and
     before torch is imported: what depends on the user's own task, whose file imports it, comes last."""
     task, file = flags.words[0] if flags.words else None, flags.own.get("config")
     layers = read_layers(flags, config_file=Path(file) if file else None, environment={})
-    wishes = _wishes(flags)
+    options = _options(flags)
     problems = [f"--{name}: {reason}" for name, reason in ELSEWHERE.items() if name in flags.own]
     problems += _wrong_command(task, flags)
     are_known = not any(problem.startswith(("--world", "--steps")) for problem in problems)
     if are_known:
-        problems += wrong_wishes(wishes)
-    problems += wrong_settings(layers, wishes)
+        problems += wrong_options(options)
+    problems += wrong_settings(layers, options)
     defaults = _defaults(task) if task in PRESETS or not problems else {}
-    settings = Settings(layers, defaults, wishes)
+    settings = ProofSettings(layers, defaults, options)
     if are_known and (task in PRESETS or not problems):
         problems += settings.problems()
     if problems or task is None:
@@ -124,7 +124,7 @@ def _settle(flags: Flags) -> tuple[Wishes, list[str], str]:
     given = read_flags(arguments, own={"config": str}, max_words=1)
     ranks_layers = read_layers(given, config_file=Path(file) if file else None, environment=os.environ)
     resolve(ranks_layers, defaults, task=task)  # what each rank would refuse is said here, once
-    return wishes, arguments, settings.describe_changes()
+    return options, arguments, settings.describe_changes()
 
 
 def _wrong_command(task: str | None, flags: Flags) -> Iterator[str]:
@@ -156,9 +156,9 @@ def _defaults(task: str | None) -> Mapping[str, Any]:
         ) from error
 
 
-def _wishes(flags: Flags) -> Wishes:
+def _options(flags: Flags) -> ProofOptions:
     seed = flags.own.get("seed")
-    return Wishes(
+    return ProofOptions(
         worlds=worlds_of(flags.own.get("world") or (1,)),
         steps=flags.own.get("steps", DEFAULT_STEPS),
         seed=random.SystemRandom().randrange(10**6) if seed is None else seed,
@@ -168,11 +168,11 @@ def _wishes(flags: Flags) -> Wishes:
     )
 
 
-def _prove(wishes: Wishes, arguments: list[str], folder: Path) -> int:
-    legs = ", ".join(map(str, wishes.worlds))
-    if wishes.is_elastic:
+def _prove(options: ProofOptions, arguments: list[str], folder: Path) -> int:
+    legs = ", ".join(map(str, options.worlds))
+    if options.is_elastic:
         say(f"the legs have different numbers of ranks ({legs}): --train.exact elastic is on")
-    outcome = Proof(wishes, arguments, folder, say).run()
+    outcome = Proof(options, arguments, folder, say).run()
     for line in verdict(outcome):
         say(line)
     return ExitCode.SUCCESS if outcome.found is None else ExitCode.TRAINING_FAILED

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from drumline.audit.section import Remark
+from drumline.audit.verify import RunReport, find_run, verify_run
 from drumline.errors import ExitCode, UsageError
 from drumline.terminal import one_line, show, show_progress
-from drumline.verify.findings import Finding
-from drumline.verify.run import Verdict, find_run, verify_run
 
 HELP = """\
 usage: drumline verify RUN [RUN ...] [--json]
@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
     return ExitCode.SOMETHING_WRONG if any(verdict.problems for verdict in verdicts) else ExitCode.SUCCESS
 
 
-def _as_text(verdict: Verdict) -> str:
+def _as_text(verdict: RunReport) -> str:
     lines = [str(verdict.run)]
     if verdict.job_at_work is not None:
         lines.append(f"  {verdict.job_at_work} is training in it: checked as far as it is")
@@ -70,7 +70,7 @@ def _as_text(verdict: Verdict) -> str:
     return "\n".join([*map(one_line, lines), _closing(verdict)])
 
 
-def _closing(verdict: Verdict) -> str:
+def _closing(verdict: RunReport) -> str:
     count = len(verdict.problems)
     if not count:
         return "nothing is wrong" if verdict.job_at_work else "the run is whole"
@@ -86,15 +86,15 @@ def _closing(verdict: Verdict) -> str:
     return f"{count} thing{'s are' if count > 1 else ' is'} wrong{onward}"
 
 
-def _as_json(verdicts: list[Verdict]) -> dict[str, Any]:
+def _as_json(verdicts: list[RunReport]) -> dict[str, Any]:
     return {
         "whole": not any(verdict.problems for verdict in verdicts),
         "runs": list(map(_run_as_json, verdicts)),
     }
 
 
-def _run_as_json(verdict: Verdict) -> dict[str, Any]:
-    def listed(findings: list[Finding]) -> list[dict[str, str]]:
+def _run_as_json(verdict: RunReport) -> dict[str, Any]:
+    def listed(findings: list[Remark]) -> list[dict[str, str]]:
         return [asdict(finding) for finding in findings]
 
     return {

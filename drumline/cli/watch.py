@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from drumline import terminal
+from drumline.audit.verify import find_run
 from drumline.cli.watch_look import Look, Looker
 from drumline.errors import ExitCode, UsageError
-from drumline.verify.run import find_run
 from drumline.watch.status.record import PLACE
 from drumline.watch.status.rows import HEADINGS, Level, Row, all_rows, in_a_line
 

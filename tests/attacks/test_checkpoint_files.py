@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from drumline.audit.verify import verify_run
 from drumline.checkpoint import look, manifest, store
 from drumline.checkpoint.load import load_checkpoint
 from drumline.checkpoint.manifest import TornCheckpointError
@@ -27,7 +28,6 @@ from drumline.engine.saving import find_newest
 from drumline.errors import CheckpointError
 from drumline.metrics.events import read_events
 from drumline.untrusted import MAX_BITS, parse_json
-from drumline.verify.run import verify_run
 from tests.attacks.limits import bounded
 from tests.jobs import Classify, make_config, train_here
 

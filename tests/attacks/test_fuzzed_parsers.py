@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from drumline.audit.verify import verify_run
 from drumline.checkpoint import manifest
 from drumline.cli.watch_look import Looker
 from drumline.config.files import read_file as read_settings
@@ -27,7 +28,6 @@ from drumline.launch.rank_environment import read_failure
 from drumline.launch.ssh.frames import decode
 from drumline.metrics.json_lines import read_lines
 from drumline.untrusted import parse_json, parse_toml
-from drumline.verify.run import verify_run
 from drumline.watch.beats.record import read_beat
 from drumline.watch.status.record import read_status
 from drumline.watch.status.rows import all_rows, in_a_line

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from drumline.audit.verify import verify_run
 from drumline.cli.watch_look import Looker
 from drumline.config.files import read_file
 from drumline.doctor.machine.folder_hashes import FileEntry, _code_hash
@@ -30,7 +31,6 @@ from drumline.launch.ssh.tree import code_files
 from drumline.metrics import json_lines
 from drumline.metrics.json_lines import parse_line, read_lines
 from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
-from drumline.verify.run import verify_run
 from drumline.watch.status.record import read_status
 from tests.attacks.limits import bounded
 

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from drumline import cli
+from drumline.audit.section import Section
+from drumline.audit.verify import RunReport
 from drumline.cli.watch_look import Looker
 from drumline.doctor.comparison import Comparison
 from drumline.doctor.finding import Finding
@@ -36,8 +38,6 @@ from drumline.launch.ssh.screen import Screen
 from drumline.metrics.live import LiveDisplay
 from drumline.metrics.plain import PlainDisplay
 from drumline.net.dial import Patience
-from drumline.verify.findings import Part
-from drumline.verify.run import Verdict
 
 MARK = "FORGED"
 OSC_52 = "\x1b]52;c;Zm9yZ2Vk\x07"
@@ -341,12 +341,12 @@ def doctor(text: str, capsys: pytest.CaptureFixture[str], *, is_terminal: bool) 
 def file_in_a_run_folder(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     from drumline.cli import verify
 
-    part = Part("events", summary=text)
+    part = Section("events", summary=text)
     part.problem(text, text)
     part.note(text, text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verify, "find_run", Path)
-        patch.setattr(verify, "verify_run", lambda folder, show: Verdict(folder, [part], text, None))
+        patch.setattr(verify, "verify_run", lambda folder, show: RunReport(folder, [part], text, None))
         assert verify.run([str(path)]) == 1
     return capsys.readouterr().out
 

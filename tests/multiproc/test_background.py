@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
+from drumline.audit.verify import verify_run
 from drumline.checkpoint import look, store
 from drumline.config.schema import CheckpointConfig
 from drumline.errors import CheckpointError
 from drumline.metrics.events import read_events
 from drumline.metrics.json_lines import JsonLines
 from drumline.tasks.base import Loss
-from drumline.verify.run import verify_run
 from tests.jobs import Classify, Normalised, assert_same_bits, make_config, newest, train_here, train_on
 
 EVERY_STEP = CheckpointConfig(every_steps=1, every_epochs=0, keep_last=50, keep_best=0)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
+from drumline.audit.verify import verify_run
 from drumline.checkpoint import look, store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, LogConfig, OptimConfig
 from drumline.data.permutation import permute
@@ -22,7 +23,6 @@ from drumline.engine.preemption import Preemption
 from drumline.errors import TrainingError
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss
-from drumline.verify.run import verify_run
 from tests.jobs import (
     NUM_SAMPLES,
     Classify,

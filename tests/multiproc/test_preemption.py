@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from drumline.audit.verify import verify_run
 from drumline.checkpoint import look, store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.engine import loop
@@ -27,7 +28,6 @@ from drumline.engine.saver import Saver
 from drumline.engine.saving import Progress
 from drumline.errors import ExitCode
 from drumline.metrics.events import read_events
-from drumline.verify.run import verify_run
 from tests.jobs import Everything, make_config, train_on
 from tests.ranks import RanksFailed, run_ranks
 from tests.schedules import digest

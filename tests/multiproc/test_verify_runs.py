@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from drumline.audit.verify import RunReport, verify_run
 from drumline.config.schema import CheckpointConfig, Config
 from drumline.engine.run_folder import RunFolder, locked
 from drumline.engine.saver import Saver
 from drumline.engine.saving import Progress
-from drumline.verify.run import Verdict, verify_run
 from tests.jobs import Classify, make_config, train_here, train_on
 from tests.ranks import RanksFailed, run_ranks
 
@@ -55,7 +55,7 @@ def copy_run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
-def verify(run: Path) -> Verdict:
+def verify(run: Path) -> RunReport:
     return verify_run(run, lambda text: None)
 
 

@@ -15,13 +15,13 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import IterableDataset
 
+from drumline.audit.verify import verify_run
 from drumline.config.schema import DistConfig
 from drumline.engine import train as engine
 from drumline.engine.steps.warm_up import is_a_mean, unused_parameters
 from drumline.errors import UsageError
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss
-from drumline.verify.run import verify_run
 from tests.jobs import (
     Classify,
     Everything,

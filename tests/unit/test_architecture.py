@@ -27,7 +27,7 @@ FLOORS = (
     {"tasks"},
     {"manager"},
     {"engine"},
-    {"verify", "prove", "doctor"},
+    {"audit", "doctor"},
     {"cli"},
     {"__main__"},
 )

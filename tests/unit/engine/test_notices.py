@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from drumline.audit.verify import verify_run
 from drumline.engine.loop import Loop
 from drumline.engine.notices import WatchNotices
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter, read_events
 from drumline.metrics.json_lines import JsonLines
-from drumline.verify.run import verify_run
 from drumline.watch.sidecar.telling import NOTICES
 from tests.jobs import Classify, make_config, train_here
 

@@ -1,0 +1,267 @@
+"""The first difference between a run that nobody interrupted and one attempt of another: in the order in which they
+came about: samples, tensors, evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from drumline.audit.run_traces import RunTrace, StepTrace, TensorHashes
+
+Kind = Literal["order", "sample", "batch", "tensor", "evaluation", "file"]
+
+NOTHING = TensorHashes({}, {})
+
+
+@dataclass(frozen=True)
+class RunDifference:
+    """What is not the same, in words, and where."""
+
+    kind: Kind
+    step: int
+    """0: before the first."""
+    sentence: str
+    name: str
+    """Of the sample, tensor or metric."""
+    unsaved: tuple[str, ...] = ()
+    """Buffers that no checkpoint holds and that differ too, or did before."""
+    of_a_stream: bool = False
+    """Its samples have no index."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came out of comparing two traces."""
+
+    difference: RunDifference | None
+    """The first."""
+    unsaved: tuple[str, ...]
+    """Buffers that no checkpoint holds and that differ. Alone they are no difference of the runs: a cache that is
+    filled at the first use is such a buffer."""
+
+
+def compare(reference: RunTrace, other: RunTrace) -> Comparison:
+    """Between a whole run and an attempt, which may have begun later and ended earlier."""
+    found = next(_differences(reference, other), None)
+    unsaved = tuple(
+        _unsaved(reference, other, up_to=max(other.steps, default=0) if found is None else found.step)
+    )
+    return Comparison(found and replace(found, unsaved=unsaved), unsaved)
+
+
+def _differences(reference: RunTrace, other: RunTrace) -> Iterator[RunDifference]:
+    for number, wanted, found in _states(reference, other):
+        if number > other.from_step:
+            step = reference.steps[number]
+            of_step = _samples(step, other.steps[number], is_whole=other.is_whole(number))
+            yield from (replace(one, of_a_stream=step.is_of_a_stream) for one in of_step)
+            when = f"after step {number}"
+        else:
+            when = f"as restored from the checkpoint of step {number}" if number else "before the first step"
+        yield from _tensors(wanted.saved, found.saved, number, when)
+        yield from _metrics(reference.evaluations.get(number), other.evaluations.get(number), number)
+
+
+def _states(reference: RunTrace, other: RunTrace) -> Iterator[tuple[int, TensorHashes, TensorHashes]]:
+    """What is to be the same, by step: at the start of the attempt, and after each step of it."""
+    first = reference.steps[other.from_step].state if other.from_step else reference.start
+    yield other.from_step, first or NOTHING, other.start
+    for number, step in other.steps.items():
+        wanted = reference.steps[number].state or NOTHING
+        yield number, wanted, step.state or wanted  # rank 0 may have been killed before it wrote that down
+
+
+def _samples(wanted: StepTrace, found: StepTrace, *, is_whole: bool) -> Iterator[RunDifference]:
+    step = wanted.step
+    if wanted.epoch != found.epoch:
+        sentence = f"step {step} is one of epoch {found.epoch + 1}, not of epoch {wanted.epoch + 1}"
+        yield RunDifference("order", step, sentence, f"epoch {found.epoch + 1}")
+        return
+    positions = sorted(found.samples.keys() | (wanted.samples.keys() if is_whole else ()))
+    for position in positions:
+        one, other = wanted.samples.get(position), found.samples.get(position)
+        where = f"position {position} of epoch {wanted.epoch + 1}"
+        if one is None:
+            sentence = f"step {step} has a sample at {where}, unlike the run without kills"
+            yield RunDifference("order", step, sentence, where)
+        elif other is None:
+            sentence = f"step {step} has no sample at {where}, where there is one in the run without kills"
+            yield RunDifference("order", step, sentence, where)
+        elif one[0] != other[0]:
+            sentence = f"step {step} took sample {other[0]} at {where}, not sample {one[0]}"
+            yield RunDifference("order", step, sentence, f"sample {other[0]}")
+        elif one[1] != other[1]:
+            name = f"the sample at {where}" if one[0] is None else f"sample {one[0]}"
+            place = "" if one[0] is None else f" ({where})"
+            yield RunDifference("sample", step, f"{name}{place} has other bits at step {step}", name)
+    for (low, high), rest in found.rests.items():
+        if wanted.rests.get((low, high), rest) != rest:
+            name = f"the micro-batch of positions {low} to {high - 1}"
+            sentence = f"{name} has other bits at step {step}, in what belongs to no single sample"
+            yield RunDifference("batch", step, sentence, name)
+
+
+def _tensors(
+    wanted: Mapping[str, str], found: Mapping[str, str], step: int, when: str
+) -> Iterator[RunDifference]:
+    if names := _unequal(wanted, found):
+        more = len(names) - 1
+        others = "" if not more else f", and {more} other tensor{'s' if more > 1 else ''} with it"
+        yield RunDifference("tensor", step, f"{names[0]} differs {when}{others}", names[0])
+
+
+def _metrics(
+    wanted: Mapping[str, str] | None, found: Mapping[str, str] | None, step: int
+) -> Iterator[RunDifference]:
+    """Of the evaluation after a step. A killed attempt may lack its last."""
+    if wanted is None or found is None:
+        return
+    for name in _unequal(wanted, found):
+        values = f"{found.get(name, 'missing')}, not {wanted.get(name, 'missing')}"
+        yield RunDifference(
+            "evaluation", step, f"{name} of the evaluation after step {step} is {values}", name
+        )
+
+
+def _unsaved(reference: RunTrace, other: RunTrace, *, up_to: int) -> list[str]:
+    """Those that differ last come first: they are the likelier cause of what differs then."""
+    pairs = [(one.unsaved, two.unsaved) for number, one, two in _states(reference, other) if number <= up_to]
+    return list(dict.fromkeys(name for one, two in reversed(pairs) for name in _unequal(one, two)))
+
+
+def _unequal(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    return [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+
+
+# The manifest has the time of the save; what the facts in progress.json say of the world may differ.
+MANIFEST, PROGRESS, RANDOM = "manifest.json", "progress.json", "rng.safetensors"
+
+
+def compare_checkpoints(reference: Path, other: Path, step: int, *, same_world: bool) -> RunDifference | None:
+    """Between the folders of one step. `same_world`: the random state of every rank is to be the same too."""
+    names = {file.name for folder in (reference, other) for file in folder.iterdir()}
+    for name in sorted(names - {MANIFEST} - (set() if same_world else {RANDOM})):
+        one, two = (_read_comparable(folder / name) for folder in (reference, other))
+        if one != two:
+            what = f"{name} of the checkpoint of step {step}"
+            inner = _inside(one, two, name)
+            return RunDifference(
+                "file", step, f"{what} differs{inner and f', first in {inner}'}", inner or name
+            )
+    return None
+
+
+def _read_comparable(file: Path) -> bytes | None:
+    if not file.exists():
+        return None
+    if file.name != PROGRESS:
+        return file.read_bytes()
+    progress = json.loads(file.read_bytes())
+    return json.dumps([progress["step"], progress["cursor"]]).encode()
+
+
+def _inside(one: bytes | None, two: bytes | None, name: str) -> str:
+    """The first tensor in which two files differ, where they are of that kind."""
+    if one is None or two is None or not name.endswith(".safetensors"):
+        return ""
+    first, second = _raw_tensors(one), _raw_tensors(two)
+    return next((key for key in {**first, **second} if first.get(key) != second.get(key)), "")
+
+
+def _raw_tensors(raw: bytes) -> dict[str, Any]:
+    """Type, shape and bytes of every tensor: bytes, since no two NaN are equal."""
+    length = int.from_bytes(raw[:8], "little")
+    entries: Mapping[str, Any] = json.loads(raw[8 : 8 + length])
+    data = memoryview(raw)[8 + length :]  # a view: a checkpoint may be large
+    return {
+        name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])])
+        for name, entry in entries.items()
+        if name != "__metadata__"
+    }
+
+
+@dataclass(frozen=True)
+class DifferenceCause:
+    """Why two runs are not the same, and what to do about it."""
+
+    what: str
+    next_step: str
+
+
+GENERATORS = "the global generators of torch, numpy or random"
+
+
+def not_repeatable(found: RunDifference) -> DifferenceCause:
+    """Two runs of the same command, none of them interrupted, differ."""
+    if found.kind in ("sample", "batch"):
+        return DifferenceCause(
+            f"unseeded randomness in the dataset: {found.name} is not the same twice, though nobody interrupted the "
+            "run",
+            f"draw from {GENERATORS}, which are seeded anew for every sample, or "
+            "from the draws that a BatchDataset is given; a generator of your own needs a seed that follows from the "
+            "index",
+        )
+    if found.kind == "order":
+        return DifferenceCause(
+            "the dataset is not the same twice: the order of samples follows from its length, the seed and the epoch",
+            "let len(dataset) be the same at every start",
+        )
+    if found.step == 0:
+        return DifferenceCause(
+            f"unseeded randomness in model(): {found.name} starts from other values each time",
+            "draw initial weights from torch's global generator, which is seeded before model() is called",
+        )
+    where, same = (
+        ("evaluation", "weights") if found.kind == "evaluation" else ("the model or its loss", "samples")
+    )
+    return DifferenceCause(
+        f"a non-deterministic kernel, or randomness in {where} that is not from {GENERATORS}: the {same} are the "
+        f"same twice, but {found.name} is not, though nobody interrupted the run",
+        f"try --train.deterministic; draw what is random in {where} from {GENERATORS}, whose state is saved",
+    )
+
+
+def lost_in_the_kill(found: RunDifference, *, worlds: tuple[int, int]) -> DifferenceCause:
+    """Only the run that was killed differs. `worlds`: ranks of the run without kills, and of the leg that differs."""
+    if found.kind in ("sample", "batch", "order"):
+        return _of_the_data(found)
+    used = ", used in evaluation" if found.kind == "evaluation" else ""
+    if worlds[0] != worlds[1]:
+        return DifferenceCause(
+            f"arithmetic that depends on the number of ranks ({worlds[0]} and {worlds[1]}), or state outside the "
+            f"checkpoint{used}",
+            f"prove it with --world {worlds[0]} first: if that holds, it is the number of ranks",
+        )
+    if found.unsaved:
+        return DifferenceCause(
+            f"state outside the checkpoint{used}: the buffer {found.unsaved[0]} has persistent=False and is not saved",
+            "register it without persistent=False, or compute it anew from what is saved",
+        )
+    return DifferenceCause(
+        f"state outside the checkpoint{used or ', in the model, the task or the optimizer'}: without kills the job "
+        "gives the same bits twice, so it remembers something that a new process does not know",
+        f"keep what {'evaluation' if used else 'the loss'} depends on in a buffer of the model (register_buffer) or in "
+        "the optimizer's state; counters and caches that are plain attributes of the task or the model start anew",
+    )
+
+
+def _of_the_data(found: RunDifference) -> DifferenceCause:
+    if found.kind != "order":
+        return DifferenceCause(
+            "state outside the checkpoint, in the dataset: without kills it gives the same samples twice, so it "
+            "remembers something that a new process does not know",
+            "let the stream's state_dict() and load_state_dict() hold everything that decides the next sample; one "
+            "without them is read from its beginning, and must give the same each time"
+            if found.of_a_stream
+            else "let a sample depend on its index and the seeded generators alone, not on which samples came before",
+        )
+    return DifferenceCause(
+        "the dataset has changed between the legs: the order of samples follows from its length, the seed and the "
+        "epoch",
+        "let a stream end at the same sample each time it is read"
+        if found.of_a_stream
+        else "let len(dataset) be the same at every start",
+    )

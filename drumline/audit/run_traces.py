@@ -1,0 +1,102 @@
+"""A trace, read back: what all ranks of one attempt wrote down, put together by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drumline.errors import TrainingError
+from drumline.metrics.events import read_events
+
+
+@dataclass(frozen=True)
+class TensorHashes:
+    """Hashes of all tensors at one moment, by name."""
+
+    saved: Mapping[str, str]
+    unsaved: Mapping[str, str]
+    """Buffers that no checkpoint holds."""
+
+
+@dataclass
+class StepTrace:
+    """One step, over all ranks."""
+
+    step: int
+    epoch: int
+    samples: dict[int, tuple[int | None, str]] = field(default_factory=dict)
+    """By position in the epoch's order: the sample's index, if it has one, and the hash of its bits."""
+    rests: dict[tuple[int, int], str] = field(default_factory=dict)
+    """By micro-batch: the hash of what belongs to no single sample."""
+    num_ranks: int = 0
+    """How many ranks have written it down; a killed attempt's last step may lack some."""
+    state: TensorHashes | None = None
+
+    @property
+    def is_of_a_stream(self) -> bool:
+        """Whether its samples have no index."""
+        return any(index is None for index, _ in self.samples.values())
+
+
+@dataclass(frozen=True)
+class RunTrace:
+    """One attempt."""
+
+    world_size: int
+    from_step: int
+    start: TensorHashes
+    steps: Mapping[int, StepTrace]
+    evaluations: Mapping[int, Mapping[str, str]]
+    """The metrics of those that came to their end, by step, each number as text that has all its bits."""
+
+    def is_whole(self, step: int) -> bool:
+        return step in self.steps and self.steps[step].num_ranks == self.world_size
+
+    @property
+    def num_samples(self) -> int:
+        return sum(len(step.samples) for step in self.steps.values())
+
+    @property
+    def num_tensors(self) -> int:
+        last = self.steps[max(self.steps)].state
+        return 0 if last is None else sum(not name.endswith(".json") for name in last.saved)
+
+
+def read_trace(folder: Path) -> RunTrace:
+    """The one attempt whose trace is in this folder."""
+    ranks = [list(read_events(file)) for file in sorted(folder.glob("rank-*.jsonl"))]
+    if not ranks or not ranks[0] or ranks[0][0]["kind"] != "start":
+        raise TrainingError(
+            f"there is no trace in {folder}: the run wrote none",
+            next_step="look at what it printed, in the .log files beside its folder",
+        )
+    start = ranks[0][0]
+    steps: dict[int, StepTrace] = {}
+    for line in (line for lines in ranks for line in lines if line["kind"] == "step"):
+        _add(line, steps.setdefault(line["step"], StepTrace(line["step"], line["epoch"])))
+    evaluations = {line["step"]: _metrics_as_text(line) for line in ranks[0] if line["kind"] == "evaluated"}
+    return RunTrace(
+        start["world_size"], start["step"], _tensor_hashes(start), dict(sorted(steps.items())), evaluations
+    )
+
+
+def _add(line: Mapping[str, Any], step: StepTrace) -> None:
+    step.num_ranks += 1
+    if "tensors" in line:
+        step.state = _tensor_hashes(line)
+    for batch in line["batches"]:
+        low, high = batch["low"], batch["high"]
+        step.rests[low, high] = batch["rest"]
+        indices = batch["indices"] or [None] * (high - low)
+        step.samples |= dict(zip(range(low, high), zip(indices, batch["samples"], strict=True), strict=True))
+
+
+def _metrics_as_text(line: Mapping[str, Any]) -> dict[str, str]:
+    """As text: no two NaN are equal."""
+    return {name: repr(value) for name, value in line["metrics"].items()}
+
+
+def _tensor_hashes(line: Mapping[str, Any]) -> TensorHashes:
+    return TensorHashes(line["tensors"], line["unsaved"])
