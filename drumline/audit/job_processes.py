@@ -1,4 +1,4 @@
-"""Processes that are started here, and that all of them end: torchrun's agent, the ranks it starts, their workers."""
+"""Starts a job with all its processes, and leaves none behind."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from drumline.audit.end_with_parent import ending_with_parent
+from drumline.processes import descendants, read_stat
 
 GRACE_S = 10.0
-PROCESSES = Path("/proc")
-
-
-class ProcessIdentity(NamedTuple):
-    """A process; numbers are given out again, so its time of birth belongs to it."""
-
-    pid: int
-    born: int
 
 
 class JobProcesses:
@@ -37,7 +30,8 @@ class JobProcesses:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._known: set[ProcessIdentity] = set()
+        self._known: dict[int, int] = {}
+        """By pid, when it was started: pids are reused."""
 
     def __enter__(self) -> Self:
         return self
@@ -63,9 +57,9 @@ class JobProcesses:
         return None
 
     def kill(self, pids: Sequence[int]) -> None:
-        """End some of it with -9, at once."""
+        """End some of it with SIGKILL, at once."""
         # What a killed rank has started outlives it; it is ended with the rest.
-        self._known |= descendants(self._root.pid)
+        self._note_descendants()
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -73,46 +67,18 @@ class JobProcesses:
     def end(self) -> None:
         """End what is left: in order if it can be, which lets torchrun's agent end its ranks."""
         if self._root.poll() is None:
-            self._known |= descendants(self._root.pid)
+            self._note_descendants()
             self._root.terminate()
             if self.wait(GRACE_S) is None:
-                self._known |= descendants(self._root.pid)
+                self._note_descendants()
                 self._root.kill()
                 self._root.wait()
-        for one in self._known:
-            if _birth(one.pid) == one.born:
+        for pid, start_ticks in self._known.items():
+            if (stat := read_stat(pid)) is not None and stat.start_ticks == start_ticks:
                 with suppress(ProcessLookupError):
-                    os.kill(one.pid, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
 
-
-def descendants(pid: int) -> set[ProcessIdentity]:
-    """The children of a process, and theirs. Where there is no /proc, none are seen."""
-    children: dict[int, list[ProcessIdentity]] = {}
-    for entry in PROCESSES.iterdir() if PROCESSES.is_dir() else ():
-        if entry.name.isdecimal() and (found := _stat(int(entry.name))) is not None:
-            children.setdefault(int(found[1]), []).append(ProcessIdentity(int(entry.name), int(found[19])))
-    found_so_far: set[ProcessIdentity] = set()
-    parents = [pid]
-    while parents:
-        for child in children.get(parents.pop(), []):
-            found_so_far.add(child)
-            parents.append(child.pid)
-    return found_so_far
-
-
-def _birth(pid: int) -> int | None:
-    found = _stat(pid)
-    return None if found is None else int(found[19])
-
-
-def _stat(pid: int) -> list[str] | None:
-    """What the system says of a process, from its state on; its name may hold anything and is left out."""
-    try:
-        return (
-            (PROCESSES / str(pid) / "stat")
-            .read_text(errors="replace", encoding="utf-8")
-            .rpartition(")")[2]
-            .split()
-        )
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
+    def _note_descendants(self) -> None:
+        for pid in descendants(self._root.pid):
+            if (stat := read_stat(pid)) is not None:
+                self._known[pid] = stat.start_ticks

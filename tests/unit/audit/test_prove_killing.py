@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from drumline.audit import end_with_parent, killed_run
-from drumline.audit.job_processes import JobProcesses, descendants
+from drumline.audit.job_processes import JobProcesses
 from drumline.audit.kill_schedule import Kill, Moment
 from drumline.audit.killed_run import (
     Leg,
@@ -24,6 +24,7 @@ from drumline.audit.killed_run import (
     run_to_the_end,
 )
 from drumline.errors import ExitCode
+from drumline.processes import descendants
 from tests.conftest import child_processes, children_that_stay
 
 PRETENDER = """
@@ -172,7 +173,7 @@ def test_descendants_are_found_at_any_depth() -> None:
         found = descendants(child.pid)
         assert len(found) == 2
     finally:
-        for pid in (child.pid, *(one.pid for one in descendants(child.pid))):
+        for pid in (child.pid, *(descendants(child.pid))):
             subprocess.run(["kill", "-9", str(pid)], check=False)
         child.wait()
 
