@@ -23,7 +23,7 @@ from benchmarks.harness import time_steps
 from benchmarks.in_memory import MINI_RESNET, WORK, InMemoryTask
 from benchmarks.ways.ours import engine_steps
 from drumline.data.ledger import Ledger
-from drumline.data.plan import Cursor, Sharing, plan_epoch
+from drumline.data.sharding import Cursor, Sharding, plan_epoch
 from drumline.engine.ledger_file import LedgerFile
 from drumline.manager import DDPManager
 
@@ -35,11 +35,11 @@ ADDS_PER_BLOCK = 10_000
 
 def time_adds(ledger: Ledger) -> float:
     """Seconds for one `add`, epochs and their short last batches included."""
-    sharing = Sharing(batch_size=32, rank=0, world_size=1)
+    sharding = Sharding(batch_size=32, rank=0, world_size=1)
     plans = [
         plan
         for epoch in range(ADDS_PER_BLOCK // 500)
-        for plan in plan_epoch(Cursor(epoch), length=32 * 500 - 3, sharing=sharing)
+        for plan in plan_epoch(Cursor(epoch), length=32 * 500 - 3, sharding=sharding)
     ]
     started = time.perf_counter()
     for plan in plans:
@@ -51,7 +51,7 @@ def time_adds(ledger: Ledger) -> float:
 
 def time_hand_in(ddp: DDPManager, rounds: int) -> float:
     """Seconds to write down one stretch of steps, and to wait until it is on the device."""
-    plan = next(plan_epoch(Cursor(), length=64, sharing=Sharing(batch_size=32, rank=0, world_size=1)))
+    plan = next(plan_epoch(Cursor(), length=64, sharding=Sharding(batch_size=32, rank=0, world_size=1)))
     times = []
     with tempfile.TemporaryDirectory() as folder:
         file, ledger = LedgerFile(Path(folder) / "ledger.jsonl"), Ledger()

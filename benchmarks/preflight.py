@@ -35,7 +35,7 @@ from drumline.engine.job import flat, make_manager  # noqa: E402
 from drumline.launch.topology import topology_from  # noqa: E402
 from drumline.manager import DDPManager  # noqa: E402
 from drumline.models import GPT  # noqa: E402
-from drumline.tasks.load import load_task  # noqa: E402
+from drumline.tasks.task_registry import load_task  # noqa: E402
 
 CONFIG = Config(data=DataConfig(name="digits"), model=ModelConfig(widths=(16, 32, 64)))
 GOAL_MS = 300

@@ -17,7 +17,7 @@ from torch.nn import functional
 from drumline.config.schema import Config
 from drumline.distributed.seeds import seed_shared
 from drumline.engine.precision import make_autocast
-from drumline.models import build
+from drumline.models import build_model
 
 Batch = tuple[Tensor, Tensor]
 
@@ -44,7 +44,7 @@ class Work:
         settings = dict(vars(self.config.model))
         name, options = settings.pop("name"), settings.pop("options")
         has_images = name == "mini_resnet" and self.device.type == "cuda"
-        network = build(name, facts=self.facts, settings=settings, options=options).to(self.device)
+        network = build_model(name, facts=self.facts, settings=settings, options=options).to(self.device)
         return WithLoss(network, channels_last=has_images)
 
     def optimizer(self, module: nn.Module) -> torch.optim.Optimizer:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from drumline.data.draws import Draws
     from drumline.errors import DrumlineError
     from drumline.manager import DDPManager
-    from drumline.models.registry import register as register_model
+    from drumline.models.model_registry import register_model
     from drumline.tasks.base import Loss, Task
 
 _HOMES = {
@@ -29,7 +29,7 @@ _HOMES = {
     "TwoPartDataset": "drumline.data.dataset:TwoPartDataset",
     "WatchConfig": "drumline.config.schema:WatchConfig",
     "load_checkpoint": "drumline.checkpoint.load:load_checkpoint",
-    "register_model": "drumline.models.registry:register",
+    "register_model": "drumline.models.model_registry:register_model",
 }
 __all__ = [
     "BatchDataset",

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 
 from drumline.config.load import check_section
 from drumline.config.schema import WatchConfig
+from drumline.data.evaluation_loader import make_evaluation_loader
 from drumline.data.fingerprint import fingerprint
-from drumline.data.loaders import make_evaluation_loader, make_loader
-from drumline.data.plan import Sharing
-from drumline.data.resident import held_on
-from drumline.data.serving import Loading
+from drumline.data.loader import make_loader
+from drumline.data.resident import make_resident
+from drumline.data.sharding import Sharding
+from drumline.data.workers import LoadingOptions
 from drumline.distributed import group
 from drumline.distributed.agree import check_same, check_same_weights
 from drumline.distributed.collectives import all_sum
@@ -360,13 +361,13 @@ class DDPManager:
         collate: Callable[[list[Any]], Any] | None = None,
         compare: bool = True,
     ) -> Any:
-        """Collective: this rank's share of a dataset, on its device: every sample once an epoch over all ranks.
+        """Collective: this rank's part of a dataset, on its device: every sample once an epoch over all ranks.
 
         `train=True`: reshuffled each epoch by itself; `batch_size` is the global batch of one optimizer step;
         multiply a mean loss by `loader.scale`, and the averaged gradient is that of the whole global batch, however
-        unevenly it was shared; `accumulate` cuts a rank's share into so many micro-batches, `micro_batch_size` into as
+        unevenly it was split; `accumulate` cuts a rank's part into so many micro-batches, `micro_batch_size` into as
         many as keep them that small.
-        `train=False`: in order, in batches of `batch_size` dealt to the ranks in turn; sum what you measure with
+        `train=False`: in order, in batches of `batch_size`, round-robin over the ranks; sum what you measure with
         `ddp.sum`.
         `resident`: all samples stay in the memory of the GPU.
         `compare`: the length and a few samples across ranks, which must have the same dataset.
@@ -374,8 +375,8 @@ class DDPManager:
         if compare and self.world_size > 1:
             self._compare_data(dataset, "the training data" if train else "the evaluation data")
         if resident:
-            dataset, workers = held_on(dataset, self.device, workers=workers, warns=self.rank == 0)
-        loading = Loading(
+            dataset, workers = make_resident(dataset, self.device, workers=workers, warns=self.rank == 0)
+        options = LoadingOptions(
             workers=workers,
             pin_memory=pin_memory,
             persistent_workers=persistent_workers,
@@ -389,11 +390,11 @@ class DDPManager:
                 rank=self.rank,
                 world_size=self.world_size,
                 device=self.device,
-                loading=loading,
+                options=options,
             )
-            evaluation.follower = OwnLoop(self._beat, Phase.EVALUATION, collective_counter())
+            evaluation.observer = OwnLoop(self._beat, Phase.EVALUATION, collective_counter())
             return evaluation
-        sharing = Sharing(
+        sharding = Sharding(
             batch_size=batch_size,
             rank=self.rank,
             world_size=self.world_size,
@@ -403,11 +404,11 @@ class DDPManager:
         )
         self._in_shards = shards is not None
         self._smallest_batch = min(
-            micro_batch_size or batch_size, batch_size // max(1, sharing.parts * accumulate)
+            micro_batch_size or batch_size, batch_size // max(1, sharding.num_shards * accumulate)
         )
         self._warn_about_small_batches()
-        loader = make_loader(dataset, sharing=sharing, device=self.device, seed=self._seed, loading=loading)
-        loader.follower = OwnLoop(self._beat, Phase.USER, collective_counter())
+        loader = make_loader(dataset, sharding=sharding, device=self.device, seed=self._seed, options=options)
+        loader.observer = OwnLoop(self._beat, Phase.USER, collective_counter())
         return loader
 
     def _compare_data(self, dataset: Any, name: str) -> None:

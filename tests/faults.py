@@ -11,7 +11,7 @@ from typing import Any
 
 from drumline.checkpoint import disk, store
 from drumline.config.schema import Config
-from drumline.data import delivery, streamed_loader
+from drumline.data import delivery, stream_loader
 from drumline.distributed.buffers import LiveBuffers
 from drumline.engine import evaluate, saver, saving
 from drumline.engine.loop import Loop
@@ -103,4 +103,4 @@ def _install(fault: Fault) -> None:
         where, name, wrapped = places[fault.phase]
         setattr(where, name, wrapped(getattr(where, name)))
     if fault.phase == "data":
-        streamed_loader.copied = before(streamed_loader.copied)
+        stream_loader.clone = before(stream_loader.clone)

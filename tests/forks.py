@@ -24,12 +24,12 @@ import torch.distributed as dist
 
 from drumline.config.schema import WatchConfig
 from drumline.data import workers
-from drumline.data.fetch import Fetch, Request
-from drumline.data.serving import BatchServer, Loading
+from drumline.data.batch_maker import BatchMaker, BatchRequest
+from drumline.data.workers import BatchProducer, LoadingOptions
 from drumline.manager import DDPManager
 from tests.ranks import run_ranks
 
-REQUESTS = [Request(0, low, low + 2, shuffled=False) for low in range(0, 8, 2)]
+REQUESTS = [BatchRequest(0, low, low + 2, shuffled=False) for low in range(0, 8, 2)]
 EXPECTED = [[low, low + 1] for low in range(0, 8, 2)]
 ROUND_WITHIN_S = 90.0
 
@@ -58,8 +58,8 @@ def interpreter_lock_taken() -> Iterator[None]:
 
 def load_in_new_workers(count: int = 1) -> list[list[int]]:
     """The batches that workers make which were forked for it, and end with it."""
-    loading = Loading(workers=count, persistent_workers=False)
-    with closing(BatchServer(Fetch(range(8), seed=0), loading, torch.device("cpu"))) as server:
+    loading = LoadingOptions(workers=count, persistent_workers=False)
+    with closing(BatchProducer(BatchMaker(range(8), seed=0), loading, torch.device("cpu"))) as server:
         return [batch.tolist() for batch in server.batches(REQUESTS)]
 
 

@@ -16,8 +16,8 @@ from benchmarks.harness import Way
 from benchmarks.stopping import let_go_on, stop
 from benchmarks.work import Batch
 from drumline.config.schema import Config
-from drumline.data.plan import Cursor, plan_epoch
-from drumline.data.steps import Micro, Step
+from drumline.data.sharding import Cursor, plan_epoch
+from drumline.data.steps import MicroBatch, Step
 from drumline.distributed.seeds import seed_shared
 from drumline.engine.job import Job, build_job
 from drumline.engine.loop import Loop, make_step
@@ -52,10 +52,10 @@ def _steps_of(job: Job, batches: list[Batch]) -> Iterator[Step]:
     """Steps as the loader plans them, on batches that it did not make."""
     for epoch in count():
         for number, plan in enumerate(
-            plan_epoch(Cursor(epoch), length=job.loader.num_samples or 0, sharing=job.loader.sharing)
+            plan_epoch(Cursor(epoch), length=job.loader.num_samples or 0, sharding=job.loader.sharding)
         ):
             data = batches[number % len(batches)]
-            yield Step(plan, iter([Micro(data, len(data[0]), True, 0, True)]))
+            yield Step(plan, iter([MicroBatch(data, len(data[0]), True, 0, True)]))
 
 
 def whole_run(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from drumline.audit.ledger_history import FILE, LedgerStart, StepRange
 from drumline.audit.section import Section
-from drumline.data.ledger import Run
+from drumline.data.ledger import LedgerEntry
 from drumline.text import plural, span
 
 MOST_PIECES = 100_000
@@ -31,7 +31,7 @@ class EpochPiece:
     stride: int
     is_regular: bool
     """Whether all ranks together made up the global batch of every step."""
-    runs: tuple[tuple[int, Run], ...]
+    runs: tuple[tuple[int, LedgerEntry], ...]
     """By rank."""
     start: LedgerStart
     line: int
@@ -47,7 +47,7 @@ class EpochPiece:
         """In which steps and on which ranks some of its positions came."""
         first, last = self.step_at(low), self.step_at(high - 1)
         steps = range(first, min(last, first + 2) + 1)  # three steps in a row show every rank there is
-        moved = [(rank, run.piece(step - self.first, 1)) for rank, run in self.runs for step in steps]
+        moved = [(rank, run.slice(step - self.first, 1)) for rank, run in self.runs for step in steps]
         ranks = sorted({rank for rank, run in moved if max(run.low, low) < min(run.high, high)})
         named = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         return f"{span(first, last, 'step')} on {named}"
@@ -74,20 +74,20 @@ def empty_steps(stretches: list[StepRange]) -> Iterator[tuple[int, int]]:
                 yield stretch.line, first
 
 
-def _blocks(stretch: StepRange) -> Iterator[tuple[int, list[Run]]]:
+def _blocks(stretch: StepRange) -> Iterator[tuple[int, list[LedgerEntry]]]:
     """Steps during which every rank is in one run: the first of them, and the ranks' runs cut to their number."""
     left = [list(runs) for runs in stretch.ranks]
     first = stretch.first
     while all(left):
         count = min(runs[0].steps for runs in left)
-        yield first, [runs[0].piece(0, count) for runs in left]
+        yield first, [runs[0].slice(0, count) for runs in left]
         for runs in left:
-            rest = runs[0].piece(count, runs[0].steps - count)
+            rest = runs[0].slice(count, runs[0].steps - count)
             runs[:1] = [rest] if rest.steps else []
         first += count
 
 
-def _makes_up_batches(runs: list[Run]) -> bool:
+def _makes_up_batches(runs: list[LedgerEntry]) -> bool:
     """All move alike, so if the first step is right, all of them are."""
     if len({(run.epoch, run.stride) for run in runs}) > 1:
         return False
@@ -96,7 +96,7 @@ def _makes_up_batches(runs: list[Run]) -> bool:
     return bool(shares) and fits and shares[-1][1] - shares[0][0] == runs[0].stride
 
 
-def _regular(stretch: StepRange, first: int, runs: list[Run]) -> EpochPiece:
+def _regular(stretch: StepRange, first: int, runs: list[LedgerEntry]) -> EpochPiece:
     run = runs[0]
     low = min((run.low for run in runs if run.high > run.low), default=run.low)
     named = tuple(enumerate(runs))
@@ -104,9 +104,9 @@ def _regular(stretch: StepRange, first: int, runs: list[Run]) -> EpochPiece:
     return EpochPiece(run.epoch, low, high, first, run.stride, True, named, stretch.start, stretch.line)
 
 
-def _irregular(stretch: StepRange, first: int, runs: list[Run]) -> Iterator[EpochPiece]:
+def _irregular(stretch: StepRange, first: int, runs: list[LedgerEntry]) -> Iterator[EpochPiece]:
     for number in range(runs[0].steps):
-        for rank, run in enumerate(run.piece(number, 1) for run in runs):
+        for rank, run in enumerate(run.slice(number, 1) for run in runs):
             if run.high > run.low:
                 yield EpochPiece(
                     run.epoch,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.audit.section import Section
-from drumline.data.ledger import Run, from_json, num_steps
+from drumline.data.ledger import LedgerEntry, from_json, num_steps
 from drumline.metrics.json_lines import Line, read_lines
 from drumline.text import span
 
@@ -41,7 +41,7 @@ class StepRange:
     line: int
     first: int
     last: int
-    ranks: tuple[tuple[Run, ...], ...]
+    ranks: tuple[tuple[LedgerEntry, ...], ...]
     start: LedgerStart
 
     def cut(self, last: int) -> StepRange:
@@ -125,7 +125,7 @@ def _samples(record: dict[str, Any]) -> list[int | None]:
     return [None] if record.get("samples") is None else [*_numbers(record, "samples")]
 
 
-def _runs(value: Any) -> tuple[Run, ...]:
+def _runs(value: Any) -> tuple[LedgerEntry, ...]:
     try:
         return tuple(from_json(value))
     except ValueError as error:
@@ -164,8 +164,8 @@ def _take_stretch(history: History, stretch: StepRange, part: Section) -> None:
     history.saves[-1].append(stretch.last)
 
 
-def _first_steps(runs: tuple[Run, ...], count: int) -> Iterator[Run]:
+def _first_steps(runs: tuple[LedgerEntry, ...], count: int) -> Iterator[LedgerEntry]:
     for run in runs:
         if count > 0:
-            yield run.piece(0, min(run.steps, count))
+            yield run.slice(0, min(run.steps, count))
         count -= run.steps

@@ -22,7 +22,7 @@ from drumline.launch.topology import topology_from
 from drumline.launch.torch_import import load_compiler_late
 from drumline.manager import DDPManager
 from drumline.tasks.base import Task
-from drumline.tasks.load import load_task
+from drumline.tasks.task_registry import load_task
 from drumline.terminal import print_message
 
 

@@ -1,9 +1,9 @@
 """Reads the numpy arrays of a pickle file without executing anything in it.
 
 The python version of CIFAR-10 is distributed as pickles, and a pickle is a program: it may name any function and
-have it called, refer to one value a million times, or ask for more memory than there is. So this is no unpickler: it
-reads the few opcodes that lists, dictionaries, text, numbers and arrays of integers consist of, and refuses all others.
-Names stand for themselves; nothing is imported, and no memory is taken that the file does not fill.
+have it called, refer to one value a million times, or ask for more memory than there is. This reader knows only the
+opcodes that lists, dictionaries, text, numbers and arrays of integers consist of, and refuses all others. Nothing is
+imported or called, and no memory is allocated that the file does not fill.
 """
 
 from __future__ import annotations
@@ -38,35 +38,38 @@ _NAMES = {
 def load_arrays(path: Path) -> dict[str, Any]:
     """The dictionary that the file holds, its keys as text, its arrays of integers as numpy arrays."""
     try:
-        content = _Reader(read_regular(path, most=MAX_BYTES, follow_links=True)).load()
+        content = _PickleReader(read_regular(path, most=MAX_BYTES, follow_links=True)).load()
         if not isinstance(content, dict):
             raise TypeError(f"it holds a {type(content).__name__}, not a dictionary")
-        return {_text(name): _built(value) for name, value in content.items()}
+        return {
+            _text(name): _array(value) if isinstance(value, _PickledObject) else value
+            for name, value in content.items()
+        }
     except DataError as error:
         raise DataError(f"{path}: {error.what}", next_step=error.next_step) from error
     except Exception as error:  # a damaged pickle may raise anything
         raise DataError(
-            f"{path} is damaged or is no pickled batch of images ({type(error).__name__}: {error})",
+            f"{path} is damaged or not a pickled batch of images ({type(error).__name__}: {error})",
             next_step="download the file again and compare its checksum",
         ) from error
 
 
-class _Name(NamedTuple):
+class _PickledName(NamedTuple):
     """A function or class that the file names."""
 
     kind: str
 
 
-class _Made:
-    """What the file says about an array or a type: the arguments it is made with, and its state."""
+class _PickledObject:
+    """How the file describes an array or a dtype: the arguments it is made with, and its state."""
 
     def __init__(self, kind: str, arguments: tuple[Any, ...]) -> None:
         self.kind, self.arguments = kind, arguments
         self.state: tuple[Any, ...] = ()
 
 
-class _Reader:
-    """A stack of values, and those that the file refers to again."""
+class _PickleReader:
+    """The stack and the memo of a pickle that is being read."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -81,7 +84,7 @@ class _Reader:
             code = data[at]
             if code == 0x2E:
                 return stack[-1]
-            # What a batch has ten thousand of costs no call: small numbers, short text, and that it is remembered.
+            # What a batch has ten thousand of costs no call: small numbers, short text, and writing to the memo.
             if code == 0x4B:
                 stack.append(data[at + 1])
                 at += 2
@@ -137,46 +140,43 @@ class _Reader:
         del self._stack[-count:]
         return values
 
-    def remember(self, number: int) -> None:
+    def memoize(self, number: int) -> None:
         self._memo[number] = self._stack[-1]
 
     def recall(self, number: int) -> None:
-        self.push(self._memo[number])
+        self._stack.append(self._memo[number])
 
     def extend(self, values: list[Any]) -> None:
-        _of(list, self._stack[-1]).extend(values)
+        _checked(list, self._stack[-1]).extend(values)
 
     def update(self, values: list[Any]) -> None:
-        target = _of(dict, self._stack[-1])
+        target = _checked(dict, self._stack[-1])
         for key, value in zip(values[::2], values[1::2], strict=True):
             # Not any value that has a hash: that of nested tuples may take for ever.
-            target[_of((str, bytes), key)] = value
+            target[_checked((str, bytes), key)] = value
 
     def name(self, module: Any, name: Any) -> None:
-        whole = f"{_of(str, module)}.{_of(str, name)}"
+        whole = f"{_checked(str, module)}.{_checked(str, name)}"
         if whole not in _NAMES:
             raise _refused(f"asks for {whole}")
-        self.push(_Name(_NAMES[whole]))
+        self.push(_PickledName(_NAMES[whole]))
 
     def call(self, arguments: Any, function: Any) -> None:
-        kind, given = _of(_Name, function).kind, _of(tuple, arguments)
-        if kind == "bytes":
-            self.push(self._bytes(*given))
-        else:
-            self.push(_Made(kind, given))
+        kind, given = _checked(_PickledName, function).kind, _checked(tuple, arguments)
+        self.push(self._bytes(*given) if kind == "bytes" else _PickledObject(kind, given))
 
     def build(self, state: Any) -> None:
-        _of(_Made, self._stack[-1]).state = _of(tuple, state)
+        _checked(_PickledObject, self._stack[-1]).state = _checked(tuple, state)
 
     def _bytes(self, text: Any, encoding: Any) -> bytes:
         """Protocol 2 has no bytes, so Python 3 writes them as text and its encoding."""
-        self._encoded += len(_of(str, text))
+        self._encoded += len(_checked(str, text))
         if encoding != "latin1" or self._encoded > len(self._data):
             raise TypeError(f"bytes encoded as {encoding!r}, {self._encoded:,} in all")
         return bytes(text, "latin1")
 
 
-_Operation: TypeAlias = Callable[[_Reader], Any]
+_Operation: TypeAlias = Callable[[_PickleReader], Any]
 
 
 def _text_of(size: int) -> _Operation:
@@ -192,7 +192,7 @@ _OPCODES: dict[int, _Operation] = {
     for code, operation in {
         "\x80": lambda reader: reader.take(1),  # protocol
         "\x95": lambda reader: reader.take(8),  # frame
-        "(": _Reader.mark,
+        "(": _PickleReader.mark,
         "}": lambda reader: reader.push({}),
         "]": lambda reader: reader.push([]),
         ")": lambda reader: reader.push(()),
@@ -217,7 +217,7 @@ _OPCODES: dict[int, _Operation] = {
         "\x96": _bytes_of(8),
         "X": _text_of(4),
         "\x8d": _text_of(8),
-        "q": lambda reader: reader.remember(reader.number(1)),
+        "q": lambda reader: reader.memoize(reader.number(1)),
         "h": lambda reader: reader.recall(reader.number(1)),
         "j": lambda reader: reader.recall(reader.number(4)),
         "c": lambda reader: reader.name(reader.line(), reader.line()),
@@ -233,28 +233,24 @@ def _unknown(code: int) -> Exception:
 
     name = next((known.name for known in pickletools.opcodes if ord(known.code) == code), None)
     if name is None:
-        return ValueError(f"byte 0x{code:02x} is no part of a pickle")
+        return ValueError(f"byte 0x{code:02x} is not a pickle opcode")
     return _refused(f"uses the pickle opcode {name}")
 
 
 def _refused(what: str) -> DataError:
     return DataError(
-        f"the file {what}, which no array of numbers needs; nothing of it was run",
+        f"the file {what}, which an array of numbers does not need; none of its code was run",
         next_step="do not trust this file; download it again from its source",
     )
 
 
-def _of(kinds: type | tuple[type, ...], value: Any) -> Any:
+def _checked(kinds: type | tuple[type, ...], value: Any) -> Any:
     if not isinstance(value, kinds):
-        raise TypeError(f"a {type(value).__name__} where it cannot be")
+        raise TypeError(f"a {type(value).__name__} where none may be")
     return value
 
 
-def _built(value: Any) -> Any:
-    return _array(value) if isinstance(value, _Made) else value
-
-
-def _array(made: _Made) -> NDArray[Any]:
+def _array(made: _PickledObject) -> NDArray[Any]:
     if made.kind == "array":
         _, shape, kind, is_fortran, raw = made.state
         order = "F" if is_fortran else "C"
@@ -264,12 +260,12 @@ def _array(made: _Made) -> NDArray[Any]:
         raise TypeError(f"a {made.kind} where an array was expected")
     if order not in ("C", "F"):
         raise TypeError("an array in another memory order")
-    array = np.frombuffer(_of((bytes, bytearray), raw), dtype=_type(_of(_Made, kind)))
-    sizes = [_of(int, size) for size in _of(tuple, shape)]
+    array = np.frombuffer(_checked((bytes, bytearray), raw), dtype=_type(_checked(_PickledObject, kind)))
+    sizes = [_checked(int, size) for size in _checked(tuple, shape)]
     return array.reshape(sizes, order="F" if order == "F" else "C")
 
 
-def _type(made: _Made) -> np.dtype[Any]:
+def _type(made: _PickledObject) -> np.dtype[Any]:
     name, order = _text(made.arguments[0]), _text(made.state[1])
     if made.kind != "dtype" or not _INTEGER_TYPE.fullmatch(name) or order not in ("<", ">", "|", "="):
         raise TypeError(f"an array of type {order[:1]}{name[:9]}, where integers were expected")
@@ -277,4 +273,4 @@ def _type(made: _Made) -> np.dtype[Any]:
 
 
 def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(_of(str, value))
+    return value.decode() if isinstance(value, bytes) else str(_checked(str, value))

@@ -1,14 +1,12 @@
-"""The shuffled order of an epoch, without a list of it: any position is turned into its sample index on its
-own.
+"""The shuffled order of an epoch, without a list of it: the sample index at any position is computed on its own.
 
-Ranks and DataLoader workers each compute just the indices of their own batch. A dataset of a billion samples
-costs three megabytes and a few milliseconds per epoch, not eight gigabytes and minutes.
+Ranks and DataLoader workers compute only the indices of their own batch. A dataset of a billion samples costs three
+megabytes and a few milliseconds per epoch, not eight gigabytes and minutes.
 
-How: positions 0 to length - 1 are laid out on a grid of about sqrt(length) rows and columns. A Feistel round
-adds to the row a random number that depends on the column (modulo the number of rows), the next round the
-other way round; each is a bijection of the grid. The grid has up to sqrt(length) cells too many; a position
-that lands on one goes through again until it lands inside ("cycle walking"), which makes it a bijection of
-the positions alone and is seldom needed.
+How: positions 0 to length - 1 are laid out on a grid of about sqrt(length) rows and columns. A Feistel round adds to
+the row a random number that depends on the column (modulo the number of rows), the next round the other way round;
+each is a bijection of the grid. The grid has up to sqrt(length) cells too many; a position that lands on one goes
+through again until it lands inside ("cycle walking"), which makes it a bijection of the positions alone.
 """
 
 from __future__ import annotations
@@ -23,9 +21,8 @@ from numpy.typing import NDArray
 
 from drumline.data.draws import Draws
 
-# Pairs of rounds, one for the row and one for the column. As few as make every order of five samples about as
-# likely as any other (chi-square over 24,000 seeds; five pairs fail it). A pair costs a batch about five
-# microseconds.
+# Pairs of rounds, one for the row and one for the column. As few as make every order of five samples about equally
+# likely (chi-square over 24,000 seeds; five pairs fail it). A pair costs a batch about five microseconds.
 _ROUND_PAIRS = 6
 
 
@@ -45,7 +42,7 @@ def permute(positions: NDArray[np.int64], *, length: int, seed: int, epoch: int)
 
 
 def invert(indices: NDArray[np.int64], *, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """At which positions of the epoch's order these samples stand: the inverse of `permute`."""
+    """The positions of these samples in the epoch's order: the inverse of `permute`."""
     return _walk(_unshuffle, indices, length, seed, epoch)
 
 
@@ -80,7 +77,7 @@ def _shuffle(cells: NDArray[np.int64], grid: _Grid) -> NDArray[np.int64]:
 
 
 def _unshuffle(cells: NDArray[np.int64], grid: _Grid) -> NDArray[np.int64]:
-    """The rounds of `_shuffle` backwards, each undone by taking away what it added."""
+    """The rounds of `_shuffle` in reverse, each undone by subtracting what it added."""
     row, column = np.divmod(cells, grid.columns)
     for row_shift, column_shift in zip(grid.row_shifts[::-1], grid.column_shifts[::-1], strict=True):
         column -= column_shift[row]
@@ -96,14 +93,10 @@ def _unshuffle(cells: NDArray[np.int64], grid: _Grid) -> NDArray[np.int64]:
 def _grid(length: int, seed: int, epoch: int) -> _Grid:
     rows = math.isqrt(length - 1) + 1
     columns = -(-length // rows)
+    draws = Draws(seed, epoch, np.arange(_ROUND_PAIRS, dtype=np.int64))
     return _Grid(
         rows=np.array(rows),
         columns=np.array(columns),
-        row_shifts=_random_below(rows, width=columns, stream=1, seed=seed, epoch=epoch),
-        column_shifts=_random_below(columns, width=rows, stream=2, seed=seed, epoch=epoch),
+        row_shifts=(draws.uniform(columns, stream=1) * rows).astype(np.int64),
+        column_shifts=(draws.uniform(rows, stream=2) * columns).astype(np.int64),
     )
-
-
-def _random_below(bound: int, *, width: int, stream: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    draws = Draws(seed, epoch, np.arange(_ROUND_PAIRS, dtype=np.int64))
-    return (draws.uniform(width, stream=stream) * bound).astype(np.int64)

@@ -1,5 +1,5 @@
 """Data that stays on the device (`--data.resident`): all rows are gathered once, before the first step. A batch is then
-picked from them there, and only indices and what chance decides travel."""
+picked from them there, and only indices and random choices are copied."""
 
 from __future__ import annotations
 
@@ -11,30 +11,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from drumline.data.dataset import TwoPartDataset, checked_length, is_in_two_parts, is_stream
+from drumline.data.delivery import leaves, map_leaves
 from drumline.data.draws import Draws
-from drumline.data.transfer import leaves, map_leaves
 from drumline.errors import UsageError
 from drumline.log import log
 
 _CHUNK_BYTES = 1 << 26
-_MOST = 0.9  # of the free memory: the model and its activations come on top
+_MOST = 0.9  # of the free memory: the model and its activations need room too
 
 
-def held_on(dataset: Any, device: torch.device, *, workers: int, warns: bool) -> tuple[Any, int]:
+def make_resident(dataset: Any, device: torch.device, *, workers: int, warns: bool) -> tuple[Any, int]:
     """The dataset with its rows on the device, and how many workers it still needs. On the CPU it stays as it is: its
     arrays are in memory."""
     if device.type == "cpu":
         return dataset, workers
-    _refuse_what_has_no_rows(dataset, device)
-    needed = checked_length(dataset) * _num_bytes(_first_row(dataset))
-    check_fits(type(dataset).__name__, needed, torch.cuda.mem_get_info(device)[0], device)
-    if workers and warns:
-        log.warning(
-            f"the data stays on {device}, so the {workers} workers that were asked for are not started for it"
+    name = type(dataset).__name__
+    if not is_in_two_parts(dataset):
+        reason = "is a stream" if is_stream(dataset) else "is not a drumline.TwoPartDataset"
+        raise UsageError(
+            f"the data cannot stay on {device}: {name} {reason}",
+            next_step="leave --data.resident out, or derive the dataset from drumline.TwoPartDataset",
         )
-    held = ResidentDataset(dataset, device)
+    needed = checked_length(dataset) * _num_bytes(_first_row(dataset))
+    check_fits(name, needed, torch.cuda.mem_get_info(device)[0], device)
+    if workers and warns:
+        log.warning(f"the data stays on {device}, so its {workers} workers are not started")
+    resident = ResidentDataset(dataset, device)
     torch.cuda.synchronize(device)  # other streams read it
-    return held, 0
+    return resident, 0
 
 
 class ResidentDataset(TwoPartDataset):
@@ -63,23 +67,9 @@ def check_fits(name: str, needed: int, free: int, device: torch.device) -> None:
     if needed > _MOST * free:
         raise UsageError(
             f"{name} takes {needed / 1e9:,.2f} GB, but {device} has {free / 1e9:,.2f} GB free, of which the data may "
-            f"have {_MOST:.0%}",
-            next_step="leave --data.resident out: batches are brought to the device ahead of the step in any case",
+            f"use {_MOST:.0%}",
+            next_step="leave --data.resident out: batches are copied to the device ahead of the step in any case",
         )
-
-
-def _refuse_what_has_no_rows(dataset: Any, device: torch.device) -> None:
-    if is_in_two_parts(dataset):
-        return
-    name = type(dataset).__name__
-    if is_stream(dataset):
-        why = f"the stream {name} can only be read one sample after another"
-    else:
-        why = f"{name} does not say what its samples are before chance has changed them"
-    raise UsageError(
-        f"the data cannot stay on {device}: {why}",
-        next_step="leave --data.resident out, or derive the dataset from drumline.TwoPartDataset",
-    )
 
 
 def _first_row(dataset: TwoPartDataset) -> Any:

@@ -1,7 +1,5 @@
-"""Made-up data that can be learned, for trials and benchmarks.
-
-A sample is made from (seed, index) when it is asked for; nothing is stored.
-"""
+"""Made-up data that can be learned, for trials and benchmarks. A sample is computed from (seed, index); nothing is
+stored."""
 
 from __future__ import annotations
 
@@ -12,54 +10,44 @@ from torch import Tensor
 
 from drumline.data.dataset import Split, TwoPartDataset
 from drumline.data.draws import Draws
-from drumline.data.image_arrays import LabelledImages, Preparation
+from drumline.data.images import ImageDataset, LabelledImages, Preparation
 from drumline.data.tokens import inputs_and_targets
 
-_EVALUATION_SHARE = 8  # evaluation has one eighth of the number of training samples, and none of the same
 _SPLITS: dict[Split, int] = {"train": 0, "eval": 1}
 _LABELS, _NOISE, _PATTERNS, _STARTS = 1, 2, 3, 4  # streams of draws
-_HALF = np.uint8(1)  # pattern and noise share the range of a byte
+_HALF = np.uint8(1)  # pattern and noise each get half the range of a byte
 
 
 def _num_samples(split: Split, samples: int) -> int:
-    return samples if split == "train" else max(1, samples // _EVALUATION_SHARE)
+    """Evaluation has an eighth of the number of training samples, and none of the same."""
+    return samples if split == "train" else max(1, samples // 8)
 
 
-class SyntheticImages(TwoPartDataset):
+class SyntheticImages(ImageDataset):
     """Each class has a coarse pattern of its own; an image is its class's pattern, half covered by noise."""
-
-    in_channels = 3
 
     def __init__(
         self, *, split: Split, augment: bool, image_size: int, samples: int, classes: int, seed: int
     ) -> None:
-        self.num_classes = classes
+        padding = max(1, image_size // 8) if augment else 0
+        prepare = Preparation(mean=(127.0,) * 3, std=(52.0,) * 3, padding=padding, flip=augment)
+        super().__init__((3, image_size, image_size), num_classes=classes, prepare=prepare)
         self._length = _num_samples(split, samples)
         self._part = _SPLITS[split]
         self._seed = seed
         self._patterns = _patterns(classes, image_size, seed)
-        padding = max(1, image_size // 8) if augment else 0
-        self._prepare = Preparation(mean=(127.0,) * 3, std=(52.0,) * 3, padding=padding, flip=augment)
 
     def __len__(self) -> int:
         return self._length
 
     def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> LabelledImages:
-        # What a sample is does not change from epoch to epoch; only augmentation takes the draws of the
-        # epoch.
+        # A sample is the same in every epoch; only augmentation uses the draws of the epoch.
         own = Draws(self._seed, self._part, indices)
         labels = (own.uniform(1, stream=_LABELS)[:, 0] * self.num_classes).astype(np.int64)
         images = self._patterns[labels]
         noise = _random_bytes(own, images[0].size, stream=_NOISE).reshape(images.shape)
         images += noise >> _HALF
         return LabelledImages(torch.from_numpy(images), torch.from_numpy(labels))
-
-    def choose(self, draws: Draws | None) -> Tensor | None:
-        _, channels, height, width = self._patterns.shape
-        return self._prepare.choose(draws, (channels, height, width))
-
-    def finish(self, rows: LabelledImages, choices: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self._prepare.finish(rows, choices)
 
 
 def _patterns(classes: int, image_size: int, seed: int) -> NDArray[np.uint8]:
@@ -76,8 +64,7 @@ def _random_bytes(draws: Draws, count: int, *, stream: int) -> NDArray[np.uint8]
 
 
 class SyntheticTokens(TwoPartDataset):
-    """Each token follows from the one before (5 x + 3 modulo the vocabulary), but one in ten is replaced by
-    chance."""
+    """Each token follows from the one before (5 x + 3 modulo the vocabulary), but one in ten is replaced at random."""
 
     vocab_size = 64
 

@@ -1,7 +1,6 @@
 """Where the tokens of a language model come from: token files, text, or Python's own source.
 
-Single files are mapped, not read: what is never used never leaves the disk, and ranks of a node share the
-rest.
+Single files are mapped into memory, not read: ranks of a node share what is used, and the rest stays on disk.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ _NEXT_STEP = (
 
 
 class Tokens(NamedTuple):
-    """One file or corpus: its tokens, the vocabulary they are of, and what to call it in an error."""
+    """One file or corpus: its tokens, the size of their vocabulary, and its name for errors."""
 
     values: NDArray[Any]
     vocab_size: int
     name: str
     is_stated: bool = False
-    """Whether the vocabulary was stated, and not counted: then a token may exceed it."""
+    """Whether a meta.json states the vocabulary size: then a token may exceed it."""
 
 
 def find_tokens(dir: str | None, *, token_type: str) -> tuple[Tokens, Tokens | None]:
-    """What to train on, and what to evaluate on; None: a part of the former."""
+    """The tokens to train on, and those to evaluate on; None: a part of the former."""
     if dir is None:
         return standard_library(), None
     path = Path(dir)
@@ -56,12 +55,12 @@ def find_tokens(dir: str | None, *, token_type: str) -> tuple[Tokens, Tokens | N
 
 
 def standard_library() -> Tokens:
-    """The source text of Python's standard library, without its tests: 11 MB or so that every machine has.
-    The text differs between versions of Python; ranks compare what they have before the first step."""
+    """The source of Python's standard library, without its tests: about 11 MB that every machine has. It differs
+    between versions of Python; ranks compare what they have before the first step."""
     folder = Path(sysconfig.get_path("stdlib"))
     found = []
     for path, subfolders, names in os.walk(folder):
-        subfolders[:] = set(subfolders) - _NOT_LIBRARY  # not even looked into: site-packages may be large
+        subfolders[:] = set(subfolders) - _NOT_LIBRARY  # not walked: site-packages may be large
         found += [Path(path, name) for name in names if name.endswith(".py")]
     found.sort(key=lambda path: path.relative_to(folder).parts)
     return _joined(found, name="the Python standard library")
@@ -78,8 +77,7 @@ def _folder_of_text(folder: Path) -> Tokens:
 
 
 def _joined(paths: Iterable[Path], *, name: str) -> Tokens:
-    # Held in memory: many small files cannot be mapped as one. A corpus too large for that belongs in one
-    # file.
+    # In memory: many small files cannot be mapped as one. A corpus too large for that belongs in one file.
     text = b"".join(path.read_bytes() for path in paths)
     return Tokens(np.frombuffer(text, dtype=np.uint8), _TEXT_VOCABULARY, name)
 
@@ -107,7 +105,7 @@ def _open(path: Path, token_type: str) -> Tokens:
 def _map_raw(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
     if (size := path.stat().st_size) % kind.itemsize:
         raise DataError(
-            f"{path} has {size} bytes, which is no whole number of {kind} tokens",
+            f"{path} has {size} bytes, which is not a whole number of {kind} tokens",
             next_step="set --data.token_type to the type the file was written with, or write it again",
         )
     return np.memmap(path, dtype=kind, mode="r")
@@ -142,15 +140,14 @@ def _stated_vocabulary(path: Path) -> int | None:
         ) from error
     if stated is not None and (type(stated) is not int or stated < 1):
         raise DataError(
-            f"{meta} says vocab_size is {stated!r}: expected a whole number", next_step="correct it"
+            f"{meta}: vocab_size is {stated!r}, expected a positive integer", next_step="correct it"
         )
     return stated
 
 
 def _scanned_vocabulary(values: NDArray[Any], path: Path) -> int:
-    # Reads the whole file once on each rank, in pieces: about a second per gigabyte from memory, and as long
-    # as the disk takes when it is not there yet. A meta.json with {"vocab_size": N} beside the file saves
-    # that.
+    # Reads the whole file once on each rank: about a second per gigabyte, if the disk is as fast. A meta.json with
+    # {"vocab_size": N} beside the file saves that.
     highest = -1
     for start in range(0, len(values), _SCAN_CHUNK):
         piece = values[start : start + _SCAN_CHUNK]

@@ -1,4 +1,4 @@
-"""Samples for a language model: windows of tokens that do not overlap, cut into inputs and targets."""
+"""Samples for a language model: token windows that do not overlap, split into inputs and targets."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from drumline.data.dataset import Split, TwoPartDataset
-from drumline.data.rows import rows_of
+from drumline.data.dataset import Split, TwoPartDataset, gather_rows
 from drumline.data.token_files import Tokens, find_tokens
 from drumline.errors import DataError
 
-_EVALUATION_SHARE = 20  # without a file of its own, one twentieth at the end is for evaluation
+_EVALUATION_PART = 20  # without a file of its own, evaluation gets the last twentieth
 
 
 def inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Of windows in any integer type: all tokens but the last, and all but the first, as int64."""
+    """All tokens of each window but the last, and all but the first, as int64."""
     count, window = rows.shape
     # A view of both, so that they are widened and laid out in one copy.
     both = rows.as_strided((2, count, window - 1), (rows.stride(1), *rows.stride()))
@@ -27,8 +26,8 @@ def inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class TokenWindows(TwoPartDataset):
-    """Windows of `context` + 1 tokens: all but the last are inputs, all but the first are targets. They travel in the
-    type that they are stored in, and are widened on the device."""
+    """Windows of `context` + 1 tokens: all but the last are inputs, all but the first are targets. They are copied to
+    the device in the type they are stored in, and widened there."""
 
     def __init__(self, tokens: Tokens, *, start: int, stop: int, context: int) -> None:
         self.vocab_size = tokens.vocab_size
@@ -43,7 +42,7 @@ class TokenWindows(TwoPartDataset):
         return self._length
 
     def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
-        rows = rows_of(self._rows, indices, pinned=pinned)
+        rows = gather_rows(self._rows, indices, pinned=pinned)
         if self._may_exceed:
             self._check(rows.numpy().view(self._values.dtype.newbyteorder("=")))
         return rows
@@ -55,10 +54,10 @@ class TokenWindows(TwoPartDataset):
         stop, kind = self._start + self._length * self._window, values.dtype
         self._values = values
         rows = np.asarray(values)[self._start : stop].reshape(self._length, self._window)
-        # Bit for bit with a sign: torch has few operations for the wider types without one.
+        # Bit for bit as signed: torch has few operations for the wider unsigned types.
         self._rows = rows.view(f"{kind.byteorder}i{kind.itemsize}") if kind.itemsize > 1 else rows
         self._kind = torch.from_numpy(np.empty(0, dtype=kind.newbyteorder("="))).dtype
-        # A meta.json may be wrong, and a GPU would not say it kindly.
+        # A meta.json may be wrong, and a GPU's error would not say so.
         self._may_exceed = self._is_stated and np.iinfo(kind).max >= self.vocab_size
 
     def _check(self, rows: NDArray[Any]) -> None:
@@ -71,7 +70,7 @@ class TokenWindows(TwoPartDataset):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """For worker processes that are started afresh: a mapped file is mapped again there, not sent."""
+        """For worker processes that are spawned: a mapped file is mapped again there, not copied."""
         state = {name: value for name, value in vars(self).items() if name not in ("_rows", "_values")}
         values = self._values
         if isinstance(values, np.memmap):
@@ -92,7 +91,7 @@ def tokens(*, split: Split, dir: str | None, token_type: str, context: int) -> T
     train, evaluation = find_tokens(dir, token_type=token_type)
     chosen, start, stop = train, 0, len(train.values)
     if evaluation is None:
-        cut = stop - stop // _EVALUATION_SHARE
+        cut = stop - stop // _EVALUATION_PART
         start, stop = (0, cut) if split == "train" else (cut, stop)
     else:
         # One vocabulary for both parts: the model is built from it.

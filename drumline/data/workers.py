@@ -1,7 +1,8 @@
-"""How DataLoader worker processes start and end, where torch is not strict enough.
+"""Batches in the order of their requests, made in the training process or ahead of time by DataLoader workers.
 
-One that hangs in `fork` is forked again; signals for the rank do not end its workers; a worker that dies is named;
-ending them cannot hang. The only file that uses private parts of torch's DataLoader.
+Where torch is not strict enough: a worker that hangs in `fork` is forked again; signals for the rank do not end its
+workers; a worker that dies is named; ending them cannot hang. The only file that uses private parts of torch's
+DataLoader.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkContext, ForkProcess
 from multiprocessing.popen_fork import Popen
@@ -20,23 +23,120 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
+from drumline.data.batch_maker import BatchMaker
+from drumline.data.delivery import pin
 from drumline.errors import TrainingError
 from drumline.log import log
 
 FORK_ATTEMPTS = 5
 STUCK_AFTER_S = 1.0
 """Asleep without a break, in code that never sleeps."""
-LOOK_EVERY_S = 0.05
+POLL_EVERY_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadingOptions:
+    """Who makes batches, how far ahead, and how samples are collated."""
+
+    workers: int = 0
+    """Processes; 0: the training process itself."""
+    pin_memory: bool = True
+    """Page-locked memory, where the device is a GPU."""
+    persistent_workers: bool = True
+    """Whether processes stay alive from one sequence of batches to the next."""
+    prefetch_factor: int = 2
+    """Batches that each process prepares ahead."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """Makes a batch of samples; None: torch's default."""
+
+
+def batch_maker_for(dataset: Any, options: LoadingOptions, device: torch.device, *, seed: int) -> BatchMaker:
+    """What makes the batches of a dataset for this device. On the CPU nothing is gained from a batch in two parts, and
+    a worker can make the whole of it."""
+    on_gpu = device.type == "cuda"
+    return BatchMaker(
+        dataset,
+        seed=seed,
+        collate=options.collate,
+        defer_finish=on_gpu,
+        # A worker has no page-locked memory: what it sends is pinned in this process.
+        pinned=on_gpu and options.pin_memory and options.workers == 0,
+    )
+
+
+class BatchProducer:
+    """Makes `maker[request]` for each of a sequence of requests; one sequence at a time.
+
+    Its workers end with `close`, with its garbage collection, or at the latest with the process that started them.
+    """
+
+    def __init__(self, maker: Dataset[Any], options: LoadingOptions, device: torch.device) -> None:
+        self.is_persistent = options.workers == 0 or options.persistent_workers
+        self._maker = maker
+        self._workers = options.workers
+        self._pin_memory = options.pin_memory and device.type == "cuda"
+        self._prefetch_factor = options.prefetch_factor
+        self._requests = _RequestSampler()
+        self._loader: DataLoader[Any] | None = None
+        self._running: list[Any] = []
+        weakref.finalize(self, end_workers, self._running, os.getpid())
+
+    def batches(self, requests: Iterable[Any]) -> Iterator[Any]:
+        """The batch of each request. An earlier sequence that was not finished is dropped."""
+        if self._workers == 0:
+            made = (self._maker[request] for request in requests)
+            return map(pin, made) if self._pin_memory else made
+        if not self.is_persistent:
+            self.close()
+        self._requests.pending = requests
+        if self._loader is None:
+            self._loader = self._make_loader()
+        self._running[:] = [iter(self._loader)]
+        return _with_dead_workers_named(self._running[0])
+
+    def close(self) -> None:
+        """End the worker processes, if there are any. A later call of `batches` would start new ones."""
+        self._loader = None
+        end_workers(self._running, os.getpid())
+
+    def _make_loader(self) -> DataLoader[Any]:
+        return DataLoader(
+            self._maker,
+            sampler=self._requests,
+            batch_size=None,  # a request is already a whole batch
+            collate_fn=lambda batch: batch,
+            num_workers=self._workers,
+            pin_memory=self._pin_memory,
+            persistent_workers=self.is_persistent,
+            prefetch_factor=self._prefetch_factor,
+            # Children of this very process: they end with it, even by kill -9. Workers of a fork server, Python 3.14's
+            # default, would have the server for a parent and stay.
+            multiprocessing_context=ForkContext() if sys.version_info >= (3, 12) else _RetryingForkContext(),
+            worker_init_fn=_prepare_worker,
+            # Without one of its own the DataLoader draws a number from the training process's generator.
+            generator=torch.Generator(),
+        )
+
+
+class _RequestSampler:
+    """The sampler of the DataLoader, iterated once per sequence while the workers stay."""
+
+    pending: Iterable[Any] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.pending)
 
 
 class _ForkedWorker(ForkProcess):
     """A child that reports when it runs Python, and is forked again if it never does.
 
     On Python 3.11 a child hangs in `fork` if a C++ thread (gloo's, NCCL's) is in `PyThreadState_New` at that moment:
-    the thread holds a lock of the interpreter, and the child, which has no such thread, waits for it. Nothing that
-    Python can do before a fork keeps that thread out, since it does not hold the GIL. Python 3.12 takes the lock first.
+    the thread holds a lock of the interpreter, which the child waits for without end. Nothing that Python can do before
+    a fork keeps that thread out, since it does not hold the GIL. Python 3.12 takes the lock first.
     """
 
     _ready: tuple[int, int]
@@ -55,7 +155,7 @@ class _ForkedWorker(ForkProcess):
             process_obj._ready = os.pipe()
             try:
                 child = Popen(process_obj)
-                # The last one is left to itself: whatever it sleeps in comes every time, so it is no such race.
+                # The last one is kept in any case: if it sleeps every time, this race is not the reason.
                 if attempt == FORK_ATTEMPTS or _has_left_fork(child.pid, process_obj._ready[0]):
                     return child
             finally:
@@ -70,23 +170,18 @@ class _ForkedWorker(ForkProcess):
         raise AssertionError
 
 
-class _ForkAgain(ForkContext):
+class _RetryingForkContext(ForkContext):
     Process = _ForkedWorker
 
 
-def fork_context() -> ForkContext:
-    """How a DataLoader starts its workers."""
-    return ForkContext() if sys.version_info >= (3, 12) else _ForkAgain()
-
-
 def _has_left_fork(pid: int, ready: int) -> bool:
-    """False: it has slept for long, and without a break; one that waits for a core or the disk does not sleep."""
+    """False: it has slept for long without a break; one that waits for a core or the disk is not in state S."""
     last, since = "", time.monotonic()
-    while not wait([ready], timeout=LOOK_EVERY_S):
+    while not wait([ready], timeout=POLL_EVERY_S):
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
-            return True  # no such file on this system: nothing to judge by
+            return True  # no such file on this system: assume that it runs
         fields = stat.rpartition(")")[2].split()
         seen, now = f"{fields[0]} {fields[11]} {fields[12]}", time.monotonic()  # state, CPU time
         if fields[0] != "S" or seen != last:
@@ -94,24 +189,23 @@ def _has_left_fork(pid: int, ready: int) -> bool:
         elif now - since >= STUCK_AFTER_S:
             return False
         if fields[0] == "Z":
-            return True  # what ended it is for the DataLoader to report
+            return True  # the DataLoader reports how it ended
     return True
 
 
-def prepare_worker(worker: int) -> None:
+def _prepare_worker(worker: int) -> None:
     """Run by each worker when it starts."""
     # What the rank has not collected yet may hold a CUDA event; to free one in a forked process aborts it.
     gc.freeze()
-    # torchrun, Slurm and a terminal's Ctrl-C signal the whole process group. What follows is for the rank to
-    # decide: it may want to finish its step and save, and needs its workers for that.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # torchrun, Slurm and a terminal's Ctrl-C signal the whole process group. The rank decides what follows: it may
+    # finish its step and save, and needs its workers for that.
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
-def told_of_dead_workers(iterator: Any) -> Iterator[Any]:
-    """The same batches. A worker that is killed, most often for want of memory, leaves behind whatever error its last
-    message breaks off with; what happened is said instead."""
+def _with_dead_workers_named(iterator: Any) -> Iterator[Any]:
+    """The same batches. A worker that is killed, mostly because memory ran out, causes whatever error its last message
+    breaks off with; the error says instead which worker died."""
     try:
         yield from iterator
     except (OSError, EOFError, RuntimeError) as error:
@@ -128,26 +222,26 @@ def end_workers(running: list[Any], owner: int) -> None:
     while running and os.getpid() == owner:
         iterator = running.pop()
         if any(process.exitcode for process in iterator._workers):
-            _give_up(iterator)
+            _skip_shutdown(iterator)
         else:
             iterator._shutdown_workers()  # what torch does itself when the iterator is garbage-collected
         for process in iterator._workers:
-            if process.is_alive():  # stuck in the user's code: it would keep this process from ending
+            if process.is_alive():  # stuck in the user's code: it would keep this process from exiting
                 process.kill()
                 process.join()
 
 
 def _dead_among(processes: list[Any]) -> list[str]:
     with suppress(RuntimeError):  # torch's own notice of the death, by a signal, may come at any moment
-        gone = wait([process.sentinel for process in processes], timeout=0.5)
+        exited = wait([process.sentinel for process in processes], timeout=0.5)
         for process in processes:
-            if process.sentinel in gone:
+            if process.sentinel in exited:
                 process.join(timeout=0.5)
     return [f"{process.pid} (exit code {process.exitcode})" for process in processes if process.exitcode]
 
 
-def _give_up(iterator: Any) -> None:
-    """Do without torch's shutdown, now and when the iterator is garbage-collected: it would wait for ever for a lock
+def _skip_shutdown(iterator: Any) -> None:
+    """Do without torch's shutdown, now and when the iterator is garbage-collected: it would wait without end for a lock
     that a worker held when it was killed."""
     iterator._shutdown = True
     signal_handling._remove_worker_pids(id(iterator))  # no more notices of their deaths

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from drumline.checkpoint.retention import best
-from drumline.data.plan import Cursor, plan_step
+from drumline.data.sharding import Cursor, plan_step
 from drumline.engine.batch import Batch
 from drumline.engine.facts import changes, resets_optimizer
 from drumline.engine.job import Job
@@ -35,7 +35,7 @@ def report_start(reporter: Reporter, request: Request, job: Job, total_steps: in
         eval_samples=0 if job.eval_loader is None else job.eval_loader.num_samples,
         batch_size=job.batch.size,
         batch_size_per_rank=job.batch.size / world_size,
-        accumulate=len(plan_step(Cursor(), length=job.batch.size, sharing=job.loader.sharing).pieces),
+        accumulate=len(plan_step(Cursor(), length=job.batch.size, sharding=job.loader.sharding).spans),
         shards=train.shards if train.exact == "elastic" else None,
         precision=train.precision,
         lr=job.peak_lr,

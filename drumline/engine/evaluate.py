@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drumline.data.loaders import AnyEvaluationLoader
+from drumline.data.evaluation_loader import AnyEvaluationLoader
 from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import all_sum, broadcast_json
 from drumline.engine.job import Job

@@ -19,10 +19,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from drumline.config.schema import Config, TrainConfig
+from drumline.data.evaluation_loader import AnyEvaluationLoader
 from drumline.data.fingerprint import fingerprint
-from drumline.data.loaders import AnyEvaluationLoader, AnyLoader
-from drumline.data.plan import Cursor
-from drumline.data.streamed_loader import StreamLoader
+from drumline.data.loader import AnyLoader
+from drumline.data.sharding import Cursor
+from drumline.data.stream_loader import StreamLoader
 from drumline.distributed.agree import check_same
 from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.determinism import machine_facts

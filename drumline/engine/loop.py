@@ -130,7 +130,7 @@ class Loop:
         self._set_rate()
         train_step(step)
         self.progress.step += 1
-        self.progress.cursor = step.plan.following
+        self.progress.cursor = step.plan.next_cursor
         self.ledger.add(step.plan)
         self.pace.count(step.plan.global_size)
         self._begin_step()

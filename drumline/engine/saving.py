@@ -16,7 +16,7 @@ from torch import Tensor
 from drumline.checkpoint import look, state, store
 from drumline.checkpoint.manifest import TornCheckpointError
 from drumline.checkpoint.rng import CorruptRandomStateError, capture_rng, check_rng, restore_rng
-from drumline.data.plan import Cursor
+from drumline.data.sharding import Cursor
 from drumline.distributed.collectives import (
     all_sum,
     broadcast_json,

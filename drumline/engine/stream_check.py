@@ -6,7 +6,7 @@ the ranks have compared a few samples already.
 
 from __future__ import annotations
 
-from drumline.data.streamed_loader import StreamLoader
+from drumline.data.stream_loader import StreamLoader
 from drumline.distributed.agree import check_same
 from drumline.distributed.collectives import gather_json
 from drumline.engine.job import Job

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from drumline.checkpoint.state import capture
 from drumline.data.permutation import permute
-from drumline.data.plan import Piece, StepPlan
-from drumline.data.steps import Micro, Step
+from drumline.data.sharding import Span, StepPlan
+from drumline.data.steps import MicroBatch, Step
 from drumline.engine.job import Job
 from drumline.engine.saving import Progress
 from drumline.engine.steps.kind import AnyStep
@@ -70,27 +70,27 @@ class Trace:
     def close(self) -> None:
         self._log.close()
 
-    def _look_at(self, step: Step) -> Iterator[Micro]:
-        for piece, micro in zip(step.plan.pieces, step.micro_batches, strict=True):
-            if piece.counts:
-                self._batches.append(self._batch(piece, micro, step.plan.epoch))
+    def _look_at(self, step: Step) -> Iterator[MicroBatch]:
+        for span, micro in zip(step.plan.spans, step.micro_batches, strict=True):
+            if span.counts:
+                self._batches.append(self._batch(span, micro, step.plan.epoch))
             yield micro
 
-    def _batch(self, piece: Piece, micro: Micro, epoch: int) -> dict[str, Any]:
-        samples, rest = hash_samples(micro.data, piece.size)
+    def _batch(self, span: Span, micro: MicroBatch, epoch: int) -> dict[str, Any]:
+        samples, rest = hash_samples(micro.data, span.size)
         return {
-            "low": piece.low,
-            "high": piece.high,
-            "indices": self._indices(piece, epoch),
+            "low": span.low,
+            "high": span.high,
+            "indices": self._indices(span, epoch),
             "samples": samples,
             "rest": rest,
         }
 
-    def _indices(self, piece: Piece, epoch: int) -> list[int] | None:
+    def _indices(self, span: Span, epoch: int) -> list[int] | None:
         length = getattr(self._job.loader, "num_samples", None)
         if length is None:  # a stream: the position says which sample it is
             return None
-        positions = np.arange(piece.low, piece.high, dtype=np.int64)
+        positions = np.arange(span.low, span.high, dtype=np.int64)
         indices: list[int] = permute(positions, length=length, seed=self._seed, epoch=epoch).tolist()
         return indices
 

@@ -40,7 +40,7 @@ from drumline.errors import ExitCode
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
 from drumline.tasks.base import Task
-from drumline.tasks.foreign import uncalled_methods
+from drumline.tasks.uncalled_methods import uncalled_methods
 
 
 def train(

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from drumline.errors import UsageError
+from drumline.models.model_registry import register_model
 from drumline.models.recompute import recompute_in_backward
-from drumline.models.registry import register
 
 
-@register("gpt")
+@register_model("gpt")
 class GPT(nn.Module):
     """`forward(tokens [N, T]) -> logits [N, T, vocab_size]`, for any T up to `context`."""
 
@@ -33,8 +33,8 @@ class GPT(nn.Module):
         super().__init__()
         if width % heads:
             raise UsageError(
-                f"gpt cannot share a width of {width} between {heads} heads",
-                next_step=f"set --model.width to a multiple of {heads}, or other --model.heads",
+                f"gpt cannot split a width of {width} over {heads} heads",
+                next_step=f"set --model.width to a multiple of {heads}, or change --model.heads",
             )
         self.context = context
         self.activation_checkpointing = activation_checkpointing
@@ -99,7 +99,7 @@ class Block(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Each token looks at itself and at the tokens before it."""
+    """Each token attends to itself and to the tokens before it."""
 
     def __init__(self, width: int, *, heads: int, dropout: float) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """MiniResNet: a small residual network for small images (8x8 digits, 32x32 CIFAR), with BatchNorm.
 
-A 3x3 stem keeps the size of the image; each stage after the first halves it; the mean over what is left
-goes through one linear layer.
+A 3x3 stem keeps the size of the image; each stage after the first halves it; one linear layer follows the mean over
+what is left.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from drumline.errors import UsageError
+from drumline.models.model_registry import register_model
 from drumline.models.recompute import recompute_in_backward
-from drumline.models.registry import register
 
 
-@register("mini_resnet")
+@register_model("mini_resnet")
 class MiniResNet(nn.Module):
     """`forward(images [N, C, H, W]) -> logits [N, num_classes]`, for images of any size."""
 

@@ -1,5 +1,5 @@
-"""Activation checkpointing of one block: its activations are dropped after the forward pass and computed again
-in the backward pass, so memory grows with the number of blocks rather than with all that happens inside them.
+"""Activation checkpointing of one block: its activations are dropped after the forward pass and computed again in the
+backward pass.
 
 The second forward pass must leave no trace: same dropout, and BatchNorm must not count the batch twice.
 """

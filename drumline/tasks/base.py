@@ -1,7 +1,7 @@
 """What a user writes to train something: a `Task` of a model, its data and its loss. The engine does the rest.
 
-A task has no loop, no device, no rank and no optimizer in it. The engine asks it for the parts at the start of a
-run, and for the loss of every batch after that.
+A task has no loop, no device, no rank and no optimizer. The engine asks it for model and data at the start of a run,
+and for the loss of every batch after that.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from drumline.errors import UsageError
 class Loss:
     """The loss of one batch, as sums, so that batches of any size on any rank add up to the right mean.
 
-    Mostly it is one line: `Loss(functional.cross_entropy(scores, labels, reduction="sum"))`.
+    Usually one line: `Loss(functional.cross_entropy(scores, labels, reduction="sum"))`.
     """
 
     total: Tensor
     """The sum of the loss over the batch, with its graph."""
     weight: Tensor | float | None = None
-    """What the sum is divided by, over all ranks and micro-batches: None stands for the number of samples. A loss
-    per token over samples of different length gives the number of tokens that count."""
+    """What the sum is divided by, over all ranks and micro-batches: None for the number of samples. A loss per token
+    over samples of different lengths gives the number of tokens that count."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """More sums, divided by the same weight: the number of correct answers gives the accuracy."""
 
     @classmethod
     def mean(cls, value: Tensor, count: Tensor | float, metrics: Mapping[str, Tensor] | None = None) -> Self:
-        """The loss from a mean over `count` samples, tokens or whatever the mean is of; so are the metrics.
+        """From means, of the loss and of the metrics, over `count` samples or tokens.
 
         `Loss.mean(functional.cross_entropy(scores, labels), len(labels))`
         """
@@ -53,16 +53,16 @@ class Task:
     """A model, its data and its loss. Override `model`, `train_data` and `loss`; the rest has defaults."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """Settings of the task's own: `{"train.epochs": 10, "optim.lr": 0.1}`. A config file and flags beat them."""
+    """Default settings of this task: `{"train.epochs": 10, "optim.lr": 0.1}`. A config file and flags override them."""
     best_metric: ClassVar[str] = "loss"
-    """By which number of the evaluation `checkpoint.keep_best` chooses."""
+    """The evaluation metric by which `checkpoint.keep_best` chooses."""
     higher_is_better: ClassVar[bool] = False
-    """Whether the best one is the highest."""
+    """Whether the highest value is the best."""
     check_mean: ClassVar[bool] = True
     """Whether a `loss()` that looks like a mean is refused before the first step. False for a sum with a large term
     that does not depend on the batch."""
     collate: Callable[[Sequence[Any]], Any] | None = None
-    """Makes a batch of samples (a static method); None: torch's own way. Not asked if the dataset makes batches."""
+    """Makes a batch of samples (a static method); None: torch's default. Not used if the dataset makes batches."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -76,7 +76,7 @@ class Task:
         self._must_define("model", "return the torch.nn.Module to train")
 
     def train_data(self) -> Any:
-        """The training samples, all of them: the engine shares them out, each exactly once an epoch.
+        """All training samples: the engine splits them over the ranks, each exactly once an epoch.
 
         Any dataset with `__len__` and `__getitem__`, a `drumline.BatchDataset`, which makes whole batches, or a stream:
         anything with `__iter__`, such as a torch IterableDataset.
@@ -90,14 +90,14 @@ class Task:
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         """The loss of one batch, which is on the device: `Loss(sum over the batch)`.
 
-        It serves training and evaluation. Call the `model` that is given: it is the one that is trained, which
-        `self.model()` is not. It is called a few times before the first step, too, to check it. Leave numbers on the
-        device: `.item()` and `print` make every step wait for it.
+        For training and evaluation. Call the `model` that is given: it is the one that is trained, `self.model()` is
+        not. The engine also calls it a few times before the first step, to check it. Leave numbers on the device:
+        `.item()` and `print` make every step wait for it.
         """
         self._must_define("loss", "return drumline.Loss(the sum of the loss over the batch)")
 
     def report(self, means: dict[str, float]) -> dict[str, float]:
-        """The numbers to log, from the mean loss and metrics: the place to add what follows from them."""
+        """The numbers to log, from the mean loss and metrics; add here what follows from them."""
         return means
 
     def _must_define(self, method: str, job: str) -> NoReturn:
@@ -113,6 +113,6 @@ def _check_is_sum(value: object, name: str) -> None:
         )
     if value.dim() != 0:
         raise UsageError(
-            f"Loss.{name} has the shape {list(value.shape)}, but is to be one number: the sum over the batch",
+            f"Loss.{name} has the shape {list(value.shape)}, but must be one number: the sum over the batch",
             next_step='use reduction="sum", or add .sum()',
         )

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = ["--model.widths", "8", "--train.epochs", "1", "--log.every_steps", "5"]
 BROKEN_TASK = """
 import os
-from drumline.tasks.classification import ImageClassification
+from drumline.tasks import ImageClassification
 
 class Broken(ImageClassification):
     defaults = {"data.name": "digits", "model.widths": [4], "train.epochs": 1, "train.batch_size": 64}
@@ -377,7 +377,7 @@ def test_ctrl_c_before_the_first_save_promises_no_checkpoint(tmp_path: Path, wor
 
 
 OTHER_LETTERS = """
-from drumline.tasks.classification import ImageClassification
+from drumline.tasks import ImageClassification
 
 class Größe(ImageClassification):
     defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 4, "train.batch_size": 64}

@@ -221,7 +221,7 @@ def test_a_watched_script_that_ends_without_a_word_is_told(tmp_path: Path) -> No
 DIES_ALWAYS = """
 import os, signal, time
 from pathlib import Path
-from drumline.tasks.classification import ImageClassification
+from drumline.tasks import ImageClassification
 
 RUN = Path("runs/DiesAlways")
 
@@ -273,7 +273,7 @@ CALLS_ONE_MORE = """
 import os
 import torch
 import torch.distributed as dist
-from drumline.tasks.classification import ImageClassification
+from drumline.tasks import ImageClassification
 
 class CallsOneMore(ImageClassification):
     defaults = {"data.name": "digits", "model.widths": [8], "train.steps": 60, "train.batch_size": 64}

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("warm")
 TROUBLED = """
 import os, signal
 from pathlib import Path
-from drumline.tasks.classification import ImageClassification
+from drumline.tasks import ImageClassification
 
 class Troubled(ImageClassification):
     defaults = {
@@ -67,7 +67,7 @@ NEVER_EXITS = """
 import os, time
 import torch.distributed as dist
 from drumline.distributed import group
-from drumline.tasks.classification import ImageClassification
+from drumline.tasks import ImageClassification
 
 group.LEAVE_S = 600  # so that the rank itself does not give up before the watchdog
 
@@ -97,7 +97,7 @@ def test_a_rank_that_does_not_exit_after_its_last_step_is_named_and_ended(tmp_pa
 BOTH_FAIL = """
 import os, time, traceback
 from pathlib import Path
-from drumline.tasks.classification import ImageClassification
+from drumline.tasks import ImageClassification
 
 class SlowToPrintError(ValueError):
     def __str__(self):

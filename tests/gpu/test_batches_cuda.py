@@ -15,22 +15,20 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from drumline.config.schema import Config
-from drumline.data.augment import normalise
-from drumline.data.dataset import TwoPartDataset
+from drumline.data.batch_maker import BatchMaker, BatchRequest
+from drumline.data.dataset import TwoPartDataset, gather_rows
 from drumline.data.delivery import Delivery
-from drumline.data.digits import digits
 from drumline.data.draws import Draws
 from drumline.data.evaluation_loader import EvaluationLoader
-from drumline.data.fetch import Fetch, Request
-from drumline.data.image_arrays import ImageArrays, Preparation
+from drumline.data.image_files import digits
+from drumline.data.images import ImageArrays, Preparation, normalize
 from drumline.data.loader import Loader
-from drumline.data.plan import Cursor, Sharing
-from drumline.data.resident import ResidentDataset, held_on
-from drumline.data.rows import rows_of
-from drumline.data.serving import BatchServer, Loading
-from drumline.data.streamed_loader import StreamLoader
+from drumline.data.resident import ResidentDataset, make_resident
+from drumline.data.sharding import Cursor, Sharding
+from drumline.data.stream_loader import StreamLoader
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
+from drumline.data.workers import BatchProducer, LoadingOptions
 from drumline.errors import UsageError
 from drumline.metrics.events import read_events
 from tests.gpu.test_hot_path_cuda import waiting_is_an_error
@@ -62,8 +60,8 @@ def dataset_named(name: str, folder: Path) -> TwoPartDataset:
 
 
 def make(dataset: Any, device: torch.device, **more: Any) -> Loader:
-    sharing = Sharing(batch_size=48, rank=0, world_size=1, accumulate=2)
-    return Loader(dataset, sharing=sharing, device=device, seed=3, loading=Loading(**more))
+    sharding = Sharding(batch_size=48, rank=0, world_size=1, accumulate=2)
+    return Loader(dataset, sharding=sharding, device=device, seed=3, options=LoadingOptions(**more))
 
 
 def busy() -> None:
@@ -108,7 +106,7 @@ def test_batches_ahead_have_the_bits_of_the_cpu(tmp_path: Path, name: str, loadi
 @pytest.mark.parametrize("name", NAMES)
 def test_resident_data_has_the_bits_of_the_host(tmp_path: Path, name: str) -> None:
     dataset = dataset_named(name, tmp_path)
-    held, workers = held_on(dataset, GPU, workers=2, warns=False)
+    held, workers = make_resident(dataset, GPU, workers=2, warns=False)
     assert isinstance(held, ResidentDataset)
     assert workers == 0
     loader = make(held, GPU)
@@ -133,7 +131,7 @@ def test_evaluation_batches_have_the_bits_of_the_cpu() -> None:
             rank=0,
             world_size=1,
             device=device,
-            loading=Loading(),
+            options=LoadingOptions(),
         )
         for device in (CPU, GPU)
     ]
@@ -145,7 +143,7 @@ def test_evaluation_batches_have_the_bits_of_the_cpu() -> None:
 def test_no_batch_waits_for_the_device(tmp_path: Path, name: str, where: str) -> None:
     dataset: Any = dataset_named(name, tmp_path)
     if where == "resident":
-        dataset, _ = held_on(dataset, GPU, workers=0, warns=False)
+        dataset, _ = make_resident(dataset, GPU, workers=0, warns=False)
     batches = epochs(make(dataset, GPU), 2)
     for _ in range(4):  # what is the same for all batches is brought to the device with the first
         busy()
@@ -167,29 +165,31 @@ def test_augmented_and_normalised_images_have_the_bits_of_the_cpu(
     prepare = Preparation(mean=mean, std=std, padding=padding, flip=flip)
     dataset = ImageArrays(pixels, np.arange(256), num_classes=256, prepare=prepare)
     indices = np.random.default_rng(1).permutation(256)
-    request = Request(4, 0, 256, shuffled=True)
-    fetch = Fetch(dataset, seed=0, leaves_rest=True, pinned=True)
+    request = BatchRequest(4, 0, 256, shuffled=True)
+    fetch = BatchMaker(dataset, seed=0, defer_finish=True, pinned=True)
     found, labels = Delivery(GPU, fetch.finish).now(fetch[request])
-    expected = Fetch(dataset, seed=0)[request]
+    expected = BatchMaker(dataset, seed=0)[request]
     assert torch.equal(found.cpu(), expected[0])
     assert torch.equal(labels.cpu(), expected[1])
     # Every byte in every channel, and a batch that is not augmented.
     every = torch.arange(256, dtype=torch.uint8).view(-1, 1, 1, 1).expand(256, shape[0], 1, 1).contiguous()
-    assert torch.equal(normalise(every.to(GPU), mean, std).cpu(), normalise(every, mean, std))
+    assert torch.equal(normalize(every.to(GPU), mean, std).cpu(), normalize(every, mean, std))
     assert dataset.batch(indices, Draws(0, 0, indices))[0].shape == (256, *shape)
 
 
 def test_rows_are_gathered_straight_into_pinned_memory_that_is_used_again() -> None:
     array = np.arange(4096, dtype=np.uint8).reshape(64, 64)
     indices = np.arange(8)
-    fetch = Fetch(digits(split="train", augment=True), seed=0, leaves_rest=True, pinned=True)
-    rows, places = next(BatchServer(fetch, Loading(), GPU).batches([Request(0, 0, 8, shuffled=True)]))
+    fetch = BatchMaker(digits(split="train", augment=True), seed=0, defer_finish=True, pinned=True)
+    rows, places = next(
+        BatchProducer(fetch, LoadingOptions(), GPU).batches([BatchRequest(0, 0, 8, shuffled=True)])
+    )
     assert rows.images.is_pinned()
     assert rows.labels.is_pinned()
     assert places.is_pinned()
     blocks = set()
     for _ in range(20):
-        pinned = rows_of(array, indices, pinned=True)
+        pinned = gather_rows(array, indices, pinned=True)
         assert pinned.is_pinned()
         blocks.add(pinned.data_ptr())
         pinned.to(GPU, non_blocking=True)
@@ -279,9 +279,9 @@ class Samples(IterableDataset[Tensor]):
 
 @pytest.mark.parametrize("loading", [{}, {"pin_memory": False}, {"workers": 1}], ids=str)
 def test_batches_of_a_stream_have_the_bits_of_the_cpu(loading: dict[str, Any]) -> None:
-    sharing = Sharing(batch_size=12, rank=0, world_size=1, accumulate=4)
+    sharding = Sharding(batch_size=12, rank=0, world_size=1, accumulate=4)
     plain, ahead = (
-        StreamLoader(Samples(), sharing=sharing, device=device, seed=3, loading=Loading(**loading))
+        StreamLoader(Samples(), sharding=sharding, device=device, seed=3, options=LoadingOptions(**loading))
         for device in (CPU, GPU)
     )
     with closing(plain), closing(ahead):
@@ -297,7 +297,7 @@ def test_data_larger_than_the_free_memory_is_refused() -> None:
 
     dataset = Vast(split="train", augment=False, image_size=16, samples=8, classes=2, seed=0)
     with pytest.raises(UsageError, match=r"Vast takes 7\d\d,\d\d\d\.\d\d GB, but cuda:0 has .* GB free"):
-        held_on(dataset, GPU, workers=0, warns=False)
+        make_resident(dataset, GPU, workers=0, warns=False)
 
 
 def test_a_run_with_resident_data_ends_with_the_same_bits(

@@ -28,7 +28,7 @@ from drumline.engine.saving import Progress
 from drumline.engine.steps.eager import TrainStep
 from drumline.engine.train import train
 from drumline.manager import DDPManager
-from drumline.tasks.load import load_task
+from drumline.tasks.task_registry import load_task
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import RanksFailed, run_ranks
 from tests.schedules import digest

@@ -26,8 +26,8 @@ from drumline.config.schema import (
     OptimConfig,
     TrainConfig,
 )
-from drumline.data.plan import Cursor, Sharing, plan_step
-from drumline.data.steps import Micro, Step
+from drumline.data.sharding import Cursor, Sharding, plan_step
+from drumline.data.steps import MicroBatch, Step
 from drumline.engine.job import build_job, make_manager
 from drumline.engine.optimizer import set_rate
 from drumline.engine.request import Request
@@ -38,9 +38,9 @@ from drumline.engine.steps.captured import CapturedStep, Shape
 from drumline.engine.steps.choice import make_step
 from drumline.engine.train import train
 from drumline.metrics.events import read_events
+from drumline.tasks import ImageClassification
 from drumline.tasks.base import Loss
-from drumline.tasks.classification import ImageClassification
-from drumline.tasks.synthetic import Synthetic
+from drumline.tasks.built_in import Synthetic
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import run_ranks
 
@@ -354,8 +354,8 @@ def replay_while_others_give_memory_back() -> tuple[float, float]:
             assert layer.weight.grad is not None
             total.copy_(layer.weight.grad.float().norm())
 
-    batch = Micro(torch.ones(64, 4096, device="cuda", dtype=torch.bfloat16), 64, True, 0, True)
-    plan = plan_step(Cursor(), length=64, sharing=Sharing(batch_size=64, rank=0, world_size=1))
+    batch = MicroBatch(torch.ones(64, 4096, device="cuda", dtype=torch.bfloat16), 64, True, 0, True)
+    plan = plan_step(Cursor(), length=64, sharding=Sharding(batch_size=64, rank=0, world_size=1))
     for _ in range(3):
         run(Step(plan, iter([batch])))
     step = Step(plan, iter([batch]))

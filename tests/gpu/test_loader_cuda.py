@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from drumline.data.digits import digits
-from drumline.data.fetch import Fetch, Request
+from drumline.data.batch_maker import BatchMaker, BatchRequest
+from drumline.data.image_files import digits
 from drumline.data.loader import Loader
-from drumline.data.plan import Sharing
-from drumline.data.serving import BatchServer, Loading
+from drumline.data.sharding import Sharding
+from drumline.data.workers import BatchProducer, LoadingOptions
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -32,8 +32,8 @@ class Noisy:
 
 def make(device: str, dataset: Any, *, workers: int = 0) -> Loader:
     where = torch.device(device)
-    sharing = Sharing(batch_size=64, rank=0, world_size=1)
-    return Loader(dataset, sharing=sharing, device=where, seed=1, loading=Loading(workers=workers))
+    sharding = Sharding(batch_size=64, rank=0, world_size=1)
+    return Loader(dataset, sharding=sharding, device=where, seed=1, options=LoadingOptions(workers=workers))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -48,10 +48,10 @@ def test_batches_are_those_of_the_cpu(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_pass_through_pinned_memory(workers: int) -> None:
-    fetch = Fetch(digits(split="train", augment=False), seed=0)
-    stream = BatchServer(fetch, Loading(workers=workers), torch.device("cuda"))
+    fetch = BatchMaker(digits(split="train", augment=False), seed=0)
+    stream = BatchProducer(fetch, LoadingOptions(workers=workers), torch.device("cuda"))
     with closing(stream):
-        for batch in stream.batches([Request(0, 0, 8, shuffled=True)]):
+        for batch in stream.batches([BatchRequest(0, 0, 8, shuffled=True)]):
             assert all(tensor.is_pinned() for tensor in batch)
 
 

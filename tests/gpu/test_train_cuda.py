@@ -27,7 +27,7 @@ from drumline.engine.steps.eager import TrainStep
 from drumline.engine.train import train
 from drumline.manager import DDPManager
 from drumline.metrics.events import read_events
-from drumline.tasks.classification import ImageClassification
+from drumline.tasks import ImageClassification
 from tests.jobs import assert_same_bits, newest
 from tests.ranks import run_ranks
 

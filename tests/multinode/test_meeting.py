@@ -29,7 +29,7 @@ while not Path(sys.argv[1]).exists():
 GATED = """
 import os, time
 from pathlib import Path
-from drumline.tasks.classification import ImageClassification
+from drumline.tasks import ImageClassification
 
 class Gated(ImageClassification):
     defaults = {

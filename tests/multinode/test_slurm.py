@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 # As long as a file is there it takes its time, so that it is not done before it is pushed aside.
 TASK = """
 import os, time
-from drumline.tasks.classification import ImageClassification
+from drumline.tasks import ImageClassification
 
 class Digits(ImageClassification):
     defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 250, "train.batch_size": 64}

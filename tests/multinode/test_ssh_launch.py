@@ -223,7 +223,7 @@ exit $code
 
 
 MINE = """
-from drumline.tasks.classification import ImageClassification
+from drumline.tasks import ImageClassification
 from part.one import WORD
 
 class Mine(ImageClassification):
@@ -286,7 +286,7 @@ def test_a_task_trains_with_code_that_is_copied_first_and_the_same_everywhere(
 
 RAISES = """
 import os
-from drumline.tasks.classification import ImageClassification
+from drumline.tasks import ImageClassification
 
 class Raises(ImageClassification):
     defaults = {"data.name": "digits", "model.widths": [4], "train.steps": 50, "train.batch_size": 64}

@@ -61,7 +61,7 @@ def count_reductions(accumulate: int) -> list[tuple[int, int]]:
         for step in job.loader.steps():
             before = reduced
             train_step(step)
-            counts.append((len(step.plan.pieces), reduced - before))
+            counts.append((len(step.plan.spans), reduced - before))
         return counts
 
 

@@ -107,9 +107,7 @@ def test_each_rank_has_its_own_state_in_the_checkpoint(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_the_state_of_the_dataset_is_refused(tmp_path: Path) -> None:
     train_here(make_config(steps=3, checkpoint=EVERY_STEP), ClassifyStream, tmp_path)
-    with pytest.raises(
-        CheckpointError, match="stands at sample 24, but it has saved no state of the stream OwnPl"
-    ):
+    with pytest.raises(CheckpointError, match="is at sample 24, but holds no state of the stream OwnPl"):
         train_here(make_config(steps=6, checkpoint=EVERY_STEP), ClassifyOwn, tmp_path)
 
 

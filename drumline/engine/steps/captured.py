@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from drumline.data.steps import Micro, Step
+from drumline.data.steps import MicroBatch, Step
 
 
 class Shape:
     """What a step is like, as far as a graph depends on it; and its tensors, in order."""
 
-    def __init__(self, step: Step, micro_batches: Sequence[Micro]) -> None:
+    def __init__(self, step: Step, micro_batches: Sequence[MicroBatch]) -> None:
         flat = [pytree.tree_flatten(micro.data) for micro in micro_batches]
         self.leaves = [leaf for leaves, _ in flat for leaf in leaves]
         self.tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
@@ -41,7 +41,12 @@ class CapturedStep:
     """A graph that can be replayed on other batches of the same shape."""
 
     def __init__(
-        self, run: Callable[[Step], None], step: Step, micro_batches: Sequence[Micro], shape: Shape, pool: Any
+        self,
+        run: Callable[[Step], None],
+        step: Step,
+        micro_batches: Sequence[MicroBatch],
+        shape: Shape,
+        pool: Any,
     ) -> None:
         """Capture what `run` does with such a step; nothing is computed yet. Raises what CUDA refuses."""
         self._inputs = [tensor.clone() for tensor in shape.tensors]

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drumline.data.steps import Micro, Step
+from drumline.data.steps import MicroBatch, Step
 from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.wrap import unwrap_model
 from drumline.engine.job import Job
@@ -117,7 +117,7 @@ class TrainStep:
             self._buffers.broadcast()
         self._update(None if weight is None else correction_for(weight, step.plan.global_size))
 
-    def _forward(self, micro: Micro) -> LossParts:
+    def _forward(self, micro: MicroBatch) -> LossParts:
         self._beat.next_micro()
         self._beat.mark(FORWARD)
         try:
@@ -145,14 +145,14 @@ class TrainStep:
         total = self._finite.spread(loss.total * scale, loss.total)
         (total if self._scaler is None else self._scaler.scale(total)).backward()  # type: ignore[no-untyped-call]
 
-    def _measure(self, loss: LossParts, micro: Micro) -> None:
+    def _measure(self, loss: LossParts, micro: MicroBatch) -> None:
         if micro.size == 0:
             self._meter.prepare(loss.metrics)
         else:
             self._finite.measure(loss.total, micro.size if loss.weight is None else loss.weight, loss.metrics)
 
     def _add_weight(
-        self, so_far: Tensor | None, weight: Tensor | float | None, micro: Micro
+        self, so_far: Tensor | None, weight: Tensor | float | None, micro: MicroBatch
     ) -> Tensor | None:
         if self._is_weighted is None:
             self._is_weighted = weight is not None

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drumline.data.plan import StepPlan, parts_of_rank
-from drumline.data.steps import Micro, Step
+from drumline.data.sharding import StepPlan, shards_of_rank
+from drumline.data.steps import MicroBatch, Step
 from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import broadcast_json
 from drumline.distributed.seeds import seed_shard
@@ -47,7 +47,7 @@ class ElasticStep(TrainStep):
             rank=rank,
             world_size=world_size,
             shards_by_rank=lambda num_shards: [
-                parts_of_rank(number, num_parts=num_shards, world_size=world_size)
+                shards_of_rank(number, num_shards=num_shards, world_size=world_size)
                 for number in range(world_size)
             ],
             bucket_bytes=bucket_bytes,
@@ -60,25 +60,25 @@ class ElasticStep(TrainStep):
         weights: Tensor | None = None
         shard = None
         self._finite.begin()
-        self._shard_buffers.start(has_several=plan.has_several_parts)
+        self._shard_buffers.start(has_several=plan.has_several_shards)
         for micro in step.micro_batches:
-            if micro.part != shard:
-                shard = micro.part
+            if micro.shard != shard:
+                shard = micro.shard
                 self._open(plan, shard)
             loss = self._forward(micro)
             weights = self._add_shard_weight(weights, loss, micro, plan)
             if micro.is_last:
-                self._gradients.send_along(shard, plan.num_parts)
+                self._gradients.send_along(shard, plan.num_shards)
             self._backward(loss, 1 / plan.global_size)
-            if micro.ends_part:
-                self._gradients.close_shard(shard, plan.num_parts)
+            if micro.ends_shard:
+                self._gradients.close_shard(shard, plan.num_shards)
             self._measure(loss, micro)
             if not micro.is_last:
                 self._beat.mark(DATA)
         self._beat.mark(BACKWARD)  # a rank may have no shard of a short batch
         # From here on every rank calls the same collectives in the same order; gradients came first, since most ranks
         # have been sending them all along.
-        self._gradients.finish(plan.num_parts)
+        self._gradients.finish(plan.num_shards)
         self._agree_on_the_loss()
         self._shard_buffers.finish()
         self._buffers.broadcast()
@@ -90,15 +90,15 @@ class ElasticStep(TrainStep):
         self._gradients.open_shard()
 
     def _add_shard_weight(
-        self, weights: Tensor | None, loss: LossParts, micro: Micro, plan: StepPlan
+        self, weights: Tensor | None, loss: LossParts, micro: MicroBatch, plan: StepPlan
     ) -> Tensor | None:
         own = self._add_weight(None, loss.weight, micro)
         if own is None:
             return None
         table = (
-            torch.zeros(plan.num_parts, dtype=own.dtype, device=own.device) if weights is None else weights
+            torch.zeros(plan.num_shards, dtype=own.dtype, device=own.device) if weights is None else weights
         )
-        table[micro.part] += own
+        table[micro.shard] += own
         return table
 
     def _weight_correction(self, weights: Tensor | None, plan: StepPlan) -> Tensor | None:
@@ -107,7 +107,7 @@ class ElasticStep(TrainStep):
         if not self._is_weighted:
             return None
         if weights is None:
-            weights = torch.zeros(plan.num_parts, dtype=torch.float64, device=self._device)
+            weights = torch.zeros(plan.num_shards, dtype=torch.float64, device=self._device)
         if self._world_size > 1:
             dist.all_reduce(weights)
         return correction_for(weights.sum(), plan.global_size)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from drumline.data.steps import Micro, Step
+from drumline.data.steps import MicroBatch, Step
 from drumline.engine.job import Job
 from drumline.engine.steps.capturable import hooked, not_fixed, observed, place_of
 from drumline.engine.steps.captured import CapturedStep, Shape, repair
@@ -86,7 +86,7 @@ class GraphStep:
         self._inner(step)
         self.grad_norm = self._inner.grad_norm
 
-    def _come_to_know(self, shape: Shape, step: Step, micro_batches: list[Micro]) -> _Known | None:
+    def _come_to_know(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> _Known | None:
         """The graph of a shape that has been seen often enough; else the step is taken, and there is none."""
         if shape.key not in self._seen and not self._welcome(shape):
             self._take(step)
@@ -122,7 +122,7 @@ class GraphStep:
             )
         return True
 
-    def _capture(self, shape: Shape, step: Step, micro_batches: list[Micro]) -> _Known | None:
+    def _capture(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> _Known | None:
         device, meter = self._job.ddp.device, self._job.meter
         rng, weight = torch.cuda.get_rng_state(device), meter.host_weight
         try:

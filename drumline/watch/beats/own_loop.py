@@ -9,7 +9,7 @@ from drumline.watch.beats.record import BeatWriter
 
 
 class OwnLoop:
-    """Told by a loader (data/followed.py), which marks data when a batch is asked for, and else the phase that its
+    """The `LoaderObserver` (data/steps.py) of a user's loop: data when it waits for a batch, else the phase that its
     batches are for."""
 
     def __init__(self, beat: BeatWriter, phase: Phase, num_collectives: Callable[[], int]) -> None:
@@ -18,19 +18,18 @@ class OwnLoop:
         self._num_collectives = num_collectives
         self._step: int | None = None
 
-    def ask(self, step: int | None) -> None:
-        """For a batch of the step after so many; None: it does not train."""
+    def batch_requested(self, step: int | None) -> None:
+        """Of the optimizer step after so many; None: it does not train."""
         if step != self._step and step is not None:
             self._step = step
             self._beat.count_collectives(self._num_collectives())
             self._beat.begin_step(step)
         self._beat.mark(DATA)
 
-    def hand_out(self) -> None:
+    def batch_ready(self) -> None:
         if self._step is not None:
             self._beat.next_micro()
         self._beat.mark(self._phase)
 
-    def end(self) -> None:
-        """Of an epoch, not of the loop."""
+    def epoch_ended(self) -> None:
         self._beat.mark(Phase.USER)

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from drumline import DDPManager
 from drumline.config.schema import WatchConfig
-from drumline.data.plan import Cursor
+from drumline.data.sharding import Cursor
 from tests.multinode.faults.inject import Injection
 from tests.multinode.faults.points import Points, make_model
 

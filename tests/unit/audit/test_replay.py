@@ -17,7 +17,7 @@ from drumline.audit.samples import check_samples
 from drumline.audit.section import Section
 from drumline.data.ledger import Ledger, to_json
 from drumline.data.permutation import permute
-from drumline.data.plan import Cursor, Sharing, plan_step
+from drumline.data.sharding import Cursor, Sharding, plan_step
 
 
 @dataclass
@@ -49,16 +49,16 @@ class Job:
             "world_size": world_size, "batch_size": self.batch_size, "samples": samples, "seed": 3, **start,
         })  # fmt: skip
         sharings = [
-            Sharing(batch_size=self.batch_size, rank=rank, world_size=world_size)
+            Sharding(batch_size=self.batch_size, rank=rank, world_size=world_size)
             for rank in range(world_size)
         ]
         ledgers = [Ledger() for _ in range(world_size)]
         for step in range(since + 1, since + steps + 1):
-            plans = [plan_step(cursor, length=self.length, sharing=sharing) for sharing in sharings]
+            plans = [plan_step(cursor, length=self.length, sharding=sharding) for sharding in sharings]
             for ledger, plan in zip(ledgers, plans, strict=True):
                 ledger.add(plan)
-            self.seen[step] = [(plan.epoch, list(range(*plan.share))) for plan in plans]
-            cursor = plans[0].following
+            self.seen[step] = [(plan.epoch, list(range(*plan.local_range))) for plan in plans]
+            cursor = plans[0].next_cursor
             if step % save_every == 0:
                 ranks = [to_json(ledger.take()) for ledger in ledgers]
                 self.lines.append({"kind": "steps", "first": since + 1, "last": step, "ranks": ranks})
@@ -245,7 +245,7 @@ def test_a_position_that_no_dataset_has_is_named(tmp_path: Path) -> None:
         ({"first": -1}, "damaged: first is -1"),
         ({"last": 3}, "damaged: steps 1 to 3, but rank 0 has 2"),
         ({"ranks": []}, "damaged: it names no ranks"),
-        ({"ranks": [[[0, 0, 8, 8]]]}, "damaged: [0, 0, 8, 8] is no run"),
+        ({"ranks": [[[0, 0, 8, 8]]]}, "damaged: [0, 0, 8, 8] is not a ledger entry"),
         ({"ranks": [[[0, 0, 8, 8, 2]]]}, "1 ranks, but the job had 2"),
     ],
 )

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from drumline.data.cifar10 import cifar10
 from drumline.data.draws import Draws
+from drumline.data.image_files import cifar10
 from drumline.errors import DataError
 
 PER_FILE = 3
@@ -156,7 +156,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, protocol: int
     evil = pickle.dumps({"data": Malicious(trap), "labels": [0]}, protocol=protocol)
     (tmp_path / "data_batch_3").write_bytes(evil)
     with pytest.raises(
-        DataError, match=r"data_batch_3: the file asks for .*, which no array of numbers needs"
+        DataError, match=r"data_batch_3: the file asks for .*, which an array of numbers does not need"
     ) as caught:
         build(tmp_path)
     assert "do not trust this file" in str(caught.value)
@@ -179,7 +179,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, protocol: int
 def test_no_way_to_name_a_function_gets_through(tmp_path: Path, evil: bytes) -> None:
     write(tmp_path, python_2_pickle)
     (tmp_path / "test_batch").write_bytes(evil)
-    with pytest.raises(DataError, match="nothing of it was run"):
+    with pytest.raises(DataError, match="none of its code was run"):
         build(tmp_path, split="eval")
 
 
@@ -193,9 +193,9 @@ IMAGES, LABELS = content(0)
 @pytest.mark.parametrize(
     ("damaged", "sentence"),
     [
-        (b"", "is damaged or is no pickled batch of images"),
-        (python_2_pickle(IMAGES, LABELS)[:5000], "is damaged or is no pickled batch of images"),
-        (b"<html>404 not found</html>", "is damaged or is no pickled batch of images"),
+        (b"", "is damaged or not a pickled batch of images"),
+        (python_2_pickle(IMAGES, LABELS)[:5000], "is damaged or not a pickled batch of images"),
+        (b"<html>404 not found</html>", "is damaged or not a pickled batch of images"),
         (pickle.dumps([1, 2]), "it holds a list, not a dictionary"),
         (pickled(data=IMAGES, fine_labels=LABELS), "expected 'data' and 'labels', found data, fine_labels"),
         (
@@ -240,9 +240,7 @@ def test_a_wrong_label_in_a_binary_file_is_told(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     write(tmp_path, binary)
     (tmp_path / "data_batch_4.bin").unlink()
-    with pytest.raises(
-        DataError, match=r"data_batch_4.bin is missing; the other files of CIFAR-10 are there"
-    ):
+    with pytest.raises(DataError, match=r"data_batch_4.bin is missing; other files of CIFAR-10 are there"):
         build(tmp_path)
 
 
@@ -255,5 +253,5 @@ def test_a_folder_without_cifar_is_told_what_was_expected_where(tmp_path: Path) 
 
 
 def test_no_folder_at_all_is_told() -> None:
-    with pytest.raises(DataError, match="cifar10 needs to know where its files are"):
+    with pytest.raises(DataError, match="cifar10 does not know where its files are"):
         build(None)

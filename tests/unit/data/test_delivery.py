@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from drumline.data.delivery import Delivery, kept_ahead
+from drumline.data.delivery import Delivery, can_change_streams, leaves, prefetch
 from drumline.data.draws import Draws
 from drumline.data.loader import Loader
-from drumline.data.plan import Cursor, Sharing
-from drumline.data.serving import Loading
-from drumline.data.streamed_loader import StreamLoader
-from drumline.data.transfer import can_change_streams, leaves
+from drumline.data.sharding import Cursor, Sharding
+from drumline.data.stream_loader import StreamLoader
+from drumline.data.workers import LoadingOptions
 
 CPU = torch.device("cpu")
 
@@ -33,7 +32,7 @@ def noted(count: int, asked: list[int], *, fails_at: int | None = None) -> Itera
 def test_two_more_are_asked_for_than_are_handed_out() -> None:
     asked: list[int] = []
     found = []
-    for number in kept_ahead(noted(5, asked), lambda number: number * 10, count=2):
+    for number in prefetch(noted(5, asked), lambda number: number * 10, count=2):
         found.append(number)
         assert len(asked) == min(5, len(found) + 2)
     assert found == [0, 10, 20, 30, 40]
@@ -41,14 +40,14 @@ def test_two_more_are_asked_for_than_are_handed_out() -> None:
 
 @pytest.mark.parametrize("fails_at", [0, 1, 3])
 def test_an_error_comes_in_place_of_its_own_batch(fails_at: int) -> None:
-    ahead = kept_ahead(noted(5, [], fails_at=fails_at), lambda number: number, count=2)
+    ahead = prefetch(noted(5, [], fails_at=fails_at), lambda number: number, count=2)
     assert list(itertools.islice(ahead, fails_at)) == list(range(fails_at))
     with pytest.raises(KeyError, match=f"no image {fails_at}"):
         next(ahead)
 
 
 def test_what_fails_on_its_way_keeps_its_place_too() -> None:
-    ahead = kept_ahead(iter([1, 2, 0, 4]), lambda number: 1 / number, count=2)
+    ahead = prefetch(iter([1, 2, 0, 4]), lambda number: 1 / number, count=2)
     assert [next(ahead), next(ahead)] == [1.0, 0.5]
     with pytest.raises(ZeroDivisionError):
         next(ahead)
@@ -84,12 +83,12 @@ class AheadOnTheCpu(Delivery):
     """What a GPU does, but for the streams."""
 
     def batches(self, answers: Iterator[Any]) -> Iterator[Any]:
-        return map(self._receive, kept_ahead(answers, self._send, count=2))
+        return map(self._receive, prefetch(answers, self._send, count=2))
 
 
 def make(dataset: Any, *, ahead: bool, **more: Any) -> Loader:
-    sharing = Sharing(batch_size=6, rank=0, world_size=1, accumulate=2)
-    loader = Loader(dataset, sharing=sharing, device=CPU, seed=4, loading=Loading(**more))
+    sharding = Sharding(batch_size=6, rank=0, world_size=1, accumulate=2)
+    loader = Loader(dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more))
     if ahead:
         loader._delivery = AheadOnTheCpu(CPU, lambda batch: batch)
     return loader
@@ -158,8 +157,11 @@ class Numbers:
 
 
 def test_of_a_stream_only_the_step_in_work_is_sent_ahead() -> None:
-    sharing = Sharing(batch_size=6, rank=0, world_size=1, accumulate=3)
-    both = [StreamLoader(Numbers(), sharing=sharing, device=CPU, seed=4, loading=Loading()) for _ in range(2)]
+    sharding = Sharding(batch_size=6, rank=0, world_size=1, accumulate=3)
+    both = [
+        StreamLoader(Numbers(), sharding=sharding, device=CPU, seed=4, options=LoadingOptions())
+        for _ in range(2)
+    ]
     plain, ahead = both
     sent: list[Any] = []
     ahead._delivery = AheadOnTheCpu(CPU, lambda batch: sent.append(batch) or batch)

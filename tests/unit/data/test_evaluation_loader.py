@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from drumline.data.draws import Draws
 from drumline.data.evaluation_loader import EvaluationLoader
-from drumline.data.serving import Loading
+from drumline.data.workers import LoadingOptions
 from drumline.errors import DataError, UsageError
 
 pytestmark = [
@@ -53,7 +53,7 @@ def make(
         rank=rank,
         world_size=world_size,
         device=torch.device("cpu"),
-        loading=Loading(workers=workers),
+        options=LoadingOptions(workers=workers),
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from drumline.data.draws import Draws
-from drumline.data.image_folder import ImageFolder
+from drumline.data.image_files import ImageFolder
 from drumline.errors import DataError, MissingExtraError
 
 COLOURS = {"ant": (200, 10, 10), "bee": (10, 200, 10), "cat": (10, 10, 200)}
@@ -133,7 +133,7 @@ def test_a_class_that_training_lacks_is_told(folder: Path) -> None:
 
 
 def test_no_folder_at_all_is_told() -> None:
-    with pytest.raises(DataError, match="image_folder needs to know where its images are"):
+    with pytest.raises(DataError, match="image_folder does not know where its images are"):
         build(None)
 
 

@@ -10,24 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.data.ledger import Ledger, Run, from_json, num_steps, to_json
-from drumline.data.plan import Cursor, Sharing, StepPlan, plan_epoch, plan_step
+from drumline.data.ledger import Ledger, LedgerEntry, from_json, num_steps, to_json
+from drumline.data.sharding import Cursor, Sharding, StepPlan, plan_epoch, plan_step
 
 
 def plans(
     count: int, *, length: int, batch_size: int, rank: int = 0, world_size: int = 1, shards: int | None = None
 ) -> list[StepPlan]:
-    sharing = Sharing(batch_size=batch_size, rank=rank, world_size=world_size, shards=shards)
+    sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size, shards=shards)
     cursor, made = Cursor(), []
     for _ in range(count):
-        made.append(plan_step(cursor, length=length, sharing=sharing))
-        cursor = made[-1].following
+        made.append(plan_step(cursor, length=length, sharding=sharding))
+        cursor = made[-1].next_cursor
     return made
 
 
-def covered(runs: list[Run]) -> list[tuple[int, list[int]]]:
+def covered(runs: list[LedgerEntry]) -> list[tuple[int, list[int]]]:
     """Step by step: the epoch, and the positions."""
-    steps = [run.piece(number, 1) for run in runs for number in range(run.steps)]
+    steps = [run.slice(number, 1) for run in runs for number in range(run.steps)]
     return [(step.epoch, list(range(step.low, step.high))) for step in steps]
 
 
@@ -51,7 +51,7 @@ def test_runs_are_what_the_plans_were(data: st.DataObject) -> None:
         if number in taken_at:
             runs += ledger.take()
     runs += ledger.take()
-    assert covered(runs) == [(plan.epoch, list(range(*plan.share))) for plan in made]
+    assert covered(runs) == [(plan.epoch, list(range(*plan.local_range))) for plan in made]
     assert num_steps(runs) == len(made)
     assert from_json(to_json(runs)) == runs
     assert ledger.take() == []
@@ -62,8 +62,8 @@ def test_runs_are_what_the_plans_were(data: st.DataObject) -> None:
 def test_an_epoch_of_any_length_is_one_run_or_two(world_size: int, length: int, runs_an_epoch: int) -> None:
     for rank in range(world_size):
         ledger = Ledger()
-        sharing = Sharing(batch_size=64, rank=rank, world_size=world_size)
-        for plan in plan_epoch(Cursor(), length=length, sharing=sharing):
+        sharding = Sharding(batch_size=64, rank=rank, world_size=world_size)
+        for plan in plan_epoch(Cursor(), length=length, sharding=sharding):
             ledger.add(plan)
         assert len(ledger.take()) == runs_an_epoch
 
@@ -73,7 +73,7 @@ def test_a_last_batch_that_only_looks_like_the_others_is_a_run_of_its_own() -> N
     ledger = Ledger()
     for plan in plans(3, length=14, batch_size=5, world_size=3):
         ledger.add(plan)
-    assert ledger.take() == [Run(0, 0, 2, 5, 2), Run(0, 10, 12, 4, 1)]
+    assert ledger.take() == [LedgerEntry(0, 0, 2, 5, 2), LedgerEntry(0, 10, 12, 4, 1)]
 
 
 def test_regular_steps_take_no_memory() -> None:
@@ -89,22 +89,22 @@ def test_regular_steps_take_no_memory() -> None:
     after = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert after - before < 1000
-    assert ledger.take() == [Run(0, 32, 64, 64, 10_010)]
+    assert ledger.take() == [LedgerEntry(0, 32, 64, 64, 10_010)]
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({}, "it is no list of runs"),
-        ([7], "7 is no run"),
-        ([[0, 0, 4, 8]], "is no run"),
+        ({}, "it is not a list of entries"),
+        ([7], "7 is not a ledger entry"),
+        ([[0, 0, 4, 8]], "is not a ledger entry"),
         ([[0, 0, 4, 8, 1.5]], "more than whole numbers"),
         ([[0, 0, 4, 8, True]], "more than whole numbers"),
-        ([[0, 5, 4, 8, 1]], "is no run of steps"),
-        ([[0, 0, 4, 8, 0]], "is no run of steps"),
-        ([[0, 0, 4, 0, 1]], "is no run of steps"),
-        ([[-1, 0, 4, 8, 1]], "is no run of steps"),
-        ([[0, 0, 4, 8, 1, 2, 2]], "is no run"),
+        ([[0, 5, 4, 8, 1]], "is out of range for a ledger entry"),
+        ([[0, 0, 4, 8, 0]], "is out of range for a ledger entry"),
+        ([[0, 0, 4, 0, 1]], "is out of range for a ledger entry"),
+        ([[-1, 0, 4, 8, 1]], "is out of range for a ledger entry"),
+        ([[0, 0, 4, 8, 1, 2, 2]], "is not a ledger entry"),
     ],
 )
 def test_what_no_ledger_has_written_is_refused(value: object, message: str) -> None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from drumline.data.draws import Draws
 from drumline.data.loader import Loader
-from drumline.data.plan import Cursor, Sharing
-from drumline.data.serving import Loading
+from drumline.data.sharding import Cursor, Sharding
+from drumline.data.workers import LoadingOptions
 from drumline.errors import DataError, UsageError
 
 CPU = torch.device("cpu")
@@ -62,8 +62,8 @@ class FailsAt(Noisy):
 
 def make(dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **more: Any) -> Loader:
     cut = {name: more.pop(name) for name in ("accumulate", "micro_batch_size", "shards") if name in more}
-    sharing = Sharing(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
-    return Loader(dataset, sharing=sharing, device=CPU, seed=4, loading=Loading(**more))
+    sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
+    return Loader(dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more))
 
 
 def epochs(loader: Loader, count: int) -> list[torch.Tensor]:
@@ -85,7 +85,7 @@ def test_an_epoch_holds_every_sample_exactly_once(
         for step in loader.steps():
             micro_batches = list(step.micro_batches)
             assert [micro.is_last for micro in micro_batches] == [False] * (len(micro_batches) - 1) + [True]
-            assert loader.cursor == step.plan.following
+            assert loader.cursor == step.plan.next_cursor
             counted = [index for micro in micro_batches if micro.size for index in micro.data[0].tolist()]
             assert len(counted) == step.plan.local_size
             seen += counted
@@ -228,7 +228,7 @@ def test_an_error_in_a_worker_carries_the_original_text(persistent: bool) -> Non
 
 
 def test_a_batch_too_small_for_the_world_is_refused() -> None:
-    with pytest.raises(UsageError, match="a global batch of 2 cannot be shared by 4 ranks") as caught:
+    with pytest.raises(UsageError, match="a global batch of 2 cannot be split over 4 ranks") as caught:
         make(Indices(10), batch_size=2, world_size=4)
     assert "set the batch size to 4 or more, or start fewer ranks" in str(caught.value)
 
@@ -240,7 +240,9 @@ def test_a_batch_too_small_for_the_shards_is_refused() -> None:
 
 
 def test_more_ranks_than_shards_are_refused() -> None:
-    with pytest.raises(UsageError, match="4 ranks cannot share 2 shards: some would have nothing") as caught:
+    with pytest.raises(
+        UsageError, match="2 shards are too few for 4 ranks: some ranks would have no"
+    ) as caught:
         make(Indices(10), world_size=4, shards=2)
     assert "start at most 2 ranks, or begin a new run with --train.shards 4" in str(caught.value)
 
@@ -267,7 +269,7 @@ def test_an_empty_dataset_is_refused() -> None:
 def test_a_cursor_outside_the_dataset_is_refused(cursor: Cursor) -> None:
     loader = make(Indices(23))
     with pytest.raises(
-        DataError, match=f"stands at sample {cursor.position} of epoch {cursor.epoch}, but .* has 23"
+        DataError, match=f"is at sample {cursor.position} of epoch {cursor.epoch}, but .* has 23"
     ):
         loader.cursor = cursor
 

@@ -155,9 +155,9 @@ def test_a_token_outside_the_stated_vocabulary_is_told(tmp_path: Path, kind: str
     [
         ("{", "meta.json cannot be read as a JSON object"),
         ("[1]", "meta.json cannot be read as a JSON object"),
-        ('{"vocab_size": "many"}', "meta.json says vocab_size is 'many': expected a whole number"),
-        ('{"vocab_size": 0}', "meta.json says vocab_size is 0"),
-        ('{"vocab_size": true}', "meta.json says vocab_size is True"),
+        ('{"vocab_size": "many"}', "meta.json: vocab_size is 'many', expected a positive integer"),
+        ('{"vocab_size": 0}', "meta.json: vocab_size is 0"),
+        ('{"vocab_size": true}', "meta.json: vocab_size is True"),
     ],
 )
 def test_a_malformed_meta_file_is_told(tmp_path: Path, text: str, sentence: str) -> None:
@@ -216,7 +216,9 @@ def test_too_short_for_one_window_is_told(tmp_path: Path, split: str, count: int
 
 def test_a_size_that_is_no_multiple_of_the_type_is_told(tmp_path: Path) -> None:
     (path := tmp_path / "corpus.bin").write_bytes(b"x" * 101)
-    with pytest.raises(DataError, match="has 101 bytes, which is no whole number of uint32 tokens") as caught:
+    with pytest.raises(
+        DataError, match="has 101 bytes, which is not a whole number of uint32 tokens"
+    ) as caught:
         build(path, token_type="uint32")
     assert "--data.token_type" in str(caught.value)
 

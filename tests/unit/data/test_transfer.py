@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from drumline.data.transfer import to_device
+from drumline.data.delivery import to_device
 
 META = torch.device("meta")  # a device that every machine has
 

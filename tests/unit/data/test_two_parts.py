@@ -12,21 +12,20 @@ import torch
 from torch import Tensor
 
 from drumline.data import resident
-from drumline.data.dataset import Gathered, TwoPartDataset, is_in_two_parts
-from drumline.data.digits import digits
+from drumline.data.batch_maker import BatchMaker, BatchRequest
+from drumline.data.dataset import PartialBatch, TwoPartDataset, gather_rows, is_in_two_parts
 from drumline.data.draws import Draws
-from drumline.data.fetch import Fetch, Request
-from drumline.data.resident import ResidentDataset, check_fits, held_on
-from drumline.data.rows import rows_of
+from drumline.data.image_files import digits
+from drumline.data.resident import ResidentDataset, check_fits, make_resident
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
 from drumline.errors import DataError, UsageError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)  # the latter is only named
 REQUESTS = [
-    Request(2, 3, 20, shuffled=True),
-    Request(0, 0, 16, shuffled=False),
-    Request(1, 5, 6, shuffled=True),
+    BatchRequest(2, 3, 20, shuffled=True),
+    BatchRequest(0, 0, 16, shuffled=False),
+    BatchRequest(1, 5, 6, shuffled=True),
 ]
 
 
@@ -56,11 +55,11 @@ def test_gathered_and_finished_apart_they_are_the_same_batches(
 ) -> None:
     monkeypatch.setattr(resident, "_CHUNK_BYTES", 1000)
     for dataset in built_ins(tmp_path):
-        whole, first = Fetch(dataset, seed=5), Fetch(dataset, seed=5, leaves_rest=True)
-        held = Fetch(ResidentDataset(dataset, CPU), seed=5, leaves_rest=True)
+        whole, first = BatchMaker(dataset, seed=5), BatchMaker(dataset, seed=5, defer_finish=True)
+        held = BatchMaker(ResidentDataset(dataset, CPU), seed=5, defer_finish=True)
         for request in REQUESTS:
             answer = first[request]
-            assert isinstance(answer, Gathered)
+            assert isinstance(answer, PartialBatch)
             expected = whole[request]
             assert whole.finish(expected) is expected
             for found in (first.finish(answer), held.finish(held[request])):
@@ -80,9 +79,9 @@ def test_images_of_one_channel_have_the_strides_of_any_other(augment: bool) -> N
 
 def test_images_travel_as_bytes_and_tokens_as_they_are_stored(tmp_path: Path) -> None:
     dataset = digits(split="train", augment=True)
-    rows, places = Fetch(dataset, seed=0, leaves_rest=True)[REQUESTS[0]]
+    rows, places = BatchMaker(dataset, seed=0, defer_finish=True)[REQUESTS[0]]
     assert (rows.images.dtype, rows.labels.dtype, places.shape) == (torch.uint8, torch.int64, (17,))
-    assert Fetch(dataset, seed=0, leaves_rest=True)[REQUESTS[1]].choices is None
+    assert BatchMaker(dataset, seed=0, defer_finish=True)[REQUESTS[1]].choices is None
 
     words = tokens(split="train", dir=token_file(tmp_path, "uint16", 50_256), token_type="uint16", context=7)
     assert words.gather(np.arange(4)).dtype == torch.int16
@@ -129,24 +128,24 @@ def test_a_batch_of_its_own_is_not_gone_round() -> None:
     dataset = Own(**settings, augment=False)
     assert is_in_two_parts(images())
     assert not is_in_two_parts(dataset)
-    assert torch.equal(Fetch(dataset, seed=0, leaves_rest=True)[REQUESTS[2]], torch.ones(1))
+    assert torch.equal(BatchMaker(dataset, seed=0, defer_finish=True)[REQUESTS[2]], torch.ones(1))
 
 
 def test_rows_of_an_array_that_cannot_be_written_to() -> None:
     array = np.arange(12, dtype=np.float32).reshape(4, 3)
     array.flags.writeable = False  # as a mapped file is
-    assert rows_of(array, np.array([3, 0, 3])).tolist() == [[9, 10, 11], [0, 1, 2], [9, 10, 11]]
+    assert gather_rows(array, np.array([3, 0, 3])).tolist() == [[9, 10, 11], [0, 1, 2], [9, 10, 11]]
 
 
 @pytest.mark.parametrize("wrong", [-1, 4])
 def test_rows_for_pinned_memory_are_looked_for_in_the_array(wrong: int) -> None:
     with pytest.raises(IndexError, match=f"rows from {min(1, wrong)} to {max(1, wrong)} of 4"):
-        rows_of(np.zeros((4, 3)), np.array([1, wrong]), pinned=True)
+        gather_rows(np.zeros((4, 3)), np.array([1, wrong]), pinned=True)
 
 
 def test_on_the_cpu_resident_data_stays_as_it_is() -> None:
     dataset = [1, 2, 3]
-    assert held_on(dataset, CPU, workers=2, warns=True) == (dataset, 2)
+    assert make_resident(dataset, CPU, workers=2, warns=True) == (dataset, 2)
 
 
 class Stream:
@@ -157,13 +156,13 @@ class Stream:
 @pytest.mark.parametrize(
     ("dataset", "why"),
     [
-        (Stream(), "the stream Stream can only be read one sample after another"),
-        ([1, 2, 3], "list does not say what its samples are before chance has changed them"),
+        (Stream(), "Stream is a stream"),
+        ([1, 2, 3], "list is not a drumline.TwoPartDataset"),
     ],
 )
 def test_data_without_rows_cannot_stay_on_the_device(dataset: Any, why: str) -> None:
     with pytest.raises(UsageError, match=f"the data cannot stay on cuda:0: {why}") as caught:
-        held_on(dataset, GPU, workers=0, warns=True)
+        make_resident(dataset, GPU, workers=0, warns=True)
     assert "leave --data.resident out, or derive the dataset from drumline.TwoPartDataset" in str(
         caught.value
     )
@@ -179,17 +178,17 @@ def test_data_that_is_empty_is_refused_as_anywhere_else() -> None:
 
     dataset = Empty(split="train", augment=False, image_size=8, samples=1, classes=2, seed=0)
     with pytest.raises(DataError, match="the dataset Empty is empty"):
-        held_on(dataset, GPU, workers=0, warns=True)
+        make_resident(dataset, GPU, workers=0, warns=True)
 
 
 def test_data_that_would_leave_no_room_is_refused_with_the_sizes() -> None:
     check_fits("Fits", 8_900_000_000, 10_000_000_000, GPU)
     with pytest.raises(
         UsageError,
-        match=r"Large takes 9\.10 GB, but cuda:0 has 10\.00 GB free, of which the data may have 90%",
+        match=r"Large takes 9\.10 GB, but cuda:0 has 10\.00 GB free, of which the data may use 90%",
     ) as caught:
         check_fits("Large", 9_100_000_000, 10_000_000_000, GPU)
-    assert "leave --data.resident out: batches are brought to the device ahead" in str(caught.value)
+    assert "leave --data.resident out: batches are copied to the device ahead" in str(caught.value)
 
 
 def test_workers_of_resident_data_are_not_started_and_that_is_said(
@@ -199,7 +198,7 @@ def test_workers_of_resident_data_are_not_started_and_that_is_said(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 10**9))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     with caplog.at_level(logging.WARNING, logger="drumline"):
-        held, workers = held_on(images(), torch.device("meta"), workers=3, warns=True)
+        held, workers = make_resident(images(), torch.device("meta"), workers=3, warns=True)
     assert isinstance(held, ResidentDataset)
     assert (len(held), workers) == (40, 0)
-    assert "the data stays on meta, so the 3 workers that were asked for are not started" in caplog.text
+    assert "the data stays on meta, so its 3 workers are not started" in caplog.text

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from drumline.data.plan import parts_of_rank
+from drumline.data.sharding import shards_of_rank
 from drumline.distributed.shard_sum import ShardSum
 from drumline.distributed.shard_tree import Node, fold, nodes_of
 
@@ -27,7 +27,7 @@ def tree(num_shards: int, world_size: int) -> list[str]:
     total: list[tuple[Node, Sum]] = []
     for rank in range(world_size):
         own: list[tuple[Node, Sum]] = []
-        for shard in parts_of_rank(rank, num_parts=num_shards, world_size=world_size):
+        for shard in shards_of_rank(rank, num_shards=num_shards, world_size=world_size):
             fold(own, (Node(shard, shard + 1), Sum(str(shard))), num_shards, Sum.add)
         for part in own:
             fold(total, part, num_shards, Sum.add)
@@ -50,7 +50,7 @@ def test_neighbours_are_added_first() -> None:
 def test_a_rank_sends_one_part_where_ranks_divide_the_shards() -> None:
     for world_size in (1, 2, 4, 8):
         for rank in range(world_size):
-            shards = parts_of_rank(rank, num_parts=8, world_size=world_size)
+            shards = shards_of_rank(rank, num_shards=8, world_size=world_size)
             assert nodes_of(shards, 8) == [Node(shards.start, shards.stop)]
     assert nodes_of(range(3, 6), 8) == [Node(3, 4), Node(4, 6)]
 

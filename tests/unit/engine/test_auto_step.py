@@ -7,11 +7,11 @@ import time
 import torch
 from torch import Tensor
 
-from drumline.data.plan import Cursor, Sharing, plan_step
+from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.data.steps import Step
 from drumline.engine.steps.auto import TIMED_STEPS, WARM_UP_STEPS, AutoStep
 
-PLAN = plan_step(Cursor(), length=64, sharing=Sharing(batch_size=8, rank=0, world_size=1))
+PLAN = plan_step(Cursor(), length=64, sharding=Sharding(batch_size=8, rank=0, world_size=1))
 
 
 class Way:

@@ -105,7 +105,7 @@ def test_what_is_not_a_batch_of_tokens_is_refused(tokens: torch.Tensor) -> None:
 
 
 def test_heads_must_divide_the_width() -> None:
-    with pytest.raises(UsageError, match="width of 16 between 3 heads") as caught:
+    with pytest.raises(UsageError, match="width of 16 over 3 heads") as caught:
         small(heads=3)
 
     assert "multiple of 3" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Methods of a Task that only another library would call: to be named, since nothing here calls them."""
+"""Finds methods of a Task that only another library would call, so that a user learns that they are never called."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _INSTEAD = {
 
 
 def uncalled_methods(task: type[Task]) -> Iterator[str]:
-    """A sentence for each method that looks like another library's, and that the task does not call itself."""
+    """A message for each method that looks like another library's and that the task does not call itself."""
     methods = {
         name: value
         for one in reversed(task.__mro__)

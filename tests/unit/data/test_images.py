@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from drumline.data.augment import corners, cut, normalise
 from drumline.data.draws import Draws
-from drumline.data.image_arrays import ImageArrays, Preparation
+from drumline.data.images import ImageArrays, Preparation, crop, crop_offsets, normalize
 
 IMAGES = np.random.default_rng(0).integers(1, 255, size=(200, 2, 6, 5)).astype(np.uint8)
 DRAWS = Draws(0, 0, np.arange(200))
@@ -17,8 +16,8 @@ DRAWS = Draws(0, 0, np.arange(200))
 def moved(images: np.ndarray, draws: Draws, *, padding: int, flip: bool) -> np.ndarray:
     shape = images.shape[1:]
     assert len(shape) == 3
-    places = corners(draws, shape, padding=padding, flip=flip)
-    result: np.ndarray = cut(torch.from_numpy(images), places, padding=padding, flip=flip).numpy()
+    places = crop_offsets(draws, shape, padding=padding, flip=flip)
+    result: np.ndarray = crop(torch.from_numpy(images), places, padding=padding, flip=flip).numpy()
     return result
 
 
@@ -102,15 +101,15 @@ def test_an_image_is_treated_alike_in_any_batch_and_otherwise_in_another_epoch()
 def test_images_are_cut_alike_however_they_lie_in_memory() -> None:
     """As a decoder gives them, channels come last in memory."""
     images = torch.from_numpy(IMAGES)
-    places = corners(DRAWS, (2, 6, 5), padding=1, flip=False)
+    places = crop_offsets(DRAWS, (2, 6, 5), padding=1, flip=False)
     for flip in (False, True):
-        found = cut(images.to(memory_format=torch.channels_last), places, padding=1, flip=flip)
-        assert torch.equal(found, cut(images, places, padding=1, flip=flip))
+        found = crop(images.to(memory_format=torch.channels_last), places, padding=1, flip=flip)
+        assert torch.equal(found, crop(images, places, padding=1, flip=flip))
         assert found.is_contiguous()
 
 
 def test_the_images_given_are_left_as_they_are() -> None:
     before = IMAGES.copy()
-    normalise(torch.from_numpy(moved(IMAGES, DRAWS, padding=1, flip=True)), (1.0, 2.0), (3.0, 4.0))
-    normalise(torch.from_numpy(IMAGES), (1.0, 2.0), (3.0, 4.0))
+    normalize(torch.from_numpy(moved(IMAGES, DRAWS, padding=1, flip=True)), (1.0, 2.0), (3.0, 4.0))
+    normalize(torch.from_numpy(IMAGES), (1.0, 2.0), (3.0, 4.0))
     assert np.array_equal(IMAGES, before)

@@ -9,7 +9,7 @@ import pytest
 from drumline.config import PRESETS
 from drumline.errors import UsageError
 from drumline.tasks import ImageClassification, LanguageModel, Task, load_task
-from drumline.tasks.load import BUILT_IN
+from drumline.tasks.task_registry import BUILT_IN
 
 
 def test_built_in_names_are_those_of_the_presets() -> None:
@@ -29,7 +29,7 @@ def test_a_task_of_the_users_own_file(tmp_path: Path) -> None:
 
 
 def test_a_task_of_a_package() -> None:
-    assert load_task("drumline.tasks.language:LanguageModel") is LanguageModel
+    assert load_task("drumline.tasks.built_in:LanguageModel") is LanguageModel
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.data.plan import (
+from drumline.data.sharding import (
     Cursor,
-    Sharing,
+    Sharding,
     StepPlan,
     evaluation_batches,
     micro_batches_per_epoch,
@@ -22,20 +22,20 @@ PIECES = st.integers(1, 6)
 
 
 def epoch_of(rank: int, *, length: int, **settings: int) -> list[StepPlan]:
-    return list(plan_epoch(Cursor(2, 0), length=length, sharing=Sharing(rank=rank, **settings)))
+    return list(plan_epoch(Cursor(2, 0), length=length, sharding=Sharding(rank=rank, **settings)))
 
 
 def counted(plan: StepPlan) -> list[int]:
     """The positions this rank's step counts, in order, placeholders left out."""
-    return [position for piece in plan.pieces if piece.counts for position in range(piece.low, piece.high)]
+    return [position for span in plan.spans if span.counts for position in range(span.low, span.high)]
 
 
 def bounds(plan: StepPlan) -> list[tuple[int, int]]:
-    return [(piece.low, piece.high) for piece in plan.pieces]
+    return [(span.low, span.high) for span in plan.spans]
 
 
 def sizes(plan: StepPlan) -> list[int]:
-    return [piece.size for piece in plan.pieces]
+    return [span.size for span in plan.spans]
 
 
 @given(LENGTHS, SIZES, WORLDS, PIECES)
@@ -58,19 +58,19 @@ def test_all_ranks_take_the_same_steps_and_as_many_micro_batches(
     length: int, batch_size: int, world_size: int, accumulate: int
 ) -> None:
     alone = epoch_of(0, length=length, batch_size=batch_size, world_size=1)
-    sharing = Sharing(rank=0, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
-    number = micro_batches_per_epoch(length=length, sharing=sharing)
+    sharding = Sharding(rank=0, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
+    number = micro_batches_per_epoch(length=length, sharding=sharding)
     ranks = [
         epoch_of(rank, length=length, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
         for rank in range(world_size)
     ]
     for plans in ranks:
-        assert sum(len(plan.pieces) for plan in plans) == number
-        assert [(plan.start, plan.stop, plan.following) for plan in plans] == [
-            (plan.start, plan.stop, plan.following) for plan in alone
+        assert sum(len(plan.spans) for plan in plans) == number
+        assert [(plan.start, plan.stop, plan.next_cursor) for plan in plans] == [
+            (plan.start, plan.stop, plan.next_cursor) for plan in alone
         ]
     for step in zip(*ranks, strict=True):
-        assert len({len(plan.pieces) for plan in step}) == 1
+        assert len({len(plan.spans) for plan in step}) == 1
         assert [position for plan in step for position in counted(plan)] == list(
             range(step[0].start, step[0].stop)
         )
@@ -91,11 +91,11 @@ def test_shares_are_balanced_and_add_up(
         taken = [share for share in shares if share]
         assert taken[0] - taken[-1] <= 1
         for plan in step:
-            assert plan.pieces
+            assert plan.spans
             assert all(plan.start <= low < high <= plan.stop for low, high in bounds(plan))
             assert sum(sizes(plan)) == plan.local_size
             assert sizes(plan).count(0) <= 1
-            assert counted(plan) == list(range(*plan.share))
+            assert counted(plan) == list(range(*plan.local_range))
         assert 0 not in sizes(step[0])
 
 
@@ -122,8 +122,8 @@ def test_a_resume_from_any_cursor_on_any_world_continues_the_same_sequence(
         return
     done = data.draw(st.integers(0, len(whole) - 1))
     cursor = Cursor(2, whole[done].start)
-    sharing = Sharing(rank=0, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
-    rest = plan_epoch(cursor, length=length, sharing=sharing)
+    sharding = Sharding(rank=0, batch_size=batch_size, world_size=world_size, accumulate=accumulate)
+    rest = plan_epoch(cursor, length=length, sharding=sharding)
     assert [(plan.start, plan.stop) for plan in rest] == [(plan.start, plan.stop) for plan in whole[done:]]
 
 
@@ -142,27 +142,27 @@ def test_evaluation_sees_every_sample_exactly_once_in_the_same_batches(
 
 
 def test_a_step_in_the_middle() -> None:
-    sharing = Sharing(batch_size=10, rank=1, world_size=3, accumulate=2)
-    plan = plan_step(Cursor(1, 20), length=100, sharing=sharing)
+    sharding = Sharding(batch_size=10, rank=1, world_size=3, accumulate=2)
+    plan = plan_step(Cursor(1, 20), length=100, sharding=sharding)
     assert (plan.epoch, plan.start, plan.stop) == (1, 20, 30)
     assert bounds(plan) == [(24, 26), (26, 27)]  # shares of 4, 3 and 3
-    assert (plan.share, plan.local_size, plan.global_size) == ((24, 27), 3, 10)
-    assert plan.following == Cursor(1, 30)
+    assert (plan.local_range, plan.local_size, plan.global_size) == ((24, 27), 3, 10)
+    assert plan.next_cursor == Cursor(1, 30)
 
 
 def test_the_last_step_may_be_empty_on_some_ranks() -> None:
-    sharing = Sharing(batch_size=10, rank=2, world_size=3, accumulate=2)
-    plan = plan_step(Cursor(0, 98), length=100, sharing=sharing)
+    sharding = Sharding(batch_size=10, rank=2, world_size=3, accumulate=2)
+    plan = plan_step(Cursor(0, 98), length=100, sharding=sharding)
     assert bounds(plan) == [(98, 99)]
-    assert not plan.pieces[0].counts
+    assert not plan.spans[0].counts
     assert (plan.local_size, plan.global_size) == (0, 2)
-    assert plan.following == Cursor(1, 0)
+    assert plan.next_cursor == Cursor(1, 0)
 
 
 def test_a_rank_with_too_few_samples_for_its_micro_batches_ends_with_a_placeholder() -> None:
     """Five samples on two ranks, three micro-batches: the second rank has two samples, and one placeholder."""
-    sharing = Sharing(batch_size=8, rank=1, world_size=2, accumulate=3)
-    plan = plan_step(Cursor(0, 10), length=15, sharing=sharing)
+    sharding = Sharding(batch_size=8, rank=1, world_size=2, accumulate=3)
+    plan = plan_step(Cursor(0, 10), length=15, sharding=sharding)
     assert bounds(plan) == [(13, 14), (14, 15), (10, 11)]
     assert sizes(plan) == [1, 1, 0]
 
@@ -176,7 +176,7 @@ def test_a_micro_batch_is_never_larger_than_asked(
         for rank in range(world_size)
     ]
     for step in zip(*ranks, strict=True):
-        assert len({len(plan.pieces) for plan in step}) == 1
+        assert len({len(plan.spans) for plan in step}) == 1
         assert all(size <= most for plan in step for size in sizes(plan))
         assert [position for plan in step for position in counted(plan)] == list(
             range(step[0].start, step[0].stop)
@@ -195,8 +195,8 @@ def test_shards_are_the_same_on_any_number_of_ranks(
     alone = epoch_of(0, length=length, world_size=1, **settings)
     ranks = [epoch_of(rank, length=length, world_size=world_size, **settings) for rank in range(world_size)]
     for one, *step in zip(alone, *ranks, strict=True):
-        assert [piece for plan in step for piece in plan.pieces] == list(one.pieces)
+        assert [span for plan in step for span in plan.spans] == list(one.spans)
         assert counted(one) == list(range(one.start, one.stop))
-        assert {plan.num_parts for plan in step} == {one.num_parts}
-        assert [piece.part for piece in one.pieces if piece.ends_part] == list(range(one.num_parts))
-        assert all(counted(plan) == list(range(*plan.share)) for plan in step)
+        assert {plan.num_shards for plan in step} == {one.num_shards}
+        assert [span.shard for span in one.spans if span.ends_shard] == list(range(one.num_shards))
+        assert all(counted(plan) == list(range(*plan.local_range)) for plan in step)

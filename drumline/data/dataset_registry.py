@@ -1,15 +1,11 @@
-"""Datasets by name: the built-in ones, and the user's own as `path/to/file.py:Class` or
-`package.module:Class`."""
+"""Datasets by name: the built-in ones, and the user's own as `path/to/file.py:Class` or `package.module:Class`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from drumline.data.cifar10 import cifar10
-from drumline.data.dataset import Split
-from drumline.data.digits import digits
-from drumline.data.image_folder import ImageFolder
+from drumline.data.image_files import ImageFolder, cifar10, digits
 from drumline.data.synthetic import SyntheticImages, SyntheticTokens
 from drumline.data.tokens import tokens
 from drumline.errors import UsageError, did_you_mean
@@ -25,31 +21,8 @@ BUILDERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def build(
-    name: str,
-    *,
-    split: Split,
-    dir: str | None,
-    augment: bool,
-    image_size: int,
-    samples: int,
-    classes: int,
-    token_type: str,
-    context: int,
-    seed: int,
-) -> Any:
-    """The dataset of that name; it is given those of the other arguments that it accepts."""
-    settings = {
-        "split": split,
-        "dir": dir,
-        "augment": augment,
-        "image_size": image_size,
-        "samples": samples,
-        "classes": classes,
-        "token_type": token_type,
-        "context": context,
-        "seed": seed,
-    }
+def build_dataset(name: str, **settings: Any) -> Any:
+    """The dataset of that name, given those settings that it accepts."""
     if is_class_spec(name):
         builder: Callable[..., Any] = load_class(name)
     elif name in BUILDERS:

@@ -15,14 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
-from drumline.data.dealt import DealtReader
-from drumline.data.loaders import make_loader
-from drumline.data.own_stream import OwnPlace, OwnReader
-from drumline.data.plan import Cursor, Sharing
-from drumline.data.serving import Loading
-from drumline.data.streamed import Ask, ReadStep
-from drumline.data.streamed_loader import StreamLoader
-from drumline.data.transfer import pin
+from drumline.data.delivery import pin
+from drumline.data.loader import make_loader
+from drumline.data.sharding import Cursor, Sharding
+from drumline.data.stream_loader import StreamLoader
+from drumline.data.stream_readers import (
+    RankStreamReader,
+    ReadRequest,
+    SharedStreamReader,
+    StreamPosition,
+    StreamStep,
+)
+from drumline.data.workers import LoadingOptions
 from drumline.errors import CheckpointError, DataError, UsageError
 from drumline.manager import DDPManager
 
@@ -87,8 +91,8 @@ def make(
     dataset: Any, *, batch_size: int = 6, rank: int = 0, world_size: int = 1, **more: Any
 ) -> StreamLoader:
     cut = {name: more.pop(name) for name in ("accumulate", "micro_batch_size", "shards") if name in more}
-    sharing = Sharing(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
-    loader = make_loader(dataset, sharing=sharing, device=CPU, seed=4, loading=Loading(**more))
+    sharding = Sharding(batch_size=batch_size, rank=rank, world_size=world_size, **cut)
+    loader = make_loader(dataset, sharding=sharding, device=CPU, seed=4, options=LoadingOptions(**more))
     assert isinstance(loader, StreamLoader)
     return loader
 
@@ -126,12 +130,12 @@ def test_an_epoch_holds_every_sample_exactly_once(
             for micro in micro_batches:
                 numbers = [number - step.plan.start for number in micro.data.tolist()]
                 if micro.size:
-                    assert {number % step.plan.num_parts for number in numbers} == {micro.part}
+                    assert {number % step.plan.num_shards for number in numbers} == {micro.shard}
                 else:
                     assert numbers == list(range(len(numbers))), "a placeholder is the first samples"
             steps.append(counted)
             counts.append(len(micro_batches))
-            followings.append((rank, step.plan.following))
+            followings.append((rank, step.plan.next_cursor))
         per_rank.append(steps)
         num_pieces.append(counts)
         assert loader.cursor == Cursor(1, 0)
@@ -161,7 +165,7 @@ def test_shards_hold_the_same_on_any_world(
             )
             for step in loader.steps():
                 for micro in step.micro_batches:
-                    found.setdefault((step.plan.start, micro.part), []).append(micro.data.tolist())
+                    found.setdefault((step.plan.start, micro.shard), []).append(micro.data.tolist())
         return found
 
     pieces = data.draw(st.integers(1, 3))
@@ -266,7 +270,7 @@ def test_an_empty_stream_is_refused(workers: int) -> None:
 def test_a_stream_that_has_become_shorter_is_refused(position: int) -> None:
     loader = make(Numbers(7))
     loader.cursor = Cursor(2, position)
-    text = f"stands at sample {position} of epoch 2, but the stream Numbers ended after 7 samples"
+    text = f"is at sample {position} of epoch 2, but the stream Numbers ended after 7 samples"
     with pytest.raises(DataError, match=text) as caught:
         next(loader.steps())
     assert "resume with the dataset that the run began with" in str(caught.value)
@@ -311,7 +315,7 @@ def test_an_error_of_the_stream_names_the_sample(workers: int) -> None:
 def test_more_workers_than_one_are_told_off(caplog: pytest.LogCaptureFixture) -> None:
     with closing(make(Numbers(7), workers=3)), closing(make(Numbers(7), workers=1)):
         (record,) = caplog.records
-    assert record.message.startswith("3 workers were asked for, but one is used: more would share the stream")
+    assert record.message.startswith("a stream is read by 1 worker, not 3: several would split it")
 
 
 def test_a_step_must_be_taken_whole() -> None:
@@ -322,21 +326,21 @@ def test_a_step_must_be_taken_whole() -> None:
 
 
 def test_sizes_are_checked_as_for_any_dataset() -> None:
-    with pytest.raises(UsageError, match="a global batch of 2 cannot be shared by 4 ranks"):
+    with pytest.raises(UsageError, match="a global batch of 2 cannot be split over 4 ranks"):
         make(Numbers(10), batch_size=2, world_size=4)
 
 
 def test_an_answer_survives_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)  # pinning itself needs a GPU
-    sharing = Sharing(batch_size=6, rank=0, world_size=1)
+    sharding = Sharding(batch_size=6, rank=0, world_size=1)
     for reader, opening in (
-        (DealtReader(Noisy(), sharing=sharing, seed=4), Cursor()),
-        (OwnReader(Counting(), sharing=sharing, seed=4), OwnPlace()),
+        (SharedStreamReader(Noisy(), sharding=sharding, seed=4), Cursor()),
+        (RankStreamReader(Counting(), sharding=sharding, seed=4), StreamPosition()),
     ):
-        answer = reader[Ask(opening)]
-        assert isinstance(answer, ReadStep)
+        answer = reader[ReadRequest(opening)]
+        assert isinstance(answer, StreamStep)
         pinned = pin(answer)
-        assert (type(pinned), pinned.plan) == (ReadStep, answer.plan)
+        assert (type(pinned), pinned.plan) == (StreamStep, answer.plan)
         assert type(pinned.state) is type(answer.state)
         assert_same(answer.batches, pinned.batches)
 
@@ -414,9 +418,7 @@ def test_the_state_of_another_rank_is_refused() -> None:
 
 
 def test_a_resumable_stream_cannot_go_anywhere_without_its_state() -> None:
-    with pytest.raises(
-        CheckpointError, match="stands at sample 12, but it has saved no state of the stream Coun"
-    ):
+    with pytest.raises(CheckpointError, match="is at sample 12, but holds no state of the stream Coun"):
         make(Counting()).cursor = Cursor(0, 12)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from drumline.config.schema import DataConfig
-from drumline.data.registry import BUILDERS, build
+from drumline.data.dataset_registry import BUILDERS, build_dataset
 from drumline.errors import UsageError
 
 SETTINGS: dict[str, Any] = {
@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
     ],
 )
 def test_a_built_in_dataset_tells_what_a_model_needs(name: str, facts: dict[str, int]) -> None:
-    dataset = build(name, **SETTINGS)
+    dataset = build_dataset(name, **SETTINGS)
     assert {fact: getattr(dataset, fact) for fact in facts} == facts
     assert len(dataset) > 0
 
@@ -49,7 +49,7 @@ def test_every_built_in_dataset_is_in_the_help() -> None:
 
 def test_an_unknown_name_is_told_with_the_nearest() -> None:
     with pytest.raises(UsageError, match=re.escape("there is no dataset 'digit'; did you mean 'digits'?")):
-        build("digit", **SETTINGS)
+        build_dataset("digit", **SETTINGS)
 
 
 def test_the_users_own_class_gets_the_settings_it_accepts(
@@ -64,9 +64,9 @@ def test_the_users_own_class_gets_the_settings_it_accepts(
     )
     monkeypatch.setattr(sys, "path", [*sys.path])
     spec = f"{tmp_path / 'own_data_of_a_test.py'}"
-    assert build(f"{spec}:Own", **SETTINGS).given == ("train", 4, "kept")
+    assert build_dataset(f"{spec}:Own", **SETTINGS).given == ("train", 4, "kept")
     with pytest.raises(
         UsageError, match=r"the dataset .*:Greedy needs tokenizer, which nothing here provides"
     ):
-        build(f"{spec}:Greedy", **SETTINGS)
+        build_dataset(f"{spec}:Greedy", **SETTINGS)
     del sys.modules["own_data_of_a_test"]

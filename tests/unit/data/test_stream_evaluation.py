@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.data.loaders import make_evaluation_loader
-from drumline.data.serving import Loading
-from drumline.data.streamed_evaluation import StreamEvaluationLoader
+from drumline.data.evaluation_loader import StreamEvaluationLoader, make_evaluation_loader
+from drumline.data.workers import LoadingOptions
 from drumline.errors import DataError, UsageError
 
 # Python 3.12 warns about every fork of a process with threads; torch's worker processes are forked.
@@ -42,7 +41,7 @@ def make(
         rank=rank,
         world_size=world_size,
         device=torch.device("cpu"),
-        loading=Loading(**more),
+        options=LoadingOptions(**more),
     )
     assert isinstance(loader, StreamEvaluationLoader)
     return loader

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from drumline.data.batch_maker import BatchMaker, BatchRequest
 from drumline.data.draws import Draws
-from drumline.data.fetch import Fetch, Request
 from drumline.data.permutation import permute
 
 
@@ -42,7 +42,7 @@ class Broken:
         raise ValueError("the disk is on fire")
 
 
-def noise_by_index(fetch: Fetch, *requests: Request) -> dict[int, tuple[float, ...]]:
+def noise_by_index(fetch: BatchMaker, *requests: BatchRequest) -> dict[int, tuple[float, ...]]:
     found = {}
     for batch in (fetch[request] for request in requests):
         columns = [
@@ -58,21 +58,21 @@ def noise_by_index(fetch: Fetch, *requests: Request) -> dict[int, tuple[float, .
 
 
 def test_training_gets_the_shuffled_indices_and_their_draws() -> None:
-    indices, chances = Fetch(Batches(), seed=3)[Request(2, 10, 20, shuffled=True)]
+    indices, chances = BatchMaker(Batches(), seed=3)[BatchRequest(2, 10, 20, shuffled=True)]
     expected = permute(np.arange(10, 20), length=100, seed=3, epoch=2)
     assert indices == expected.tolist()
     assert chances == Draws(3, 2, expected).uniform(1)[:, 0].tolist()
 
 
 def test_evaluation_gets_the_indices_as_they_are_and_no_draws() -> None:
-    assert Fetch(Batches(), seed=3)[Request(0, 10, 13, shuffled=False)] == ([10, 11, 12], None)
+    assert BatchMaker(Batches(), seed=3)[BatchRequest(0, 10, 13, shuffled=False)] == ([10, 11, 12], None)
 
 
 def test_noise_of_a_sample_does_not_depend_on_the_batch_it_is_in() -> None:
-    fetch = Fetch(Noisy(), seed=1)
-    whole = noise_by_index(fetch, Request(0, 0, 100, shuffled=True))
+    fetch = BatchMaker(Noisy(), seed=1)
+    whole = noise_by_index(fetch, BatchRequest(0, 0, 100, shuffled=True))
     pieces = noise_by_index(
-        fetch, *(Request(0, low, low + 7, shuffled=True) for low in reversed(range(0, 98, 7)))
+        fetch, *(BatchRequest(0, low, low + 7, shuffled=True) for low in reversed(range(0, 98, 7)))
     )
     assert len(whole) == 100
     assert len(set(whole.values())) == 100
@@ -81,15 +81,15 @@ def test_noise_of_a_sample_does_not_depend_on_the_batch_it_is_in() -> None:
 
 @pytest.mark.parametrize(("seed", "epoch"), [(1, 1), (2, 0)])
 def test_noise_differs_by_epoch_and_seed(seed: int, epoch: int) -> None:
-    one = noise_by_index(Fetch(Noisy(), seed=1), Request(0, 0, 100, shuffled=True))
-    other = noise_by_index(Fetch(Noisy(), seed=seed), Request(epoch, 0, 100, shuffled=True))
+    one = noise_by_index(BatchMaker(Noisy(), seed=1), BatchRequest(0, 0, 100, shuffled=True))
+    other = noise_by_index(BatchMaker(Noisy(), seed=seed), BatchRequest(epoch, 0, 100, shuffled=True))
     for index in range(100):
         assert all(a != b for a, b in zip(one[index], other[index], strict=True))
 
 
 def test_evaluation_noise_is_the_same_each_time() -> None:
-    fetch = Fetch(Noisy(), seed=0)
-    request = Request(0, 0, 10, shuffled=False)
+    fetch = BatchMaker(Noisy(), seed=0)
+    request = BatchRequest(0, 0, 10, shuffled=False)
     assert noise_by_index(fetch, request) == noise_by_index(fetch, request)
 
 
@@ -98,19 +98,19 @@ def test_the_process_keeps_its_own_randomness() -> None:
         return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
 
     before = state()
-    Fetch(Noisy(), seed=1)[Request(0, 0, 10, shuffled=True)]
+    BatchMaker(Noisy(), seed=1)[BatchRequest(0, 0, 10, shuffled=True)]
     assert state() == before
     with pytest.raises(ValueError, match="on fire"):
-        Fetch(Broken(), seed=1)[Request(0, 0, 2, shuffled=True)]
+        BatchMaker(Broken(), seed=1)[BatchRequest(0, 0, 2, shuffled=True)]
     assert state() == before
 
 
 def test_an_error_in_the_dataset_is_told_with_the_sample() -> None:
     with pytest.raises(ValueError, match="the disk is on fire") as caught:
-        Fetch(Broken(), seed=1)[Request(0, 1, 2, shuffled=False)]
+        BatchMaker(Broken(), seed=1)[BatchRequest(0, 1, 2, shuffled=False)]
     assert caught.value.__notes__ == ["while reading sample 1 of Broken"]
 
 
 def test_a_collate_function_of_the_users_own() -> None:
-    fetch = Fetch([10, 20, 30], seed=0, collate=sum)
-    assert fetch[Request(0, 0, 3, shuffled=True)] == 60
+    fetch = BatchMaker([10, 20, 30], seed=0, collate=sum)
+    assert fetch[BatchRequest(0, 0, 3, shuffled=True)] == 60

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch.utils.data import _utils
 
-from drumline.data.fetch import Fetch, Request
-from drumline.data.serving import BatchServer, Loading
+from drumline.data.batch_maker import BatchMaker, BatchRequest
+from drumline.data.workers import BatchProducer, LoadingOptions
 from drumline.errors import TrainingError
 
 pytestmark = [
@@ -26,7 +26,7 @@ pytestmark = [
     # torch warns about more workers than cores.
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
 ]
-REQUESTS = [Request(0, low, low + 2, shuffled=False) for low in range(0, 12, 2)]
+REQUESTS = [BatchRequest(0, low, low + 2, shuffled=False) for low in range(0, 12, 2)]
 EXPECTED = [[low, low + 1] for low in range(0, 12, 2)]
 
 
@@ -50,9 +50,9 @@ class KilledAtTheThird(list[int]):
         return index
 
 
-def make(dataset: Any = range(12), *, workers: int = 1, persistent: bool = True) -> BatchServer:
-    loading = Loading(workers=workers, persistent_workers=persistent)
-    return BatchServer(Fetch(dataset, seed=0), loading, torch.device("cpu"))
+def make(dataset: Any = range(12), *, workers: int = 1, persistent: bool = True) -> BatchProducer:
+    loading = LoadingOptions(workers=workers, persistent_workers=persistent)
+    return BatchProducer(BatchMaker(dataset, seed=0), loading, torch.device("cpu"))
 
 
 def as_lists(batches: Any) -> list[list[int]]:
@@ -152,11 +152,11 @@ def test_a_worker_that_is_stuck_does_not_keep_the_process_from_ending() -> None:
     script = """
 import sys
 from torch.utils.data import _utils
-import test_serving
+import test_workers
 _utils.MP_STATUS_CHECK_INTERVAL = 0.2
-stream = test_serving.make(test_serving.Stuck(range(12)))
-batches = stream.batches(test_serving.REQUESTS)
-assert test_serving.Stuck.begun.wait(20)
+stream = test_workers.make(test_workers.Stuck(range(12)))
+batches = stream.batches(test_workers.REQUESTS)
+assert test_workers.Stuck.begun.wait(20)
 sys.exit(7)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}

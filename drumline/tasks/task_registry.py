@@ -1,4 +1,4 @@
-"""Tasks by name: what `drumline train TASK` may say."""
+"""Tasks by name: what `drumline train TASK` accepts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Mapping
 
 from drumline.errors import UsageError, did_you_mean
 from drumline.tasks.base import Task
-from drumline.tasks.classification import ImageClassification
-from drumline.tasks.language import LanguageModel
-from drumline.tasks.synthetic import Synthetic
+from drumline.tasks.built_in import ImageClassification, LanguageModel, Synthetic
 from drumline.user_code import is_class_spec, load_class
 
 # Their settings are in config/presets.py under the same names.
@@ -21,18 +19,14 @@ BUILT_IN: Mapping[str, type[Task]] = {
 
 
 def load_task(spec: str) -> type[Task]:
-    """The task class that a built-in name, `path/to/file.py:ClassName` or `package.module:ClassName` stands for."""
-    if is_class_spec(spec):
-        return _own_task(spec)
-    if spec not in BUILT_IN:
+    """The task class of a built-in name, `path/to/file.py:ClassName` or `package.module:ClassName`."""
+    if spec in BUILT_IN:
+        return BUILT_IN[spec]
+    if not is_class_spec(spec):
         raise UsageError(
             f"there is no task {spec!r}; {did_you_mean(spec, BUILT_IN)}",
-            next_step="a task of your own is named path/to/file.py:ClassName",
+            next_step="name a task of your own as path/to/file.py:ClassName",
         )
-    return BUILT_IN[spec]
-
-
-def _own_task(spec: str) -> type[Task]:
     found = load_class(spec, Task)
     if not issubclass(found, Task):
         raise UsageError(f"{spec} is not a Task", next_step=f"write `class {found.__name__}(drumline.Task)`")

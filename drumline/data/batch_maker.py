@@ -1,9 +1,8 @@
-"""From a request for positions to a batch of samples: what a DataLoader worker runs, or the training process
-itself.
+"""From a request for positions to a batch of samples; it runs in a DataLoader worker or in the training process.
 
-The batch depends on the request and the seed alone. For a map-style dataset the global generators of torch,
-numpy and `random` are seeded from (seed, epoch, index) before each sample, so that an augmentation that uses
-them is the same whatever rank or worker runs it; afterwards the process gets its own generator states back.
+The batch depends on the request and the seed alone. For a map-style dataset the global generators of torch, numpy and
+`random` are seeded from (seed, epoch, index) before each sample, so that an augmentation that uses them is the same in
+any rank or worker; afterwards the process gets its own generator states back.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from drumline.data.dataset import Gathered, checked_length, is_in_two_parts, makes_batches
+from drumline.data.dataset import PartialBatch, checked_length, is_in_two_parts, makes_batches
 from drumline.data.draws import Draws
 from drumline.data.permutation import permute
 
 _SAMPLE_SEEDS = 0x5EED  # the stream of draws that seeds are taken from
 
 
-class Request(NamedTuple):
+class BatchRequest(NamedTuple):
     """Positions [low, high) of an epoch: shuffled and augmented for training, as they are for evaluation."""
 
     epoch: int
@@ -33,9 +32,9 @@ class Request(NamedTuple):
     shuffled: bool
 
 
-class Fetch(Dataset[Any]):
-    """Answers requests from a dataset of either kind. `leaves_rest`: of a dataset in two parts it answers with the
-    first, and leaves the rest to `finish`; `pinned` then says in which memory the first part is wanted."""
+class BatchMaker(Dataset[Any]):
+    """`maker[request]` is a batch. With `defer_finish` it is only the first part of it for a dataset in two parts, and
+    `finish` makes the batch; `pinned` is the kind of memory for that first part."""
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class Fetch(Dataset[Any]):
         *,
         seed: int,
         collate: Callable[[list[Any]], Any] | None = None,
-        leaves_rest: bool = False,
+        defer_finish: bool = False,
         pinned: bool = False,
     ) -> None:
         self.dataset = dataset
@@ -51,25 +50,25 @@ class Fetch(Dataset[Any]):
         self._seed = seed
         self._collate = collate or default_collate
         self._makes_batches = makes_batches(dataset)
-        self._leaves_rest = leaves_rest and is_in_two_parts(dataset)
+        self._defer_finish = defer_finish and is_in_two_parts(dataset)
         self._pinned = pinned
 
-    def __getitem__(self, request: Request) -> Any:
+    def __getitem__(self, request: BatchRequest) -> Any:
         indices = np.arange(request.low, request.high, dtype=np.int64)
         if request.shuffled:
             indices = permute(indices, length=self.length, seed=self._seed, epoch=request.epoch)
         draws = Draws(self._seed, request.epoch, indices)
-        if self._leaves_rest:
+        if self._defer_finish:
             choices = self.dataset.choose(draws if request.shuffled else None)
-            return Gathered(self.dataset.gather(indices, pinned=self._pinned), choices)
+            return PartialBatch(self.dataset.gather(indices, pinned=self._pinned), choices)
         if self._makes_batches:
             return self.dataset.batch(indices, draws if request.shuffled else None)
-        with generators_put_back():
+        with restored_generators():
             return self._collate(self._samples(draws))
 
-    def finish(self, answer: Any) -> Any:
-        """The batch of an answer, which may have been brought to a device."""
-        return self.dataset.finish(*answer) if isinstance(answer, Gathered) else answer
+    def finish(self, made: Any) -> Any:
+        """The batch, from what `maker[request]` gave, on whatever device that is now."""
+        return self.dataset.finish(*made) if isinstance(made, PartialBatch) else made
 
     def _samples(self, draws: Draws) -> list[Any]:
         seeds = draws.bits(1, stream=_SAMPLE_SEEDS)[:, 0].tolist()
@@ -93,7 +92,7 @@ def seed_generators(seed: int) -> None:
 
 
 @contextmanager
-def generators_put_back() -> Iterator[None]:
+def restored_generators() -> Iterator[None]:
     """Afterwards the global generators are as they were."""
     states = torch.default_generator.get_state(), random.getstate(), np.random.get_state()
     try:

@@ -1,7 +1,7 @@
-"""Models by name: what `--model.name` may say, and how a name becomes a network.
+"""Models by name: what `--model.name` accepts, and how a name becomes a network.
 
-The task calls `build` once at the start of a run. A user's model joins either by `@register("name")` in the
-task's file or, without any registration, as `path/to/file.py:ClassName`.
+A user's model is registered with `@drumline.register_model("name")` in the task's file or, without any registration,
+named as `path/to/file.py:ClassName`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 _builders: dict[str, Callable[..., nn.Module]] = {}
 
 
-def register(name: str) -> Callable[[Builder], Builder]:
-    """Make a class or function that builds a model known under a name."""
+def register_model(name: str) -> Callable[[Builder], Builder]:
+    """Register a class or function that builds a model under a name."""
 
-    def remember(builder: Builder) -> Builder:
+    def decorate(builder: Builder) -> Builder:
         if name in _builders:
+            both = (f"{one.__module__}.{one.__qualname__}" for one in (_builders[name], builder))
             raise UsageError(
-                f"two models are called {name!r}: {_described(_builders[name])} and {_described(builder)}",
+                f"two models are called {name!r}: {' and '.join(both)}",
                 next_step="give one of them another name",
             )
         _builders[name] = builder
         return builder
 
-    return remember
+    return decorate
 
 
-def build(
+def build_model(
     name: str, *, facts: Mapping[str, Any], settings: Mapping[str, Any], options: Mapping[str, Any]
 ) -> nn.Module:
     """The model called `name`.
 
-    Of `facts` (what the data tells: channels, classes, vocabulary) and `settings` (what the config says) it is
-    given those that its signature names; a fact wins over a setting. It must accept all of `options`, which win
-    over both.
+    It is given those `facts` of the data (channels, classes, vocabulary) and `settings` of the config that its
+    signature names; a fact overrides a setting. It must accept all `options`, which override both.
     """
     model = build_accepted(_find(name), {**settings, **facts}, options=options, what=f"model {name!r}")
     if not isinstance(model, nn.Module):
@@ -58,10 +58,6 @@ def _find(name: str) -> Callable[..., nn.Module]:
     if name not in _builders:
         raise UsageError(
             f"there is no model {name!r}; {did_you_mean(name, _builders)}",
-            next_step="a model of your own is named path/to/file.py:ClassName",
+            next_step="name a model of your own as path/to/file.py:ClassName",
         )
     return _builders[name]
-
-
-def _described(builder: Callable[..., nn.Module]) -> str:
-    return f"{builder.__module__}.{builder.__qualname__}"

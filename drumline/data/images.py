@@ -1,0 +1,139 @@
+"""Images as bytes, and how a batch of them becomes what a model sees: a random shift and mirror, then normalization.
+
+The host draws where each image is cropped (`crop_offsets`); torch moves and normalizes the pixels, on whatever device
+they are, in a few calls for the whole batch. One kernel for all of it was tried: on an H200 it took 18 us instead of 39
+for 512 images of 32 x 32, which saves 0.4% of their step, and it took two seconds to load and compile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from drumline.data.dataset import TwoPartDataset, gather_rows
+from drumline.data.draws import Draws
+
+_STREAM = 0xA06  # the stream of draws that augmentation uses
+Shape = tuple[int, int, int]
+"""Of an image: channels, height, width."""
+
+
+class LabelledImages(NamedTuple):
+    """A batch as it leaves the host: uint8 [count, channels, height, width] and int64 [count]."""
+
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """How images are normalized and augmented."""
+
+    mean: tuple[float, ...]
+    """Of each channel, in bytes."""
+    std: tuple[float, ...]
+    padding: int = 0
+    """Augmentation: shift by up to so many pixels; 0 for none."""
+    flip: bool = False
+    """Augmentation: mirror left and right at random."""
+
+
+class ImageDataset(TwoPartDataset):
+    """Labelled images that are gathered as bytes, then augmented and normalized on the device."""
+
+    def __init__(self, shape: Shape, *, num_classes: int, prepare: Preparation) -> None:
+        self.num_classes = num_classes
+        self.in_channels = shape[0]
+        self._shape = shape
+        self._prepare = prepare
+
+    def choose(self, draws: Draws | None) -> Tensor | None:
+        if draws is None or not self._prepare.padding:
+            return None
+        return crop_offsets(draws, self._shape, padding=self._prepare.padding, flip=self._prepare.flip)
+
+    def finish(self, rows: LabelledImages, choices: Tensor | None) -> tuple[Tensor, Tensor]:
+        images, prepare = rows.images, self._prepare
+        if choices is not None:
+            images = crop(images, choices, padding=prepare.padding, flip=prepare.flip)
+        return normalize(images, prepare.mean, prepare.std), rows.labels
+
+
+class ImageArrays(ImageDataset):
+    """Images in memory: uint8 [count, channels, height, width] and int64 [count]."""
+
+    def __init__(
+        self, images: NDArray[np.uint8], labels: NDArray[np.int64], *, num_classes: int, prepare: Preparation
+    ) -> None:
+        _, channels, height, width = images.shape
+        super().__init__((channels, height, width), num_classes=num_classes, prepare=prepare)
+        self._images = images
+        self._labels = labels
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> LabelledImages:
+        return LabelledImages(
+            gather_rows(self._images, indices, pinned=pinned),
+            gather_rows(self._labels, indices, pinned=pinned),
+        )
+
+
+def crop_offsets(draws: Draws, shape: Shape, *, padding: int, flip: bool) -> Tensor:
+    """For each sample the offset of its upper left pixel, counted over the padded images that `crop` lays out."""
+    channels, height, width = shape
+    chances = draws.uniform(3, stream=_STREAM)
+    down, right = (chances[:, :2] * (2 * padding + 1)).astype(np.int64).T
+    count, wide = len(chances), width + 2 * padding
+    size = channels * (height + 2 * padding) * wide
+    if flip:
+        mirrored = chances[:, 2] < 0.5
+        right[mirrored] = 2 * padding - right[mirrored]
+    offsets = np.arange(0, count * size, size)
+    offsets += down * wide
+    offsets += right
+    if flip:
+        offsets[mirrored] += count * size  # the mirrored images follow the others
+    return torch.from_numpy(offsets)
+
+
+def crop(images: Tensor, offsets: Tensor, *, padding: int, flip: bool) -> Tensor:
+    """Each image cropped at its offset from itself with a black border, or from its mirror image."""
+    count, channels, height, width = images.shape
+    images = images.contiguous()
+    padded = pad(torch.stack((images, images.flip(-1))) if flip else images, (padding,) * 4)
+    shape = (channels, height + 2 * padding, width + 2 * padding)
+    # A view of the `width` pixels after every pixel: one index picks a whole row of a crop, which is copied at once.
+    runs = padded.as_strided((padded.numel() - width + 1, width), (1, 1))
+    rows = offsets.unsqueeze(1) + _rows_of_a_crop(shape, height, images.device)
+    return runs.index_select(0, rows.view(-1)).view(count, channels, height, width)
+
+
+def normalize(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Bytes as float32, less the mean of their channel, divided by its standard deviation."""
+    middle, spread = _on_device(mean, std, images.device)
+    return torch.sub(images, middle).div_(spread)
+
+
+# What is the same for every batch is copied to the device once: a copy from ordinary memory waits for the device.
+@lru_cache(maxsize=32)
+def _rows_of_a_crop(padded: Shape, height: int, device: torch.device) -> Tensor:
+    """From the corner of a crop to the start of each of its rows, channel by channel."""
+    channels, tall, wide = padded
+    starts = np.arange(channels)[:, np.newaxis] * (tall * wide) + np.arange(height) * wide
+    return torch.from_numpy(starts.reshape(-1)).to(device)
+
+
+@lru_cache(maxsize=32)
+def _on_device(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    return torch.tensor(mean).view(-1, 1, 1).to(device), torch.tensor(std).view(-1, 1, 1).to(device)

@@ -1,0 +1,227 @@
+"""Which rank sees which positions of the epoch's order in which step: pure arithmetic, the same on every rank.
+
+The global batch of a step depends on the cursor and the batch size alone; the world size only decides how it is cut
+up. One cursor is therefore all a checkpoint has to hold, and a run can resume on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from drumline.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where the next global batch starts."""
+
+    epoch: int = 0
+    position: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """How a global batch is cut into shards: one per rank, or a fixed number, whatever the number of ranks."""
+
+    batch_size: int
+    rank: int
+    world_size: int
+    accumulate: int = 1
+    """Micro-batches that a shard is cut into."""
+    micro_batch_size: int | None = None
+    """As many micro-batches as keep them this small, instead."""
+    shards: int | None = None
+    """A fixed number of shards, of which a rank takes whole ones. None: one per rank."""
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards a full batch is cut into."""
+        return self.shards or self.world_size
+
+    @property
+    def min_shard_size(self) -> int:
+        """Of a short last batch. BatchNorm has no statistics of a single sample, and some of its layers refuse it, so
+        shards of one sample are made only where all are that small."""
+        return min(2, max(1, self.batch_size // (self.num_shards * self.accumulate)))
+
+    def shards_used(self, size: int) -> int:
+        """How many shards of a batch of this size get samples."""
+        return _parts_used(size, parts=self.num_shards, smallest=self.min_shard_size)
+
+    def micro_batches(self, size: int) -> int:
+        """How many micro-batches a shard of this size is cut into."""
+        if self.micro_batch_size is not None:
+            return -(-size // self.micro_batch_size)
+        return _parts_used(size, parts=self.accumulate, smallest=self.min_shard_size)
+
+
+class Span(NamedTuple):
+    """The positions [low, high) of the epoch's order that make one micro-batch."""
+
+    low: int
+    high: int
+    shard: int
+    """Of the global batch."""
+    ends_shard: bool
+    """Whether it is the shard's last micro-batch."""
+    counts: bool = True
+    """False: a placeholder, to be run with weight 0."""
+
+    @property
+    def size(self) -> int:
+        """How many samples count."""
+        return self.high - self.low if self.counts else 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One optimizer step as one rank sees it; all numbers are positions in the epoch's order."""
+
+    epoch: int
+    start: int
+    """The global batch is [start, stop)."""
+    stop: int
+    local_range: tuple[int, int]
+    """This rank's own samples are [low, high)."""
+    spans: tuple[Span, ...]
+    """This rank's micro-batches. With one shard per rank there are as many on every rank, so that collectives in the
+    forward pass match: a rank with too few samples ends with a placeholder, the first samples of the global batch.
+    With a fixed number of shards a rank may have none."""
+    num_shards: int
+    """How many shards of this global batch have samples."""
+    next_cursor: Cursor
+
+    @property
+    def global_size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def local_size(self) -> int:
+        return self.local_range[1] - self.local_range[0]
+
+    @property
+    def has_several_shards(self) -> bool:
+        """Whether this rank has more than one shard."""
+        return bool(self.spans) and self.spans[0].shard != self.spans[-1].shard
+
+
+def check_sharding(sharding: Sharding) -> None:
+    """Refuse a batch that cannot be cut up as it should."""
+    size, world_size, shards = sharding.batch_size, sharding.world_size, sharding.shards
+    if size < sharding.num_shards:
+        what = f"split over {world_size} ranks" if shards is None else f"cut into {shards} shards"
+        fewer = "start fewer ranks" if shards is None else "choose fewer shards"
+        raise UsageError(
+            f"a global batch of {size} cannot be {what}: each needs a sample",
+            next_step=f"set the batch size to {sharding.num_shards} or more, or {fewer}",
+        )
+    if shards is not None and shards < world_size:
+        raise UsageError(
+            f"{shards} shards are too few for {world_size} ranks: some ranks would have no samples",
+            next_step=f"start at most {shards} ranks, or begin a new run with --train.shards {world_size}",
+        )
+    for name, value in (("accumulate", sharding.accumulate), ("micro_batch_size", sharding.micro_batch_size)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} cannot be {value}", next_step=f"set {name} to 1 or more")
+
+
+# Called twice in every step: where its batches are made, which may be far ahead, and where they are used.
+@lru_cache(maxsize=256)
+def plan_step(cursor: Cursor, *, length: int, sharding: Sharding) -> StepPlan:
+    """The step that starts at the cursor, which must be inside the epoch (`position < length`)."""
+    start = cursor.position
+    stop = min(start + sharding.batch_size, length)
+    count = sharding.shards_used(stop - start)
+    own = [
+        (shard, *_balanced(start, stop, part=shard, parts=count))
+        for shard in own_shards(stop - start, sharding)
+    ]
+    return StepPlan(
+        epoch=cursor.epoch,
+        start=start,
+        stop=stop,
+        local_range=(own[0][1], own[-1][2]) if own else (stop, stop),
+        spans=tuple(span for shard in own for span in _spans(start, stop, *shard, sharding)),
+        num_shards=count,
+        next_cursor=Cursor(cursor.epoch, stop) if stop < length else Cursor(cursor.epoch + 1, 0),
+    )
+
+
+def plan_epoch(cursor: Cursor, *, length: int, sharding: Sharding) -> Iterator[StepPlan]:
+    """The steps from the cursor to the end of its epoch."""
+    epoch = cursor.epoch
+    while cursor.epoch == epoch and cursor.position < length:
+        plan = plan_step(cursor, length=length, sharding=sharding)
+        yield plan
+        cursor = plan.next_cursor
+
+
+def own_shards(size: int, sharding: Sharding) -> range:
+    """The shards of a batch of this size that this rank computes."""
+    if sharding.shards is None:
+        return range(sharding.rank, sharding.rank + 1)
+    return shards_of_rank(
+        sharding.rank, num_shards=sharding.shards_used(size), world_size=sharding.world_size
+    )
+
+
+def shards_of_rank(rank: int, *, num_shards: int, world_size: int) -> range:
+    """The shards that a rank computes, of a fixed number that have samples."""
+    return range(*_balanced(0, num_shards, part=rank, parts=min(world_size, num_shards)))
+
+
+def micro_batches_per_epoch(*, length: int, sharding: Sharding) -> int:
+    """How many micro-batches a whole epoch has; the same number on every rank (with one shard per rank)."""
+    full_steps, rest = divmod(length, sharding.batch_size)
+    per_step, last = (_common_count(size, sharding) if size else 0 for size in (sharding.batch_size, rest))
+    return full_steps * per_step + last
+
+
+def evaluation_batches(
+    *, length: int, batch_size: int, rank: int, world_size: int
+) -> list[tuple[int, tuple[int, int]]]:
+    """This rank's batches as (number, [low, high)), round-robin: what is in a batch does not depend on the world
+    size. Together the ranks have every sample once; a rank may have none."""
+    count = -(-length // batch_size)
+    return [
+        (number, (number * batch_size, min((number + 1) * batch_size, length)))
+        for number in range(rank, count, world_size)
+    ]
+
+
+def _spans(start: int, stop: int, shard: int, low: int, high: int, sharding: Sharding) -> Iterator[Span]:
+    """The micro-batches of the shard [low, high) of the global batch [start, stop)."""
+    size, smallest = high - low, sharding.min_shard_size
+    # With one shard per rank: what the rank with the most samples needs. The others do the same number of forward
+    # passes, because some of these hold collectives (SyncBatchNorm, or a user's loop without no_sync).
+    fixed = sharding.shards is not None
+    count = sharding.micro_batches(size) if fixed else _common_count(stop - start, sharding)
+    used = max(sharding.micro_batches(size), _parts_used(size, parts=count, smallest=smallest)) if size else 0
+    for number in range(count):
+        ends_shard = number == count - 1
+        if number < used:
+            yield Span(*_balanced(low, high, part=number, parts=used), shard, ends_shard)
+        else:
+            yield Span(start, min(start + smallest, stop), shard, ends_shard, counts=False)
+
+
+def _common_count(size: int, sharding: Sharding) -> int:
+    largest_shard = -(-size // sharding.shards_used(size))
+    return sharding.micro_batches(largest_shard)
+
+
+def _balanced(start: int, stop: int, *, part: int, parts: int) -> tuple[int, int]:
+    """A contiguous part of [start, stop), empty if there are too few parts. The first parts get what does not divide
+    evenly: rank 0, whose buffers are sent to all, is never without samples."""
+    if part >= parts:
+        return stop, stop
+    size, extra = divmod(stop - start, parts)
+    low = start + part * size + min(part, extra)
+    return low, low + size + (part < extra)
+
+
+def _parts_used(size: int, *, parts: int, smallest: int) -> int:
+    return min(parts, max(1, size // smallest))

@@ -1,0 +1,198 @@
+"""Training batches of a stream on the device; for the engine and for a user's own loop the same as a `Loader`.
+
+The length of a stream is not known: steps come until it ends, and the next epoch reads it again. A resumable stream,
+which keeps its own position on each rank, has no epochs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from drumline.data.dataset import check_stream, is_resumable
+from drumline.data.delivery import Delivery, clone
+from drumline.data.sharding import Cursor, Sharding, check_sharding
+from drumline.data.steps import MicroBatch, Step, StepLoader, incomplete_step
+from drumline.data.stream_readers import (
+    RankStreamReader,
+    SharedStreamReader,
+    StreamPosition,
+    StreamStep,
+    UnknownLengthError,
+    read_requests,
+    stream_producer,
+)
+from drumline.data.workers import LoadingOptions
+from drumline.errors import CheckpointError, DataError, UsageError
+
+
+class StreamLoader(StepLoader):
+    """This rank's training batches of a stream."""
+
+    num_samples: None = None
+    """Not known."""
+    steps_per_epoch: None = None
+    """Not known."""
+
+    def __init__(
+        self, dataset: Any, *, sharding: Sharding, device: torch.device, seed: int, options: LoadingOptions
+    ) -> None:
+        check_sharding(sharding)
+        check_stream(dataset)
+        self.name = type(dataset).__name__
+        self._position = StreamPosition() if is_resumable(dataset) else None
+        if self._position is not None and sharding.shards is not None:
+            raise UsageError(
+                f"the stream {self.name} decides by rank what it yields, so its samples cannot be cut into shards that "
+                "are the same on any number of ranks",
+                next_step="train without --train.exact elastic, or give a map-style dataset or an iterable without "
+                "state_dict",
+            )
+        self.sharding = sharding
+        # Where nothing is copied to the device, a batch that is kept must not be changed by a loss that works in place.
+        self._delivery = Delivery(device, clone if device.type == "cpu" else lambda batch: batch)
+        self._cursor = Cursor()
+        reader = SharedStreamReader if self._position is None else RankStreamReader
+        self._producer = stream_producer(
+            reader(dataset, sharding=sharding, seed=seed, collate=options.collate),
+            # The worker stays from epoch to epoch in any case: the stream does not end there.
+            replace(options, persistent_workers=True),
+            device,
+            warns=sharding.rank == 0,
+        )
+        self._answers: Iterator[Any] = iter(())
+        self._answers_at: Cursor | None = None  # the step that the next of these answers belongs to
+        self._current: StreamStep | None = None  # read, and kept until all of it is taken
+        self._steps_of_epochs = 0  # of those that this loader has read to their end
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the stream keeps its own position on each rank."""
+        return self._position is not None
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next global batch starts. Moving it means reading all that comes before."""
+        return self._cursor
+
+    @cursor.setter
+    def cursor(self, cursor: Cursor) -> None:
+        if cursor == self._cursor:
+            return
+        if self._position is not None:
+            raise CheckpointError(
+                f"the checkpoint is at sample {cursor.position}, but holds no state of the stream {self.name}",
+                next_step="resume with the dataset that the run began with, or start a new run",
+            )
+        if cursor.epoch < 0 or cursor.position < 0:
+            raise DataError(
+                f"a stream has no sample {cursor.position} of epoch {cursor.epoch}", next_step="count from 0"
+            )
+        self._move_to(cursor)
+
+    @property
+    def steps_done(self) -> int:
+        """How many optimizer steps come before the cursor; of earlier epochs only those that this loader has read
+        count."""
+        return self._steps_of_epochs + self._cursor.position // self.sharding.batch_size
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """This rank's position in a resumable stream, after the last whole step; None: the cursor is all."""
+        if self._position is None:
+            return None
+        return {
+            "world_size": self.sharding.world_size,
+            "rank": self.sharding.rank,
+            **self._position._asdict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Move to where `state_dict` was taken, on the same rank of as many."""
+        if self._position is None or state is None:
+            return
+        position = dict(state)
+        saved, now = position.pop("world_size"), self.sharding.world_size
+        if saved != now:
+            raise CheckpointError(
+                f"the state of the stream {self.name} was saved on {saved} ranks, now there are {now}: each rank's "
+                "state is its own and cannot be split anew",
+                next_step=f"resume on {saved} ranks, or begin a new run with a map-style dataset or an iterable "
+                "without state_dict, which work on any number of ranks",
+            )
+        if position.pop("rank") != self.sharding.rank:
+            raise CheckpointError(
+                f"rank {self.sharding.rank} was given the state of the stream {self.name} on rank {state['rank']}",
+                next_step="give every rank the state that it saved",
+            )
+        self._position = StreamPosition(**position)
+        self._move_to(Cursor(0, self._position.position))
+
+    def __len__(self) -> int:
+        raise UnknownLengthError(self.name)
+
+    def steps(self) -> Iterator[Step]:
+        """The steps from the cursor to the end of its epoch."""
+        epoch = self._cursor.epoch
+        while self._cursor.epoch == epoch:
+            asked = time.perf_counter()
+            read = self._read()
+            self.waited_s += time.perf_counter() - asked
+            yield Step(read.plan, self._micro_batches(read))
+            if self._cursor != read.plan.next_cursor:
+                raise incomplete_step()
+
+    def preview(self, most: int | None = None) -> Any:
+        """The next micro-batch, without taking it; all of it, since it is made already. None: this rank has none."""
+        batches = self._read().batches
+        return self._delivery.deliver(batches[0]) if batches else None
+
+    def peek(self) -> str:
+        """A digest of the first sample that this loader has read or will read; nothing is taken."""
+        return self._read().digest
+
+    def close(self) -> None:
+        """End the worker process."""
+        self._move_to(self._cursor)
+        self._producer.close()
+
+    def _move_to(self, cursor: Cursor) -> None:
+        self._cursor, self._current = cursor, None
+        self._answers, self._answers_at = iter(()), None
+
+    def _read(self) -> StreamStep:
+        """The step at the cursor. One that was abandoned half-way is not read again: that may take long."""
+        if self._current is not None:
+            return self._current
+        if self._answers_at != self._cursor:
+            start = self._cursor if self._position is None else self._position
+            self._answers = self._producer.batches(read_requests(start))
+        self._answers_at = None  # until there is an answer: after an error the stream is opened anew
+        answer = next(self._answers)
+        if isinstance(answer, DataError):
+            raise answer
+        read: StreamStep = answer
+        self._current, self._answers_at = read, read.plan.next_cursor
+        return read
+
+    def _micro_batches(self, read: StreamStep) -> Iterator[MicroBatch]:
+        spans = read.plan.spans
+        # Only those of this step: what is not read yet is not made ahead.
+        batches = self._delivery.batches(iter(read.batches))
+        for number, (span, data) in enumerate(zip(spans, batches, strict=True), 1):
+            is_last = number == len(spans)
+            if is_last:
+                # Moved before the batch is handed out: a checkpoint after the optimizer step holds the right position.
+                self._move_past(read)
+            yield MicroBatch(data, span.size, is_last, span.shard, span.ends_shard)
+        if not spans:  # a rank may have none of a short batch's shards
+            self._move_past(read)
+
+    def _move_past(self, read: StreamStep) -> None:
+        if read.plan.next_cursor.position == 0:
+            self._steps_of_epochs = self.steps_done + 1
+        self._cursor, self._current = read.plan.next_cursor, None
+        self._position = read.state

@@ -1,0 +1,114 @@
+"""The built-in tasks: image classification, language modelling, and either one on synthetic data."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from drumline.config.schema import Config
+from drumline.data.dataset import Split
+from drumline.data.dataset_registry import build_dataset
+from drumline.errors import UsageError
+from drumline.models.model_registry import build_model
+from drumline.tasks.base import Loss, Task
+
+# Attributes of a dataset that its model needs.
+_FACTS = ("in_channels", "num_classes", "vocab_size")
+
+
+class ConfiguredTask(Task):
+    """The dataset is `data.name`, the model is `model.name`, made to fit it."""
+
+    def model(self) -> nn.Module:
+        settings = dict(vars(self.config.model))
+        name, options = settings.pop("name"), settings.pop("options")
+        data = self.train_data()
+        facts = {fact: getattr(data, fact) for fact in _FACTS if hasattr(data, fact)}
+        return build_model(name, facts=facts, settings=settings, options=options)
+
+    def train_data(self) -> Any:
+        return self._train_data
+
+    def eval_data(self) -> Any:
+        return self._build_data("eval")
+
+    @cached_property
+    def _train_data(self) -> Any:
+        # Read once, though the engine and the model both ask.
+        return self._build_data("train")
+
+    def _build_data(self, split: Split) -> Any:
+        data = self.config.data
+        return build_dataset(
+            data.name,
+            split=split,
+            dir=data.dir,
+            augment=data.augment,
+            image_size=data.image_size,
+            samples=data.samples,
+            classes=data.classes,
+            token_type=data.token_type,
+            context=self.config.model.context,
+            seed=self.config.train.seed,
+        )
+
+
+class ImageClassification(ConfiguredTask):
+    """Cross entropy and accuracy. A batch is (images, labels); the model gives a score per class."""
+
+    best_metric = "accuracy"
+    higher_is_better = True
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        images, labels = batch
+        scores = model(images)
+        if scores.dim() != 2:
+            raise UsageError(
+                f"the model returned scores of shape {list(scores.shape)}; image classification needs [N, classes]",
+                next_step="check --model.name; a language model goes with the task `text`",
+            )
+        return Loss(
+            functional.cross_entropy(scores, labels, reduction="sum"),
+            metrics={"accuracy": (scores.argmax(dim=1) == labels).sum()},
+        )
+
+
+class LanguageModel(ConfiguredTask):
+    """Cross entropy per token, and perplexity. A batch is (tokens, the token that follows each)."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
+        tokens, following = batch
+        scores = model(tokens)
+        if scores.dim() != 3:
+            raise UsageError(
+                f"the model returned scores of shape {list(scores.shape)}; a language model needs [N, T, vocabulary]",
+                next_step="check --model.name; an image model goes with a task such as `digits`",
+            )
+        # Every sample has the same number of tokens, so a sample's loss is the mean over its tokens and all samples
+        # weigh the same: without a weight there is no collective in every step to add weights up over the ranks.
+        total = functional.cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum")
+        return Loss(total / following.shape[1])
+
+    def report(self, means: dict[str, float]) -> dict[str, float]:
+        loss = means["loss"]
+        return {**means, "perplexity": math.inf if loss > 700 else math.exp(loss)}
+
+
+class Synthetic(ConfiguredTask):
+    """Image classification, or language modelling if `data.name` is `synthetic_tokens`, for trials of speed and of a
+    cluster. The best checkpoint has the lowest loss."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        has_tokens = config.data.name == "synthetic_tokens"
+        self._kind: ConfiguredTask = LanguageModel(config) if has_tokens else ImageClassification(config)
+
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        return self._kind.loss(model, batch)
+
+    def report(self, means: dict[str, float]) -> dict[str, float]:
+        return self._kind.report(means)
