@@ -234,8 +234,7 @@ def _endpoint(master: str) -> tuple[str, int]:
 
 
 def _examine_this_machine(given: Mapping[str, Any]) -> int:
-    from drumline.doctor.collectives.on_one_host import local_collectives
-    from drumline.doctor.collectives.results import collectives_text
+    from drumline.doctor.collectives.run_collectives import local_collectives, numbers_text
     from drumline.doctor.finding import has_problems
     from drumline.doctor.machine.gpu_checks import num_visible_gpus
     from drumline.doctor.machine.machine_checks import machine_findings
@@ -265,7 +264,7 @@ def _examine_this_machine(given: Mapping[str, Any]) -> int:
     else:
         rows = machine_rows(facts)
         if numbers is not None:
-            rows.append(("collectives", collectives_text(numbers) or "no result"))
+            rows.append(("collectives", numbers_text(numbers) or "no result"))
         notes = [f"{label:<{LABEL_WIDTH}}  {value}" for label, value in rows]
         report(
             findings, notes=notes, is_terminal=sys.stdout.isatty(), width=shutil.get_terminal_size().columns
@@ -300,7 +299,7 @@ def _subject(given: Mapping[str, Any]) -> Subject:
 
 
 def _show(given: Mapping[str, Any], result: Result) -> int:
-    from drumline.doctor.collectives.results import collectives_line
+    from drumline.doctor.collectives.run_collectives import collectives_line
     from drumline.doctor.report import as_json, report
 
     if given.get("json"):

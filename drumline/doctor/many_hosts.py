@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from drumline.doctor.collectives.on_all_hosts import try_collectives
-from drumline.doctor.collectives.results import collective_findings
+from drumline.doctor.collectives.run_collectives import collective_findings, collectives_on_hosts
 from drumline.doctor.comparison import Comparison
 from drumline.doctor.finding import Finding, has_problems
 from drumline.doctor.host_differences import compare_hosts
@@ -146,7 +145,7 @@ async def _examine(
             procs = {
                 number: _procs(survey, number, slots.get(number) or wishes.procs) for number in survey.here()
             }
-            result.collectives = await try_collectives(coordinator, procs, wishes.backend)
+            result.collectives = await collectives_on_hosts(coordinator, procs, wishes.backend)
             names = {host.hostname: host.name for host in survey.hosts}
             network = [*judge(survey), *collective_findings(result.collectives, names)]
         result.findings = [*network, *facts]

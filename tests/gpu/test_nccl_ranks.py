@@ -285,7 +285,15 @@ def test_a_preempted_run_saves_and_resumes_with_the_same_bits(folder: Path) -> N
 
 def test_the_doctors_collectives_are_right(folder: Path) -> None:
     port = free_port()
-    words = [sys.executable, "-m", "drumline.doctor.collectives.rank", "--backend", "nccl", "--limit-s", "60"]
+    words = [
+        sys.executable,
+        "-m",
+        "drumline.doctor.collectives.doctor_rank",
+        "--backend",
+        "nccl",
+        "--limit-s",
+        "60",
+    ]
     path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
     ranks = [
         subprocess.Popen(

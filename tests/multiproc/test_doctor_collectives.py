@@ -19,14 +19,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drumline.config.schema import WatchConfig
-from drumline.doctor.collectives import rank as collectives
-from drumline.doctor.collectives import timekeeper
-from drumline.doctor.collectives.exchange import LARGE, Exchange
-from drumline.doctor.collectives.on_one_host import local_collectives
-from drumline.doctor.collectives.processes import read_result
-from drumline.doctor.collectives.rank import Rank, examine
-from drumline.doctor.collectives.results import collective_findings, numbers_of
-from drumline.doctor.collectives.timekeeper import Timekeeper
+from drumline.doctor.collectives import doctor_rank, phase_timer
+from drumline.doctor.collectives.collective_checks import LARGE, Collectives
+from drumline.doctor.collectives.doctor_rank import RankReport, check_rank
+from drumline.doctor.collectives.phase_timer import PhaseTimer
+from drumline.doctor.collectives.rank_processes import read_result
+from drumline.doctor.collectives.run_collectives import collective_findings, local_collectives, measured
 from drumline.doctor.finding import Finding
 from drumline.errors import Place
 from drumline.launch.node.sealed_store import SealedStore
@@ -39,7 +37,7 @@ ENVIRONMENT = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
 
 def whole_program() -> str:
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        code = collectives.main(["--backend", "gloo", "--limit-s", "60"])
+        code = doctor_rank.main(["--backend", "gloo", "--limit-s", "60"])
     assert code == 0, output.getvalue()
     return f"NCCL version 2.27.5\n{output.getvalue()}goodbye\n{{not json}}\n"
 
@@ -51,13 +49,13 @@ def test_healthy_ranks_find_nothing_and_measure() -> None:
     }
     said = [{"rank": rank, "host": HOST, "result": result} for rank, result in results.items()]
     assert collective_findings(said, {}) == []
-    numbers = numbers_of(said)
+    numbers = measured(said)
     assert numbers["all_reduce_bytes"] == 4 * LARGE
     assert numbers["all_reduce_gb_per_s"] > 0
     assert numbers["all_reduce_latency_us"] > 0
 
 
-class WrongOnRank1(Exchange):
+class WrongOnRank1(Collectives):
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         super().all_reduce(tensor, op)
         if dist.get_rank() == 1 and tensor.dtype == torch.int64 and tensor.numel() == LARGE:
@@ -75,16 +73,16 @@ class NotWrapped(DDPManager):
         return model
 
 
-def examined(ddp: DDPManager, exchange: type[Exchange] = Exchange) -> list[tuple[str, str, str]]:
+def examined(ddp: DDPManager, exchange: type[Collectives] = Collectives) -> list[tuple[str, str, str]]:
     lines: list[str] = []
-    rank = Rank(ddp, tell=lines.append)
-    examine(
-        rank,
-        Timekeeper(limit_s=60, place=ddp.place, on_late=rank.give_up),
+    report = RankReport(ddp, write=lines.append)
+    check_rank(
+        report,
+        PhaseTimer(limit_s=60, place=ddp.place, on_late=report.give_up),
         start_timeout_s=60,
-        make_exchange=exchange,
+        make_collectives=exchange,
     )
-    rank.tell()
+    report.print()
     ddp.cleanup()
     result = json.loads(lines[0])
     assert result["ok"] == (not result["findings"])
@@ -105,8 +103,8 @@ def test_a_wrong_value_is_told_by_the_rank_that_got_it() -> None:
     assert second == [
         (
             HOST,
-            f"rank 1 on {HOST}: all_reduce (sum) of 8 MiB as int64 gave 1 wrong values of 1048576: element 17 is 13 "
-            "where 12 is right",
+            f"rank 1 on {HOST}: all_reduce (sum) of 8 MiB as int64 gave 1 wrong values of 1048576: element 17 is 13, "
+            "expected 12",
             "test memory and links of that host (nvidia-smi -q -d ECC; dmesg), and leave it out until then",
         )
     ]
@@ -121,7 +119,7 @@ def test_gradients_that_are_not_averaged_and_weights_apart_are_seen() -> None:
         )
         assert texts[0].startswith(start)
         assert texts[-1] == (
-            f"rank {rank} on {HOST}: after one step under DDP the weights of rank 1 on {HOST} are not those of "
+            f"rank {rank} on {HOST}: after one step under DDP the weights of rank 1 on {HOST} differ from those of "
             f"rank 0 on {HOST}"
         )
 
@@ -151,13 +149,13 @@ def test_a_rank_that_never_came_is_told_and_so_is_a_missing_launcher() -> None:
     assert no_launcher == [
         (
             HOST,
-            f"rank 0 on {HOST}: there is no RANK in the environment",
-            "start it by way of drumline doctor --collectives",
+            f"rank 0 on {HOST}: RANK is not set in the environment",
+            "start it with drumline doctor --collectives",
         )
     ]
 
 
-class FreezesInTheLargeSum(Exchange):
+class FreezesInTheLargeSum(Collectives):
     """Rank 1 stops dead, as by `kill -STOP`."""
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
@@ -169,18 +167,18 @@ class FreezesInTheLargeSum(Exchange):
 def frozen(folder: Path) -> None:
     (folder / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
 
-    def tell(line: str) -> None:
+    def write(line: str) -> None:
         (folder / "line").write_text(line)
         os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
 
-    collectives.LINGER_S = 0.0
+    doctor_rank.LINGER_S = 0.0
     ddp = DDPManager(backend="gloo", device="cpu", watch=WatchConfig(sidecar="off"))
-    rank = Rank(ddp, tell=tell)
-    examine(
-        rank,
-        Timekeeper(limit_s=3, place=ddp.place, on_late=rank.give_up),
+    report = RankReport(ddp, write=write)
+    check_rank(
+        report,
+        PhaseTimer(limit_s=3, place=ddp.place, on_late=report.give_up),
         start_timeout_s=60,
-        make_exchange=FreezesInTheLargeSum,
+        make_collectives=FreezesInTheLargeSum,
     )
 
 
@@ -196,10 +194,11 @@ def test_a_frozen_rank_is_named_by_the_one_that_waits_for_it(tmp_path: Path) -> 
             "level": "problem",
             "check": "collectives",
             "where": HOST,
-            "what": f"rank 1 on {HOST} did not come out of all_reduce (sum) of 4 MiB as float32 within 3 s, and says "
-            "nothing any more: it is stopped, or its host is cut off",
-            "fix": "see what that process does (py-spy dump, dmesg) and whether its host is reached: drumline doctor "
+            "what": f"rank 1 on {HOST} did not finish all_reduce (sum) of 4 MiB as float32 within 3 s and does "
+            "not respond: it is stopped, or its host is cut off",
+            "fix": "inspect that process (py-spy dump, dmesg), and check that its host is reachable: drumline doctor "
             "--hosts",
+            "rank": 1,
         }
     ]
 
@@ -208,7 +207,7 @@ BLAMES = """
 import json, os, signal, sys
 if os.environ["RANK"] == "1":
     os.kill(os.getpid(), signal.SIGSTOP)
-finding = dict(level="problem", check="collectives", where="h", what="rank 1 on h froze", fix="look")
+finding = dict(level="problem", check="collectives", where="h", what="rank 1 on h froze", fix="look", rank=1)
 print(json.dumps(dict(rank=0, host="h", ok=False, findings=[finding], numbers={})))
 sys.exit(3)
 """
@@ -216,7 +215,7 @@ sys.exit(3)
 
 def test_a_rank_that_another_blames_is_not_waited_for_and_ended() -> None:
     findings, numbers = local_collectives(
-        2, environment=ENVIRONMENT, num_gpus=0, backend="gloo", deadline_s=100, program=["-c", BLAMES]
+        2, environment=ENVIRONMENT, num_gpus=0, backend="gloo", limit_s=100, program=["-c", BLAMES]
     )
     assert [one.what for one in findings] == ["rank 1 on h froze"]
     assert numbers == {}
@@ -225,19 +224,17 @@ def test_a_rank_that_another_blames_is_not_waited_for_and_ended() -> None:
 @pytest.mark.parametrize(
     ("program", "what"),
     [
-        ("import sys; print('boom', file=sys.stderr); sys.exit(9)", "it ended with code 9: boom"),
-        ("import os; os.kill(os.getpid(), 9)", "it was ended by SIGKILL"),
-        ("import time; time.sleep(60)", "it had not ended after 1 s"),
+        ("import sys; print('boom', file=sys.stderr); sys.exit(9)", "exited with code 9: boom"),
+        ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        ("import time; time.sleep(60)", "still running after 1 s"),
     ],
 )
-def test_a_rank_that_says_nothing_is_told_by_its_end(program: str, what: str) -> None:
+def test_a_rank_that_prints_nothing_is_reported_with_its_exit(program: str, what: str) -> None:
     findings, _ = local_collectives(
-        1, environment=ENVIRONMENT, num_gpus=0, deadline_s=1, limit_s=1, program=["-c", program]
+        1, environment=ENVIRONMENT, num_gpus=0, limit_s=1, phase_limit_s=1, program=["-c", program]
     )
     (found,) = findings
-    assert found.line() == (
-        f"problem: {HOST}: rank 0 of the doctor's own process group gave no result: {what}"
-    )
+    assert found.line() == (f"problem: {HOST}: rank 0 gave no result: {what}")
 
 
 def test_more_ranks_than_gpus_are_refused_for_nccl() -> None:
@@ -246,52 +243,50 @@ def test_more_ranks_than_gpus_are_refused_for_nccl() -> None:
         return finding.what, finding.fix
 
     assert refused(2, 1) == (
-        "2 ranks cannot talk by NCCL here: it takes one rank per GPU, and torch sees 1",
+        "NCCL needs a GPU per rank: 2 ranks, and torch sees 1 GPU",
         "--procs 1, or --backend gloo",
     )
     assert refused(None, 0) == (
-        "1 ranks cannot talk by NCCL here: it takes one rank per GPU, and torch sees 0",
+        "NCCL needs a GPU per rank: 1 rank, and torch sees 0 GPUs",
         "--backend gloo",
     )
 
 
 class Watched:
-    """Two ranks' guards on one store, and what each says when a phase is late."""
+    """Two ranks' timers on one store, and what each reports when a phase is late."""
 
     def __init__(self, store: SealedStore, limits: tuple[float, float]) -> None:
         self.said: queue.Queue[list[Finding]] = queue.Queue()
-        self.guards = [Timekeeper(limit_s=limit, place=Place, on_late=self.said.put) for limit in limits]
-        for rank, one in enumerate(self.guards):
+        self.timers = [PhaseTimer(limit_s=limit, place=Place, on_late=self.said.put) for limit in limits]
+        for rank, one in enumerate(self.timers):
             one.joined(store, rank=rank, world_size=2, host=f"node-{'ab'[rank]}")
 
     def next(self) -> list[tuple[str, str]]:
         return [(one.where, one.what) for one in self.said.get(timeout=20)]
 
 
-def test_the_guard_tells_who_is_behind_who_is_silent_and_when_nobody_is(
+def test_the_timer_names_who_is_behind_who_does_not_respond_and_when_nobody_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(timekeeper, "GRACE_S", 1.0)
+    monkeypatch.setattr(phase_timer, "GRACE_S", 1.0)
     behind = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 60))
-    with behind.guards[1].phase("A"):
-        with behind.guards[0].phase("A", limit_s=60):
+    with behind.timers[1].phase("A"):
+        with behind.timers[0].phase("A", limit_s=60):
             pass
-        with behind.guards[0].phase("B"):
+        with behind.timers[0].phase("B"):
             assert behind.next() == [
-                ("node-b", "rank 1 on node-b did not come to B within 0.1 s: it is still in A")
+                ("node-b", "rank 1 on node-b did not reach B within 0.1 s: it is still in A")
             ]
     never = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 60))
-    with never.guards[0].phase("A"):
-        assert never.next() == [
-            ("its host", "rank 1 on its host did not come to A within 0.1 s: it is still in its start")
-        ]
+    with never.timers[0].phase("A"):
+        assert never.next() == [("?", "rank 1 on ? did not reach A within 0.1 s: it is still in its start")]
     stuck = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 0.1))
-    with stuck.guards[0].phase("A"), stuck.guards[1].phase("A"):
-        what = "rank 0 and rank 1 all came to A, and were not through within 0.1 s: what they send does not arrive"
+    with stuck.timers[0].phase("A"), stuck.timers[1].phase("A"):
+        what = "rank 0 and rank 1 all started A and did not finish it within 0.1 s: what they send does not arrive"
         assert stuck.next() == stuck.next() == [("node-a and node-b", what)]
     silent = Watched(SealedStore(dist.HashStore(), "a secret"), (0.1, 60))
-    with silent.guards[0].phase("A"), silent.guards[1].phase("A"):
-        what = "rank 1 on node-b did not come out of A within 0.1 s, and says nothing any more: it is stopped, or its "
+    with silent.timers[0].phase("A"), silent.timers[1].phase("A"):
+        what = "rank 1 on node-b did not finish A within 0.1 s and does not respond: it is stopped, or its "
         assert silent.next() == [("node-b", what + "host is cut off")]
 
 
@@ -302,24 +297,24 @@ class StoppedStore(SealedStore):
         raise dist.DistNetworkError("failed to recv, got 0 bytes")
 
 
-def test_the_guard_knows_a_store_that_is_gone_and_a_meeting_that_does_not_end() -> None:
+def test_the_timer_knows_a_store_that_does_not_respond_and_a_rendezvous_that_does_not_end() -> None:
     gone = Watched(StoppedStore(dist.HashStore(), "a secret"), (0.1, 60))
-    with gone.guards[0].phase("A"):
+    with gone.timers[0].phase("A"):
         assert gone.next() == [
             (
                 "node-a",
-                "rank 0 did not come out of A within 0.1 s, and rank 0, where ranks tell each other how far they are, "
-                "does not answer: it is stopped, or its host is cut off",
+                "rank 0 did not finish A within 0.1 s, and rank 0, which runs the store, "
+                "does not respond: it is stopped, or its host is cut off",
             )
         ]
     said: queue.Queue[list[Finding]] = queue.Queue()
-    alone = Timekeeper(limit_s=0.1, place=lambda: Place(host="node-b", rank=1), on_late=said.put)
-    with alone.phase("the meeting of all ranks"):
+    alone = PhaseTimer(limit_s=0.1, place=lambda: Place(host="node-b", rank=1), on_late=said.put)
+    with alone.phase("the rendezvous"):
         assert [(one.where, one.what, one.fix) for one in said.get(timeout=20)] == [
             (
                 "node-b",
-                "rank 1 on node-b did not come out of the meeting of all ranks within 0.1 s: ranks reach the place "
-                "where they meet, but not each other",
-                "open high ports between the hosts, and see which network they take: drumline doctor --hosts",
+                "rank 1 on node-b did not finish the rendezvous within 0.1 s: ranks reach the rendezvous "
+                "port, but not each other",
+                "open high ports between the hosts, and check which network they use: drumline doctor --hosts",
             )
         ]

@@ -1,1 +1,1 @@
-"""Real ranks that do what training does, with values that are known. Only here the doctor loads torch."""
+"""A real process group: collectives and a DDP step whose results are known. Only here the doctor imports torch."""

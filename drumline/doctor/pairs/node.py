@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from drumline.doctor.collectives.processes import Ranks, Share
+from drumline.doctor.collectives.rank_processes import HostRanks, RankProcesses
 from drumline.doctor.machine.machine_facts import machine_facts
 from drumline.doctor.pairs.listeners import TOKEN_BYTES, Listeners
 from drumline.doctor.pairs.messages import Lines, Message, MessageError, decode, send, want, want_list
@@ -59,7 +59,7 @@ class Node:
         # Over ssh the caller is the user; whoever sits at a TCP port chooses neither which folders are read, nor where
         # this host listens beyond its own addresses, nor which of its own ports are tried.
         self.may_be_told, self.here = here is None, here
-        self.ranks = Ranks()
+        self.ranks = RankProcesses()
         self.listeners: Listeners | None = None
         self._write = threading.Lock()
         self._actions: dict[str, Callable[[Message], Any]] = {
@@ -87,7 +87,7 @@ class Node:
                 threading.Thread(target=self._answer, args=[message], daemon=True).start()
             return None
         finally:
-            self.ranks.end()
+            self.ranks.kill()
             if self.listeners is not None:
                 self.listeners.close()
 
@@ -197,7 +197,7 @@ class Node:
             self.listeners.close()
 
     def _collectives(self, message: Message) -> list[dict[str, Any]]:
-        share = Share(
+        ranks = HostRanks(
             first_rank=want(message, "first_rank", int, 0, 1 << 20),
             num_procs=want(message, "num_procs", int, 1, 1024),
             world_size=want(message, "world_size", int, 1, 1 << 20),
@@ -206,13 +206,13 @@ class Node:
             limit_s=want(message, "patience_s", float, 1.0, 600.0),
             backend=want(message, "backend", str),
         )
-        if share.backend not in BACKENDS:
-            raise MessageError(f"there is no backend {share.backend!r}")
-        if share.first_rank == 0:  # it keeps the store of all
-            self._check_own(share.address)
+        if ranks.backend not in BACKENDS:
+            raise MessageError(f"there is no backend {ranks.backend!r}")
+        if ranks.first_rank == 0:  # it keeps the store of all
+            self._check_own(ranks.address)
         else:
-            self._check_outside(share.address)
-        return self.ranks.run(share, self.subject.environment)
+            self._check_outside(ranks.address)
+        return self.ranks.run(ranks, self.subject.environment)
 
     def _check_own(self, address: str) -> None:
         """Where node 0 tells this host to listen."""

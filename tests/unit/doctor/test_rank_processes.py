@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from drumline.doctor.collectives import processes as ranks
-from drumline.doctor.collectives.processes import Ranks, Share
-from drumline.doctor.collectives.results import collective_findings, collectives_line
+from drumline.doctor.collectives import rank_processes
+from drumline.doctor.collectives.rank_processes import HostRanks, RankProcesses
+from drumline.doctor.collectives.run_collectives import collective_findings, collectives_line
 from drumline.doctor.pairs.channel import Channel
 from drumline.launch.node.guard import parent_of
 
@@ -31,13 +31,15 @@ NUMBERS = {"all_reduce_bytes": 4 << 20, "all_reduce_gb_per_s": 1.5, "all_reduce_
 MEASURED = "all_reduce of 4 MiB at 1.5 GB/s, the smallest in 80 us"
 
 
-def share(num_procs: int = 2, limit_s: float = 30.0) -> Share:
-    return Share(first_rank=4, num_procs=num_procs, world_size=8, address="a", port=29500, limit_s=limit_s)
+def host_ranks(num_procs: int = 2, limit_s: float = 30.0) -> HostRanks:
+    return HostRanks(
+        first_rank=4, num_procs=num_procs, world_size=8, address="a", port=29500, limit_s=limit_s
+    )
 
 
 def run(program: str, monkeypatch: pytest.MonkeyPatch, **choices: Any) -> list[dict[str, Any]]:
-    monkeypatch.setattr(ranks, "PROGRAM", ("-c", program))
-    return Ranks().run(share(**choices), {})
+    monkeypatch.setattr(rank_processes, "PROGRAM", ("-c", program))
+    return RankProcesses().run(host_ranks(**choices), {})
 
 
 def test_each_rank_has_its_place_and_says_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,18 +51,17 @@ def test_each_rank_has_its_place_and_says_one_line(monkeypatch: pytest.MonkeyPat
 
 def test_a_rank_that_fails_or_hangs_is_told_of_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     (failed,) = run("raise ImportError('no torch here')", monkeypatch, num_procs=1)
-    assert failed["error"] == "it ended with code 1: ImportError: no torch here"
+    assert failed["error"] == "exited with code 1: ImportError: no torch here"
     (hung,) = run(
         "import sys, time; print('waiting', file=sys.stderr, flush=True); time.sleep(99)",
         monkeypatch,
         num_procs=1,
         limit_s=1.0,
     )
-    assert hung["error"] == "it had not ended after 1 s: waiting"
+    assert hung["error"] == "still running after 1 s: waiting"
     (found,) = collective_findings([{"host": "b", **failed}], {})
     assert found.line() == (
-        "problem: b: rank 4 of the doctor's own process group gave no result: "
-        "it ended with code 1: ImportError: no torch here"
+        "problem: b: rank 4 gave no result: exited with code 1: ImportError: no torch here"
     )
 
 
@@ -68,13 +69,13 @@ def test_all_end_when_the_node_does(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     program = (
         f"import pathlib, os, time; pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch(); time.sleep(99)"
     )
-    monkeypatch.setattr(ranks, "PROGRAM", ("-c", program))
-    group = Ranks()
-    runner = threading.Thread(target=group.run, args=[share(), {}])
+    monkeypatch.setattr(rank_processes, "PROGRAM", ("-c", program))
+    group = RankProcesses()
+    runner = threading.Thread(target=group.run, args=[host_ranks(), {}])
     runner.start()
     while len(pids := list(tmp_path.iterdir())) < 2:
         pass
-    group.end()
+    group.kill()
     runner.join()
     assert not [pid for pid in pids if Path("/proc", pid.name).exists()]
 
@@ -82,12 +83,12 @@ def test_all_end_when_the_node_does(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 KILLED = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from drumline.doctor.collectives import processes
+from drumline.doctor.collectives import rank_processes
 folder = Path(sys.argv[1])
 rank = f"import pathlib, os, time; pathlib.Path({str(folder)!r}, str(os.getpid())).touch(); time.sleep(99)"
-processes.PROGRAM = ("-c", rank)
-share = processes.Share(first_rank=0, num_procs=2, world_size=2, address="a", port=1, limit_s=60)
-threading.Thread(target=processes.Ranks().run, args=[share, {}], daemon=True).start()
+rank_processes.PROGRAM = ("-c", rank)
+ranks = rank_processes.HostRanks(first_rank=0, num_procs=2, world_size=2, address="a", port=1, limit_s=60)
+threading.Thread(target=rank_processes.RankProcesses().run, args=[ranks, {}], daemon=True).start()
 while len(list(folder.iterdir())) < 2:
     time.sleep(0.02)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -110,13 +111,13 @@ def test_what_ranks_found_is_told_once() -> None:
     result = {"findings": [found], "numbers": NUMBERS}
     said = [{"host": "me@b", "rank": rank, "result": result} for rank in range(2)]
     assert [one.line() for one in collective_findings(said, {"b": "me@b"})] == ["problem: me@b: wrong sum"]
-    assert collectives_line(said) == "collectives: 2 ranks, not all well; " + MEASURED
-    blamed = {**found, "what": "rank 2 on b does not come"}
-    silent = {"host": "b", "rank": 2, "result": None, "error": "it was ended"}
+    assert collectives_line(said) == "collectives: 2 ranks, some checks failed; " + MEASURED
+    blamed = {**found, "what": "rank 2 on b is stopped", "rank": 2}
+    silent = {"host": "b", "rank": 2, "result": None, "error": "killed by SIGKILL"}
     said = [{"host": "b", "rank": 0, "result": {"findings": [blamed], "numbers": {}}}, silent]
-    assert len(collective_findings(said, {})) == 1, "the others have told it better"
+    assert len(collective_findings(said, {})) == 1, "the other rank has explained it"
     good = [{"host": "b", "rank": 0, "result": {"findings": [], "numbers": {}}}]
-    assert collectives_line(good) == "collectives: 1 ranks, all values right"
+    assert collectives_line(good) == "collectives: 1 rank, all values right"
 
 
 def test_a_node_whose_input_ends_ends_too() -> None:

@@ -1,0 +1,155 @@
+"""One rank of the collectives: joins the others, runs the checks, and prints one line of JSON, whatever happens.
+
+    RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=... MASTER_PORT=... python -m drumline.doctor.collectives.doctor_rank
+
+It exits with 0, or with 3 when something must be fixed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from drumline.config.schema import WatchConfig
+from drumline.doctor.collectives.collective_checks import Collectives, run_checks
+from drumline.doctor.collectives.phase_timer import NO_CONNECTION_FIX, PhaseTimer
+from drumline.doctor.finding import Finding, has_problems
+from drumline.errors import DrumlineError, ExitCode
+from drumline.manager import DDPManager
+
+DEVICES = {"auto": "auto", "gloo": "cpu", "nccl": "cuda"}
+START_TIMEOUT_S = 60.0
+LIMIT_S = 15.0
+# torch's own timeouts name nobody, so they come last.
+AFTER_OURS_S = 60.0
+# Rank 0 runs the store in which the others look for the rank that blocks them; its exit would close their connections.
+LINGER_S = 3.0
+GRACE_AFTER_START_S = 10.0
+
+
+class RankReport:
+    """What one rank finds, printed once."""
+
+    def __init__(self, ddp: DDPManager, *, write: Callable[[str], None] = print) -> None:
+        self.ddp = ddp
+        self.findings: list[Finding] = []
+        self.numbers: dict[str, float] = {}
+        self._write = write
+        self._once = threading.Lock()
+
+    def add(self, what: str, fix: str) -> None:
+        """Something that this rank saw."""
+        rank, host = self.ddp.rank, self.ddp.host
+        what = f"rank {rank} on {host}: {what}"
+        self.findings.append(Finding("problem", "collectives", host, what, fix, rank))
+
+    def print(self) -> ExitCode:
+        """The one line. The second caller, of the rank and its timer, blocks until the first one exits the process."""
+        self._once.acquire()
+        is_wrong = has_problems(self.findings)
+        result = {
+            "rank": self.ddp.rank,
+            "host": self.ddp.host,
+            "ok": not is_wrong,
+            "findings": [finding.as_json() for finding in self.findings],
+            "numbers": self.numbers,
+        }
+        self._write(json.dumps(result))
+        return ExitCode.PREFLIGHT_FAILED if is_wrong else ExitCode.SUCCESS
+
+    def give_up(self, findings: list[Finding]) -> None:
+        """A phase does not end, so this process would not either."""
+        self.findings += findings
+        code = self.print()
+        sys.stdout.flush()
+        time.sleep(LINGER_S)
+        os._exit(code)
+
+
+def check_rank(
+    report: RankReport,
+    timer: PhaseTimer,
+    *,
+    start_timeout_s: float,
+    make_collectives: Callable[[torch.device], Collectives],
+) -> None:
+    """Collective: join the others, then run all checks; what is wrong is in the report afterwards."""
+    ddp = report.ddp
+    try:
+        with timer.phase("the rendezvous", limit_s=start_timeout_s + GRACE_AFTER_START_S):
+            is_joined = ddp.setup()
+    except DrumlineError as error:
+        report.add(*_setup_error(ddp, error))
+        return
+    except (dist.DistError, RuntimeError) as error:
+        report.add(f"the ranks could not connect: {_reason(error)}", NO_CONNECTION_FIX)
+        return
+    if not is_joined or ddp.store is None:
+        report.add("RANK is not set in the environment", "start it with drumline doctor --collectives")
+        return
+    timer.joined(ddp.store, rank=ddp.rank, world_size=ddp.world_size, host=ddp.host)
+    try:
+        report.numbers = run_checks(ddp, timer, make_collectives(ddp.device), report.add)
+    except (DrumlineError, dist.DistError, RuntimeError) as error:
+        report.add(f"{timer.current} failed: {_reason(error)}", "look at the rank that failed first")
+
+
+def _setup_error(ddp: DDPManager, error: DrumlineError) -> tuple[str, str]:
+    """More ranks than GPUs is answered with the doctor's own flags."""
+    num_gpus = torch.cuda.device_count()
+    if 0 < num_gpus <= ddp.get_local_rank():
+        what = f"NCCL needs a GPU per rank, and this host has {num_gpus} for {ddp.local_world_size} ranks"
+        return what, f"--procs {num_gpus}, or --backend gloo"
+    return error.what, error.next_step or "look at the other ranks' findings"
+
+
+def _reason(error: BaseException) -> str:
+    """Its first line; of NCCL's errors, the one that follows `Last error:`."""
+    text = str(error).partition("Last error:")[2].strip() or str(error).strip() or type(error).__name__
+    return text.splitlines()[0].strip()
+
+
+def main(
+    argv: Sequence[str], *, make_collectives: Callable[[torch.device], Collectives] = Collectives
+) -> int:
+    """One rank, from start to exit."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--backend", choices=DEVICES, default="auto")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="for each collective")
+    options = parser.parse_args(argv)
+    # DDP loads torch's compiler when first used, which takes seconds: not in a phase that others wait in.
+    import torch._dynamo  # noqa: F401
+
+    ddp = DDPManager(
+        watch=WatchConfig(sidecar="off"),  # our own timer knows better what takes too long
+        device=DEVICES[options.backend],
+        backend=options.backend,
+        start_timeout_s=START_TIMEOUT_S,
+        train_timeout_s=options.limit_s + AFTER_OURS_S,
+    )
+    report = RankReport(ddp)
+    timer = PhaseTimer(limit_s=options.limit_s, place=ddp.place, on_late=report.give_up)
+    check_rank(report, timer, start_timeout_s=START_TIMEOUT_S, make_collectives=make_collectives)
+    code = report.print()
+    sys.stdout.flush()
+    # All is printed; a group that cannot be destroyed must not undo that.
+    exit_timer = threading.Timer(LINGER_S, os._exit, [code])
+    exit_timer.daemon = True
+    exit_timer.start()
+    ddp.cleanup(broken=code != ExitCode.SUCCESS)
+    exit_timer.cancel()
+    return code
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(exit_code)

@@ -1,0 +1,165 @@
+"""The processes of one host's ranks: each prints one line, and none is left, even when this process is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from drumline.launch.node import guard
+from drumline.text import signal_name
+
+PROGRAM = ("-m", "drumline.doctor.collectives.doctor_rank")
+PHASE_LIMIT_S = 15.0
+# For the others to report which rank they wait for, once the first has failed.
+AFTER_FAILURE_S = 12.0
+MAX_OUTPUT_BYTES = 1 << 18
+POLL_S = 0.05
+MAX_ERROR_LETTERS = 600
+
+
+@dataclass(frozen=True)
+class HostRanks:
+    """Which ranks of the group run on this host, and where the rendezvous is."""
+
+    first_rank: int
+    num_procs: int
+    world_size: int
+    address: str
+    port: int
+    limit_s: float
+    backend: str = "auto"
+    phase_limit_s: float = PHASE_LIMIT_S
+    """How long ranks wait for each other in one collective before they report."""
+    program: tuple[str, ...] = ()
+    """Arguments of Python; other than our own module only in tests."""
+
+    def command(self) -> list[str]:
+        words = [sys.executable, *(self.program or PROGRAM)]
+        return [*words, "--backend", self.backend, "--limit-s", str(self.phase_limit_s)]
+
+    def variables(self, local_rank: int) -> dict[str, str]:
+        """As torchrun sets them."""
+        return {
+            "RANK": str(self.first_rank + local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(self.num_procs),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+            # What a launcher may have set belongs to another group.
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "OMP_NUM_THREADS": "1",
+        }
+
+
+class RankProcesses:
+    """Runs the ranks of one host."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._is_over = False
+
+    def run(self, ranks: HostRanks, environment: Mapping[str, str]) -> list[dict[str, Any]]:
+        """For each rank `result`, what it printed, or None and an `error`; no process is left when this returns."""
+        job = guard.new_job()
+        watcher = guard.Guard(job, 0)
+        outputs = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in range(ranks.num_procs)]  # noqa: SIM115
+        try:
+            for number, (out, err) in enumerate(outputs):
+                variables = {**environment, **ranks.variables(number), guard.VARIABLE: job}
+                self._start(ranks.command(), variables, out, err)
+            self._wait(ranks, [out for out, _ in outputs])
+            codes = [process.poll() for process in self._running]  # None: it hangs
+            self.kill()
+            return [
+                {"rank": ranks.first_rank + number, **_outcome(code, out, err, ranks.limit_s)}
+                for number, (code, (out, err)) in enumerate(zip(codes, outputs, strict=True))
+            ]
+        finally:
+            self.kill()
+            watcher.close(in_order=True)
+            for file in (file for pair in outputs for file in pair):
+                file.close()
+
+    def kill(self) -> None:
+        """Kill what runs, and start nothing any more."""
+        with self._lock:
+            self._is_over = True
+            for process in self._running:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+
+    def _start(
+        self, command: Sequence[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
+    ) -> None:
+        with self._lock:
+            if not self._is_over:
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
+                self._running.append(process)
+
+    def _wait(self, ranks: HostRanks, outputs: Sequence[IO[bytes]]) -> None:
+        """Until all have exited, or time is up. After the first failure, only for ranks that no finding is about."""
+        deadline, has_failed = time.monotonic() + ranks.limit_s, False
+        while time.monotonic() < deadline:
+            codes = [process.poll() for process in self._running]
+            awaited = {ranks.first_rank + number for number, code in enumerate(codes) if code is None}
+            if any(codes):
+                if not has_failed:
+                    has_failed = True
+                    deadline = min(deadline, time.monotonic() + ranks.phase_limit_s + AFTER_FAILURE_S)
+                # Only the output of those that have exited: one that still writes shares its file position with us.
+                exited = [number for number, code in enumerate(codes) if code is not None]
+                results = [read_result(_text(outputs[number])) or {"findings": []} for number in exited]
+                awaited -= {found.get("rank") for result in results for found in result["findings"]}
+            if not awaited:
+                return
+            time.sleep(POLL_S)
+
+
+def read_result(text: str) -> dict[str, Any] | None:
+    """A rank's line, among what NCCL and torch print."""
+    for line in reversed(text.splitlines()):
+        try:
+            result = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(result, dict) and "findings" in result:
+            return result
+    return None
+
+
+def _text(out: IO[bytes]) -> str:
+    out.seek(0)
+    return out.read(MAX_OUTPUT_BYTES).decode(errors="replace")
+
+
+def _outcome(code: int | None, out: IO[bytes], err: IO[bytes], limit_s: float) -> dict[str, Any]:
+    if (result := read_result(_text(out))) is not None:
+        return {"code": code, "result": result}
+    if code is None:
+        error = f"still running after {limit_s:g} s"
+    else:
+        error = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+    err.seek(0, os.SEEK_END)
+    err.seek(max(0, err.tell() - 4 * MAX_ERROR_LETTERS))
+    lines = [line for line in err.read().decode(errors="replace").splitlines() if line.strip()]
+    last_line = f": {lines[-1].strip()[:MAX_ERROR_LETTERS]}" if lines else ""
+    return {"code": code, "result": None, "error": error + last_line}
