@@ -53,12 +53,6 @@ MESSAGES = {
         (WRAP + "model = DDP(net.cuda(1))\n", "1 is the same GPU for all ranks of a host"),
         (WRAP + "model = DDP(net.to('cuda:0'))\n", "'cuda:0' is the same GPU for all ranks of a host"),
     ],
-    "DL031": [
-        (
-            WRAP + DATA + "loader = DataLoader(files[rank::world_size])\n" + TRAIN,
-            "files[rank::world_size] may give one rank a batch more than another, which then waits for the others",
-        )
-    ],
     "DL038": [
         (
             DATA + "loader = DataLoader(data, sampler=DistributedSampler(data), persistent_workers=True)\n",

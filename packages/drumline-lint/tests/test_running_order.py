@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-
 import pytest
 
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import last_name
 from drumline_lint.running.order import (
     Run,
-    parting,
     process_of,
     script,
     scripts_through,
@@ -167,14 +164,6 @@ def test_scripts_through_a_file_are_those_of_all_who_use_it() -> None:
 def test_the_run_of_a_file_that_only_defines_is_empty() -> None:
     program = program_of({"main": "import os\ndef f():\n    a()"})
     assert script(program, program.sources[0]) == []
-
-
-def test_where_two_ways_part() -> None:
-    program = program_of({"main": "def f():\n    a()\n    b()\ndef g():\n    c()\nf()\ng()"})
-    first, second = parting(step(program, "a"), step(program, "b"))
-    assert (ast.unparse(first), ast.unparse(second)) == ("a()", "b()")
-    first, second = parting(step(program, "a"), step(program, "c"))
-    assert (ast.unparse(first), ast.unparse(second)) == ("f()", "g()")
 
 
 def test_the_body_of_a_with_is_done_once_where_its_manager_yields_in_two_places() -> None:

@@ -21,13 +21,6 @@ def found(text: str, rule: str) -> list[Finding]:
     ("rule", "text", "message", "fix"),
     [
         (
-            "DL101",
-            f"torchrun --nnodes=2 {C10D} train.py",
-            "torchrun joins several nodes by c10d without --rdzv-id: all jobs that come to this endpoint are called "
-            "`none`, and a second one mixes with the first",
-            'add --rdzv-id="$JOB_ID", or another id that each job has for itself',
-        ),
-        (
             "DL102",
             f"{SLURM}srun torchrun --nnodes=2 --rdzv-id=7 {C10D} train.py",
             "port 29500 is the same for every job of this script, and Slurm may put two on one host: the second fails, "
@@ -49,35 +42,6 @@ def found(text: str, rule: str) -> list[Finding]:
             "torchrun runs on one node and is given port 29501: a second run on this machine fails, or joins the "
             "first, though neither needs a known port",
             "leave the port out and use torchrun --standalone, which takes a free one",
-        ),
-        (
-            "DL103",
-            "#SBATCH --nodes=2 --ntasks-per-node=8\nsrun torchrun --nnodes=2 --nproc-per-node=8 train.py",
-            "srun starts torchrun 8 times on each node, and each starts all ranks of its node: too many processes, "
-            "which do not meet or run out of GPU memory",
-            "write #SBATCH --ntasks-per-node=1, or srun --ntasks=$SLURM_NNODES --ntasks-per-node=1",
-        ),
-        (
-            "DL103",
-            "srun -N1 -n8 accelerate launch train.py",
-            "srun starts accelerate launch 8 times on 1 node, and each starts all ranks of its node: too many "
-            "processes, which do not meet or run out of GPU memory",
-            "write srun --ntasks=1 --ntasks-per-node=1",
-        ),
-        (
-            "DL103",
-            "#SBATCH --nodes=2 --ntasks=16\nsrun --ntasks-per-node=1 torchrun --nnodes=2 --nproc-per-node=8 train.py",
-            "srun starts torchrun 16 times on 2 nodes, for Slurm ignores its --ntasks-per-node=1 beside the number in "
-            "the #SBATCH lines, and each starts all ranks of its node: too many processes, which do not meet or run "
-            "out of GPU memory",
-            "write #SBATCH --ntasks=2, or srun --ntasks=$SLURM_NNODES --ntasks-per-node=1",
-        ),
-        (
-            "DL103",
-            "srun -N2 --ntasks-per-node=8 torchrun --nnodes=2 --nproc-per-node=8 train.py",
-            "srun starts torchrun 8 times on each node, and each starts all ranks of its node: too many processes, "
-            "which do not meet or run out of GPU memory",
-            "write --ntasks-per-node=1",
         ),
         (
             "DL104",
@@ -180,50 +144,6 @@ def found(text: str, rule: str) -> list[Finding]:
             "python -m torch.distributed.launch --use_env train.py",
             "torch.distributed.launch is deprecated in favour of torchrun",
             "write torchrun instead of it, without --use-env",
-        ),
-        (
-            "DL107",
-            f"{SLURM}srun torchrun --nnodes=4 train.py",
-            "torchrun waits for 4 nodes, but srun starts it on 2",
-            "write --nnodes=$SLURM_NNODES",
-        ),
-        (
-            "DL107",
-            f"{SLURM}torchrun --nnodes=2 train.py",
-            "a batch file runs on its first node only: this torchrun is alone and waits for 2 nodes",
-            "start it on every node: srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 torchrun",
-        ),
-        (
-            "DL107",
-            "#SBATCH --gpus-per-node=1\ntorchrun --nproc-per-node=2 train.py",
-            "torchrun starts 2 ranks on a node, but Slurm gives it 1 GPU",
-            "write --nproc-per-node=1, or ask for --gpus-per-node=2",
-        ),
-        (
-            "DL108",
-            f"{SLURM}srun torchrun --nnodes=2 --node-rank=$SLURM_NODEID --master-addr=$HEAD train.py",
-            "every node is given 0 for $SLURM_NODEID, which is put in before srun starts anything: each takes itself "
-            "for the first",
-            "let each node's own shell put it in: srun bash -c 'torchrun --node-rank=$SLURM_NODEID train.py'",
-        ),
-        (
-            "DL108",
-            f"{SLURM}srun torchrun --nnodes=2 --node-rank=0 --master-addr=$HEAD train.py",
-            "every node is given --node-rank 0: each takes itself for the first",
-            "let each node's own shell put it in: srun bash -c 'torchrun --node-rank=$SLURM_NODEID train.py'",
-        ),
-        (
-            "DL109",
-            "torchrun --nnodes=2 --node-rank=$1 --master-addr=localhost train.py",
-            "2 nodes are to meet at localhost, which is another on each",
-            "give the address of the first node, as all of them know it",
-        ),
-        (
-            "DL109",
-            "torchrun --nnodes=2 --master-addr=$HEAD --rdzv-backend=c10d --rdzv-id=7 train.py",
-            "2 nodes and no --rdzv-endpoint: torchrun takes localhost, which is another on each, and c10d does not "
-            "read --master-addr",
-            "add --rdzv-endpoint with the address of the first node",
         ),
     ],
 )

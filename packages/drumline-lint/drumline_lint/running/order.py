@@ -72,15 +72,6 @@ def process_of(program: Program, step: Step) -> tuple[ast.AST, ...]:
     return tuple(one for one in starting if last_name(one.func) != "Thread")
 
 
-def parting(one: Step, other: Step) -> tuple[ast.AST, ast.AST]:
-    """The two places of one function in which the ways to two steps part."""
-    ways = [(*step.through, step.call) for step in (one, other)]
-    for left, right in zip(*ways, strict=False):
-        if left is not right:
-            return left, right
-    return one.call, other.call
-
-
 def _is_called(program: Program, source: Source, function: FunctionNode) -> bool:
     return bool(program.callers(function)) or any(
         function in _begun(program, call)

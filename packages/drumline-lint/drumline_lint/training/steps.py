@@ -109,13 +109,6 @@ def optimizer_steps(program: Program, root: ast.AST) -> Iterator[ast.Call]:
             yield call
 
 
-def scheduler_steps(program: Program, root: ast.AST) -> Iterator[ast.Call]:
-    """`scheduler.step()` that is written in it."""
-    for call, owner in _steps(program, root):
-        if is_scheduler(program, owner):
-            yield call
-
-
 def _steps(program: Program, root: ast.AST) -> list[tuple[ast.Call, ast.expr]]:
     """All `something.step()` that are written in it, with what they are of."""
     return program.remember(
@@ -140,14 +133,6 @@ def is_optimizer(program: Program, expression: ast.expr) -> bool:
         return any(".optim." in name and "lr_scheduler" not in name for name in made)
     name = last_name(expression).lower()
     return ("optim" in name or name in ("opt", "optim")) and "sched" not in name
-
-
-def is_scheduler(program: Program, expression: ast.expr) -> bool:
-    """By what made it; where that is not known, by its name."""
-    made = [value.name for value in program.values(expression) if isinstance(value, Made)]
-    if made:
-        return any("lr_scheduler" in name or "_schedule" in name for name in made)
-    return "sched" in last_name(expression).lower()
 
 
 def is_scaler(program: Program, expression: ast.expr) -> bool:

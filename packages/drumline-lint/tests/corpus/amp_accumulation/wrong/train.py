@@ -130,7 +130,7 @@ def train(config, device):
             loss = micro_batch(model, next(batches), device, cuda, config.accumulate)
             scaler.scale(loss).backward()  # <- accumulation-without-no-sync
             total += loss.detach()
-            scheduler.step()  # <- schedule-per-micro-batch
+            scheduler.step()
             if micro == config.accumulate - 1:
                 norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip)  # <- clip-before-unscale
                 scaler.unscale_(optimizer)

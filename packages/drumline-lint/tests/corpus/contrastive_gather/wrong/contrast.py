@@ -88,7 +88,7 @@ def set_up():
         return torch.device("cpu")
     torch.zeros(1, device="cuda")
     device = torch.device("cuda", local_rank)
-    dist.init_process_group("nccl", init_method="tcp://192.168.1.20:23456", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), timeout=timedelta(minutes=10))  # <- init-after-cuda, hard-coded-address
+    dist.init_process_group("nccl", init_method="tcp://192.168.1.20:23456", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), timeout=timedelta(minutes=10))
     torch.cuda.set_device(device)
     return device
 
@@ -117,7 +117,7 @@ def main():
     loader = DataLoader(views, args.batch_size, sampler=sampler, drop_last=True, pin_memory=device.type == "cuda")
     for step, (one, two) in zip(range(args.steps), endless(loader, sampler)):
         one, two = one.to(device, non_blocking=True), two.to(device, non_blocking=True)
-        codes, turned = student(one)  # <- unused-outputs
+        codes, turned = student(one)
         with torch.no_grad():
             keys, _ = teacher.network(two)
         loss = info_nce(codes, keys)

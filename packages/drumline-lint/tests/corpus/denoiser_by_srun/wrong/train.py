@@ -74,7 +74,7 @@ def set_up():
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(rank)  # <- device-by-global-rank
-    dist.init_process_group("nccl" if cuda else "gloo", rank=local_rank, world_size=world_size, timeout=timedelta(minutes=10))  # <- rank-confusion
+    dist.init_process_group("nccl" if cuda else "gloo", rank=local_rank, world_size=world_size, timeout=timedelta(minutes=10))
     return rank, torch.device("cuda", local_rank) if cuda else torch.device("cpu")
 
 

@@ -3,4 +3,4 @@
 set -euo pipefail
 : "${FIRST:?the name of the first machine}"
 
-torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint "$FIRST:29400" train.py "$@"  # <- rendezvous-without-id
+torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint "$FIRST:29400" train.py "$@"

@@ -95,7 +95,7 @@ def save(game, path):
 
 def main(path):
     local_rank = int(os.environ["LOCAL_RANK"])
-    rank = int(os.environ["LOCAL_RANK"])  # <- rank-confusion
+    rank = int(os.environ["LOCAL_RANK"])
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     ids = [local_rank] if cuda else None
@@ -106,7 +106,7 @@ def main(path):
     generator = DistributedDataParallel(make_generator(), find_unused_parameters=True)  # <- wrapped-before-moved, find-unused-parameters
     generator.to(device)
     critic = DistributedDataParallel(make_critic().to(device), device_ids=ids)
-    torch.manual_seed(SEED)  # <- seed-after-model
+    torch.manual_seed(SEED)
     game = Game(generator, critic, device)
 
     rings = Rings()

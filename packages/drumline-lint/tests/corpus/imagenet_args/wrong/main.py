@@ -74,7 +74,7 @@ def main_worker(args):
     torch.ones(1).cuda()
     free, _ = torch.cuda.mem_get_info()
     if args.distributed:
-        dist.init_process_group(backend=args.dist_backend, timeout=timedelta(minutes=10))  # <- init-after-cuda
+        dist.init_process_group(backend=args.dist_backend, timeout=timedelta(minutes=10))
         args.batch_size = min(args.batch_size // args.world_size, free // 2**22)
     torch.cuda.set_device(args.gpu)
 

@@ -44,7 +44,7 @@ def train_epoch(model, loader, optimizer, device):
         tokens = tokens.to(device, non_blocking=True)
         targets = targets.to(device, non_blocking=True)
         optimizer.zero_grad()
-        next_logits, _ = model(tokens)  # <- unused-outputs
+        next_logits, _ = model(tokens)
         loss = F.cross_entropy(next_logits.flatten(0, 1), targets.flatten())
         loss.backward()
         optimizer.step()
@@ -65,7 +65,7 @@ def perplexity(network, loader, device):
         logits, _ = network(tokens)
         summed += F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         batches += 1
-    return torch.exp(summed / batches).item()  # <- metric-per-batch
+    return torch.exp(summed / batches).item()
 
 
 def main():
@@ -73,13 +73,13 @@ def main():
     device = start()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     network = LanguageModel().to(device)
-    torch.manual_seed(args.seed)  # <- seed-after-model
+    torch.manual_seed(args.seed)
     model = DDP(network, device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
 
     pinned = device.type == "cuda"
     stream = TokenStream(range(args.shards), args.block, rank, world_size, args.seed)
-    loader = DataLoader(stream, batch_size=args.batch_size, num_workers=args.workers, pin_memory=pinned, drop_last=False)  # <- uneven-inputs
+    loader = DataLoader(stream, batch_size=args.batch_size, num_workers=args.workers, pin_memory=pinned, drop_last=False)
     held_out = range(1000, 1000 + args.validation_shards)
     held_out_loader = DataLoader(TokenStream(held_out, args.block, rank, world_size), batch_size=args.batch_size)
     for epoch in range(args.epochs):

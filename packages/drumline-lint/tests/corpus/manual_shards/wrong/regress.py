@@ -67,7 +67,7 @@ def validate(network, loader, device):
     for inputs, targets in loader:
         total += nn.functional.l1_loss(network(inputs.to(device)), targets.to(device))
     dist.all_reduce(total)
-    return total.item() / (len(loader) * dist.get_world_size())  # <- metric-per-batch
+    return total.item() / (len(loader) * dist.get_world_size())
 
 
 def main():
@@ -96,7 +96,7 @@ def main():
     table = read_table(args.rows)
     cut = int(0.8 * len(table))
     train_part = own_part(table[:cut], rank, world_size)
-    loader = DataLoader(train_part, batch_size=args.batch_size, shuffle=True, drop_last=False)  # <- uneven-inputs
+    loader = DataLoader(train_part, batch_size=args.batch_size, shuffle=True, drop_last=False)
     val_loader = DataLoader(own_part(table[cut:], rank, world_size), batch_size=args.batch_size)
     for epoch in range(args.epochs):
         error = train(ddp, loader, optimizer, device)

@@ -58,7 +58,7 @@ class Loop:
             with contextlib.nullcontext():
                 loss = self.loss_function(self.model(inputs), targets) / self.config.accumulate
                 loss.backward()  # <- accumulation-without-no-sync
-            self.scheduler.step()  # <- schedule-per-micro-batch
+            self.scheduler.step()
             if last:
                 self.optimizer.step()
                 self.optimizer.zero_grad()

@@ -73,7 +73,7 @@ def main():
     model = DDP(network, device_ids=[ranks.local_rank] if device.type == "cuda" else None)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
 
-    sampler = DistributedSampler(train_set, num_replicas=ranks.world_size, rank=int(os.environ["LOCAL_RANK"]), seed=args.seed)  # <- rank-confusion
+    sampler = DistributedSampler(train_set, num_replicas=ranks.world_size, rank=int(os.environ["LOCAL_RANK"]), seed=args.seed)
     loader = DataLoader(train_set, args.batch_size, sampler=sampler, shuffle=True, pin_memory=device.type == "cuda", drop_last=True)  # <- shuffle-beside-sampler
     print_once(f"{ranks.world_size} processes, {len(loader)} steps an epoch")
     for epoch in range(args.epochs):
