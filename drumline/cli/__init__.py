@@ -89,5 +89,5 @@ def _dispatch(arguments: list[str]) -> int:
         from drumline.log import report_uncaught_errors
 
         report_uncaught_errors()
-    run: int = importlib.import_module(f"drumline.cli.{verb.replace('-', '_')}").run(rest)
+    run: int = importlib.import_module(f"drumline.cli.{verb.replace('-', '_')}_command").run(rest)
     return run

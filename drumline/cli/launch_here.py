@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from drumline.cli import train
+from drumline.cli import train_command
 from drumline.cli.launch_program import program_of, restarts_of, supervision_of, watched, with_waits
 from drumline.config import Flags
 from drumline.errors import ExitCode, UsageError
@@ -31,7 +31,7 @@ def run_here(flags: Flags, target: str, arguments: Sequence[str]) -> int:
         )
     else:
         node = _node(flags, target, settings)
-        defaults = settings_defaults(settings, train.run_name(target))
+        defaults = settings_defaults(settings, train_command.run_name(target))
     program = watched(program_of(target, arguments, *defaults), flags)
     if flags.own.get("print"):
         _print_nodes(node, program, settings)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from drumline.cli import train
+from drumline.cli import train_command
 from drumline.cli.launch_program import (
     launch_folder,
     program_of,
@@ -90,6 +90,6 @@ def _job(
 
 
 def _run_folder(program: Program) -> Path:
-    own = {name: kind for name, (kind, *_) in train.OWN_FLAGS.items()}
+    own = {name: kind for name, (kind, *_) in train_command.OWN_FLAGS.items()}
     flags = read_flags(program.words[1:], own=own, max_words=1)
-    return train.run_folder(flags, program.words[1])
+    return train_command.run_folder(flags, program.words[1])

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from drumline.cli import train
+from drumline.cli import train_command
 from drumline.cli.launch_program import is_script, program_of, restarts_of
 from drumline.config import Flags
 from drumline.errors import ExitCode, PreflightError, UsageError
@@ -77,5 +77,5 @@ def _apply(text: str) -> int:
 
 def default_name(target: str) -> str:
     """`examples/own_loop.py` becomes `own-loop`, `tasks.py:MyTask` becomes `mytask`."""
-    base = Path(target).stem if is_script(target) else train.run_name(target)
+    base = Path(target).stem if is_script(target) else train_command.run_name(target)
     return re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from drumline.cli import train
+from drumline.cli import train_command
 from drumline.config import Flags, read_flags
 from drumline.errors import UsageError
 from drumline.launch.node.guard import GRACE_S, new_job
@@ -26,15 +26,15 @@ def program_of(target: str, arguments: Sequence[str], *defaults: tuple[str, str 
     if is_script(target):
         return Program((target, *arguments))
     program = task_program(target, arguments, *defaults)
-    own = {name: kind for name, (kind, *_) in train.OWN_FLAGS.items()}
+    own = {name: kind for name, (kind, *_) in train_command.OWN_FLAGS.items()}
     flags = read_flags(program.words[1:], own=own, max_words=1)
     for name in ("procs", "max-restarts"):
         if name in flags.own:
             raise UsageError(
                 f"--{name} stands behind the task's name", next_step=f"drumline launch --{name} N {target}"
             )
-    train.settle_before_torch(target, flags)
-    return replace(program, run=str(train.run_folder(flags, target)))
+    train_command.settle_before_torch(target, flags)
+    return replace(program, run=str(train_command.run_folder(flags, target)))
 
 
 def watched(program: Program, flags: Flags) -> Program:

@@ -24,8 +24,8 @@ import pytest
 import yaml
 
 from drumline.cli import doctor, launch_flags
-from drumline.cli.launch import split_command
-from drumline.cli.train import OWN_FLAGS
+from drumline.cli.launch_command import split_command
+from drumline.cli.train_command import OWN_FLAGS
 from drumline.config.fields import FIELDS, SECTIONS, annotation_of
 from tests.ranks import free_port
 

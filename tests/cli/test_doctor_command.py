@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from drumline.cli import main
-from drumline.cli.doctor import OWN_FLAGS, _place
+from drumline.cli.doctor_command import OWN_FLAGS, _place
 from drumline.errors import ExitCode, UsageError
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from drumline.cli import main
-from drumline.cli.launch import split_command
+from drumline.cli.launch_command import split_command
 from drumline.cli.launch_flags import OWN_FLAGS
 from drumline.cli.launch_kubernetes import default_name
 from tests.ranks import free_port

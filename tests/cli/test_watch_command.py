@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from drumline.cli.watch import run as follow
+from drumline.cli.watch_command import run as follow
 from drumline.cli.watch_look import FRESH_S, RESTART_S, Looker
 from drumline.cli.watch_screen import picture_of
 from drumline.watch.beats.phase import Phase

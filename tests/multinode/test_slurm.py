@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drumline.checkpoint import look
-from drumline.cli import train
+from drumline.cli import train_command
 from drumline.metrics.events import read_events
 from tests.multinode import needs, processes
 from tests.multinode.hosts import Host, Testbed

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 STORE_LOG = "TORCH_CPP_LOG_LEVEL"
 # All that a task's rank loads before it knows what it is to do.
-RANK_MODULE = "drumline.cli.rank"
+RANK_MODULE = "drumline.cli.train_rank"
 # What torch knows of tensors without data takes a third of its import, and is for compilers.
 TENSOR_RULES = "torch._meta_registrations"
 # Read by torch's agent: what ends it and its ranks.

@@ -12,7 +12,7 @@ from drumline.audit import prove as proof
 from drumline.audit.kill_schedule import Kill, ProofOptions
 from drumline.audit.killed_run import Leg, RunFailedError
 from drumline.audit.prove import Proof
-from drumline.cli.prove_resume import verdict
+from drumline.cli.prove_resume_command import verdict
 from drumline.errors import ConfigError
 
 STEPS = 4

@@ -18,7 +18,7 @@ from drumline import terminal
 from drumline.audit.kill_schedule import ProofOptions, worlds_of, wrong_options
 from drumline.audit.proof_settings import ProofSettings, wrong_settings
 from drumline.audit.prove import Outcome, Proof
-from drumline.cli import train
+from drumline.cli import train_command
 from drumline.config import PRESETS, Flags, read_flags, read_layers, resolve
 from drumline.config.schema import Count, Seed
 from drumline.errors import ConfigError, DrumlineError, ExitCode, UsageError
@@ -47,7 +47,7 @@ OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
     "kill-rank": (str, "RANK | all", "Which rank is killed [random]."),
     "seed": (Seed, "N", "What is random in the kills follows from it [random, and printed]."),
     "keep": (str, "DIR", "Keep the run folders here [a temporary folder, kept if the proof fails]."),
-    "config": train.OWN_FLAGS["config"],
+    "config": train_command.OWN_FLAGS["config"],
     "help": (bool, "", "Show this text."),
 }
 # Of `drumline train`, and what takes their place here.
@@ -129,7 +129,7 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
 
 def _wrong_command(task: str | None, flags: Flags) -> Iterator[str]:
     try:
-        train.settle_before_torch(task, flags)
+        train_command.settle_before_torch(task, flags)
     except ConfigError as error:
         yield from error.problems
     file = (task or "").rpartition(":")[0]

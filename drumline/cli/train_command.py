@@ -72,7 +72,7 @@ def run(argv: Sequence[str]) -> int:
             return code
 
         with loading():
-            from drumline.cli.rank import run_rank
+            from drumline.cli.train_rank import run_rank
 
     return run_rank(task, layers, folder=folder, fresh=bool(flags.own.get("fresh")), argv=argv)
 
