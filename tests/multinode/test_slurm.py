@@ -110,7 +110,7 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTes
 def train_whole(folder: Path) -> int:
     """The same command as one of two ranks, which nobody disturbs."""
     os.chdir(folder)
-    return train.run([*TRAIN, "--run", "whole", "--log.display", "none"])
+    return train_command.run([*TRAIN, "--run", "whole", "--log.display", "none"])
 
 
 def wait_for_starts(log: Path) -> None:
