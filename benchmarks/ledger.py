@@ -49,16 +49,16 @@ def time_adds(ledger: Ledger) -> float:
     return seconds
 
 
-def time_hand_in(ddp: DDPManager, rounds: int) -> float:
+def time_save(ddp: DDPManager, rounds: int) -> float:
     """Seconds to write down one stretch of steps, and to wait until it is on the device."""
     plan = next(plan_epoch(Cursor(), length=64, sharding=Sharding(batch_size=32, rank=0, world_size=1)))
     times = []
     with tempfile.TemporaryDirectory() as folder:
-        file, ledger = LedgerFile(Path(folder) / "ledger.jsonl"), Ledger()
+        file = LedgerFile(Path(folder) / "ledger.jsonl")
         for step in range(1, rounds + 2):  # the first one makes the file
-            ledger.add(plan)
+            file.ledger.add(plan)
             started = time.perf_counter()
-            file.hand_in(ledger, step=step, device=ddp.device)
+            file.gather(step=step, device=ddp.device)
             file.flush()
             times.append(time.perf_counter() - started)
         file.close()
@@ -76,7 +76,7 @@ def main() -> None:
         time_steps(steps, STEPS_PER_BLOCK)  # warm-up
         ledger = Ledger()
         times = [(time_steps(steps, STEPS_PER_BLOCK), time_adds(ledger)) for _ in range(rounds)]
-        save = time_hand_in(ddp, rounds)
+        save = time_save(ddp, rounds)
         is_main = ddp.is_main_process()
     if not is_main:
         return

@@ -13,7 +13,7 @@ from drumline.checkpoint import disk, store
 from drumline.config.schema import Config
 from drumline.data import delivery, stream_loader
 from drumline.distributed.buffers import LiveBuffers
-from drumline.engine import evaluate, saver, saving
+from drumline.engine import evaluate, saver
 from drumline.engine.loop import Loop
 from drumline.engine.steps.eager import TrainStep
 from drumline.tasks.base import Task
@@ -92,7 +92,7 @@ def _install(fault: Fault) -> None:
             before,
         ),  # gradients are there, and nothing has been made of them
         "optimizer": (TrainStep, "_update", behind),
-        "gather": (saving, "gather_tensors", before),
+        "gather": (saver, "gather_tensors", before),
         "write": (disk, "write_file", behind),
         "rename": (store, "_put_in_place", behind),
         "prune": (saver, "prune", before),

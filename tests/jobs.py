@@ -14,9 +14,8 @@ from torch.utils.data import Dataset
 
 from drumline.checkpoint import look, store
 from drumline.config.schema import CheckpointConfig, Config, DataConfig, LogConfig, OptimConfig, TrainConfig
-from drumline.engine.job import make_manager
-from drumline.engine.request import Request
-from drumline.engine.saving import Progress
+from drumline.engine.job import Progress, make_manager
+from drumline.engine.run_settings import RunRequest
 from drumline.engine.train import train
 from drumline.tasks.base import Loss, Task
 from tests.ranks import run_ranks
@@ -166,7 +165,7 @@ def train_here(
     ddp = make_manager(replace(config, dist=replace(config.dist, start_timeout_s=60, train_timeout_s=30)))
     ddp.setup()
     try:
-        train(Request(name, config, run, fresh, (name,)), task, ddp, progress)
+        train(RunRequest(name, config, run, fresh, (name,)), task, ddp, progress)
     finally:
         ddp.cleanup()
     return progress

@@ -16,13 +16,15 @@ from benchmarks.harness import Way
 from benchmarks.stopping import let_go_on, stop
 from benchmarks.work import Batch
 from drumline.config.schema import Config
+from drumline.data.ledger import Ledger
 from drumline.data.sharding import Cursor, plan_epoch
 from drumline.data.steps import MicroBatch, Step
 from drumline.distributed.seeds import seed_shared
-from drumline.engine.job import Job, build_job
-from drumline.engine.loop import Loop, make_step
-from drumline.engine.request import Request
-from drumline.engine.saving import Progress
+from drumline.engine.hooks import HookContext
+from drumline.engine.job import Job, Progress, build_job
+from drumline.engine.loop import Loop
+from drumline.engine.run_settings import RunRequest
+from drumline.engine.steps.choice import make_step
 from drumline.engine.train import train
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
@@ -40,11 +42,12 @@ def engine_steps(
     instead of what the loader makes; they are on the device already."""
     seed_shared(config.train.seed)
     job = build_job(config, task, ddp)
-    loop = Loop(job, config, Progress(), Reporter([], rank=ddp.rank, host=ddp.host), Path(), {}, ENDLESS)
-    train_step = make_step(job, config)
+    reporter = Reporter([], rank=ddp.rank, host=ddp.host)
+    context = HookContext(job, config, Progress(), reporter, total_steps=ENDLESS)
+    loop = Loop(context, make_step(job, config), Ledger())
     while True:
         for step in job.loader.steps() if batches is None else _steps_of(job, batches):
-            loop.take_step(train_step, step)
+            loop.take_step(step)
             yield step.plan.global_size
 
 
@@ -81,7 +84,7 @@ def whole_run(
     def go(pass_on: PassOn) -> None:
         seed_shared(config.train.seed)
         progress = _Followed(pass_on, samples)
-        train(Request(name, config, run, False, ()), task, ddp, progress)
+        train(RunRequest(name, config, run, False, ()), task, ddp, progress)
 
     return Way(
         name,

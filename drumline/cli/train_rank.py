@@ -10,11 +10,10 @@ from pathlib import Path
 from drumline.config import PRESETS, Config, Layers, resolve
 from drumline.distributed.failure import summary
 from drumline.engine.failure_report import report_failure
-from drumline.engine.job import make_manager
+from drumline.engine.job import Progress, make_manager
 from drumline.engine.preemption import Preemption
-from drumline.engine.request import Request
-from drumline.engine.saving import Progress
-from drumline.engine.start_clock import start_clock
+from drumline.engine.run_events import start_clock
+from drumline.engine.run_settings import RunRequest
 from drumline.engine.train import train
 from drumline.errors import ExitCode
 from drumline.launch.interrupts import interrupted
@@ -29,7 +28,7 @@ from drumline.terminal import print_message
 def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequence[str]) -> int:
     """Train as one rank of a group, or alone; returns the exit code."""
     ddp, progress, preemption = DDPManager(), Progress(), Preemption()
-    preemption.listen(is_speaker=os.environ.get("RANK", "0") == "0")
+    preemption.listen(prints=os.environ.get("RANK", "0") == "0")
     try:
         task_class, config = _load(task, layers)
         clock = start_clock(os.environ, is_alone=topology_from(os.environ) is None)
@@ -38,7 +37,7 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         load_compiler_late()
         clock.mark("meeting")
         preemption.join(ddp, progress)
-        request = Request(task, config, folder, fresh, tuple(argv))
+        request = RunRequest(task, config, folder, fresh, tuple(argv))
         code = train(request, task_class, ddp, progress, preemption, clock)
     except KeyboardInterrupt as error:
         ddp.beat.fail(summary(error))

@@ -7,16 +7,17 @@ with exact rounding, so neither who computed a batch nor in which order matters.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drumline.data.evaluation_loader import AnyEvaluationLoader
 from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import all_sum, broadcast_json
 from drumline.engine.job import Job
-from drumline.engine.steps.rehearsal import evaluation_mode
 from drumline.errors import TrainingError
 from drumline.watch.beats.phase import Phase
 
@@ -33,8 +34,7 @@ def evaluate(job: Job, loader: AnyEvaluationLoader) -> dict[str, float]:
     mine = [loader.num_batches, loader.digest]
     names, expected = broadcast_json([names, mine], device=device)
     _check_stream(mine, expected, rank=job.ddp.rank)
-    num_batches = expected[0]
-    table = torch.zeros(num_batches, 1 + len(names), dtype=torch.float64, device=device)
+    table = torch.zeros(expected[0], 1 + len(names), dtype=torch.float64, device=device)
     for number, row in sums.items():
         table[number] = row
     weight, *totals = (math.fsum(column) for column in all_sum(table).cpu().T.tolist())
@@ -43,18 +43,16 @@ def evaluate(job: Job, loader: AnyEvaluationLoader) -> dict[str, float]:
     return job.reported({name: total / weight for name, total in zip(names, totals, strict=True)})
 
 
-def _check_stream(mine: list[Any], expected: list[Any], *, rank: int) -> None:
-    """Only a stream can differ: of anything else the ranks have compared samples before the first step."""
-    if mine != expected:
-        what = (
-            f"of {mine[0]} evaluation batches, rank 0 one of {expected[0]}"
-            if mine[0] != expected[0]
-            else "for evaluation that begins with another sample than that of rank 0"
-        )
-        raise TrainingError(
-            f"rank {rank} has read a stream {what}",
-            next_step="give every rank the whole stream for evaluation, in the same order: it is shared out by batches",
-        )
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Each module gets its own mode back: a user may have put parts of the model into eval mode for good."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
 
 
 def _sum_batches(job: Job, loader: AnyEvaluationLoader) -> tuple[list[str], dict[int, Tensor]]:
@@ -62,10 +60,25 @@ def _sum_batches(job: Job, loader: AnyEvaluationLoader) -> tuple[list[str], dict
     names: list[str] = []
     sums = {}
     for number, size, data in loader.numbered():
-        job.ddp.beat.mark(Phase.EVALUATION)  # a long evaluation is seen to move
+        job.ddp.beat.mark(Phase.EVALUATION)  # so that a long evaluation shows progress
         with job.autocast:
             loss = job.task.loss(job.model, data)
         names = ["loss", *loss.metrics]
         row = [size if loss.weight is None else loss.weight, loss.total, *loss.metrics.values()]
         sums[number] = torch.stack([torch.as_tensor(value, device=job.ddp.device).double() for value in row])
     return names, sums
+
+
+def _check_stream(mine: list[Any], expected: list[Any], *, rank: int) -> None:
+    """Only a stream can differ: of anything else the ranks have compared samples before the first step."""
+    if mine == expected:
+        return
+    what = (
+        f"{mine[0]} evaluation batches from its stream, rank 0 {expected[0]}"
+        if mine[0] != expected[0]
+        else "an evaluation stream whose first sample differs from that of rank 0"
+    )
+    raise TrainingError(
+        f"rank {rank} read {what}",
+        next_step="let every rank read the whole evaluation stream in the same order: Drumline splits it by batches",
+    )

@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from drumline.checkpoint import disk
 from drumline.distributed.failure import Failure, summary
+from drumline.engine.job import Progress
 from drumline.engine.output import is_diverted, screen
 from drumline.engine.run_folder import RunFolder
-from drumline.engine.saving import Progress
 from drumline.errors import DrumlineError, ExitCode, NonFiniteError, Place, TrainingError, UsageError
 from drumline.launch.rank_environment import LOGS_SHOWN, write_failure
 from drumline.launch.topology import let_first_rank_report, topology_from

@@ -1,13 +1,14 @@
-"""The parts of a run on one rank, built in the order that distributed training needs, and checked against the others.
+"""The parts of a run on one rank, built in the order that distributed training needs, and compared across ranks.
 
-Seeded alike, the model is built; it goes to its device and is compared across ranks before it is wrapped; the
-optimizer gets the parameters where they then are.
+All ranks build the model from the same seed; it moves to its device and is compared before it is wrapped; the optimizer
+gets the parameters where they then are.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,11 @@ from drumline.data.sharding import Cursor
 from drumline.data.stream_loader import StreamLoader
 from drumline.distributed.agree import check_same
 from drumline.distributed.buffers import LiveBuffers
+from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import machine_facts
 from drumline.distributed.wrap import gains_from_channels_last, has_batchnorm, unwrap_model
-from drumline.engine.batch import Batch, choose_batch
-from drumline.engine.optimizer import make_optimizer
-from drumline.engine.precision import make_autocast, make_scaler, set_arithmetic
-from drumline.engine.schedule import scaled_rate
-from drumline.engine.start_clock import StartClock
-from drumline.engine.steps.capture_stream import CAPTURING, is_captured, leave_default_stream
-from drumline.engine.steps.captured import CapturedStep
+from drumline.engine.optimizer import make_optimizer, peak_rate
+from drumline.engine.steps.cuda_graph import CAPTURING, CapturedStep, leave_default_stream
 from drumline.engine.steps.finite import FiniteSteps
 from drumline.errors import UsageError
 from drumline.log import log
@@ -42,6 +39,32 @@ from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
 from drumline.tasks.base import Task
 from drumline.watch.beats.phase import Phase
+
+
+@dataclass
+class Progress:
+    """How far a run is. Only the loop and its hooks change it; everyone may read it."""
+
+    step: int = 0
+    cursor: Cursor = field(default_factory=Cursor)
+    saved_step: int | None = None
+    """Of the newest checkpoint that this start has begun to write; None: none yet."""
+    is_stopping: bool = False
+    """A hook has ended the run before its last step."""
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """What one optimizer step is made of."""
+
+    size: int
+    """Samples over all ranks."""
+    accumulate: int
+    micro_batch_size: int | None
+    num_shares: int
+    """How many ranks the batch was made for; the rate may be scaled by it."""
+    note: str | None = None
+    """What to log about it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +85,7 @@ class Job:
     eval_loader: AnyEvaluationLoader | None
     meter: Meter
     finite: FiniteSteps
-    batch: Batch
+    batch: GlobalBatch
     data_fingerprint: str
     captured_steps: WeakSet[CapturedStep] = field(default_factory=WeakSet)
     """Those that are still in use."""
@@ -83,7 +106,7 @@ class Job:
 
 
 def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> DDPManager:
-    """The rank's place in the group, as the settings want it. `task`: as the user named it. `run`: its folder."""
+    """This rank's DDPManager, from the settings. `task`: as the user named it. `run`: its folder."""
     is_elastic = config.train.exact == "elastic"
     settings = {name: value for name, value in flat(config).items() if name != "data.dir"}
     return DDPManager(
@@ -103,38 +126,73 @@ def make_manager(config: Config, task: str = "", *, run: Path | None = None) -> 
     )
 
 
+def flat(config: Config) -> dict[str, Any]:
+    """The settings by their dotted names, in JSON's types."""
+    sections = json.loads(json.dumps(asdict(config)))
+    return {
+        f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()
+    }
+
+
+def choose_batch(
+    train: TrainConfig, *, world_size: int, saved: Mapping[str, Any] | None = None
+) -> GlobalBatch:
+    """The global batch, which the number of ranks does not change once the run has begun. `saved`: the facts of the
+    checkpoint that the run resumes from."""
+    if train.batch_size is not None:
+        return GlobalBatch(train.batch_size, train.accumulate, train.micro_batch_size, world_size)
+    per_rank = train.batch_size_per_rank or 1
+    size = per_rank * world_size
+    # Another batch per rank than before is the user's choice of another global batch.
+    if (
+        saved is None
+        or saved["config"].get("train.batch_size_per_rank") != per_rank
+        or saved["batch_size"] == size
+    ):
+        return GlobalBatch(size, train.accumulate, train.micro_batch_size, world_size)
+    size = int(saved["batch_size"])
+    ranks = size // per_rank
+    note = (
+        f"the global batch stays {size}, as the run began ({per_rank} on each of {ranks} ranks): now "
+        f"{size / world_size:.4g} on each of {world_size}"
+    )
+    if train.exact == "elastic":  # micro-batches belong to the shards, which stay as they are
+        return GlobalBatch(size, train.accumulate, train.micro_batch_size, ranks, note)
+    # A rank holds no more at once than it did when the run began.
+    most = train.micro_batch_size or -(-per_rank // train.accumulate)
+    return GlobalBatch(size, 1, most, ranks, f"{note}, at most {most} at once")
+
+
 def build_job(
     config: Config,
     task: Task,
     ddp: DDPManager,
-    batch: Batch | None = None,
-    clock: StartClock | None = None,
+    batch: GlobalBatch | None = None,
+    *,
+    on_data: Callable[[], None] = lambda: None,
 ) -> Job:
-    """Collective: build model, data and optimizer, and make sure that every rank has the same. `batch`: that of the run
-    that is gone on with; else the settings say. `clock`: is told what took the time."""
+    """Collective: build data, model and optimizer, and compare them across ranks. `batch`: that of the run that is
+    resumed; without one the settings decide. `on_data` is called when the data is there."""
     ddp.beat.mark(Phase.START)
-    set_arithmetic(config.train, ddp.device)
-    is_in_graph = is_captured(config.train.step, ddp.device)
-    if is_in_graph:
-        leave_default_stream(ddp.device)
+    device = ddp.device
+    set_arithmetic(config.train, device)
+    in_graph = device.type == "cuda" and config.train.step in CAPTURING
+    if in_graph:
+        leave_default_stream(device)
     batch = batch or choose_batch(config.train, world_size=ddp.world_size)
     train_data, eval_data = task.train_data(), task.eval_data()
     data_fingerprint = fingerprint(train_data)
     _check_same_data(config, ddp, data_fingerprint, None if eval_data is None else fingerprint(eval_data))
     loader, eval_loader = _make_loaders(config, task, ddp, batch, train_data, eval_data)
-    if clock is not None:
-        clock.mark("data")
+    on_data()
     applied = _wrap(config, task.model(), ddp)
     model = unwrap_model(applied)
-    _warn_of_a_lonely_sample(model, loader.num_samples, batch.size)
-    if loader.state_dict() is not None and not config.checkpoint.every_steps and ddp.is_main_process():
-        log.warning(
-            "training data with a state_dict has no epochs, so nothing is saved before the end: set "
-            "--checkpoint.every_steps"
-        )
-    peak_lr = scaled_rate(config.optim.lr, rule=config.optim.scale_lr, world_size=batch.num_shares)
-    optimizer = make_optimizer(model, config.optim, lr=peak_lr, in_graph=is_in_graph)
-    scaler, meter = make_scaler(config.train.precision, ddp.device), Meter(ddp.device)
+    _warn_about_data(config, ddp, loader, model, batch.size)
+    peak_lr = peak_rate(config.optim, world_size=batch.num_shares)
+    optimizer = make_optimizer(model, config.optim, lr=peak_lr, in_graph=in_graph)
+    # fp16 gradients underflow without a scale; bf16 has the range of fp32 and needs none.
+    scaler = GradScaler(device.type) if config.train.precision == "fp16" else None
+    meter = Meter(device)
     return Job(
         task=task,
         ddp=ddp,
@@ -143,7 +201,7 @@ def build_job(
         optimizer=optimizer,
         peak_lr=peak_lr,
         scaler=scaler,
-        autocast=make_autocast(config.train.precision, ddp.device),
+        autocast=make_autocast(config.train.precision, device),
         loader=loader,
         eval_loader=eval_loader,
         meter=meter,
@@ -153,33 +211,48 @@ def build_job(
             buffers=LiveBuffers(model),
             optimizer=optimizer,
             scaler=scaler,
-            device=ddp.device,
-            waits_for_device=ddp.device.type != "cpu",
+            device=device,
+            waits_for_device=device.type != "cpu",
         ),
         batch=batch,
         data_fingerprint=data_fingerprint,
     )
 
 
-def count_steps(job: Job, train: TrainConfig, *, step: int, cursor: Cursor) -> int:
-    """How many steps the run has in all, from where it stands. Epochs are passes over the data, so if the user has
-    changed the batch on the way, what is left of them is another number of steps."""
-    if train.steps is not None:
-        return train.steps
-    if isinstance(job.loader, StreamLoader):
-        raise UsageError(
-            f"the length of the stream {job.loader.name} is not known, so epochs do not say how long to train",
-            next_step="give --train.steps",
-        )
-    epochs_left = (train.epochs or 1) - cursor.epoch
-    if epochs_left <= 0:
-        return step
-    steps_left_in_epoch = -(-(job.loader.num_samples - cursor.position) // job.batch.size)
-    return step + steps_left_in_epoch + (epochs_left - 1) * job.loader.steps_per_epoch
+def set_arithmetic(train: TrainConfig, device: torch.device) -> None:
+    """What torch lets its CUDA libraries do, for the whole process."""
+    if device.type != "cuda":
+        return
+    if train.tf32 != "auto":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = train.tf32 == "on"
+    torch.backends.cudnn.benchmark = train.cudnn_benchmark
+
+
+def make_autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """A context for forward passes, made once and entered in every step. fp32 needs none."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
+
+
+def _check_same_data(config: Config, ddp: DDPManager, train_data: str, eval_data: str | None) -> None:
+    """Collective. Versions, settings and code were compared at the rendezvous. In elastic mode the kind of machine
+    counts too."""
+    machine = machine_facts(ddp.device) if config.train.exact == "elastic" else {}
+    check_same(
+        {
+            "the training data": train_data,
+            "the evaluation data": eval_data,
+            **{f"the {name}": value for name, value in machine.items()},
+        },
+        host=ddp.host,
+        device=ddp.device,
+        next_step="start every rank with the same command, packages and data (only data.dir may differ)",
+    )
 
 
 def _make_loaders(
-    config: Config, task: Task, ddp: DDPManager, batch: Batch, train_data: Any, eval_data: Any
+    config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch, train_data: Any, eval_data: Any
 ) -> tuple[AnyLoader, AnyEvaluationLoader | None]:
     data = config.data
     loading: dict[str, Any] = {
@@ -227,32 +300,56 @@ def _is_channels_last(train: TrainConfig, model: nn.Module, device: torch.device
     return train.memory_format == "channels_last"
 
 
-def _warn_of_a_lonely_sample(model: nn.Module, num_samples: int | None, batch_size: int) -> None:
+def _warn_about_data(
+    config: Config, ddp: DDPManager, loader: AnyLoader, model: nn.Module, batch_size: int
+) -> None:
+    num_samples = loader.num_samples
     if num_samples is not None and num_samples % batch_size == 1 and has_batchnorm(model):
         log.warning(
-            f"the last batch of every epoch has a single sample ({num_samples} samples in batches of {batch_size}), of "
-            "which BatchNorm has no statistics and which some of its layers refuse: choose another batch size"
+            f"the last batch of every epoch has one sample ({num_samples} samples in batches of {batch_size}): "
+            "BatchNorm has no statistics for it, and some of its layers refuse it; choose another batch size"
+        )
+    if loader.state_dict() is not None and not config.checkpoint.every_steps and ddp.is_main_process():
+        log.warning(
+            "training data with a state_dict has no epochs, so nothing is saved before the end: set "
+            "--checkpoint.every_steps"
         )
 
 
-def flat(config: Config) -> dict[str, Any]:
-    """The settings by their dotted names, in JSON's types."""
-    sections = json.loads(json.dumps(asdict(config)))
-    return {
-        f"{section}.{name}": value for section, fields in sections.items() for name, value in fields.items()
-    }
+def check_streams(job: Job) -> None:
+    """Collective: compare the next sample of the training stream across ranks; it is still trained on. A plain iterable
+    must be the same on every rank, and one with a state of its own must not."""
+    loader, ddp = job.loader, job.ddp
+    if not isinstance(loader, StreamLoader) or ddp.world_size == 1:
+        return
+    digest = loader.peek()
+    if not loader.is_resumable:
+        check_same(
+            {f"the next sample of the stream {loader.name}": digest},
+            host=ddp.host,
+            device=ddp.device,
+            next_step="let every rank read the same samples in the same order: Drumline splits them; shuffle "
+            "with the global generators or by set_epoch(epoch), which are the same on every rank",
+        )
+    elif len(set(gather_json(digest, device=ddp.device))) == 1 and ddp.is_main_process():
+        log.warning(
+            f"all {ddp.world_size} ranks read the same next sample of the stream {loader.name}: Drumline does not "
+            "split a stream with a state_dict; let it choose its samples by rank, or all ranks train on the same ones"
+        )
 
 
-def _check_same_data(config: Config, ddp: DDPManager, train_data: str, eval_data: str | None) -> None:
-    """What differs here would otherwise be a hang, or two runs that only look like one. Versions, settings and code
-    were compared when the ranks met."""
-    is_elastic = config.train.exact == "elastic"
-    machine = (
-        {f"the {name}": value for name, value in machine_facts(ddp.device).items()} if is_elastic else {}
-    )
-    check_same(
-        {"the training data": train_data, "the evaluation data": eval_data, **machine},
-        host=ddp.host,
-        device=ddp.device,
-        next_step="start every rank with the same command, packages and data (data.dir alone may differ)",
-    )
+def count_steps(job: Job, train: TrainConfig, progress: Progress) -> int:
+    """How many steps the run has in all, as seen from `progress`. Epochs are passes over the data, so if the user has
+    changed the batch on the way, what is left of them is another number of steps."""
+    if train.steps is not None:
+        return train.steps
+    if isinstance(job.loader, StreamLoader):
+        raise UsageError(
+            f"the length of the stream {job.loader.name} is unknown, so train.epochs does not say how long to train",
+            next_step="give --train.steps",
+        )
+    epochs_left = (train.epochs or 1) - progress.cursor.epoch
+    if epochs_left <= 0:
+        return progress.step
+    steps_left_in_epoch = -(-(job.loader.num_samples - progress.cursor.position) // job.batch.size)
+    return progress.step + steps_left_in_epoch + (epochs_left - 1) * job.loader.steps_per_epoch

@@ -3,9 +3,9 @@
     {"kind":"start","step":0,"epoch":0,"position":0,"world_size":2,"batch_size":64,"samples":1437,"seed":0,...}
     {"kind":"steps","first":1,"last":23,"ranks":[[[0,0,32,64,22],[0,1408,1423,29,1]],[[0,32,64,64,22],...]]}
 
-A start says which step it went on from, so steps after that which stand above it were taken again: they are void. The
-steps are on the device before the checkpoint that they led to is. A save costs about 45 bytes and, for each rank,
-about 25 for each run: two runs where an epoch ended in between, else one.
+A start names the step that it resumes from, so later steps above it in the file were repeated and do not count. The
+steps are on the device before the checkpoint that holds them is. A save costs about 45 bytes and, for each rank, about
+25 for each run: two runs where an epoch ended in between, else one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,78 +27,55 @@ from drumline.metrics.json_lines import JsonLines
 
 
 class LedgerFile:
-    """Where the ledgers of all ranks end up. Only rank 0 has a path; the others hand in to it."""
+    """Gathers the ledgers of all ranks. Only rank 0 has a path."""
 
     def __init__(self, path: Path | None) -> None:
+        self.ledger = Ledger()
+        """This rank's own, since the last save."""
         self._path = path
         self._lines: JsonLines | None = None
         self._waiting: list[str] = []
 
-    def start(
-        self,
-        *,
-        step: int,
-        cursor: Cursor,
-        world_size: int,
-        batch_size: int,
-        samples: int | None,
-        seed: int,
-        shards: int | None,
-    ) -> None:
-        """Note that the job starts, from this step on. `samples`: None where a stream's length is not known."""
-        record = {
-            "kind": "start",
-            "step": step,
-            "epoch": cursor.epoch,
-            "position": cursor.position,
-            "world_size": world_size,
-            "batch_size": batch_size,
-            "samples": samples,
-            "seed": seed,
-            "shards": shards,
-            "time": round(time.time(), 3),
-        }
-        self._write(record)
+    def start(self, *, step: int, cursor: Cursor, **facts: Any) -> None:
+        """Record that the job starts from this step. `facts`: world_size, batch_size, samples (None where a stream's
+        length is unknown), seed, shards."""
+        position = {"step": step, "epoch": cursor.epoch, "position": cursor.position}
+        self._write({"kind": "start", **position, **facts, "time": round(time.time(), 3)})
 
-    def hand_in(self, ledger: Ledger, *, step: int, device: torch.device) -> None:
-        """Collective: write down what all ranks have covered up to this step. `flush` comes before the checkpoint."""
-        runs = ledger.take()
+    def gather(self, *, step: int, device: torch.device) -> None:
+        """Collective: write what all ranks have covered up to this step. `flush` follows before the checkpoint."""
+        runs = self.ledger.take()
         ranks = gather_json(to_json(runs), device=device)
         if runs:
             self._write({"kind": "steps", "first": step - num_steps(runs) + 1, "last": step, "ranks": ranks})
 
     def flush(self) -> None:
-        """Wait until all that was written is on the device; the thread that writes the checkpoint does."""
+        """Wait until all that was written is on the device; called by the thread that writes the checkpoint."""
         if self._lines is not None:
             self._try(self._lines.flush)
 
     def close(self) -> None:
-        """Close the file."""
         if self._lines is not None:
             self._lines.close()
 
     def _write(self, record: dict[str, Any]) -> None:
-        """A ledger that cannot be written ends no run, as it is no part of what is computed: the line waits for the
-        next save. (A disk that is full for it is full for the checkpoint, which does end the run.)"""
-        if self._path is None:
-            return
-        self._waiting.append(json.dumps(record, separators=(",", ":")))
-        self._try(partial(self._write_waiting, self._path))
+        if self._path is not None:
+            self._waiting.append(json.dumps(record, separators=(",", ":")))
+            self._try(self._write_waiting)
 
-    def _write_waiting(self, path: Path) -> None:
-        lines = self._open(path)
+    def _write_waiting(self) -> None:
+        assert self._path is not None
+        if self._lines is None:
+            self._lines = JsonLines(self._path)
+            flush_folder(self._path.parent)
         while self._waiting:
-            lines.append(self._waiting[0])
+            self._lines.append(self._waiting[0])
             del self._waiting[0]
 
     def _try(self, action: Callable[[], None]) -> None:
+        """A ledger that cannot be written ends no run, as it is no part of what is computed: the line waits for the
+        next save. (A disk that is full for it is full for the checkpoint, which does end the run.)"""
         try:
             action()
         except OSError as error:
             log.warning(f"the sample ledger {self._path} could not be written: {error.strerror}")
-
-    def _open(self, path: Path) -> JsonLines:
-        if self._lines is None:
-            self._lines = JsonLines(path)
-            flush_folder(path.parent)
-        return self._lines

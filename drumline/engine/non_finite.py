@@ -19,10 +19,9 @@ from torch.utils import _pytree as pytree
 from drumline.checkpoint.state import capture
 from drumline.data.loader import Loader
 from drumline.distributed.collectives import all_sum, gather_json
-from drumline.engine.job import Job
-from drumline.engine.saving import Progress
+from drumline.engine.job import Job, Progress
 from drumline.engine.steps.finite import OnNan, largest
-from drumline.engine.steps.rehearsal import rehearsed
+from drumline.engine.steps.warm_up import dry_run
 from drumline.errors import NonFiniteError, Place
 from drumline.metrics.events import Reporter
 
@@ -48,8 +47,8 @@ class NonFinite:
         self.num_skipped = 0
 
     def check(self) -> None:
-        """Collective: `stop` reads the counts, which waits for the device; the others wait for the log line."""
-        if self._on_nan == "stop":
+        """Collective: `stop` reads the counts, unless that was done after this step; the others wait for a log line."""
+        if self._on_nan == "stop" and self._read_at[0] != self._progress.step:
             self.read()
 
     def read(self) -> None:
@@ -143,7 +142,7 @@ class NonFinite:
 @torch.no_grad()
 def explain(job: Job, batches: Iterator[Any], reasons: list[str]) -> None:
     """Collective, where the model is: run these batches, all of them, and add what is not finite, in order."""
-    with rehearsed(job) as task:
+    with dry_run(job) as task:
         for batch in batches:
             if batch is None:  # this rank has none of it
                 continue

@@ -1,13 +1,26 @@
-"""What reaches the screen: rank 0's output and the first failure; the other ranks write to log files of their own."""
+"""Where a rank's output goes: its event file, its log file, and the user's screen.
+
+Rank 0 shows the run on the screen. The other ranks write to log files of their own; the screen is kept for a failure.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from drumline.untrusted import APPEND, descriptor_of
+from drumline.config.schema import LogConfig
+from drumline.engine.run_folder import RunFolder
+from drumline.log import log
+from drumline.manager import DDPManager
+from drumline.metrics.display import make_display
+from drumline.metrics.events import EventLog, Reporter, Sink
+from drumline.metrics.tensorboard import TensorBoard
+from drumline.untrusted import APPEND, descriptor_of, open_log
 
 _screen: TextIO | None = None
 
@@ -30,5 +43,34 @@ def is_diverted() -> bool:
 
 
 def screen() -> TextIO:
-    """Where the user looks, whatever became of stderr."""
+    """The user's screen, also after `divert_output`."""
     return _screen or sys.stderr
+
+
+class _WarningsAsEvents(logging.Handler):
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__(logging.WARNING)
+        self._reporter = reporter
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._reporter.report("warning", message=record.getMessage())
+
+
+@contextmanager
+def open_reporter(settings: LogConfig, folder: RunFolder, ddp: DDPManager) -> Iterator[Reporter]:
+    """A reporter for one run on one rank. Warnings of the package's logger become events too."""
+    with ExitStack() as stack:
+        log_file = stack.enter_context(open_log(folder.log_file(ddp.rank)))
+        plain = make_display("plain", log_file)
+        sinks: list[Sink] = [EventLog(folder.event_file(ddp.rank))]
+        if ddp.is_main_process():
+            sinks += [plain, make_display(settings.display, sys.stdout)]
+            if settings.tensorboard:
+                sinks.append(TensorBoard(folder.tensorboard))
+        else:  # its log may be shown beside rank 0's
+            sinks.append(lambda event: plain(event) if event["kind"] == "warning" else None)
+        reporter = stack.enter_context(Reporter(sinks, rank=ddp.rank, host=ddp.host))
+        handler = _WarningsAsEvents(reporter)
+        log.logger.addHandler(handler)
+        stack.callback(log.logger.removeHandler, handler)
+        yield reporter

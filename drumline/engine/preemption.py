@@ -1,79 +1,82 @@
-"""Told to leave by SIGTERM or SIGUSR1, a run finishes its step, saves, and ends so that the same command goes on later.
+"""On SIGTERM, SIGUSR1 or a notice, a run finishes its step, saves and exits, so that the same command resumes it.
 
-The signal may come to one rank or to all, at any moment. It is heard by a thread, the watcher (`signal_pipe.py`), which
-talks to the watchers of the other ranks (`distributed/stop_vote.py`) until all know the step to stop at. The training
-loop pays for all this with one look at `is_asked` after each step.
+A signal may come to one rank or to all, at any moment. A thread of each rank receives it over a pipe and agrees with
+the threads of the other ranks on the step to stop at (`distributed/stop_vote.py`). The training loop reads one
+attribute, `is_asked`, after each step.
 
-A notice (`reclaim.py`) is one word more that may come to a rank. It is no signal: one that follows it is the first.
-
-Only the rank process of `drumline train` listens; in a loop of the user's own signals do what they always did.
+A notice (`--watch.notice`: the machine will be taken back) is not a signal: a signal after it counts as the first.
+Only the rank process of `drumline train` listens; in a user's own loop signals do what they always did.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
 
 from drumline.distributed.failure import FIRST
 from drumline.distributed.stop_vote import StopVote
+from drumline.engine.job import Progress
 from drumline.engine.output import screen
-from drumline.engine.saving import Progress
-from drumline.engine.signal_pipe import SignalPipe
 from drumline.errors import ExitCode
 from drumline.launch.node.sealed_store import SealedStore
+from drumline.launch.spot_notice import Probe, make_probe
 from drumline.log import log
 from drumline.manager import DDPManager
 from drumline.terminal import print_message
-from drumline.text import number_ranges
+from drumline.text import named_ranks
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 POLL_S, BUSY_POLL_S = 0.5, 0.05
 # A launcher that ends its ranks mostly kills them 30 seconds after its signal.
-LINGER_S = 20.0
-# A scheduler that signals a process and its parent, which passes it on, has said one thing, not two.
-SAME_WORD_S = 2.0
-TOO_EARLY = "told to leave by {} before the first step; the same command goes on from where the run stood"
-NO_ANSWER = (
-    "rank {rank} on {host}, told to leave by {signal}, ends without a save: {who} did not answer",
-    "next: see what that rank does; the same command goes on from the newest checkpoint",
+MAX_WAIT_FOR_SAVE_S = 20.0
+# A scheduler may signal a process and its parent, which passes it on: that is one signal, not two.
+SAME_SIGNAL_S = 2.0
+BEFORE_FIRST_STEP = "stopped by {} before the first step; rerun the same command to resume"
+EXITS_WITHOUT_SAVE = (
+    "rank {rank} on {host} received {signal} and exits without a save: {who} did not answer",
+    "next: find out what blocks {who}; rerun the same command to resume from the newest checkpoint",
 )
-NOT_HEEDED = (
-    "told to leave by {signal}, but {who} did not answer: the run goes on, and what it does is lost from its newest "
-    "checkpoint on when the machine goes"
+NOTICE_IGNORED = (
+    "received {signal}, but {who} did not answer: the run continues; if the machine is taken away, the steps after the "
+    "newest checkpoint are lost"
 )
 
 
 class Preemption:
-    """Made for every run; one that does not `listen` never stops it."""
+    """One for every run; without `listen` it never stops the run."""
 
     def __init__(self) -> None:
         self.is_asked = False
-        """Whether anybody was told to leave: all that the hot path looks at."""
+        """Whether any rank was asked to stop: all that the hot path reads."""
         self.cause: dict[str, Any] = {}
-        """Who was told, by which signal, when."""
+        """Which rank was asked, by which signal, when."""
         self.is_writing: Callable[[], bool] = lambda: False
-        """Whether a checkpoint is being written by this rank."""
-        self._is_speaker = False
+        """Whether this rank is writing a checkpoint."""
+        self._prints = False
         self._vote: StopVote | None = None
         self._store: SealedStore | None = None
-        self._told: tuple[int, float] | None = None
+        self._first: tuple[int, float] | None = None
         self._notice: str | None = None
-        self._is_silence_told = False
-        self._siblings: list[str] = []
-        self._is_joined = self._is_leaving = self._is_closed = False
+        self._has_warned = False
+        self._local_ranks: list[str] = []
+        self._is_joined = self._ignores_signals = self._is_closed = False
         self._place: dict[str, Any] = {}
         self._pipe: SignalPipe | None = None
-        self._thread = threading.Thread(target=self._watch, name="drumline-preemption", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="drumline-preemption", daemon=True)
 
-    def listen(self, *, is_speaker: bool) -> None:
-        """From the main thread, as early as can be. `is_speaker`: whether this rank tells the user."""
-        self._is_speaker = is_speaker
+    def listen(self, *, prints: bool) -> None:
+        """From the main thread, as early as possible. `prints`: whether this rank reports an early stop."""
+        self._prints = prints
         self._pipe = SignalPipe(SIGNALS)
         self._thread.start()
 
@@ -82,16 +85,16 @@ class Preemption:
         self._place = {"host": ddp.host, "rank": ddp.rank}
         if self._pipe is not None and ddp.store is not None:
             ddp.store.set(f"pid/{ddp.host}/{ddp.get_local_rank()}", str(os.getpid()))
-            self._siblings = [f"pid/{ddp.host}/{rank}" for rank in range(ddp.local_world_size)]
+            self._local_ranks = [f"pid/{ddp.host}/{rank}" for rank in range(ddp.local_world_size)]
             self._store = ddp.store.clone()
             self._vote = StopVote(
                 self._store, rank=ddp.rank, world_size=ddp.world_size, step=lambda: progress.step
             )
         self._is_joined = True
 
-    def tell(self, notice: str) -> None:
-        """From any thread, once the group is there: this rank is to leave, for this reason. The watcher looks soon."""
-        self._notice = notice
+    def give_notice(self, text: str) -> None:
+        """From any thread, once the group is there: stop the run, for this reason."""
+        self._notice = text
 
     def begin(self) -> None:
         """The loop is about to take its first step."""
@@ -99,12 +102,12 @@ class Preemption:
             self._vote.begin()
 
     def stops_at(self, step: int) -> bool:
-        """Whether the run ends at the end of this step; waits while the ranks settle that."""
+        """Whether the run ends after this step; waits while the ranks agree on that."""
         return self.is_asked and (self._vote is None or self._vote.stops_at(step))
 
-    def leave(self) -> None:
-        """All is saved: that a launcher ends the last ranks by a signal, as the first are gone, is no second wish."""
-        self._is_leaving = True
+    def ignore_signals(self) -> None:
+        """All is saved: a launcher that signals the last ranks because the first have exited asks for nothing new."""
+        self._ignores_signals = True
 
     def close(self) -> None:
         """From the main thread, before the group is left. May be called twice."""
@@ -113,64 +116,58 @@ class Preemption:
             return
         self._pipe.wake()
         self._thread.join()
-        self._pipe.close(stay_deaf=self._is_leaving)
+        self._pipe.close(restore=not self._ignores_signals)
         self._pipe = None
 
-    def _watch(self) -> None:
+    def _listen(self) -> None:
         assert self._pipe is not None
         timeout = POLL_S
         while not self._is_closed:
             for number in self._pipe.wait(timeout):
-                self._hear(number)
+                self._receive(number)
             if self._notice is not None and not self.cause:
-                self._heed(self._notice)
+                self.cause = {"signal": self._notice, **self._place, "time": time.time()}
+                self._request()
             timeout = BUSY_POLL_S if self._with_store(self._tick) else POLL_S
 
-    def _hear(self, number: int) -> None:
+    def _receive(self, number: int) -> None:
         now = time.monotonic()
-        if self._is_leaving or self._is_closed:
+        if self._ignores_signals or self._is_closed:
             return
-        if self._told is not None:
+        if self._first is not None:
             # Who sends SIGUSR1 gives time, and a launcher that passes it on may be slow to.
-            if number == signal.SIGTERM and now - self._told[1] > SAME_WORD_S:
-                os._exit(128 + number)  # in the middle of whatever: a checkpoint is whole or not there
+            if number == signal.SIGTERM and now - self._first[1] > SAME_SIGNAL_S:
+                os._exit(128 + number)  # safe at any moment: a checkpoint is complete or does not exist
             return
-        self._told = number, now
+        self._first = number, now
         name = signal.Signals(number).name
         self.cause = self.cause or {"signal": name, **self._place, "time": time.time()}
-        if not self._is_joined:
-            self._end_early(name)
-        elif self._vote is None:
-            self.is_asked = True
-        else:
-            self._with_store(self._ask)
+        if self._is_joined:
+            self._request()
+            return
+        if self._prints:
+            print_message(BEFORE_FIRST_STEP.format(name))
+        os._exit(ExitCode.PREEMPTED)
 
-    def _heed(self, notice: str) -> None:
-        self.cause = {"signal": notice, **self._place, "time": time.time()}
+    def _request(self) -> None:
         if self._vote is None:
             self.is_asked = True
         else:
-            self._with_store(self._ask)
+            self._with_store(self._request_vote)
 
-    def _end_early(self, name: str) -> None:
-        if self._is_speaker:
-            print_message(TOO_EARLY.format(name))
-        os._exit(ExitCode.PREEMPTED)
-
-    def _ask(self) -> bool:
+    def _request_vote(self) -> bool:
         assert self._store is not None
         assert self._vote is not None
-        is_end = self._told is not None and self._told[0] == signal.SIGTERM
-        if is_end and (self._store.check([FIRST]) or self._has_lost_a_sibling()):
-            self._end(128 + signal.SIGTERM)  # a rank has failed, and the launcher ends the others
-        self._vote.request(self.cause, in_a_hurry=is_end)
+        is_sigterm = self._first is not None and self._first[0] == signal.SIGTERM
+        if is_sigterm and (self._store.check([FIRST]) or self._has_lost_a_local_rank()):
+            self._exit(128 + signal.SIGTERM)  # a rank has failed, and the launcher ends the others
+        self._vote.request(self.cause, in_a_hurry=is_sigterm)
         return True
 
-    def _has_lost_a_sibling(self) -> bool:
-        """Whether a rank of this host has ended."""
+    def _has_lost_a_local_rank(self) -> bool:
+        """Whether a rank of this host has exited."""
         assert self._store is not None
-        # One that has not come so far has nothing to say yet.
-        known = [key for key in self._siblings if self._store.check([key])]
+        known = [key for key in self._local_ranks if self._store.check([key])]
         return not all(_is_running(int(pid)) for pid in self._store.multi_get(known))
 
     def _tick(self) -> bool:
@@ -181,24 +178,25 @@ class Preemption:
             # The vote joins in one tick and answers in a later one: the loop looks before it could miss its step.
             self.cause, self.is_asked = self._vote.cause, True
         if self._vote.is_decided and self._vote.stop is None:
-            is_mine = self.cause.get("rank") == self._place["rank"]
-            if is_mine and not (self._told is None and self._is_silence_told):
-                self._tell_of_silence(self._vote.silent())
+            is_own = self.cause.get("rank") == self._place["rank"]
+            if is_own and not (self._first is None and self._has_warned):
+                self._report_silent(self._vote.silent())
             self._give_up()
         return is_busy
 
-    def _tell_of_silence(self, ranks: Sequence[int]) -> None:
-        who = f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
-        self._is_silence_told = True
-        if self._told is None:
-            log.warning(NOT_HEEDED.format(**self.cause, who=who))
+    def _report_silent(self, ranks: Sequence[int]) -> None:
+        who = named_ranks(ranks)
+        self._has_warned = True
+        if self._first is None:
+            log.warning(NOTICE_IGNORED.format(**self.cause, who=who))
         else:
-            print_message(*(line.format(**self.cause, who=who) for line in NO_ANSWER), stream=screen())
+            lines = (line.format(**self.cause, who=who) for line in EXITS_WITHOUT_SAVE)
+            print_message(*lines, stream=screen())
 
     def _with_store(self, action: Callable[[], bool]) -> bool:
         try:
             return action()
-        except (dist.DistError, RuntimeError):  # whoever runs the store has ended
+        except (dist.DistError, RuntimeError):  # the process with the store has exited
             if self._vote is not None:
                 self._vote.abandon()
             self._give_up()
@@ -206,15 +204,15 @@ class Preemption:
 
     def _give_up(self) -> None:
         self.is_asked = False
-        if self._told is not None and not self._is_leaving and not self._is_closed:
-            self._end(128 + self._told[0])
+        if self._first is not None and not self._ignores_signals and not self._is_closed:
+            self._exit(128 + self._first[0])
 
-    def _end(self, code: int) -> None:
-        """Once the checkpoint that is being written stands, if that is soon. Told again, at once."""
-        deadline = time.monotonic() + LINGER_S
+    def _exit(self, code: int) -> None:
+        """Once the checkpoint that is being written is complete, if that is soon; at a second signal, at once."""
+        deadline = time.monotonic() + MAX_WAIT_FOR_SAVE_S
         while self._pipe is not None and self.is_writing() and time.monotonic() < deadline:
             for number in self._pipe.wait(BUSY_POLL_S):
-                self._hear(number)
+                self._receive(number)
         os._exit(code)
 
 
@@ -223,6 +221,100 @@ def _is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's, then, in a container that shares the host's name
+    except PermissionError:  # of another user, in a container that shares the host's name
         return True
     return True
+
+
+class SignalPipe:
+    """Signals, received by a thread over a pipe. Python runs a signal's handler when its main thread returns from what
+    it does, which in a collective may be never; the system writes to the pipe at once.
+
+    From `__init__` to `close`, both in the main thread, these signals do nothing but arrive here."""
+
+    def __init__(self, signals: Sequence[signal.Signals]) -> None:
+        self._out, self._in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._is_open = True
+        signal.set_wakeup_fd(self._in, warn_on_full_buffer=False)
+        self._before: dict[int, Any] = {}
+        for number in signals:
+            self._before[number] = signal.signal(number, _do_nothing)
+            signal.siginterrupt(number, False)
+        os.register_at_fork(after_in_child=self._restore_in_child)
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """The signals that came, at the latest after this time."""
+        if not select.select([self._out], [], [], timeout_s)[0]:
+            return []
+        return [number for number in os.read(self._out, 256) if number in self._before]
+
+    def wake(self) -> None:
+        """End a `wait` in another thread."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._in, b"\0")
+
+    def close(self, *, restore: bool) -> None:
+        """`restore` the handlers from before; otherwise the signals are ignored from now on."""
+        self._is_open = False
+        signal.set_wakeup_fd(-1)
+        if restore:
+            self._restore()
+        os.close(self._in)
+        os.close(self._out)
+
+    def _restore_in_child(self) -> None:
+        """A forked child (a DataLoader worker) shares the pipe: signals to it are not meant for the run."""
+        if self._is_open:
+            signal.set_wakeup_fd(-1)
+            self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Only signals that have a handler are written to the pipe."""
+
+
+@contextmanager
+def watching_for_notice(notice: str | None, ddp: DDPManager, preemption: Preemption) -> Iterator[None]:
+    """While the block runs, one rank of each node asks for a notice (`--watch.notice`), in a thread of its own: the
+    steps neither wait for it nor fail with it. A user's function is loaded here, so that a missing one is an error at
+    once."""
+    if notice is None or ddp.get_local_rank() != 0:
+        yield
+        return
+    probe, every_s = make_probe(notice)
+    ended = threading.Event()
+    # A daemon, and not waited for: the user's function may never return.
+    threading.Thread(
+        target=_ask_for_notice,
+        args=(probe, every_s, notice, preemption, ended),
+        name="drumline-notice",
+        daemon=True,
+    ).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _ask_for_notice(
+    probe: Probe, every_s: float, notice: str, preemption: Preemption, ended: threading.Event
+) -> None:
+    has_warned = False
+    while not ended.is_set():
+        try:
+            text = probe()
+        except Exception as error:
+            if not has_warned:
+                log.warning(
+                    f"watch.notice {notice} failed: {type(error).__name__}: {error}; retrying every {every_s:g} s "
+                    "without another warning"
+                )
+            text, has_warned = None, True
+        if text and not ended.is_set():
+            preemption.give_notice(text)
+            return
+        ended.wait(every_s)

@@ -1,20 +1,20 @@
-"""Saving, as the loop sees it: it stops for a copy of the state, and learns later that the checkpoint stands.
+"""Saving checkpoints while training continues: the loop pauses for a copy of the state, and a thread writes it.
 
-    (entered)  who writes is settled, and the writers rehearse a copy, so that the first save need not load and pin
-    make_way   the save before is done, or this one is left out (`checkpoint.when_busy`)
-    save       the state is gathered and copied, and the writer's thread begins
-    take_news  what the writer has done is reported, or its error raised: from the loop, after some later step
+    (entered)  which ranks write is settled, and they make a small copy, so that the first save need not load and pin
+    prepare    the save before is done, or this one is skipped (`checkpoint.when_busy`)
+    save       the state is gathered and copied, and the writer's thread starts
+    report     a finished checkpoint is reported, or the writer's error raised: by the loop, after some later step
     finish     the same, waited for: before the next save, and at the end of the run
 
-Rank 0 writes, or several ranks do, each a share (`checkpoint.writers`). Only rank 0 reports and fails.
+Rank 0 writes, or several ranks do, each a part (`checkpoint.writers`). Only rank 0 reports and fails.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -23,30 +23,33 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from drumline.checkpoint import store, tensor_file
+from drumline.checkpoint import state, store, tensor_file
 from drumline.checkpoint.copying import Copier, Copy, Kind
+from drumline.checkpoint.nested import encode
 from drumline.checkpoint.parts import Collector, Telling, WritingRank, contribute, deal
 from drumline.checkpoint.retention import is_best, prune
+from drumline.checkpoint.rng import capture_rng
 from drumline.checkpoint.writer import Writer
 from drumline.config.schema import CheckpointConfig
 from drumline.distributed.buffers import LiveBuffers
-from drumline.distributed.collectives import all_sum, gather_json
-from drumline.engine.job import Job
+from drumline.distributed.collectives import all_sum, gather_json, gather_tensors
+from drumline.engine.job import Job, Progress
 from drumline.engine.ledger_file import LedgerFile
-from drumline.engine.saving import Progress, State, gather_state
 from drumline.errors import CheckpointError
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.log import log
 from drumline.metrics.events import Reporter
 from drumline.watch.beats.phase import Phase
 
-# When a run fails, the ranks that are left finish the save in hand; one that is gone is not waited for longer.
+# When a run fails, the ranks that are left finish the save in progress; one that has exited is not waited for longer.
 LAST_PARTS_S = 10.0
+DATA_FILE = "data"
+"""The file and document of a dataset's own state."""
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A checkpoint that stands."""
+class _Written:
+    """A complete checkpoint."""
 
     step: int
     path: Path
@@ -55,6 +58,96 @@ class Saved:
     copy: Kind
     copy_s: float
     """How long the copy took the GPU."""
+
+
+@dataclass(frozen=True)
+class GatheredState:
+    """What a checkpoint is to hold."""
+
+    live: dict[str, dict[str, Tensor]]
+    """Shares memory with the model and the optimizer: the next step changes it."""
+    own: dict[str, dict[str, Tensor]]
+    """Of this save alone."""
+    documents: dict[str, Any]
+    """Not yet with `sums` in them."""
+    sums: Tensor
+    """Of the meter, being copied to the host: complete when a copy that was started later is."""
+
+    def all_documents(self) -> dict[str, Any]:
+        """What the files hold, once `sums` is complete."""
+        progress = self.documents["progress"]
+        measured = {**progress["measured"], "sums": self.sums.tolist()}
+        return {**self.documents, "progress": {**progress, "measured": measured}}
+
+
+def gather_state(
+    job: Job, progress: Progress, facts: Mapping[str, Any], *, is_writer: bool
+) -> GatheredState | None:
+    """Collective: what the writing ranks need for a checkpoint; None on the others. Only rank 0's is complete. The
+    ranks have rank 0's buffers already.
+
+    With a single rank this does not wait for its GPU."""
+    device = job.ddp.device
+    rng = gather_tensors(capture_rng(device), device=device)
+    data = _gather_data_state(job)
+    sums = all_sum(job.meter.peek()).to("cpu", non_blocking=device.type == "cuda")
+    if not is_writer:
+        return None
+    snapshot = state.capture(
+        job.model,
+        job.optimizer,
+        scaler=job.scaler,
+        progress={
+            "step": progress.step,
+            "cursor": asdict(progress.cursor),
+            "saved_step": progress.saved_step,
+            "measured": {"names": job.meter.names},
+            "facts": dict(facts),
+        },
+    )
+    generators = {f"rank-{rank:05d}": draws for rank, draws in enumerate(rng)}
+    documents = {**snapshot.documents, **data.documents}
+    return GatheredState(snapshot.tensors, {"rng": generators, **data.tensors}, documents, sums)
+
+
+def _gather_data_state(job: Job) -> store.Snapshot:
+    """Collective: every rank's state of a dataset that keeps its own position; empty for any other. It is small as a
+    rule, but may hold tensors of any shape, which differ between ranks: they travel as bytes."""
+    own = job.loader.state_dict()
+    if own is None:
+        return store.Snapshot({}, {})
+    tensors: dict[str, Tensor] = {}
+    document = encode(own, "the state_dict() of the training data", tensors)
+    packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    shapes = {name: [str(one.dtype).removeprefix("torch."), list(one.shape)] for name, one in packed.items()}
+    pieces = [tensor.reshape(-1).view(torch.uint8) for tensor in packed.values()]
+    content = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
+    everyone = gather_json([document, shapes, content.numel()], device=job.ddp.device)
+    padded = torch.zeros(max(size for _, _, size in everyone), dtype=torch.uint8)
+    padded[: content.numel()] = content
+    contents = [padded] * len(everyone)
+    if padded.numel():
+        contents = gather_tensors(padded, device=job.ddp.device)
+    gathered = {
+        f"{rank}/{name}": tensor
+        for rank, content in enumerate(contents)
+        for name, tensor in _unpacked(content, everyone[rank][1]).items()
+    }
+    documents = {
+        DATA_FILE: {"ranks": [document for document, _, _ in everyone], "has_tensors": bool(gathered)}
+    }
+    return store.Snapshot({DATA_FILE: gathered} if gathered else {}, documents)
+
+
+def _unpacked(content: Tensor, shapes: Mapping[str, tuple[str, list[int]]]) -> dict[str, Tensor]:
+    tensors, start = {}, 0
+    for name, (dtype, shape) in shapes.items():
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        size = tensor.numel() * tensor.element_size()
+        tensor.reshape(-1).view(torch.uint8).copy_(content[start : start + size])
+        tensors[name] = tensor
+        start += size
+    return tensors
 
 
 class Saver:
@@ -68,11 +161,11 @@ class Saver:
         settings: CheckpointConfig,
         facts: Mapping[str, Any],
         reporter: Reporter,
-        ledger_file: LedgerFile | None = None,
-        check_state: Callable[[], str | None] = lambda: None,
+        ledger_file: LedgerFile,
+        check_state: Callable[[], str | None],
     ) -> None:
-        """`check_state`, collective: the first tensor that is not finite, if one is; or an error."""
-        self.writer: Writer[Saved | None] = Writer()
+        """`check_state`, collective: the first tensor that is not finite, if there is one; or an error."""
+        self.writer: Writer[_Written | None] = Writer()
         self._job = job
         self._root = root
         self._settings = settings
@@ -87,79 +180,97 @@ class Saver:
         self._sums: Tensor | None = None
         self._num_saves = 0
         self._step = 0
-        self._stopped_at = self._stopped_s = 0.0
+        self._paused_at = self._paused_s = 0.0
+
+    def __enter__(self) -> Self:
+        """Collective: choose the ranks that write, rank 0 first."""
+        ddp, who = self._job.ddp, self._settings.writers
+        self._writers = [WritingRank(0, ddp.host)]
+        if who != "one" and ddp.world_size > 1:
+            assert ddp.store is not None
+            self._store = ddp.store.clone()
+            ranks = gather_json([ddp.host, ddp.get_local_rank()], device=ddp.device)
+            self._writers = [
+                WritingRank(rank, host)
+                for rank, (host, local_rank) in enumerate(ranks)
+                if rank == 0 or who == "ranks" or local_rank == 0
+            ]
+        if self._is_writer():
+            self._copier.rehearse()
+        return self
 
     def is_writing(self) -> bool:
         """Any thread may ask."""
         return self.writer.is_busy
 
-    def make_way(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
-        """Collective: whether the save of this step can begin. Waits for the one before, or this one is left out."""
-        self._stopped_at = time.perf_counter()
-        if self._settings.when_busy == "skip" and not must_save and self._is_left_out(step, metrics):
+    def prepare(self, step: int, metrics: Mapping[str, float], *, must_save: bool) -> bool:
+        """Collective: whether to save at this step. Waits for the save before, or skips this one."""
+        self._paused_at = time.perf_counter()
+        if self._settings.when_busy == "skip" and not must_save and self._is_skipped(step, metrics):
             return False
-        self.take_news()
+        self.report()
         return True
 
     def save(self, progress: Progress, metrics: Mapping[str, float]) -> None:
-        """Collective: copy what is to be saved, and begin to write it."""
+        """Collective: copy what is to be saved, and start to write it."""
         assert self._writers, "a Saver is entered before it saves"
         LiveBuffers(self._job.model).broadcast()
         non_finite = self._check_state()
         began = time.perf_counter()
         self._num_saves += 1
         self._step = progress.saved_step = progress.step
-        me = self._job.ddp.rank
-        state = gather_state(self._job, progress, self._facts, is_writer=self._is_writer())
-        if state is None:
+        rank = self._job.ddp.rank
+        gathered = gather_state(self._job, progress, self._facts, is_writer=self._is_writer())
+        if gathered is None:
             return
-        # Held until the next save: were the writer's thread to give this pinned memory back while a step is being
-        # captured, torch would take the capture for a use of it, and fail later.
-        self._sums = state.sums
-        shares = deal_to(self._writers, state.live)
-        copied = self._copy(shares[me])
-        if me == 0:
+        # Held until the next save: were the writer's thread to free this pinned memory while a step is being captured,
+        # torch would take the capture for a use of it, and fail later.
+        self._sums = gathered.sums
+        parts = {0: gathered.live}  # a rank that writes alone writes whole files
+        if len(self._writers) > 1:
+            parts = deal(gathered.live, [writer.rank for writer in self._writers])
+        for group in parts[rank].values():
+            tensor_file.num_bytes(group)  # refuses what cannot be saved
+        copied = (
+            self._copier.take(parts[rank])
+            if self._settings.background
+            else self._copier.as_they_are(parts[rank])
+        )
+        if rank == 0:
             self.writer.start(
-                partial(self._write, state, copied, shares, dict(metrics), non_finite, progress.step, began)
+                partial(self._write, gathered, copied, parts, dict(metrics), non_finite, progress.step, began)
             )
         else:
-            self.writer.start(partial(self._contribute, copied, progress.step))
+            self.writer.start(partial(self._write_part, copied, progress.step))
         if copied.kind == "none":
             self.writer.wait()
-        self._stopped_s = time.perf_counter() - self._stopped_at
+        self._paused_s = time.perf_counter() - self._paused_at
         if copied.kind == "none":
-            self.take_news()
+            self.report()
 
-    def take_news(self) -> None:
-        """Report the checkpoint that was being written, or raise what went wrong; waits for it."""
-        if (saved := self.writer.take()) is not None:
+    def report(self) -> None:
+        """Report the checkpoint that was being written, or raise its error; waits for it."""
+        if (written := self.writer.take()) is not None:
             self._reporter.report(
                 "checkpoint",
-                step=saved.step,
-                path=str(saved.path),
-                bytes=saved.num_bytes,
-                seconds=saved.seconds,
-                copy=saved.copy,
-                blocked_s=max(self._stopped_s, saved.copy_s),
+                step=written.step,
+                path=str(written.path),
+                bytes=written.num_bytes,
+                seconds=written.seconds,
+                copy=written.copy,
+                blocked_s=max(self._paused_s, written.copy_s),
             )
 
     def finish(self) -> None:
-        """Wait for the checkpoint in hand, if there is one; those who watch are told so."""
+        """Wait for the checkpoint that is being written, if there is one, and report it."""
         if self.writer.is_busy:
             self._job.ddp.beat.mark(Phase.SAVE)
-        self.take_news()
-
-    def __enter__(self) -> Self:
-        """Collective."""
-        self._writers = self._choose_writers()
-        if self._is_writer():
-            self._copier.rehearse()
-        return self
+        self.report()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """However the loop ends, the checkpoint in hand is finished first. Its own error never hides another."""
+        """However the loop ends, finish the checkpoint that is being written. Its error never hides another."""
         if error is None:
             self.finish()
             return
@@ -168,80 +279,71 @@ class Saver:
         if not self.writer.wait(None if len(self._writers) == 1 else LAST_PARTS_S):
             self._end.set()
         try:
-            self.take_news()
+            self.report()
         except Exception as also:
             log.warning(also)
 
-    def _is_left_out(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Collective: rank 0 decides, and all know."""
-        task, decides = self._job.task, self._job.ddp.is_main_process()
-        leaves_out = decides and self.writer.is_busy
-        if leaves_out:
-            leaves_out = not is_best(
+    def _is_skipped(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Collective: rank 0 decides for all."""
+        task, ddp = self._job.task, self._job.ddp
+        skips = (
+            ddp.is_main_process()
+            and self.writer.is_busy
+            and not is_best(
                 self._root, metrics, metric=task.best_metric, higher_is_better=task.higher_is_better
             )
-        if leaves_out:
-            message = (
-                f"the save of step {step} was left out: that of step {self._step} is still being written"
-            )
+        )
+        if skips:
+            message = f"skipped the save of step {step}: step {self._step} is still being written"
             self._reporter.report("note", step=step, message=message)
-        if self._job.ddp.world_size == 1:
-            return leaves_out
-        return bool(all_sum(torch.tensor([float(leaves_out)], device=self._job.ddp.device)).item())
-
-    def _choose_writers(self) -> list[WritingRank]:
-        """Collective: rank 0 first."""
-        ddp, who = self._job.ddp, self._settings.writers
-        if who == "one" or ddp.world_size == 1:
-            return [WritingRank(0, ddp.host)]
-        assert ddp.store is not None
-        self._store = ddp.store.clone()
-        ranks = gather_json([ddp.host, ddp.get_local_rank()], device=ddp.device)
-        return [
-            WritingRank(rank, host)
-            for rank, (host, local_rank) in enumerate(ranks)
-            if rank == 0 or who == "ranks" or local_rank == 0
-        ]
+        if ddp.world_size == 1:
+            return skips
+        return bool(all_sum(torch.tensor([float(skips)], device=ddp.device)).item())
 
     def _is_writer(self) -> bool:
         return self._job.ddp.rank in [writer.rank for writer in self._writers]
 
-    def _copy(self, live: dict[str, dict[str, Tensor]]) -> Copy:
-        for group in live.values():
-            tensor_file.num_bytes(group)  # what cannot be saved is refused here
-        return self._copier.take(live) if self._settings.background else self._copier.as_they_are(live)
-
     def _write(
         self,
-        state: State,
+        gathered: GatheredState,
         copied: Copy,
-        shares: Mapping[int, Mapping[str, Any]],
+        parts: Mapping[int, Mapping[str, Any]],
         metrics: Mapping[str, float],
         non_finite: str | None,
         step: int,
         began: float,
-    ) -> Saved:
-        """On rank 0, beside the loop."""
+    ) -> _Written:
+        """On rank 0, in the writer's thread."""
         copy_s = copied.wait()
-        if self._ledger_file is not None:  # first: a checkpoint never knows of steps that the ledger lacks
-            self._ledger_file.flush()
+        self._ledger_file.flush()  # first: a checkpoint never knows of steps that the ledger lacks
         path = store.write(
             self._root,
             step,
-            tensors={**copied.tensors, **state.own},
-            documents=state.all_documents(),
+            tensors={**copied.tensors, **gathered.own},
+            documents=gathered.all_documents(),
             metrics=metrics,
             non_finite=non_finite,
             stream=copied.stream,
-            others=self._collector(shares),
+            others=self._collector(parts),
         )
         seconds = time.perf_counter() - began
         num_bytes = sum(file.stat().st_size for file in path.iterdir())
-        self._let_old_ones_go(path)
-        return Saved(step, path, num_bytes, seconds, copied.kind, copy_s)
+        task, keep = self._job.task, self._settings
+        try:
+            prune(
+                self._root,
+                newest=path,
+                keep_last=keep.keep_last,
+                keep_best=keep.keep_best,
+                metric=task.best_metric,
+                higher_is_better=task.higher_is_better,
+            )
+        except CheckpointError as error:
+            log.warning(error)  # the new one is safe; that an old one stays is no reason to stop
+        return _Written(step, path, num_bytes, seconds, copied.kind, copy_s)
 
-    def _contribute(self, copied: Copy, step: int) -> None:
-        """On another rank that writes."""
+    def _write_part(self, copied: Copy, step: int) -> None:
+        """On another writing rank, in the writer's thread."""
         copied.wait()
         ddp = self._job.ddp
         contribute(
@@ -253,12 +355,12 @@ class Saver:
             stream=copied.stream,
         )
 
-    def _collector(self, shares: Mapping[int, Mapping[str, Any]]) -> Collector | None:
+    def _collector(self, parts: Mapping[int, Mapping[str, Any]]) -> Collector | None:
         me, *others = self._writers
         if not others:
             return None
         expected = {
-            writer: {store.file_name(name): group for name, group in shares[writer.rank].items()}
+            writer: {store.file_name(name): group for name, group in parts[writer.rank].items()}
             for writer in others
         }
         return Collector(self._telling(), me, expected)
@@ -266,24 +368,3 @@ class Saver:
     def _telling(self) -> Telling:
         assert self._store is not None
         return Telling(self._store, self._num_saves, end=self._end)
-
-    def _let_old_ones_go(self, newest: Path) -> None:
-        task, keep = self._job.task, self._settings
-        try:
-            prune(
-                self._root,
-                newest=newest,
-                keep_last=keep.keep_last,
-                keep_best=keep.keep_best,
-                metric=task.best_metric,
-                higher_is_better=task.higher_is_better,
-            )
-        except CheckpointError as error:
-            log.warning(error)  # the new one is safe; that an old one stays is no reason to stop
-
-
-def deal_to(
-    writers: Sequence[WritingRank], live: dict[str, dict[str, Tensor]]
-) -> dict[int, dict[str, dict[str, Tensor]]]:
-    """What each rank writes; one that writes alone writes whole files."""
-    return {0: live} if len(writers) == 1 else deal(live, [writer.rank for writer in writers])

@@ -1,4 +1,4 @@
-"""A whole run on one rank, from its folder to the closing summary."""
+"""A whole run on one rank, from its folder to its last event."""
 
 from __future__ import annotations
 
@@ -8,133 +8,149 @@ import platform
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from drumline.config.schema import TrainConfig
 from drumline.config.write import to_toml
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import told_of_refused_kernels
 from drumline.distributed.failure import summary
-from drumline.engine.announce import FINISHED, leave_preempted, report_end, report_resume, report_start
-from drumline.engine.batch import choose_batch
-from drumline.engine.facts import check_not_finished, facts_of, resets_optimizer
-from drumline.engine.job import Job, build_job, count_steps
+from drumline.engine.hooks import FirstStep, HookContext
+from drumline.engine.job import Job, Progress, build_job, check_streams, choose_batch, count_steps
 from drumline.engine.ledger_file import LedgerFile
-from drumline.engine.loop import Loop
-from drumline.engine.output import divert_output
-from drumline.engine.preemption import Preemption
-from drumline.engine.reclaim import looking_for_notice
+from drumline.engine.loop import Loop, between_steps
+from drumline.engine.non_finite import NonFinite
+from drumline.engine.notices import WatchNotices
+from drumline.engine.output import divert_output, open_reporter
+from drumline.engine.preemption import Preemption, watching_for_notice
 from drumline.engine.recovery import begin_launch
-from drumline.engine.reporting import open_reporter
-from drumline.engine.request import Request
+from drumline.engine.resume import FoundCheckpoint, find_newest, restore
+from drumline.engine.run_events import StartClock, report_end, report_preemption, report_resume, report_start
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
-from drumline.engine.saving import Found, Progress, find_newest, restore
-from drumline.engine.start_clock import StartClock
+from drumline.engine.run_settings import RunRequest, check_not_finished, facts_of, resets_optimizer
+from drumline.engine.saver import Saver
+from drumline.engine.steps.choice import make_step
 from drumline.engine.steps.warm_up import warm_up
-from drumline.engine.stream_check import check_streams
-from drumline.engine.trace import Trace
+from drumline.engine.trace import Trace, TracedStep
 from drumline.errors import ExitCode
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
 from drumline.tasks.base import Task
 from drumline.tasks.uncalled_methods import uncalled_methods
+from drumline.watch.beats.phase import Phase
 
 
 def train(
-    request: Request,
+    request: RunRequest,
     task_class: type[Task],
     ddp: DDPManager,
     progress: Progress,
     preemption: Preemption | None = None,
     clock: StartClock | None = None,
 ) -> ExitCode:
-    """Collective: train to the end, or until told to leave.
+    """Collective: train to the last step, or until the run is preempted.
 
-    `progress` tells whoever catches an error how far it came; `clock` has run since the command.
+    `progress` shows the caller how far it is; `clock` has run since the command.
     """
-    clock = clock or StartClock()
-    folder = RunFolder(request.run)
-    with ExitStack() as stack, _errors_in_the_beat(ddp):
-        moved_to = _open_folder(folder, request, ddp, stack)
-        reporter = stack.enter_context(open_reporter(request.config.log, folder, ddp))
-        if moved_to is not None:
-            reporter.report("note", message=f"the earlier run was moved to {moved_to}")
-        stack.enter_context(_errors_as_events(reporter, progress))
-        if ddp.is_main_process():
-            for sentence in uncalled_methods(task_class):
-                reporter.report("warning", message=sentence)
-        fault = begin_launch(folder, ddp)
-        preemption = preemption or Preemption()
-        stack.enter_context(looking_for_notice(request.config.watch.notice, ddp, preemption))
+    config, folder = request.config, RunFolder(request.run)
+    clock, preemption = clock or StartClock(), preemption or Preemption()
+    with ExitStack() as stack, _failure_in_heartbeat(ddp):
+        # The folder, and where output goes.
+        reporter = _open_folder(request, folder, ddp, progress, stack)
+        for message in uncalled_methods(task_class) if ddp.is_main_process() else ():
+            reporter.report("warning", message=message)
+
+        # What came before: a launch that may not be restarted, and the checkpoint to resume from.
+        failure = begin_launch(folder, ddp)
+        stack.enter_context(watching_for_notice(config.watch.notice, ddp, preemption))
         found = find_newest(ddp, folder.checkpoints)
-        batch = choose_batch(
-            request.config.train, world_size=ddp.world_size, saved=None if found is None else found.facts
-        )
+        saved = None if found is None else found.facts
         clock.mark("folder")
-        job = build_job(request.config, task_class(request.config), ddp, batch, clock)
+
+        # Data, model and optimizer.
+        batch = choose_batch(config.train, world_size=ddp.world_size, saved=saved)
+        job = build_job(config, task_class(config), ddp, batch, on_data=partial(clock.mark, "data"))
         stack.callback(job.close)
         clock.mark("model")
+
+        # Where the run is, and where it ends.
         at = Progress() if found is None else found.progress
-        total_steps = count_steps(job, request.config.train, step=at.step, cursor=at.cursor)
+        total_steps = count_steps(job, config.train, at)
+        facts = facts_of(request, job, before=saved, step=at.step)
         if found is not None:
-            check_not_finished(found.facts, request, step=at.step, total_steps=total_steps)
-        facts = facts_of(request, job, before=None if found is None else found.facts, step=at.step)
-        _resume(job, found, request, progress)
+            _resume(request, found, job, progress, total_steps)
         clock.mark("checkpoint")
+
+        # What the folder records about this start.
         _write_environment(request, folder, ddp)
-        ledger_file = _open_ledger(folder, job, request.config.train, progress)
-        stack.callback(ledger_file.close)
+        ledger_file = _open_ledger(request, folder, job, progress, stack)
         report_start(reporter, request, job, total_steps)
         if found is not None:
-            report_resume(reporter, found, job.batch, request, facts)
-            if progress.step >= total_steps:
-                reporter.report("note", message=FINISHED)
-        if progress.step < total_steps:
-            check_streams(job)
-        loop = Loop(
-            job=job,
-            config=request.config,
-            progress=progress,
-            reporter=reporter,
-            checkpoints=folder.checkpoints,
+            report_resume(reporter, request, found, job, facts)
+        trace = _open_trace(request, folder, job, progress, stack)
+
+        # The steps.
+        context = HookContext(job, config, progress, reporter, total_steps)
+        note = partial(_note, context)
+        non_finite = NonFinite(job, progress, on_nan=config.train.on_nan, reporter=reporter)
+        notices = WatchNotices(ddp.watch_folder if ddp.is_main_process() else None)
+        saver = Saver(
+            job,
+            root=folder.checkpoints,
+            settings=config.checkpoint,
             facts=facts,
-            total_steps=total_steps,
+            reporter=reporter,
             ledger_file=ledger_file,
-            trace=_open_trace(request, folder, job, progress, stack),
-            preemption=preemption,
-            fault=fault,
-            clock=clock,
-            keep_settings=partial(_write_settings, request, folder, ddp, facts),
+            check_state=non_finite.check_state,
         )
-        preemption.is_writing = loop.saver.is_writing
-        with told_of_refused_kernels(), loop.saver:
+        preemption.is_writing = saver.is_writing
+
+        def after_first_step() -> None:
+            _write_settings(request, folder, ddp, facts)
+            clock.report(reporter, step=progress.step)
+            if failure is not None:
+                failure.report(reporter, step=progress.step)
+
+        with told_of_refused_kernels(), saver:
             if progress.step < total_steps:
-                warm_up(job, request.config, report=lambda text: reporter.report("note", message=text))
+                check_streams(job)
+                warm_up(job, config, note=note)
+            else:
+                note(
+                    "this run has finished; raise train.epochs or train.steps, or start a new one with --fresh"
+                )
             clock.mark("warm-up")
-            loop.run()
-        if loop.is_preempted:
-            leave_preempted(reporter, folder, loop)
+            train_step = make_step(
+                job, config, chosen=facts["step"], on_choice=partial(facts.__setitem__, "step"), note=note
+            )
+            if trace is not None:
+                train_step = TracedStep(train_step, trace)
+            hooks = between_steps(
+                context,
+                train_step=train_step,
+                first_step=FirstStep(after_first_step),
+                non_finite=non_finite,
+                notices=notices,
+                trace=trace,
+                saver=saver,
+                ledger_file=ledger_file,
+                preemption=preemption,
+            )
+            Loop(context, train_step, ledger_file.ledger, hooks).run()
+        ddp.beat.mark(Phase.LEAVING)
+
+        # The end.
+        if progress.is_stopping:
+            report_preemption(context, preemption, folder)
             return ExitCode.PREEMPTED
-        report_end(reporter, request, loop)
+        report_end(request, context, notices, folder)
         return ExitCode.SUCCESS
 
 
-def _open_trace(
-    request: Request, folder: RunFolder, job: Job, progress: Progress, stack: ExitStack
-) -> Trace | None:
-    if not request.config.log.trace:
-        return None
-    trace = Trace(folder.trace_file(job.ddp.rank), job, progress, seed=request.config.train.seed)
-    stack.callback(trace.close)
-    return trace
-
-
 @contextmanager
-def _errors_in_the_beat(ddp: DDPManager) -> Iterator[None]:
-    """Before anything is closed: workers, files and the other ranks may keep that waiting."""
+def _failure_in_heartbeat(ddp: DDPManager) -> Iterator[None]:
+    """Before anything is closed: workers, files and the other ranks may block that."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -143,7 +159,7 @@ def _errors_in_the_beat(ddp: DDPManager) -> Iterator[None]:
 
 
 @contextmanager
-def _errors_as_events(reporter: Reporter, progress: Progress) -> Iterator[None]:
+def _failure_as_event(reporter: Reporter, progress: Progress) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -151,40 +167,44 @@ def _errors_as_events(reporter: Reporter, progress: Progress) -> Iterator[None]:
         raise
 
 
-def _open_folder(folder: RunFolder, request: Request, ddp: DDPManager, stack: ExitStack) -> Path | None:
-    """Collective: rank 0 makes and locks the folder; the others then write beside it, off the screen."""
-    moved = None
+def _open_folder(
+    request: RunRequest, folder: RunFolder, ddp: DDPManager, progress: Progress, stack: ExitStack
+) -> Reporter:
+    """Collective: rank 0 makes and locks the folder; the others then write to log files in it, not to the screen."""
+    moved_to = None
     if ddp.is_main_process():
-        # A launcher that restarts a failed job gives the same flags again: that is no new start.
+        # A launcher that restarts a failed job gives the same flags again: that is no new run.
         if request.fresh and not ddp.is_restart:
-            moved = set_aside(folder)
+            moved_to = set_aside(folder)
         folder.make()
         stack.enter_context(locked(folder))
     ddp.barrier()
     if not ddp.is_main_process():
         folder.make()
         divert_output(folder.log_file(ddp.rank))
-    return moved
+    reporter = stack.enter_context(open_reporter(request.config.log, folder, ddp))
+    if moved_to is not None:
+        reporter.report("note", message=f"moved the earlier run to {moved_to}")
+    stack.enter_context(_failure_as_event(reporter, progress))
+    return reporter
 
 
-def _write_settings(request: Request, folder: RunFolder, ddp: DDPManager, facts: Mapping[str, Any]) -> None:
-    """What the run is trained with, and how that changed on the way. Not before its first step: a start that is refused
-    leaves what it found."""
-    if not ddp.is_main_process():
-        return
-    header = f"drumline train {request.task} --config {folder.config_file}"
-    write_whole(folder.config_file, to_toml(request.config, header=header))
-    if facts["history"]:
-        write_whole(folder.settings_history, "".join(f"{json.dumps(one)}\n" for one in facts["history"]))
-    else:  # of steps that were lost
-        folder.settings_history.unlink(missing_ok=True)
+def _resume(
+    request: RunRequest, found: FoundCheckpoint, job: Job, progress: Progress, total_steps: int
+) -> None:
+    """Collective."""
+    at = found.progress
+    check_not_finished(found.facts, request, step=at.step, total_steps=total_steps)
+    restore(job, found.path, with_optimizer=not resets_optimizer(found.facts, request))
+    progress.step, progress.cursor = at.step, at.cursor
+    job.loader.cursor = at.cursor
 
 
-def _write_environment(request: Request, folder: RunFolder, ddp: DDPManager) -> None:
+def _write_environment(request: RunRequest, folder: RunFolder, ddp: DDPManager) -> None:
     """Collective: where the run runs."""
-    device = (
-        torch.cuda.get_device_name(ddp.device) if ddp.device.type == "cuda" else platform.machine() or "cpu"
-    )
+    device = platform.machine() or "cpu"
+    if ddp.device.type == "cuda":
+        device = torch.cuda.get_device_name(ddp.device)
     ranks = gather_json(
         {"rank": ddp.rank, "host": ddp.host, "pid": os.getpid(), "device": device}, device=ddp.device
     )
@@ -199,8 +219,12 @@ def _write_environment(request: Request, folder: RunFolder, ddp: DDPManager) -> 
         folder.preempted_file.unlink(missing_ok=True)
 
 
-def _open_ledger(folder: RunFolder, job: Job, train: TrainConfig, progress: Progress) -> LedgerFile:
+def _open_ledger(
+    request: RunRequest, folder: RunFolder, job: Job, progress: Progress, stack: ExitStack
+) -> LedgerFile:
+    train = request.config.train
     ledger_file = LedgerFile(folder.ledger if job.ddp.is_main_process() else None)
+    stack.callback(ledger_file.close)
     ledger_file.start(
         step=progress.step,
         cursor=progress.cursor,
@@ -213,9 +237,30 @@ def _open_ledger(folder: RunFolder, job: Job, train: TrainConfig, progress: Prog
     return ledger_file
 
 
-def _resume(job: Job, found: Found | None, request: Request, progress: Progress) -> None:
-    """Collective: resume from a checkpoint, if there is one."""
-    if found is not None:
-        restore(job, found.path, with_optimizer=not resets_optimizer(found.facts, request))
-        progress.step, progress.cursor = found.progress.step, found.progress.cursor
-        job.loader.cursor = progress.cursor
+def _open_trace(
+    request: RunRequest, folder: RunFolder, job: Job, progress: Progress, stack: ExitStack
+) -> Trace | None:
+    if not request.config.log.trace:
+        return None
+    trace = Trace(folder.trace_file(job.ddp.rank), job, progress, seed=request.config.train.seed)
+    stack.callback(trace.close)
+    return trace
+
+
+def _note(context: HookContext, message: str) -> None:
+    context.reporter.report("note", step=context.progress.step, message=message)
+
+
+def _write_settings(
+    request: RunRequest, folder: RunFolder, ddp: DDPManager, facts: Mapping[str, Any]
+) -> None:
+    """The settings that the run is trained with, and how they changed on the way. Not before the first step: a start
+    that is refused changes nothing."""
+    if not ddp.is_main_process():
+        return
+    header = f"drumline train {request.task} --config {folder.config_file}"
+    write_whole(folder.config_file, to_toml(request.config, header=header))
+    if facts["history"]:
+        write_whole(folder.settings_history, "".join(f"{json.dumps(one)}\n" for one in facts["history"]))
+    else:  # of steps that were lost
+        folder.settings_history.unlink(missing_ok=True)

@@ -23,8 +23,8 @@ from drumline.checkpoint.load import load_checkpoint
 from drumline.checkpoint.manifest import TornCheckpointError
 from drumline.checkpoint.nested import encode
 from drumline.checkpoint.rng import RNG_BYTES, capture_rng, restore_rng
+from drumline.engine.resume import find_newest
 from drumline.engine.run_folder import RunFolder
-from drumline.engine.saving import find_newest
 from drumline.errors import CheckpointError
 from drumline.metrics.events import read_events
 from drumline.untrusted import MAX_BITS, parse_json

@@ -21,11 +21,10 @@ from drumline.config.schema import (
     TrainConfig,
 )
 from drumline.data.steps import Step
-from drumline.engine.job import build_job
-from drumline.engine.loop import Loop, make_step
-from drumline.engine.request import Request
-from drumline.engine.saving import Progress
-from drumline.engine.steps.eager import TrainStep
+from drumline.engine.job import Progress, build_job
+from drumline.engine.loop import Loop
+from drumline.engine.run_settings import RunRequest
+from drumline.engine.steps.choice import make_step
 from drumline.engine.train import train
 from drumline.manager import DDPManager
 from drumline.tasks.task_registry import load_task
@@ -61,8 +60,8 @@ def train_one(name: str, config: Config, run: Path, *, die_in_step: int | None =
     if die_in_step is not None:
         take_step = Loop.take_step
 
-        def die(self: Loop, train_step: TrainStep, step: Step) -> None:
-            take_step(self, train_step, step)
+        def die(self: Loop, step: Step) -> None:
+            take_step(self, step)
             if self.progress.step == die_in_step:
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -71,7 +70,7 @@ def train_one(name: str, config: Config, run: Path, *, die_in_step: int | None =
     ddp = DDPManager(seed=0, backend=config.dist.backend, deterministic=config.train.deterministic)
     ddp.setup()
     try:
-        train(Request(name, config, run, False, (name,)), task, ddp, Progress())
+        train(RunRequest(name, config, run, False, (name,)), task, ddp, Progress())
         return ddp.backend
     finally:
         ddp.cleanup()

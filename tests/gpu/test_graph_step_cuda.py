@@ -28,14 +28,12 @@ from drumline.config.schema import (
 )
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.data.steps import MicroBatch, Step
-from drumline.engine.job import build_job, make_manager
+from drumline.engine.job import Progress, build_job, make_manager
 from drumline.engine.optimizer import set_rate
-from drumline.engine.request import Request
-from drumline.engine.saving import Progress
+from drumline.engine.run_settings import RunRequest
 from drumline.engine.steps import graph
-from drumline.engine.steps.capture_stream import leave_default_stream
-from drumline.engine.steps.captured import CapturedStep, Shape
 from drumline.engine.steps.choice import make_step
+from drumline.engine.steps.cuda_graph import CapturedStep, Shape, leave_default_stream
 from drumline.engine.train import train
 from drumline.metrics.events import read_events
 from drumline.tasks import ImageClassification
@@ -71,7 +69,7 @@ def train_here(
     ddp = make_manager(config)
     ddp.setup()
     try:
-        train(Request("task", config, run, False, ("task",)), task, ddp, Progress())
+        train(RunRequest("task", config, run, False, ("task",)), task, ddp, Progress())
     finally:
         ddp.cleanup()
 
@@ -122,7 +120,7 @@ def test_a_captured_run_has_the_bits_of_an_eager_one(tmp_path: Path, settings: d
     said = messages(tmp_path / "graph")
     assert not any("not captured" in message for message in said)
     assert [message for message in said if "another shape" in message] == [
-        f"a step of another shape ({shape}) runs operation by operation until it has come 3 times"
+        f"a step of a new shape ({shape}) runs eagerly until it was seen 3 times"
         for shape in [short_shape(settings.get("accumulate", 1))]
     ]
 
@@ -201,9 +199,7 @@ def test_of_more_than_eight_shapes_the_first_eight_are_captured(tmp_path: Path) 
         config = digits(step, steps=8 * STEPS_OF_AN_EPOCH)
         assert run_ranks(1, train_and_count_captures, config, tmp_path / step) == [expected]
     said = messages(tmp_path / "graph")
-    assert (
-        said.count("batches come in more than 8 shapes: steps of any other run operation by operation") == 1
-    )
+    assert said.count("batches have more than 8 shapes: steps of any other shape run eagerly") == 1
     assert sum("a step of another shape" in message for message in said) == 7
     assert not any("because" in message for message in said)
     assert_same_state(newest(tmp_path / "eager"), newest(tmp_path / "graph"))
@@ -247,7 +243,7 @@ class Hooked(ImageClassification):
 
 REASONS = {
     Waits: "it waits for the device at test_graph_step_cuda.py:",
-    Synchronises: "CUDA refuses to capture it at test_graph_step_cuda.py:",
+    Synchronises: "CUDA cannot capture it at test_graph_step_cuda.py:",
     DrawsOnTheHost: "it draws random numbers on the host (random), and a replayed step would repeat the same ones",
     Counts: "Counts.count changes from step to step (",
     Hooked: "MiniResNet has a hook, which a replayed step would not call",
@@ -261,7 +257,7 @@ def test_what_cannot_be_captured_falls_back_with_a_sentence_and_the_same_bits(
     for step in ("eager", "graph"):
         run_ranks(1, train_here, digits(step, precision="fp16", steps=40), tmp_path / step, task)
     said = [message for message in messages(tmp_path / "graph") if "not captured" in message]
-    because = "steps are not captured as a graph but run operation by operation, because "
+    because = "steps run eagerly, not captured as a CUDA graph, because "
     assert len(said) == 1
     assert said[0].startswith(because + REASONS[task])
     assert_same_state(newest(tmp_path / "eager"), newest(tmp_path / "graph"))

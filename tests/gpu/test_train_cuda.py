@@ -20,9 +20,8 @@ from drumline.config.schema import (
     OptimConfig,
     TrainConfig,
 )
-from drumline.engine.job import build_job
-from drumline.engine.request import Request
-from drumline.engine.saving import Progress
+from drumline.engine.job import Progress, build_job
+from drumline.engine.run_settings import RunRequest
 from drumline.engine.steps.eager import TrainStep
 from drumline.engine.train import train
 from drumline.manager import DDPManager
@@ -53,7 +52,7 @@ def train_on_gpu(config: Config, run: Path, stop_at: int | None = None) -> str |
         if stop_at is not None:
             for later in [step for step in look.list_steps(run / "checkpoints") if step > stop_at]:
                 store.remove(run / "checkpoints" / look.folder_name(later))
-        train(Request("digits", config, run, False, ("digits",)), ImageClassification, ddp, Progress())
+        train(RunRequest("digits", config, run, False, ("digits",)), ImageClassification, ddp, Progress())
         return ddp.backend
     finally:
         ddp.cleanup()
@@ -146,5 +145,5 @@ def test_a_gpu_run_goes_on_on_the_cpu(tmp_path: Path) -> None:
 def train_on_cpu(config: Config, run: Path) -> int:
     progress = Progress()
     with DDPManager(device="cpu") as ddp:
-        train(Request("digits", config, run, False, ("digits",)), ImageClassification, ddp, progress)
+        train(RunRequest("digits", config, run, False, ("digits",)), ImageClassification, ddp, progress)
     return progress.step

@@ -110,7 +110,7 @@ def test_a_checkpoint_is_told_when_it_stands(tmp_path: Path, monkeypatch: pytest
     notes = [(event["step"], event["message"]) for event in events(tmp_path, "note")]
     for step in (2, 3, 4, 5):
         assert step not in saved
-        message = f"the save of step {step} was left out: that of step 1 is still being written"
+        message = f"skipped the save of step {step}: step 1 is still being written"
         assert (step, message) in notes
     assert look.list_steps(tmp_path / "checkpoints") == saved
     order = [(e["kind"], e["step"]) for e in read_events(tmp_path / "events" / "rank-00000.jsonl")]

@@ -24,9 +24,8 @@ from drumline import DDPManager
 from drumline.config.schema import Config, WatchConfig
 from drumline.data.loader import Loader
 from drumline.distributed.group import collective_counter
-from drumline.engine.job import make_manager
-from drumline.engine.request import Request
-from drumline.engine.saving import Progress
+from drumline.engine.job import Progress, make_manager
+from drumline.engine.run_settings import RunRequest
 from drumline.engine.train import train
 from drumline.errors import ExitCode
 from drumline.tasks.base import Loss
@@ -147,7 +146,7 @@ def train_watched(config: Config, run: Path) -> dict[str, Any]:
     optimizer_hook = register_optimizer_step_pre_hook(lambda *_: look("optimizer"))
     with watched(ddp, run.parent) as onlooker:
         # The first comparison of data reads samples too: before the first step.
-        code = train(Request("test", config, run, False, ("test",)), LookAround, ddp, Progress())
+        code = train(RunRequest("test", config, run, False, ("test",)), LookAround, ddp, Progress())
         onlooker.look("after the loop")
         collectives, begun = onlooker.ask()[4], collective_counter()()
         ddp.cleanup()
@@ -201,7 +200,7 @@ def fail_watched(config: Config, run: Path) -> tuple[list[Any], list[list[str]]]
     ddp.setup()
     with watched(ddp, run.parent) as onlooker:
         with pytest.raises(ValueError, match="no such label"):
-            train(Request("test", config, run, False, ("test",)), FailsInTheMiddle, ddp, Progress())
+            train(RunRequest("test", config, run, False, ("test",)), FailsInTheMiddle, ddp, Progress())
         ddp.cleanup()
         return onlooker.ask(), [sorted(onlooker.phases(place)) for place in ("loss", "close")]
 

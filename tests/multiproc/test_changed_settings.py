@@ -14,7 +14,7 @@ from torch import nn
 
 from drumline.checkpoint import store
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, OptimConfig, WatchConfig
-from drumline.engine.loop import Loop
+from drumline.engine.hooks import LogTraining
 from drumline.errors import CheckpointError, ExitCode, UsageError
 from drumline.metrics.events import read_events
 from tests.jobs import Classify, assert_same_bits, make_config, newest, train_here, train_on
@@ -59,15 +59,15 @@ def test_a_finished_run_refuses_other_settings_and_keeps_its_own(tmp_path: Path)
         train_here(other, Classify, tmp_path, name="other/path/to/test")
     assert str(caught.value) == (
         f"the run in {tmp_path} has finished at step 5, and was trained with other settings: optim.lr 0.1 -> 0.5, "
-        "train.seed 0 -> 3\n  next: --fresh starts anew (the earlier run is moved aside), --run DIR trains in another "
-        "folder; to train further, raise train.epochs or train.steps"
+        "train.seed 0 -> 3\n  next: start a new run with --fresh (the earlier run is moved aside) or --run DIR; to "
+        "train further, raise train.epochs or train.steps"
     )
     with pytest.raises(UsageError, match=r"other settings: task test -> other\n"):
         train_here(config, Classify, tmp_path, name="other")
     with pytest.raises(UsageError) as caught:
         train_here(changed(make_config(steps=4), model={"dropout": 0.5}), Classify, tmp_path)
     assert (
-        "has reached step 5, where train.epochs or train.steps now ends it or before, and was trained with other "
+        "is at step 5, at or after the end that train.epochs or train.steps now set, and was trained with other "
         "settings: model.dropout 0.0 -> 0.5, train.epochs 1 -> "
     ) in str(caught.value)
     assert (tmp_path / "config.toml").read_text() == text
@@ -128,7 +128,7 @@ def test_steps_that_were_lost_leave_no_entry(tmp_path: Path, monkeypatch: pytest
     train_here(first, Classify, tmp_path)
     second = changed(first, train={"epochs": 2})
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_log", fail_to_log)
+        patch.setattr(LogTraining, "run", fail_to_log)
         with pytest.raises(OSError, match="lost"):
             train_here(changed(second, optim={"lr": 0.7}), Classify, tmp_path)
     assert history(tmp_path)[0]["changed"]["optim.lr"] == {"from": 0.1, "to": 0.7}
@@ -137,7 +137,7 @@ def test_steps_that_were_lost_leave_no_entry(tmp_path: Path, monkeypatch: pytest
     assert saved_config(tmp_path)["optim"]["lr"] == 0.1
 
 
-def fail_to_log(self: Loop, train_step: object) -> None:
+def fail_to_log(self: LogTraining, context: object) -> None:
     raise OSError("lost")
 
 
@@ -199,7 +199,7 @@ def test_another_optimizer_is_refused_by_name_and_may_be_started_anew(
     assert f"the optimizer is {names[saved.name]} in the checkpoint and {names[now.name]} here" in str(
         caught.value
     )
-    assert "or start the optimizer anew and keep the weights with --optim.reset" in str(caught.value)
+    assert "or reset the optimizer and keep the weights with --optim.reset" in str(caught.value)
     assert caught.value.exit_code == ExitCode.USAGE, "no launcher starts it again"
     text = str(caught.value)
     with monkeypatch.context() as patch:  # a checkpoint of an earlier version has no class
@@ -217,7 +217,7 @@ def test_another_optimizer_is_refused_by_name_and_may_be_started_anew(
     entry = history(tmp_path)[0]
     assert (entry["step"], entry["optimizer"]) == (5, "reset")
     assert entry["changed"]["optim.name"] == {"from": saved.name, "to": now.name}
-    assert "the optimizer starts anew at step 5 (--optim.reset); the weights are kept" in messages(
+    assert "the optimizer is reset at step 5 (--optim.reset); the weights are kept" in messages(
         tmp_path, "note"
     )
 

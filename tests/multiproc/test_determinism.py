@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from drumline.config.schema import Config
-from drumline.engine.request import Request
-from drumline.engine.saving import Progress
+from drumline.engine.job import Progress
+from drumline.engine.run_settings import RunRequest
 from drumline.engine.train import train
 from drumline.errors import TrainingError
 from drumline.manager import DDPManager
@@ -34,7 +34,7 @@ def train_deterministically(config: Config, run: Path) -> dict[str, Any]:
     ddp = DDPManager(deterministic=True, threads=1)
     ddp.setup()
     try:
-        train(Request("test", config, run, False, ("test",)), Scattering, ddp, Progress())
+        train(RunRequest("test", config, run, False, ("test",)), Scattering, ddp, Progress())
     finally:
         ddp.cleanup()
     raise AssertionError("torch was to refuse this")

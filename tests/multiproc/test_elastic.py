@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from drumline.config.schema import Config, DistConfig, OptimConfig
 from drumline.engine import job
 from drumline.engine.job import build_job
-from drumline.engine.loop import make_step
+from drumline.engine.steps.choice import make_step
 from drumline.manager import DDPManager
 from drumline.tasks.base import Loss, Task
 from tests.faults import Fault, die_at

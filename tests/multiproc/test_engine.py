@@ -304,7 +304,7 @@ def test_a_lonely_last_sample_before_batchnorm_is_warned_about(tmp_path: Path) -
     with pytest.raises(RanksFailed, match="Expected more than 1 value per channel"):
         train_on(1, make_config(samples=33), Normalised, tmp_path)
     (warning,) = [
-        event["message"] for event in events(tmp_path, "warning") if "single sample" in event["message"]
+        event["message"] for event in events(tmp_path, "warning") if "has one sample" in event["message"]
     ]
     assert "(33 samples in batches of 8)" in warning
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from drumline.engine.job import build_job, make_manager
+from drumline.engine.steps.cuda_graph import undo_partial_step
 from drumline.engine.steps.eager import TrainStep
-from drumline.engine.steps.half_a_step import forget_half_a_step
 from drumline.tasks.base import Loss
 from tests.jobs import Classify, make_config
 from tests.ranks import run_ranks
@@ -54,7 +54,7 @@ def weights_after_some_steps(fails_at: int | None) -> list[float]:
                 with pytest.raises(RuntimeError, match="as if"):
                     train_step(step._replace(micro_batches=iter(micro_batches)))
                 Fails.is_on = False
-                forget_half_a_step(job.applied, job.optimizer, job.scaler)
+                undo_partial_step(job.applied, job.optimizer, job.scaler)
             train_step(step._replace(micro_batches=iter(micro_batches)))
             if number == 3:
                 break

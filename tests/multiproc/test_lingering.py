@@ -15,13 +15,13 @@ from tests.ranks import server_context
 
 def end_while_writing(written: Path, *, is_told_again: bool) -> None:
     """Ends by itself when the file is there; else only when it is told again."""
-    preempting.SAME_WORD_S, preempting.LINGER_S = -1.0, 1e6
+    preempting.SAME_SIGNAL_S, preempting.MAX_WAIT_FOR_SAVE_S = -1.0, 1e6
     preemption = Preemption()
     preemption._pipe = preempting.SignalPipe(preempting.SIGNALS)
-    preemption._told = signal.SIGTERM, time.monotonic()
+    preemption._first = signal.SIGTERM, time.monotonic()
     preemption.is_writing = lambda: not written.exists()
     threading.Timer(0.2, written.touch if not is_told_again else lambda: os.kill(os.getpid(), 15)).start()
-    preemption._end(42)
+    preemption._exit(42)
 
 
 def exit_code(written: Path, *, is_told_again: bool) -> int | None:

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline.config.schema import Config, OptimConfig
 from drumline.data.permutation import permute
 from drumline.distributed.seeds import seed_shared
-from drumline.engine.request import Request
-from drumline.engine.saving import Progress
+from drumline.engine.job import Progress
+from drumline.engine.run_settings import RunRequest
 from drumline.engine.train import train
 from drumline.manager import DDPManager
 from drumline.metrics.events import read_events
@@ -66,7 +66,7 @@ def train_with_each_accumulation(tasks: tuple[type[Task], ...], root: Path) -> N
             config = make_config(accumulate=accumulate, optim=OPTIM)
             seed_shared(config.train.seed)
             run = root / task.__name__ / str(accumulate)
-            train(Request(f"accumulate {accumulate}", config, run, False, ()), task, ddp, Progress())
+            train(RunRequest(f"accumulate {accumulate}", config, run, False, ()), task, ddp, Progress())
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

@@ -18,14 +18,13 @@ import pytest
 from drumline.audit.verify import verify_run
 from drumline.checkpoint import look, store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
-from drumline.engine import loop
+from drumline.engine import hooks
 from drumline.engine import train as engine
-from drumline.engine.job import make_manager
+from drumline.engine.job import Progress, make_manager
 from drumline.engine.loop import Loop
-from drumline.engine.preemption import SAME_WORD_S, Preemption
-from drumline.engine.request import Request
+from drumline.engine.preemption import SAME_SIGNAL_S, Preemption
+from drumline.engine.run_settings import RunRequest
 from drumline.engine.saver import Saver
-from drumline.engine.saving import Progress
 from drumline.errors import ExitCode
 from drumline.metrics.events import read_events
 from tests.jobs import Everything, make_config, train_on
@@ -78,13 +77,15 @@ def told(where: str, ranks: tuple[int, ...], number: int, config: Config, run: P
 
     Loop.take_step = slowly  # type: ignore[method-assign]
     if where == "evaluation":
-        loop.evaluate = behind(loop.evaluate)
+        hooks.evaluate = behind(hooks.evaluate)
     if where == "warm-up":
         engine.warm_up = behind(engine.warm_up)
-    preemption.listen(is_speaker=ddp.rank == 0)
+    preemption.listen(prints=ddp.rank == 0)
     ddp.setup()
     preemption.join(ddp, progress)
-    code = engine.train(Request("test", config, run, False, ("test",)), Everything, ddp, progress, preemption)
+    code = engine.train(
+        RunRequest("test", config, run, False, ("test",)), Everything, ddp, progress, preemption
+    )
     preemption.close()
     ddp.cleanup()
     return code, progress.step, bool(sent)
@@ -142,7 +143,7 @@ def test_told_to_leave_and_resumed_is_the_same_run(
 def told_while_a_save_is_written(config: Config, run: Path) -> tuple[int, int, list[bool]]:
     """No save is done before the next is asked for, but that with which the run leaves. Also: whether one was being
     written, each time that one was asked for."""
-    write, make_way = store.write, Saver.make_way
+    write, prepare = store.write, Saver.prepare
     asked_for, writing = 0.0, []
 
     def write_late(root: Path, step: int, **content: Any) -> Path:
@@ -155,9 +156,9 @@ def told_while_a_save_is_written(config: Config, run: Path) -> tuple[int, int, l
         nonlocal asked_for
         writing.append(self.is_writing())
         asked_for = math.inf if must_save else step
-        return make_way(self, step, metrics, must_save=must_save)
+        return prepare(self, step, metrics, must_save=must_save)
 
-    store.write, Saver.make_way = write_late, ask
+    store.write, Saver.prepare = write_late, ask
     code, step, _ = told("step", (0,), signal.SIGTERM, config, run)
     return code, step, writing
 
@@ -183,7 +184,7 @@ def told_twice(config: Config, run: Path) -> None:
     """The only rank that takes part in a collective is told, and told again once the first word is no longer news."""
     preemption, progress = Preemption(), Progress()
     ddp = make_manager(config)
-    preemption.listen(is_speaker=False)
+    preemption.listen(prints=False)
     ddp.setup()
     preemption.join(ddp, progress)
     if ddp.rank == 1:
@@ -197,7 +198,7 @@ def told_twice(config: Config, run: Path) -> None:
         time.sleep(0.01)
     Path(f"{run}.asked").touch()
     if os.fork() == 0:
-        time.sleep(SAME_WORD_S + 0.2)
+        time.sleep(SAME_SIGNAL_S + 0.2)
         rank = os.getppid()
         os.kill(rank, signal.SIGUSR1)  # passed on late: no second wish
         time.sleep(0.3)

@@ -15,13 +15,12 @@ import pytest
 from drumline.checkpoint import look
 from drumline.config.schema import CheckpointConfig, Config, WatchConfig
 from drumline.engine import preemption as preempting
-from drumline.engine import reclaim
 from drumline.engine import train as engine
-from drumline.engine.job import make_manager
+from drumline.engine.hooks import Save
+from drumline.engine.job import Progress, make_manager
 from drumline.engine.loop import Loop
 from drumline.engine.preemption import Preemption
-from drumline.engine.request import Request
-from drumline.engine.saving import Progress
+from drumline.engine.run_settings import RunRequest
 from drumline.errors import ExitCode
 from drumline.launch.spot_notice import make_probe
 from drumline.metrics.events import read_events
@@ -50,21 +49,23 @@ def noticed(config: Config, run: Path) -> tuple[int, int]:
         if self.progress.step == 5 and ddp.rank == ddp.world_size - 1:
             (run.parent / "leave").touch()
 
-    save = Loop._save
+    save = Save.save
 
-    def save_late(self: Loop, metrics: Any, **options: Any) -> None:
-        if self.is_preempted:
+    def save_late(self: Save, *args: Any, **options: Any) -> None:
+        if progress.is_stopping:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.2)
-        save(self, metrics, **options)
+        save(self, *args, **options)
 
-    Loop.take_step, Loop._save = slowly, save_late  # type: ignore[method-assign]
-    preempting.SAME_WORD_S = -1.0  # a second signal would end it at once
-    reclaim.make_probe = lambda notice: (make_probe(notice)[0], 0.05)
-    preemption.listen(is_speaker=ddp.rank == 0)
+    Loop.take_step, Save.save = slowly, save_late  # type: ignore[method-assign]
+    preempting.SAME_SIGNAL_S = -1.0  # a second signal would end it at once
+    preempting.make_probe = lambda notice: (make_probe(notice)[0], 0.05)
+    preemption.listen(prints=ddp.rank == 0)
     ddp.setup()
     preemption.join(ddp, progress)
-    code = engine.train(Request("test", config, run, False, ("test",)), Classify, ddp, progress, preemption)
+    code = engine.train(
+        RunRequest("test", config, run, False, ("test",)), Classify, ddp, progress, preemption
+    )
     preemption.close()
     ddp.cleanup()
     return code, progress.step
@@ -96,7 +97,7 @@ def test_a_notice_is_a_reason_to_save_and_leave(tmp_path: Path, world_size: int)
         []
         if world_size == 2
         else [
-            f"watch.notice {notice} failed: OSError: no such service; it is asked again every 0.05 s, and this is not "
-            "said again"
+            f"watch.notice {notice} failed: OSError: no such service; retrying every 0.05 s without another "
+            "warning"
         ]
     )

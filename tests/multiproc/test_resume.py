@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from drumline.checkpoint import look
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
+from drumline.engine.job import Progress
 from drumline.engine.saver import Saver
-from drumline.engine.saving import Progress
 from drumline.errors import CheckpointError
 from drumline.metrics.events import read_events
 from drumline.tasks.base import Loss, Task
@@ -138,8 +138,8 @@ def test_another_world_size_continues_the_run(tmp_path: Path) -> None:
         if event["kind"] == "warning"
     ]
     assert warnings == [
-        "the number of ranks changed since the checkpoint: 3 -> 2; the same samples, but not the same bits "
-        "(--train.exact elastic has both)"
+        "the number of ranks changed since the checkpoint: 3 -> 2; the samples are the same, but not the bits "
+        "(--train.exact elastic keeps both)"
     ]
 
 
@@ -170,7 +170,7 @@ def test_a_run_of_which_no_checkpoint_is_whole_does_not_start_over(tmp_path: Pat
     train_here(make_config(epochs=1), Classify, tmp_path)
     (tmp_path / "checkpoints" / "step-00000005" / "model.safetensors").unlink()
     with pytest.raises(
-        CheckpointError, match=r"(?s)none of the 1 checkpoints in .* is whole.*model.safetensors.*--fresh"
+        CheckpointError, match=r"(?s)none of the 1 checkpoints in .* is complete.*model.safetensors.*--fresh"
     ):
         train_here(make_config(epochs=1), Classify, tmp_path)
     assert look.list_steps(tmp_path / "checkpoints") == [5]
@@ -188,7 +188,7 @@ def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:
         if event["kind"] == "note"
     ]
     assert notes == [
-        "this run has finished; raise train.epochs or train.steps to go on, or start anew with --fresh"
+        "this run has finished; raise train.epochs or train.steps, or start a new one with --fresh"
     ]
 
 

@@ -112,7 +112,7 @@ def test_a_checkpoint_without_the_state_of_the_dataset_is_refused(tmp_path: Path
 
 
 def test_epochs_of_a_stream_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the length of the stream Plain is not known") as caught:
+    with pytest.raises(UsageError, match="the length of the stream Plain is unknown") as caught:
         train_here(make_config(epochs=2), ClassifyStream, tmp_path)
     assert "next: give --train.steps" in str(caught.value)
 
@@ -122,7 +122,7 @@ def test_a_plain_stream_that_splits_itself_is_refused(tmp_path: Path) -> None:
         train_on(2, make_config(steps=2), stream_jobs.SplitsItself, tmp_path)
     for text in caught.value.errors.values():
         assert "ranks differ in the next sample of the stream _Split: rank 0" in text
-        assert "let every rank read the same samples in the same order: Drumline shares them out" in text
+        assert "let every rank read the same samples in the same order: Drumline splits them" in text
 
 
 def logged(config: Config, task: type[Task], run: Path) -> list[str]:
@@ -153,8 +153,8 @@ def test_a_resumable_stream_that_is_the_same_everywhere_is_told_off(tmp_path: Pa
 def test_evaluation_streams_of_different_lengths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed) as caught:
         train_on(2, make_config(steps=2), stream_jobs.EvaluatesItsPart, tmp_path)
-    assert "rank 1 has read a stream of 2 evaluation batches, rank 0 one of 6" in caught.value.errors[1]
-    assert "give every rank the whole stream for evaluation" in caught.value.errors[1]
+    assert "rank 1 read 2 evaluation batches from its stream, rank 0 6" in caught.value.errors[1]
+    assert "let every rank read the whole evaluation stream" in caught.value.errors[1]
 
 
 def test_a_state_that_cannot_be_saved_is_named(tmp_path: Path) -> None:

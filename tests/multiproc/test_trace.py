@@ -115,9 +115,9 @@ def test_without_it_the_step_is_the_plain_one(tmp_path: Path, monkeypatch: pytes
     kinds = []
     take_step = Loop.take_step
 
-    def look(loop: Loop, train_step: Any, step: Any) -> None:
-        kinds.append(type(train_step))
-        take_step(loop, train_step, step)
+    def look(loop: Loop, step: Any) -> None:
+        kinds.append(type(loop._train_step))
+        take_step(loop, step)
 
     monkeypatch.setattr(Loop, "take_step", look)
     train_here(make_config(steps=2), Classify, tmp_path)

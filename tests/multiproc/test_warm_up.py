@@ -86,7 +86,7 @@ class MeanOfAStream(Mean):
 @pytest.mark.parametrize("task", [Mean, MeanOfTokens, MeanOfAStream])
 def test_a_mean_is_refused_and_the_remedy_is_named(tmp_path: Path, task: type[Classify]) -> None:
     with pytest.raises(
-        UsageError, match=rf"^{task.__name__}\.loss\(\) gives a mean, and Loss takes a sum: "
+        UsageError, match=rf"^{task.__name__}\.loss\(\) returns a mean, but Loss takes a sum: "
     ) as caught:
         train_here(make_config(steps=2, dropout=0.5), task, tmp_path)
     assert caught.value.next_step == (
@@ -232,7 +232,7 @@ class WithSpare(Classify):
         return model
 
 
-SENTENCE = "parameters that have no part in the loss: spare.bias, spare.weight"
+SENTENCE = "the loss does not use these parameters: spare.bias, spare.weight"
 
 
 def test_unused_parameters_are_named_before_the_first_step(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ class SpareLater(Classify):
 def test_parameters_that_a_later_step_does_not_use_are_named_too(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed) as failed:
         train_on(2, make_config(epochs=3), SpareLater, tmp_path)
-    sentence = "parameters that had no part in the loss of the step before: 0.bias, 3.weight, 3.bias"
+    sentence = "the loss of the step before did not use these parameters: 0.bias, 3.weight, 3.bias"
     assert sentence in str(failed.value)
 
 

@@ -171,7 +171,7 @@ def terminal_writes(path: Path) -> Iterator[tuple[ast.expr, str]]:
             name.startswith(("traceback.print_", "rich.print", "pprint.")) or name == "logging.getLogger"
         )
         of_rich = name.rpartition(".")[2] == "Console"
-        is_log = name == "logging.getLogger" and path.name in ("log.py", "reporting.py", "local.py")
+        is_log = name == "logging.getLogger" and path.name in ("log.py", "local.py")
         if not is_log and (name == "print" or is_number or of_stream or of_others or of_rich):
             yield node, name
 

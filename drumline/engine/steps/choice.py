@@ -1,22 +1,34 @@
-"""Which kind of step a run takes: what its settings ask for, on the device that it has."""
+"""Which kind of step a run takes: what its settings ask for, on its device; `auto` measures all of them.
+
+The first steps of an `auto` run try each kind in turn, and the fastest is kept. They are steps of the run like any
+other. Every rank tries the same kind at the same step; what counts is the time of all ranks together, and of the steps
+alone: an evaluation or a save between two of them says nothing about a kind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
 
 from drumline.config.schema import Config
+from drumline.data.steps import Step
+from drumline.distributed.collectives import all_sum
 from drumline.engine.job import Job
-from drumline.engine.steps.auto import AutoStep
 from drumline.engine.steps.compiled import CompiledStep
-from drumline.engine.steps.eager import TrainStep
+from drumline.engine.steps.eager import AnyStep, TrainStep
 from drumline.engine.steps.elastic import ElasticStep
 from drumline.engine.steps.graph import GraphStep
-from drumline.engine.steps.kind import AnyStep
 from drumline.errors import UsageError
 
+# Enough for a kind to be as fast as it will be: to compile, and to capture.
+WARM_UP_STEPS = 20
+TIMED_STEPS = 12
 
-def _nobody(_: str) -> None:
-    """Who listens where there is no log."""
+
+def _ignore(_: str) -> None: ...
 
 
 def make_step(
@@ -24,11 +36,11 @@ def make_step(
     config: Config,
     *,
     chosen: str | None = None,
-    choose: Callable[[str], None] = _nobody,
-    tell: Callable[[str], None] = _nobody,
+    on_choice: Callable[[str], None] = _ignore,
+    note: Callable[[str], None] = _ignore,
 ) -> AnyStep:
-    """`chosen`: what `auto` has come to earlier in this run; `choose` is given what it comes to now. `tell` is given
-    sentences for the log."""
+    """`chosen`: what `auto` chose earlier in this run; `on_choice` is called with what it chooses now. `note` logs a
+    sentence."""
     if config.train.exact == "elastic":
         return ElasticStep(
             job,
@@ -37,19 +49,6 @@ def make_step(
             bucket_bytes=int(config.dist.bucket_cap_mb * 2**20),
             find_unused=config.dist.find_unused_parameters,
         )
-    ways = _ways(job, config, tell)
-    if config.train.step == "auto" and chosen not in ways:
-        return AutoStep(ways, device=job.ddp.device, choose=choose, tell=tell)
-    wanted = chosen if chosen and config.train.step == "auto" else config.train.step
-    if wanted not in ways:
-        raise UsageError(
-            f"--train.step {wanted} needs a GPU, and this rank computes on {job.ddp.device}",
-            next_step=f"choose one of {', '.join(ways)}",
-        )
-    return ways[wanted]()
-
-
-def _ways(job: Job, config: Config, tell: Callable[[str], None]) -> dict[str, Callable[[], AnyStep]]:
     clip_norm, sends_buffers = config.optim.clip_norm, config.dist.broadcast_buffers
 
     def eager() -> AnyStep:
@@ -58,8 +57,97 @@ def _ways(job: Job, config: Config, tell: Callable[[str], None]) -> dict[str, Ca
     def compiled() -> AnyStep:
         return CompiledStep(job, clip_norm=clip_norm, sends_buffers=sends_buffers)
 
-    ways: dict[str, Callable[[], AnyStep]] = {"eager": eager, "compile": compiled}
+    kinds: dict[str, Callable[[], AnyStep]] = {"eager": eager, "compile": compiled}
     if job.ddp.device.type == "cuda":
-        ways["graph"] = lambda: GraphStep(eager(), job, tell=tell)
-        ways["compiled_graph"] = lambda: GraphStep(compiled(), job, tell=tell)
-    return ways
+        kinds["graph"] = lambda: GraphStep(eager(), job, note=note)
+        kinds["compiled_graph"] = lambda: GraphStep(compiled(), job, note=note)
+    if config.train.step == "auto" and chosen not in kinds:
+        return AutoStep(kinds, device=job.ddp.device, on_choice=on_choice, note=note)
+    wanted = chosen if chosen and config.train.step == "auto" else config.train.step
+    if wanted not in kinds:
+        raise UsageError(
+            f"--train.step {wanted} needs a GPU, and this rank computes on {job.ddp.device}",
+            next_step=f"choose one of {', '.join(kinds)}",
+        )
+    return kinds[wanted]()
+
+
+class AutoStep:
+    """Takes steps of one kind after another, then of the fastest."""
+
+    def __init__(
+        self,
+        kinds: Mapping[str, Callable[[], AnyStep]],
+        *,
+        device: torch.device,
+        on_choice: Callable[[str], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._kinds = dict(kinds)
+        self._left = list(kinds)
+        self._device = device
+        self._on_choice, self._note = on_choice, note
+        self._steps: dict[str, AnyStep] = {}
+        self._seconds: dict[str, float] = {}
+        self._is_settled = False
+        self.grad_norm: Tensor | None = None
+        self._try_next()
+
+    def __call__(self, step: Step) -> None:
+        """Collective: one optimizer step."""
+        begin = None if self._is_settled else _time_point(self._device)
+        self._step(step)
+        self.grad_norm = self._step.grad_norm
+        if begin is not None:
+            self._count(step, begin)
+
+    def _try_next(self) -> None:
+        self._name = self._left.pop(0)
+        self._step = self._steps[self._name] = self._kinds[self._name]()
+        self._num_taken = self._num_samples = 0
+        self._times: list[tuple[float | torch.cuda.Event, float | torch.cuda.Event]] = []
+
+    def _count(self, step: Step, begin: float | torch.cuda.Event) -> None:
+        """Collective at the last step of the trial."""
+        self._num_taken += 1
+        if self._num_taken <= WARM_UP_STEPS:
+            return
+        self._times.append((begin, _time_point(self._device)))
+        self._num_samples += step.plan.global_size
+        if len(self._times) < TIMED_STEPS:
+            return
+        self._seconds[self._name] = sum(_seconds_between(*pair) for pair in self._times) / self._num_samples
+        if self._left:
+            self._try_next()
+        else:
+            self._settle()
+
+    def _settle(self) -> None:
+        mine = torch.tensor(list(self._seconds.values()), device=self._device)
+        times = dict(zip(self._seconds, all_sum(mine).tolist(), strict=True))
+        choice = min(times, key=times.__getitem__)
+        self._is_settled = True
+        self._step = self._steps[choice]
+        self._steps = {}  # with the memory of their graphs
+        others = ", ".join(f"{name} {seconds / times[choice]:.2f}" for name, seconds in times.items())
+        self._on_choice(choice)
+        self._note(f"steps run as {choice}, the fastest here; time per step relative to it: {others}")
+
+
+def _time_point(device: torch.device) -> float | torch.cuda.Event:
+    """Now; on a GPU an event in its queue, so that nothing waits for it."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def _seconds_between(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
+    """Waits until the device has reached the second."""
+    if isinstance(begin, torch.cuda.Event):
+        assert isinstance(end, torch.cuda.Event)
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
+    assert isinstance(end, float)
+    return end - begin

@@ -1,4 +1,4 @@
-"""One optimizer step: the hot path. Nothing here waits for the device, and nothing is per sample.
+"""One optimizer step: the hot path. Nothing here waits for the device, and nothing is done per sample.
 
 A task's loss is a sum over its micro-batch. Gradients are wanted of the mean over the whole global batch, over all
 micro-batches and ranks. DDP averages over ranks, so each sum is scaled by world_size / (samples in the global batch)
@@ -6,8 +6,8 @@ before its backward pass; the plan knows that number on every rank, so it costs 
 of its own (tokens) needs the sum of weights over all ranks: it travels while the last backward pass runs, and the
 gradients are corrected by one multiplication after.
 
-Buffers (BatchNorm's statistics) are what rank 0 makes of them: it sends them to all at the end of the step, so that
-between steps all replicas are the same.
+Buffers (BatchNorm's statistics) are rank 0's: it broadcasts them at the end of the step, so that all replicas are the
+same between steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,20 @@ from drumline.errors import TrainingError, UsageError
 from drumline.tasks.base import Loss, Task
 from drumline.watch.beats.phase import BACKWARD, DATA, FORWARD, OPTIMIZER
 
+FIND_UNUSED = (
+    "use them in every batch, freeze them (requires_grad=False), or set --dist.find_unused_parameters"
+)
+
+
+class AnyStep(Protocol):
+    """What the loop needs of any kind of step."""
+
+    grad_norm: Tensor | None
+    """Of the latest step, before clipping; on the device."""
+
+    def __call__(self, step: Step) -> None:
+        """Collective: one optimizer step."""
+
 
 class LossParts(NamedTuple):
     """A `Loss` as DDP and torch.compile know it: a plain tuple of tensors."""
@@ -39,15 +53,11 @@ class LossParts(NamedTuple):
     metrics: dict[str, Tensor]
 
 
-FIND_UNUSED = (
-    "use them in every batch, freeze them (requires_grad=False), or set --dist.find_unused_parameters"
-)
 LossFunction = Callable[[nn.Module, Any], LossParts]
-"""Of a model and a batch."""
 
 
 def loss_function(task: Task) -> LossFunction:
-    """The task's loss, checked."""
+    """The task's loss of a model and a batch, checked."""
 
     def parts(model: nn.Module, batch: Any) -> LossParts:
         loss = task.loss(model, batch)
@@ -56,7 +66,7 @@ def loss_function(task: Task) -> LossFunction:
                 f"{type(task).__name__}.loss() returned a {type(loss).__name__}, not a Loss",
                 next_step="return drumline.Loss(the sum of the loss over the batch)",
             )
-        # Without their graphs: DDP takes whatever leads to an output of a step for a part of what is trained.
+        # Without their graphs: DDP takes every parameter that leads to an output of a step as trained by it.
         weight = loss.weight.detach() if isinstance(loss.weight, Tensor) else loss.weight
         return LossParts(loss.total, weight, {name: total.detach() for name, total in loss.metrics.items()})
 
@@ -64,7 +74,7 @@ def loss_function(task: Task) -> LossFunction:
 
 
 class TrainStep:
-    """Runs a job's steps; holds what would otherwise be made anew in every one."""
+    """Runs a job's steps; holds what would otherwise be made in every one."""
 
     def __init__(
         self,
@@ -94,11 +104,10 @@ class TrainStep:
         self._beat = job.ddp.beat
         self._is_weighted: bool | None = None
         self.grad_norm: Tensor | None = None
-        """Of the latest step, before clipping; on the device."""
 
     def __call__(self, step: Step) -> None:
-        """Collective: forward and backward of every micro-batch, one synchronisation, one update. The beats are between
-        them; the loop has marked that the step begins, with its data."""
+        """Collective: forward and backward of every micro-batch, one synchronisation, one update. The heartbeat is
+        marked between them; the loop has marked that the step begins, with its data."""
         scale = self._world_size / step.plan.global_size
         weight: Tensor | None = None
         self._finite.begin()
@@ -124,21 +133,17 @@ class TrainStep:
             with self._autocast:
                 loss: LossParts = self._applied(self.compute_loss, micro.data)
         except RuntimeError as error:
-            if (unused := self._unused_error(error)) is not None:
-                raise unused from None
-            raise
+            # What DDP says in the step after one that did not use all parameters; it knows them by number.
+            if "Expected to have finished reduction in the prior iteration" not in str(error):
+                raise
+            model = unwrap_model(self._applied)
+            trained = [name for name, one in model.named_parameters() if one.requires_grad]
+            numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+            names = ", ".join(trained[int(number)] for number in numbers[1].split()) if numbers else "unknown"
+            raise TrainingError(
+                f"the loss of the step before did not use these parameters: {names}", next_step=FIND_UNUSED
+            ) from None
         return loss
-
-    def _unused_error(self, error: RuntimeError) -> TrainingError | None:
-        """What DDP says in the step after one that did not use all parameters; it knows them by number."""
-        if "Expected to have finished reduction in the prior iteration" not in str(error):
-            return None
-        trained = [name for name, one in unwrap_model(self._applied).named_parameters() if one.requires_grad]
-        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
-        names = ", ".join(trained[int(number)] for number in numbers[1].split()) if numbers else "not known"
-        return TrainingError(
-            f"parameters that had no part in the loss of the step before: {names}", next_step=FIND_UNUSED
-        )
 
     def _backward(self, loss: LossParts, scale: float) -> None:
         self._beat.mark(BACKWARD)
@@ -159,7 +164,7 @@ class TrainStep:
         if self._is_weighted != (weight is not None):
             raise TrainingError(
                 "the task's Loss has a weight in some batches and none in others",
-                next_step="give a weight with every Loss, or with none",
+                next_step="give every Loss a weight, or none",
             )
         if weight is None:
             return None
@@ -186,5 +191,5 @@ class TrainStep:
 
 
 def correction_for(weight: Tensor, num_samples: int) -> Tensor:
-    """What turns a mean over samples into one over weights; a batch without any weight is left as it is: all zeros."""
+    """The factor from a mean over samples to one over weights; a batch without any weight stays as it is: all zeros."""
     return num_samples / torch.where(weight > 0, weight, 1.0)

@@ -1,16 +1,16 @@
 """`--train.step graph`: whole steps captured as CUDA graphs and replayed, which leaves the host next to nothing to do.
 
 Forward, backward, all-reduce, clipping, optimizer and loss scaling of all micro-batches are one graph for each shape
-of a step. The first steps of a shape run operation by operation, as steps of the run like any other; the last of them
-is watched for what a graph would get wrong. What stays live: batches are copied in; the learning rate, the loss scale,
-the optimizer's state and the sums of the meters are tensors that the graph reads and writes; random numbers go on where
-the generator stands. So a captured step has the bits of an eager one.
+of a step. The first steps of a shape run eagerly, as steps of the run like any other; the last of them is observed for
+what a graph would get wrong. What stays live: batches are copied in; the learning rate, the loss scale, the optimizer's
+state and the sums of the meters are tensors that the graph reads and writes; random numbers continue from the
+generator's state. So a captured step has the bits of an eager one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,20 +18,48 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumline.data.steps import MicroBatch, Step
 from drumline.engine.job import Job
-from drumline.engine.steps.capturable import hooked, not_fixed, observed, place_of
-from drumline.engine.steps.captured import CapturedStep, Shape, repair
-from drumline.engine.steps.half_a_step import forget_half_a_step
-from drumline.engine.steps.kind import AnyStep
-from drumline.engine.steps.shapes_seen import STEPS_OF_A_SHAPE, ShapesSeen
+from drumline.engine.steps.capture_checks import find_hook, find_uncopyable, observed, user_line
+from drumline.engine.steps.cuda_graph import CapturedStep, Shape, end_failed_capture, undo_partial_step
+from drumline.engine.steps.eager import AnyStep
 from drumline.log import log
 from drumline.watch.beats.phase import FORWARD, OPTIMIZER
 
 # Every graph holds on to the memory of its inputs; data of more shapes than this has no usual one.
 _MOST_SHAPES = 8
+# DDP times its first ten backward passes with events, which cannot be captured.
+STEPS_BEFORE = 11
+# Of one shape: libraries choose their kernels, the compiler compiles.
+STEPS_OF_A_SHAPE = 3
 
 
-class _Known(NamedTuple):
-    """A shape that has its graph."""
+class ShapesSeen:
+    """How far each shape of a step is from its graph: it runs some times, is observed once, and is then captured."""
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._num_seen: dict[Hashable, int] = {}
+        self._observed: set[Hashable] = set()
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._num_seen
+
+    def __len__(self) -> int:
+        return len(self._num_seen)
+
+    def next_stage(self, key: Hashable) -> Literal["run", "observe", "capture"]:
+        """What to do with a step of this shape. No shape is captured that was not observed before."""
+        if key in self._observed:
+            return "capture"
+        self._num_steps += 1
+        self._num_seen[key] = self._num_seen.get(key, 0) + 1
+        if self._num_seen[key] < STEPS_OF_A_SHAPE or self._num_steps < STEPS_BEFORE:
+            return "run"
+        self._observed.add(key)
+        return "observe"
+
+
+class _ShapeGraph(NamedTuple):
+    """The graph of one shape."""
 
     captured: CapturedStep
     host_weight: float
@@ -40,112 +68,105 @@ class _Known(NamedTuple):
 
 
 class GraphStep:
-    """Takes the steps of `inner`, captured where that can be. `tell` is given sentences for the log."""
+    """Takes the steps of `inner`, captured where that is possible. `note` logs a sentence."""
 
-    def __init__(self, inner: AnyStep, job: Job, *, tell: Callable[[str], None]) -> None:
+    def __init__(self, inner: AnyStep, job: Job, *, note: Callable[[str], None]) -> None:
         self._inner = inner
         self._job = job
-        self._tell = tell
+        self._note = note
         self._beat = job.ddp.beat
         self._pool = torch.cuda.graph_pool_handle()
         self._seen = ShapesSeen()
         self._has_too_many = False
-        self._known: dict[Hashable, _Known] = {}
+        self._graphs: dict[Hashable, _ShapeGraph] = {}
         self._is_off = False
         self.grad_norm: Tensor | None = None
-        """Of the latest step, before clipping; on the device."""
         if isinstance(job.applied, DistributedDataParallel):
-            # What DDP times later on, now and then, cannot be captured either.
+            # What DDP times later, now and then, cannot be captured either.
             job.applied._set_ddp_runtime_logging_sample_rate(2**30)  # type: ignore[no-untyped-call]
-        if reason := hooked(job.model, job.optimizer):
-            self._give_up(reason)
+        if reason := find_hook(job.model, job.optimizer):
+            self._turn_off(reason)
 
     def __call__(self, step: Step) -> None:
         """Collective: one optimizer step."""
         if self._is_off:
-            self._take(step)
+            self._run(step)
             return
         micro_batches = list(step.micro_batches)
         step = step._replace(micro_batches=iter(micro_batches))
         shape = Shape(step, micro_batches)
-        known = self._known.get(shape.key)
-        if known is None:
-            known = self._come_to_know(shape, step, micro_batches)
-        if known is not None:
-            self._replay(known, shape)
+        graph = self._graphs.get(shape.key)
+        if graph is None:
+            graph = self._run_or_capture(shape, step, micro_batches)
+        if graph is not None:
+            self._beat.next_micro()
+            self._beat.mark(FORWARD)
+            graph.captured.replay(shape)
+            self._beat.mark(OPTIMIZER)
+            self._job.meter.host_weight += graph.host_weight
+            self.grad_norm = graph.grad_norm
 
-    def _replay(self, known: _Known, shape: Shape) -> None:
-        self._beat.next_micro()
-        self._beat.mark(FORWARD)
-        known.captured.replay(shape)
-        self._beat.mark(OPTIMIZER)
-        self._job.meter.host_weight += known.host_weight
-        self.grad_norm = known.grad_norm
-
-    def _take(self, step: Step) -> None:
+    def _run(self, step: Step) -> None:
         self._inner(step)
         self.grad_norm = self._inner.grad_norm
 
-    def _come_to_know(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> _Known | None:
-        """The graph of a shape that has been seen often enough; else the step is taken, and there is none."""
-        if shape.key not in self._seen and not self._welcome(shape):
-            self._take(step)
+    def _run_or_capture(
+        self, shape: Shape, step: Step, micro_batches: list[MicroBatch]
+    ) -> _ShapeGraph | None:
+        """The graph of a shape that was seen often enough; otherwise None, and the step has run."""
+        if shape.key not in self._seen and not self._accepts(shape):
+            self._run(step)
             return None
         stage = self._seen.next_stage(shape.key)
         if stage == "capture":
             return self._capture(shape, step, micro_batches)
-        if stage == "take":
-            self._take(step)
+        if stage == "run":
+            self._run(step)
             return None
         with observed(self._job.model, self._job.task) as reasons:
-            self._take(step)
+            self._run(step)
         if reasons:
-            self._give_up(reasons[0])
+            self._turn_off(reasons[0])
         return None
 
-    def _welcome(self, shape: Shape) -> bool:
-        """Whether a shape that comes for the first time may get a graph of its own."""
-        if reason := not_fixed(shape.leaves, self._job.ddp.device):
-            self._give_up(reason)
+    def _accepts(self, shape: Shape) -> bool:
+        """Whether a new shape may get a graph of its own."""
+        if reason := find_uncopyable(shape.leaves, self._job.ddp.device):
+            self._turn_off(reason)
             return False
         if len(self._seen) == _MOST_SHAPES:
             if not self._has_too_many:
                 self._has_too_many = True
-                self._tell(
-                    f"batches come in more than {_MOST_SHAPES} shapes: steps of any other run operation by operation"
+                self._note(
+                    f"batches have more than {_MOST_SHAPES} shapes: steps of any other shape run eagerly"
                 )
             return False
         if len(self._seen) > 0:
-            self._tell(
-                f"a step of another shape ({shape}) runs operation by operation until it has come "
-                f"{STEPS_OF_A_SHAPE} times"
+            self._note(
+                f"a step of a new shape ({shape}) runs eagerly until it was seen {STEPS_OF_A_SHAPE} times"
             )
         return True
 
-    def _capture(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> _Known | None:
+    def _capture(self, shape: Shape, step: Step, micro_batches: list[MicroBatch]) -> _ShapeGraph | None:
         device, meter = self._job.ddp.device, self._job.meter
         rng, weight = torch.cuda.get_rng_state(device), meter.host_weight
         try:
             captured = CapturedStep(self._inner, step, micro_batches, shape, self._pool)
         except RuntimeError as error:
-            repair(device, self._pool, rng)
-            forget_half_a_step(self._job.applied, self._job.optimizer, self._job.scaler)
+            end_failed_capture(device, self._pool, rng)
+            undo_partial_step(self._job.applied, self._job.optimizer, self._job.scaler)
             meter.host_weight = weight
-            self._give_up(f"CUDA refuses to capture it{place_of(error)}: {_first_line(error)}")
-            self._take(step._replace(micro_batches=iter(micro_batches)))
+            # The end of a capture that has failed is an error of its own, which says nothing.
+            first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+            self._turn_off(f"CUDA cannot capture it{user_line(error)}: {str(first).partition(chr(10))[0]}")
+            self._run(step._replace(micro_batches=iter(micro_batches)))
             return None
         self._job.captured_steps.add(captured)
-        self._known[shape.key] = _Known(captured, meter.host_weight - weight, self._inner.grad_norm)
+        self._graphs[shape.key] = _ShapeGraph(captured, meter.host_weight - weight, self._inner.grad_norm)
         meter.host_weight = weight
-        return self._known[shape.key]
+        return self._graphs[shape.key]
 
-    def _give_up(self, reason: str) -> None:
+    def _turn_off(self, reason: str) -> None:
         self._is_off = True
-        self._known.clear()
-        log.warning(f"steps are not captured as a graph but run operation by operation, because {reason}")
-
-
-def _first_line(error: BaseException) -> str:
-    # The end of a capture that has failed is an error of its own, which says nothing.
-    first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-    return str(first).partition("\n")[0]
+        self._graphs.clear()
+        log.warning(f"steps run eagerly, not captured as a CUDA graph, because {reason}")

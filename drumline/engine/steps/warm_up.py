@@ -1,21 +1,22 @@
-"""Before the first step: what would train wrongly or fail later is refused, and DDP settles its layout.
+"""Before the first step: refuse what would train wrongly or fail later, and let DDP settle its layout.
 
 - A loss that is a mean is refused: the engine would divide it by the number of samples again.
-- Parameters without a part in the loss are named: on several ranks DDP would wait for their gradients.
+- Parameters that the loss does not use are named: on several ranks DDP would wait for their gradients.
 - One backward pass: after its first one DDP lays its buckets out anew, in the order in which gradients came. On three
   or more ranks the layout decides in which order the ranks' parts of a gradient are added, and with it the last bit.
   Without this pass the first step after a resume would run in the layout that an uninterrupted run had in its very
   first step only.
 
 The task's loss is called as seldom as that allows: twice with a few samples, and with the whole batch only where the
-layout needs it or a parameter seems unused. Everything is put back as it was: the run has the same bits with and
-without.
+layout needs it or a parameter seems unused. Everything is restored: the run has the same bits with and without.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,12 +25,15 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from drumline.checkpoint.rng import capture_rng, restore_rng
 from drumline.config.schema import Config
+from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import gather_json
+from drumline.engine.evaluate import evaluation_mode
 from drumline.engine.job import Job
 from drumline.engine.steps.eager import FIND_UNUSED, LossParts, loss_function
-from drumline.engine.steps.rehearsal import evaluation_mode, rehearsed
 from drumline.errors import UsageError
+from drumline.tasks.base import Task
 from drumline.watch.beats.phase import Phase
 
 # The sum of two numbers does not depend on their order.
@@ -39,35 +43,50 @@ FEW_SAMPLES = 8
 NAMED = 5
 
 
-def warm_up(job: Job, config: Config, *, report: Callable[[str], None]) -> None:
-    """Collective: forward passes on the next batch, and a backward pass where the layout needs it. `report` is given a
-    sentence for the log."""
+def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> None:
+    """Collective: forward passes on the next batch, and a backward pass where the layout needs it. `note` logs a
+    sentence."""
     job.ddp.beat.mark(Phase.START)
     dist = config.dist
     all_used = check_few_samples(job)
-    # The elastic step names them itself: of every shard.
+    # The elastic step names them itself, for every shard.
     names_unused = not (
         dist.find_unused_parameters or dist.static_graph or config.train.exact == "elastic" or all_used
     )
-    for _ in range(max(_num_layout_passes(job, static_graph=dist.static_graph), int(names_unused))):
+    layout_passes = 0
+    if isinstance(job.applied, DistributedDataParallel):
+        # With a static graph DDP learns the graph in its first backward pass, which must not be one under no_sync, and
+        # the layout is settled by the second pass only.
+        layout_passes = 2 if dist.static_graph else int(job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER)
+    for _ in range(max(layout_passes, int(names_unused))):
         job.ddp.beat.mark(Phase.START)
-        with rehearsed(job) as task:
+        with dry_run(job) as task:
             batch = job.loader.preview()
             with job.autocast:
                 loss = None if batch is None else job.applied(loss_function(task), batch)
             if names_unused:
-                _name_unused(job, loss, report)
+                _name_unused(job, loss, note)
             if loss is not None:
                 (loss.total * 0.0).backward()
         job.optimizer.zero_grad(set_to_none=True)
 
 
-def _num_layout_passes(job: Job, *, static_graph: bool) -> int:
-    """With a static graph DDP learns the graph in its first backward pass, which must not be one under no_sync, and
-    the layout is settled by the second pass only."""
-    if not isinstance(job.applied, DistributedDataParallel):
-        return 0
-    return 2 if static_graph else int(job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER)
+@contextmanager
+def dry_run(job: Job) -> Iterator[Task]:
+    """Call the task's loss outside a step, on the copy of the task that this gives. Afterwards random numbers, buffers,
+    modes and what modules keep are as they were."""
+    rng, buffers = capture_rng(job.ddp.device), LiveBuffers(job.model)
+    before = buffers.keep()
+    attributes = [(module, dict(vars(module))) for module in job.model.modules()]
+    try:
+        # What its loss sets, to count calls for example, is set in the copy.
+        yield copy.copy(job.task)
+    finally:
+        for module, kept in attributes:
+            vars(module).clear()
+            vars(module).update(kept)
+        buffers.put_back(before)
+        restore_rng(rng, job.ddp.device)
 
 
 def check_few_samples(job: Job) -> bool:
@@ -89,7 +108,7 @@ def check_few_samples(job: Job) -> bool:
     if second is not None and is_a_mean(_numbers(first, size), _numbers(second, 2 * size)):
         name = type(job.task).__name__
         raise UsageError(
-            f"{name}.loss() gives a mean, and Loss takes a sum: {first.total.item():.4g} for {size} samples, and "
+            f"{name}.loss() returns a mean, but Loss takes a sum: {first.total.item():.4g} for {size} samples, and "
             f"{second.total.item():.4g} for the same samples twice. It would be divided by the number of samples again",
             next_step='return Loss.mean(value, count), or use reduction="sum"; if it is a sum, set check_mean = False '
             f"in {name}",
@@ -99,9 +118,9 @@ def check_few_samples(job: Job) -> bool:
 
 def _try_loss(job: Job, batch: Any) -> LossParts | None:
     """With a new copy of the task, and the same random numbers each time. None: it failed; if that is an error, the
-    first step has it too."""
+    first step raises it too."""
     try:
-        with rehearsed(job) as task, evaluation_mode(job.model), job.autocast:
+        with dry_run(job) as task, evaluation_mode(job.model), job.autocast:
             return loss_function(task)(job.model, batch)
     except Exception:
         return None
@@ -121,17 +140,17 @@ def is_a_mean(once: tuple[float, float], twice: tuple[float, float]) -> bool:
     )
 
 
-def _name_unused(job: Job, loss: LossParts | None, report: Callable[[str], None]) -> None:
-    """Collective: which parameters that are trained this loss does not use, on whichever rank."""
+def _name_unused(job: Job, loss: LossParts | None, note: Callable[[str], None]) -> None:
+    """Collective: which trained parameters this loss does not use, on any rank."""
     mine = [] if loss is None else unused_parameters(job.model, loss.total)
     unused = sorted({name for names in gather_json(mine, device=job.ddp.device) for name in names})
     if not unused:
         return
     more = f" and {len(unused) - NAMED} more" if len(unused) > NAMED else ""
-    what = f"parameters that have no part in the loss: {', '.join(unused[:NAMED])}{more}"
+    what = f"the loss does not use these parameters: {', '.join(unused[:NAMED])}{more}"
     if job.ddp.world_size > 1:
         raise UsageError(what, next_step=FIND_UNUSED)
-    report(f"{what}; on several ranks this stops the run: {FIND_UNUSED}")
+    note(f"{what}; on several ranks this stops the run: {FIND_UNUSED}")
 
 
 def unused_parameters(model: nn.Module, total: Tensor) -> list[str]:

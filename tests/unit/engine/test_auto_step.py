@@ -9,7 +9,7 @@ from torch import Tensor
 
 from drumline.data.sharding import Cursor, Sharding, plan_step
 from drumline.data.steps import Step
-from drumline.engine.steps.auto import TIMED_STEPS, WARM_UP_STEPS, AutoStep
+from drumline.engine.steps.choice import TIMED_STEPS, WARM_UP_STEPS, AutoStep
 
 PLAN = plan_step(Cursor(), length=64, sharding=Sharding(batch_size=8, rank=0, world_size=1))
 
@@ -34,8 +34,8 @@ def test_each_way_is_tried_in_turn_and_the_fastest_is_kept() -> None:
     auto = AutoStep(
         {name: lambda name=name: Way(name, seconds[name], taken) for name in seconds},  # type: ignore[misc]
         device=torch.device("cpu"),
-        choose=chosen.append,
-        tell=said.append,
+        on_choice=chosen.append,
+        note=said.append,
     )
     each = WARM_UP_STEPS + TIMED_STEPS
     for _ in range(3 * each + 5):
@@ -45,7 +45,7 @@ def test_each_way_is_tried_in_turn_and_the_fastest_is_kept() -> None:
     assert taken == ["slow"] * each + ["fast"] * each + ["middling"] * each + ["fast"] * 5
     assert chosen == ["fast"]
     [sentence] = said
-    assert sentence.startswith("steps run as fast, the fastest here; time of a step against it: slow ")
+    assert sentence.startswith("steps run as fast, the fastest here; time per step relative to it: slow ")
     assert "fast 1.00" in sentence
 
 
@@ -57,8 +57,8 @@ def test_what_happens_between_steps_says_nothing_about_a_way() -> None:
     auto = AutoStep(
         {name: lambda name=name: Way(name, seconds[name], taken) for name in seconds},  # type: ignore[misc]
         device=torch.device("cpu"),
-        choose=chosen.append,
-        tell=lambda _: None,
+        on_choice=chosen.append,
+        note=lambda _: None,
     )
     for number in range(2 * (WARM_UP_STEPS + TIMED_STEPS)):
         auto(Step(PLAN, iter(())))

@@ -10,9 +10,8 @@ from torch import nn
 
 from drumline.config.schema import OptimConfig, TrainConfig
 from drumline.distributed.wrap import gains_from_channels_last
-from drumline.engine.job import _is_channels_last
+from drumline.engine.job import _is_channels_last, set_arithmetic
 from drumline.engine.optimizer import make_optimizer
-from drumline.engine.precision import set_arithmetic
 from drumline.models import GPT, MiniResNet
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from drumline.engine import recovery
-from drumline.engine.recovery import Fault, look_back
+from drumline.engine.recovery import EarlierFailure, look_back
 from drumline.engine.run_folder import RunFolder
 from drumline.metrics.events import Event, Reporter
 from drumline.metrics.wording import recovered_line
@@ -26,7 +25,7 @@ class Run:
 
     def start(self, *, is_restart: bool = True) -> tuple[Any, Any]:
         found = look_back(self.folder, is_restart=is_restart)
-        return found["refusal"], found["fault"]
+        return found["refusal"], found["failure"]
 
     def launch(self) -> str:
         return str(json.loads(self.folder.launch_file.read_text())["launch"])
@@ -52,9 +51,16 @@ def make_run(tmp_path: Path) -> Run:
 def test_three_times_the_same_step_is_enough(run: Run) -> None:
     first = run.launch()
     run.diagnose(57, alarm="failure")
-    refusal, fault = run.start()
+    refusal, failure = run.start()
     assert refusal is None
-    assert fault == {"cause": "killed", "rank": 1, "host": "b", "step": 57, "at": 105.0, "told_at": 107.5}
+    assert failure == {
+        "cause": "killed",
+        "rank": 1,
+        "host": "b",
+        "step": 57,
+        "failed_at": 105.0,
+        "diagnosed_at": 107.5,
+    }
     run.diagnose(60, rank=2)
     run.diagnose(57, rank=3)  # after a cut each side has a alarm for it; it was one start that ended
     assert run.start()[1]["rank"] == 2
@@ -66,11 +72,12 @@ def test_three_times_the_same_step_is_enough(run: Run) -> None:
     assert run.launch() == first
     refusal, _ = run.start()
     assert refusal == (
-        "the run has failed 3 times at step 57, and is not started again:\n"
+        "the run has failed 3 times at step 57 and is not restarted:\n"
         "  - gone\n"
         "  - b does not answer\n"
         "  - stuck in __getitem__",
-        f"see {run.folder.diagnoses} and mend the cause; the same command then goes on from the newest checkpoint",
+        f"see {run.folder.diagnoses} and fix the cause, then rerun the same command to resume from the newest "
+        "checkpoint",
     )
     run.diagnose(None, alarm="failure", cause="exception", what="the refusal, as a sidecar sees it")
     assert tuple(run.start()[0]) == refusal, "under torchrun, which starts it again all the same"
@@ -83,12 +90,12 @@ def test_what_was_only_told_or_has_no_step_does_not_count(run: Run) -> None:
         run.diagnose(3, alarm="stall")
         run.diagnose(3, action="report")
         run.diagnose(None)
-        refusal, fault = run.start()
+        refusal, failure = run.start()
         assert refusal is None
-        assert fault["step"] is None
+        assert failure["step"] is None
     run.diagnose(8, action="stop")
     refusal, _ = run.start()
-    assert refusal[0] == "the run was stopped at step 8, and is not started again: gone"
+    assert refusal[0] == "the run was stopped at step 8 and is not restarted: gone"
     run.diagnose(None, alarm="failure")
     assert tuple(run.start()[0]) == refusal
 
@@ -116,9 +123,11 @@ def test_the_time_from_fault_to_step_is_told(
 ) -> None:
     events: list[Event] = []
     monkeypatch.setattr(recovery.time, "time", lambda: 112.0)
-    fault = Fault(cause=cause, rank=rank, host="b", step=fault_step, at=100.0, told_at=103.0)
+    failure = EarlierFailure(
+        cause=cause, rank=rank, host="b", step=fault_step, failed_at=100.0, diagnosed_at=103.0
+    )
     with Reporter([events.append], rank=0, host="a") as reporter:
-        fault.tell_recovery(reporter, resumed_from=50, step=51, device=torch.device("cpu"))
+        failure.report(reporter, step=51)
     (event,) = events
     assert (event["kind"], event["step"], event["seconds"], event["seconds_to_diagnosis"]) == (
         "recovered",

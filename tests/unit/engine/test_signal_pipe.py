@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from drumline.engine.signal_pipe import SignalPipe
+from drumline.engine.preemption import SignalPipe
 
 
 def test_signals_arrive_and_do_nothing_else() -> None:
@@ -17,7 +17,7 @@ def test_signals_arrive_and_do_nothing_else() -> None:
     assert pipe.wait(5) == [signal.SIGUSR1, signal.SIGUSR1]
     pipe.wake()
     assert pipe.wait(5) == []
-    pipe.close(stay_deaf=False)
+    pipe.close(restore=True)
     assert signal.getsignal(signal.SIGUSR1) is before
     assert signal.set_wakeup_fd(-1) == -1
 
@@ -31,4 +31,4 @@ def test_a_signal_to_a_forked_child_is_the_childs_own() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGUSR1
         assert pipe.wait(0) == []
     finally:
-        pipe.close(stay_deaf=False)
+        pipe.close(restore=True)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
-from drumline.engine.start_clock import StartClock, start_clock
+from drumline.engine.run_events import StartClock, start_clock
 from drumline.launch.rank_environment import COMMAND_START, now, process_start
 from drumline.metrics.events import Reporter
 
 
 def told(clock: StartClock) -> dict[str, Any]:
     events: list[Any] = []
-    clock.tell(Reporter([events.append], rank=0, host="here"), step=1, device=torch.device("cpu"))
+    clock.report(Reporter([events.append], rank=0, host="here"), step=1)
     return dict(events[0])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from drumline.engine.trace_hashes import hash_json, hash_samples, hash_tensor
+from drumline.engine.trace import hash_json, hash_samples, hash_tensor
 
 Pair = namedtuple("Pair", ["image", "label"])
 

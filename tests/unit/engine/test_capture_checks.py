@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from drumline.engine.steps.capturable import hooked, not_fixed, place_of, seen_to_change
+from drumline.engine.steps.capture_checks import find_hook, find_uncopyable, host_changes, user_line
 
 CPU = torch.device("cpu")
 
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 def found(change: Callable[[Net], Any], task: object | None = None) -> list[str]:
     model = Net()
-    with seen_to_change(model, task or object.__new__(Task)) as reasons:
+    with host_changes(model, task or object.__new__(Task)) as reasons:
         model(torch.ones(4, 2))
         change(model)
     return reasons
@@ -101,7 +101,7 @@ def test_hooks_are_named() -> None:
         model = Net()
         optimizer = SGD(model.parameters(), lr=0.1)
         add(model, optimizer)
-        return hooked(model, optimizer)
+        return find_hook(model, optimizer)
 
     assert reason(lambda model, optimizer: None) is None
     end = "has a hook, which a replayed step would not call"
@@ -126,19 +126,19 @@ def test_hooks_are_named() -> None:
 
 
 def test_a_batch_of_tensors_and_plain_values_is_fine_and_others_are_named() -> None:
-    assert not_fixed([torch.ones(2), 3, "text", None, 0.5], CPU) is None
-    assert not_fixed([torch.ones(2), object()], CPU) == (
-        "a batch holds a object, which cannot be copied into the place of another"
+    assert find_uncopyable([torch.ones(2), 3, "text", None, 0.5], CPU) is None
+    assert find_uncopyable([torch.ones(2), object()], CPU) == (
+        "a batch holds a object, which cannot be copied into captured memory"
     )
-    assert not_fixed([torch.ones(2, device="meta")], CPU) == (
+    assert find_uncopyable([torch.ones(2, device="meta")], CPU) == (
         "a batch holds a tensor that is not a plain one on cpu (torch.strided, meta)"
     )
 
 
-def test_the_place_of_an_error_is_the_users() -> None:
+def test_the_user_line_an_error_is_the_users() -> None:
     def users_code() -> None:
         torch.ones(2).reshape(3)
 
     with pytest.raises(RuntimeError) as raised:
         users_code()
-    assert place_of(raised.value).startswith(" at test_capturable.py:")
+    assert user_line(raised.value).startswith(" at test_capture_checks.py:")

@@ -6,10 +6,25 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from drumline.data.steps import MicroBatch, Step
+
+CAPTURING = ("graph", "compiled_graph", "auto")
+"""The values of `train.step` that capture a graph, or may do so."""
+
+
+def leave_default_stream(device: torch.device) -> None:
+    """Make a new stream current: CUDA cannot capture the default stream, and a step is captured on the stream that it
+    was warmed up on. Call it before the model is built: autograd remembers each parameter's first stream."""
+    if torch.cuda.current_stream(device) == torch.cuda.default_stream(device):
+        own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        own.wait_stream(torch.cuda.default_stream(device))
+        torch.cuda.set_stream(own)
 
 
 class Shape:
@@ -24,17 +39,16 @@ class Shape:
             step.plan.global_size,
             tuple((micro.size, micro.is_last) for micro in micro_batches),
             tuple(map(repr, self.nesting)),
-            tuple(map(_form, self.leaves)),
+            tuple(
+                (leaf.dtype, leaf.shape, leaf.stride(), leaf.requires_grad)
+                if isinstance(leaf, Tensor)
+                else repr(leaf)
+                for leaf in self.leaves
+            ),
         )
 
     def __str__(self) -> str:
         return ", ".join(str(list(tensor.shape)) for tensor in self.tensors[:4])
-
-
-def _form(leaf: Any) -> Hashable:
-    if isinstance(leaf, Tensor):
-        return (leaf.dtype, leaf.shape, leaf.stride(), leaf.requires_grad)
-    return repr(leaf)
 
 
 class CapturedStep:
@@ -57,16 +71,13 @@ class CapturedStep:
             for nesting in shape.nesting
         ]
         fixed = [micro._replace(data=data) for micro, data in zip(micro_batches, batches, strict=True)]
-        # The graph gets a workspace for cuBLAS in memory of its own. That of the steps before is anybody's to give back
-        # (Lightning and torch's compiler do), and a graph would go on writing to it. There is no public name for it.
+        # The graph gets a workspace for cuBLAS in memory of its own. Others (Lightning, torch's compiler) may free that
+        # of the steps before, and a graph would keep writing to it. There is no public name for it.
         torch._C._cuda_clearCublasWorkspaces()
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads (the writer of checkpoints, NCCL's watchdog) go on with their own business.
+        # Other threads (the writer of checkpoints, NCCL's watchdog) may use CUDA during the capture.
         with torch.cuda.graph(
-            self._graph,
-            pool=pool,
-            stream=torch.cuda.current_stream(),
-            capture_error_mode="thread_local",
+            self._graph, pool=pool, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
         ):
             run(step._replace(micro_batches=iter(fixed)))
 
@@ -77,15 +88,15 @@ class CapturedStep:
 
     def release(self) -> None:
         """Wait for the last replay, then destroy the graph, whoever else refers to it. The process group cannot be
-        destroyed before: NCCL waits without end for every graph with a collective in it."""
+        destroyed before: NCCL waits forever for every graph with a collective in it."""
         torch.cuda.synchronize()
         self._graph.reset()
 
 
-def repair(device: torch.device, pool: Any, rng: Tensor) -> None:
+def end_failed_capture(device: torch.device, pool: Any, rng: Tensor) -> None:
     """After a capture that failed, torch believes that it still captures: random numbers would be refused, and memory
-    that other streams have used would never be given back. `rng`: the generator's state before. torch has no public
-    name for the latter."""
+    that other streams have used would never be freed. `rng`: the generator's state before. torch has no public name for
+    the latter."""
     fresh = torch.Generator(device)
     fresh.set_state(rng)
     torch.cuda.default_generators[device.index].graphsafe_set_state(fresh.graphsafe_get_state())
@@ -93,3 +104,18 @@ def repair(device: torch.device, pool: Any, rng: Tensor) -> None:
         torch._C._cuda_endAllocateToPool(device.index, pool)
     except RuntimeError:
         return  # the capture had ended by itself
+
+
+def undo_partial_step(applied: nn.Module, optimizer: Optimizer, scaler: GradScaler | None) -> None:
+    """After a step that failed half way: reset gradients, DDP's reducer and the scaler, so that it can be taken again.
+    torch has no public names for the last two."""
+    optimizer.zero_grad(set_to_none=True)
+    if isinstance(applied, DistributedDataParallel):
+        # Only where the backward pass had begun: after a reset DDP lays out its buckets anew, which all ranks must do
+        # together. So this is for what fails on every rank, as an operation does that cannot be captured.
+        try:
+            applied.reducer._check_reducer_finalized()
+        except RuntimeError:
+            applied.reducer._reset_state()
+    if scaler is not None:
+        scaler._per_optimizer_states.clear()

@@ -1,21 +1,23 @@
-"""What a checkpoint remembers of the run that made it, and what has changed when it is resumed."""
+"""What the user asked for, and how that differs from what the checkpoint was trained with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from drumline.config.schema import Config
 from drumline.distributed.determinism import machine_facts
 from drumline.engine.job import Job, flat
-from drumline.engine.request import Request
 from drumline.errors import UsageError
 
-# Settings that say how a run is watched and kept, not what it computes.
+# Settings that do not change what a run computes.
 FREE_TO_CHANGE = (
     "log.",
     "checkpoint.",
     "watch.",
-    "dist.device",  # the machine's facts tell
+    "dist.device",  # the machine's facts show it
     "dist.threads",
     "dist.same_code",
     "dist.start_timeout_s",
@@ -30,10 +32,28 @@ FREE_TO_CHANGE = (
 )
 
 
+@dataclass(frozen=True)
+class RunRequest:
+    """A task, its settings and folder, and the arguments of the command."""
+
+    task: str
+    config: Config
+    run: Path
+    fresh: bool
+    command: tuple[str, ...]
+
+
 def facts_of(
-    request: Request, job: Job, *, before: Mapping[str, Any] | None = None, step: int = 0
+    request: RunRequest, job: Job, *, before: Mapping[str, Any] | None = None, step: int = 0
 ) -> dict[str, Any]:
-    """What a checkpoint remembers of the run, for whoever resumes it. `before`: what the one of `step` did."""
+    """What a checkpoint records about the run. `before`: the same of the checkpoint at `step` that it resumes from."""
+    history = []
+    if before is not None:
+        changed = {name: {"from": a, "to": b} for name, (a, b) in changed_settings(before, request).items()}
+        reset = {"optimizer": "reset"} if resets_optimizer(before, request) else {}
+        history = [*before.get("history", [])]
+        if changed or reset:
+            history.append({"step": step, "changed": changed, **reset})
     return {
         "task": request.task,
         "config": flat(request.config),
@@ -41,14 +61,14 @@ def facts_of(
         "batch_size": job.batch.size,
         "data": job.data_fingerprint,
         "machine": machine_facts(job.ddp.device),
-        # What `--train.step auto` has come to: measured again, it might come to another.
+        # What `--train.step auto` chose: measured again, it might choose another.
         "step": (before or {}).get("step"),
-        "history": [] if before is None else [*before.get("history", []), *_entry(before, request, step)],
+        "history": history,
     }
 
 
-def changed_settings(before: Mapping[str, Any], request: Request) -> dict[str, tuple[Any, Any]]:
-    """The settings by name, from -> to, that are not those of the checkpoint and may change what comes of the run."""
+def changed_settings(before: Mapping[str, Any], request: RunRequest) -> dict[str, tuple[Any, Any]]:
+    """The settings by name, from -> to, that are not those of the checkpoint and may change the result."""
     old, new = before["config"], flat(request.config)
     changed = {
         name: (old[name], new[name])
@@ -60,23 +80,16 @@ def changed_settings(before: Mapping[str, Any], request: Request) -> dict[str, t
     return changed if tasks[0] == tasks[1] else {"task": tasks, **changed}
 
 
-def resets_optimizer(before: Mapping[str, Any], request: Request) -> bool:
-    """Whether the optimizer starts anew: asked for now, and not yet of this one when the checkpoint was made."""
+def resets_optimizer(before: Mapping[str, Any], request: RunRequest) -> bool:
+    """Whether --optim.reset applies now: not if the checkpoint was already trained under it."""
     old, optim = before["config"], request.config.optim
     return optim.reset and not (old.get("optim.reset", False) and old["optim.name"] == optim.name)
 
 
-def _entry(before: Mapping[str, Any], request: Request, step: int) -> list[dict[str, Any]]:
-    """What this start adds to the history of settings: nothing, if it changes none."""
-    changed = {
-        name: {"from": old, "to": new} for name, (old, new) in changed_settings(before, request).items()
-    }
-    reset = {"optimizer": "reset"} if resets_optimizer(before, request) else {}
-    return [{"step": step, "changed": changed, **reset}] if changed or reset else []
-
-
-def check_not_finished(before: Mapping[str, Any], request: Request, *, step: int, total_steps: int) -> None:
-    """Refuse to show the result of a run that has finished as that of other settings."""
+def check_not_finished(
+    before: Mapping[str, Any], request: RunRequest, *, step: int, total_steps: int
+) -> None:
+    """Refuse to show the result of a finished run as that of other settings."""
     changed = changed_settings(before, request)
     changed.pop("train.on_nan", None)
     if step < total_steps or not changed:
@@ -84,16 +97,16 @@ def check_not_finished(before: Mapping[str, Any], request: Request, *, step: int
     texts = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items())
     reached = f"has finished at step {step}"
     if not changed.keys().isdisjoint({"train.epochs", "train.steps"}):
-        reached = f"has reached step {step}, where train.epochs or train.steps now ends it or before"
+        reached = f"is at step {step}, at or after the end that train.epochs or train.steps now set"
     raise UsageError(
         f"the run in {request.run} {reached}, and was trained with other settings: {texts}",
-        next_step="--fresh starts anew (the earlier run is moved aside), --run DIR trains in another folder; to train "
-        "further, raise train.epochs or train.steps",
+        next_step="start a new run with --fresh (the earlier run is moved aside) or --run DIR; to train further, raise "
+        "train.epochs or train.steps",
     )
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], request: Request) -> list[str]:
-    """What is not as it was when the checkpoint was made."""
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], request: RunRequest) -> list[str]:
+    """A sentence for everything that changed since the checkpoint and may change bits."""
     texts = [
         f"{name} changed since the checkpoint: {old} -> {new}"
         for name, (old, new) in changed_settings(before, request).items()
@@ -103,7 +116,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], request: Request)
     if before["world_size"] != now["world_size"] and request.config.train.exact != "elastic":
         texts.append(
             f"the number of ranks changed since the checkpoint: {before['world_size']} -> {now['world_size']}; the "
-            "same samples, but not the same bits (--train.exact elastic has both)"
+            "samples are the same, but not the bits (--train.exact elastic keeps both)"
         )
         return texts
     machine = before.get("machine", now["machine"])

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from drumline.engine.schedule import rate_factor, scaled_rate
+from drumline.config.schema import OptimConfig
+from drumline.engine.optimizer import peak_rate, rate_factor
 
 
-def factors(schedule: str, total_steps: int, **settings: float) -> list[float]:
-    return [
-        rate_factor(s, total_steps=total_steps, schedule=schedule, **settings) for s in range(total_steps)
-    ]  # type: ignore[arg-type]
+def factors(schedule: str, total_steps: int, **settings: Any) -> list[float]:
+    optim = OptimConfig(schedule=schedule, **settings)
+    return [rate_factor(optim, step, total_steps=total_steps) for step in range(total_steps)]
 
 
 def test_warm_up_rises_in_equal_parts_and_reaches_the_peak() -> None:
@@ -16,9 +18,9 @@ def test_warm_up_rises_in_equal_parts_and_reaches_the_peak() -> None:
 
 
 def test_linear_falls_to_its_final_share() -> None:
-    rates = factors("linear", 5, final_ratio=0.5)
+    rates = factors("linear", 5, final_lr_ratio=0.5)
     assert rates == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6])
-    assert rate_factor(5, total_steps=5, schedule="linear", final_ratio=0.5) == 0.5
+    assert rate_factor(OptimConfig(schedule="linear", final_lr_ratio=0.5), 5, total_steps=5) == 0.5
 
 
 def test_cosine_is_half_way_in_the_middle() -> None:
@@ -37,9 +39,11 @@ def test_warm_up_delays_the_shape() -> None:
 
 
 def test_past_the_end_the_rate_stays() -> None:
-    assert rate_factor(99, total_steps=10, schedule="cosine", final_ratio=0.1) == pytest.approx(0.1)
+    assert rate_factor(
+        OptimConfig(schedule="cosine", final_lr_ratio=0.1), 99, total_steps=10
+    ) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("rule", "rate"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
 def test_a_growing_batch_scales_the_rate(rule: str, rate: float) -> None:
-    assert scaled_rate(0.1, rule=rule, world_size=4) == pytest.approx(rate)
+    assert peak_rate(OptimConfig(lr=0.1, scale_lr=rule), world_size=4) == pytest.approx(rate)

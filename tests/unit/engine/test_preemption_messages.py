@@ -1,4 +1,4 @@
-"""What a rank says that was told to leave and cannot save."""
+"""What a rank reports that is preempted and cannot save."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_ranks_that_do_not_answer_are_named_by_the_one_that_asked_first(
     told: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     preemption: Any = Preemption()
-    preemption._place, preemption._told = {"host": "node-a", "rank": 0}, (signal.SIGTERM, 0.0)
+    preemption._place, preemption._first = {"host": "node-a", "rank": 0}, (signal.SIGTERM, 0.0)
     preemption._vote = GivenUp(told)
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
@@ -40,8 +40,8 @@ def test_ranks_that_do_not_answer_are_named_by_the_one_that_asked_first(
     assert "".join(capfd.readouterr()) == (
         ""
         if told
-        else "drumline: rank 0 on node-a, told to leave by SIGTERM, ends without a save: ranks 1, 4-6 did not answer\n"
-        "  next: see what that rank does; the same command goes on from the newest checkpoint\n"
+        else "drumline: rank 0 on node-a received SIGTERM and exits without a save: ranks 1, 4-6 did not answer\n"
+        "  next: find out what blocks ranks 1, 4-6; rerun the same command to resume from the newest checkpoint\n"
     )
 
 
@@ -57,6 +57,6 @@ def test_a_notice_that_the_others_do_not_answer_is_told_once_and_the_run_goes_on
     preemption._tick()
     assert (ended, preemption.is_asked) == ([], False)
     assert [record.getMessage() for record in caplog.records] == [
-        "told to leave by a notice at leave.txt, but ranks 1, 4-6 did not answer: the run goes on, and what it does is "
-        "lost from its newest checkpoint on when the machine goes"
+        "received a notice at leave.txt, but ranks 1, 4-6 did not answer: the run continues; if the machine is taken "
+        "away, the steps after the newest checkpoint are lost"
     ]

@@ -1,6 +1,6 @@
-"""Whether a step may be captured: replayed, no Python runs any more, so all that Python decides must stay as it is.
+"""Whether a step may be captured: no Python runs in a replay, so nothing that Python decides may change.
 
-Each check gives the reason why not, as the end of a sentence, or None. What cannot be found out from outside is what
+Each check returns the reason why not, as the end of a sentence, or None. What cannot be found from outside is what
 the user's code reads elsewhere (a file, a global): the docs say so.
 """
 
@@ -22,12 +22,7 @@ from torch.nn.modules import module as module_hooks
 from torch.optim import Optimizer
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_GLOBAL_HOOKS = (
-    "_global_forward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_backward_pre_hooks",
-)
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _PLAIN = (bool, int, float, str, type(None))
 _CONTAINERS = (list, tuple, set, dict, deque)
@@ -36,8 +31,8 @@ _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2
 _SYNCHRONISING = "called a synchronizing CUDA operation"
 
 
-def hooked(model: nn.Module, optimizer: Optimizer) -> str | None:
-    """A hook is Python that would no longer be called."""
+def find_hook(model: nn.Module, optimizer: Optimizer) -> str | None:
+    """A hook is Python that a replay would not call."""
     for name, module in model.named_modules():
         if any(getattr(module, hooks, None) for hooks in _HOOKS):
             return f"{name or type(model).__name__} has a hook, which a replayed step would not call"
@@ -51,37 +46,49 @@ def hooked(model: nn.Module, optimizer: Optimizer) -> str | None:
     return None
 
 
-def not_fixed(leaves: Iterable[Any], device: torch.device) -> str | None:
-    """A batch is copied into the place that was captured: tensors on the device, and besides them plain values only."""
+def find_uncopyable(leaves: Iterable[Any], device: torch.device) -> str | None:
+    """A batch is copied into the captured memory: it must be tensors on the device, and plain values."""
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             if leaf.layout is not torch.strided or leaf.device != device:
                 return f"a batch holds a tensor that is not a plain one on {device} ({leaf.layout}, {leaf.device})"
         elif not isinstance(leaf, _PLAIN):
-            return f"a batch holds a {type(leaf).__name__}, which cannot be copied into the place of another"
+            return f"a batch holds a {type(leaf).__name__}, which cannot be copied into captured memory"
     return None
 
 
 @contextmanager
 def observed(model: nn.Module, task: object) -> Iterator[list[str]]:
-    """Take one step inside, operation by operation; afterwards the list holds what speaks against a capture."""
-    with warnings.catch_warnings(record=True) as caught, seen_to_change(model, task) as reasons:
+    """Take one eager step inside; afterwards the list holds the reasons against a capture."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught, host_changes(model, task) as reasons:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that it does not find every kind of waiting yet
+            torch.cuda.set_sync_debug_mode("warn")
         warnings.simplefilter("always")
-        with _waiting_is_told():
+        try:
             yield reasons
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    waits = []
     for warning in caught:
-        if _SYNCHRONISING not in str(warning.message):
+        if _SYNCHRONISING in str(warning.message):
+            waits.append(f"it waits for the device at {Path(warning.filename).name}:{warning.lineno}")
+        else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    reasons[:0] = _waited(caught)
+    reasons[:0] = waits
 
 
 @contextmanager
-def seen_to_change(model: nn.Module, task: object) -> Iterator[list[str]]:
-    """The part of it that concerns the host: what Python draws, counts or replaces while the step is taken."""
+def host_changes(model: nn.Module, task: object) -> Iterator[list[str]]:
+    """Afterwards the list names what Python drew, counted or replaced inside."""
     reasons: list[str] = []
     generators, attributes, tensors = _generators(), _attributes(model, task), _tensors(model, task)
     yield reasons
-    reasons += _drawn(generators)
+    reasons += [
+        f"it draws random numbers on the host ({name}), and a replayed step would repeat the same ones"
+        for name, _, _ in _differences(generators, _generators())
+    ]
     reasons += [
         f"{name} changes from step to step ({before}, then {now})"
         for name, before, now in _differences(attributes, _attributes(model, task))
@@ -89,26 +96,6 @@ def seen_to_change(model: nn.Module, task: object) -> Iterator[list[str]]:
     reasons += [
         f"{name} is replaced by another tensor in every step"
         for name, _, _ in _differences(tensors, _tensors(model, task))
-    ]
-
-
-@contextmanager
-def _waiting_is_told() -> Iterator[None]:
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it does not find every kind of waiting yet
-        torch.cuda.set_sync_debug_mode("warn")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
-def _waited(caught: Iterable[warnings.WarningMessage]) -> list[str]:
-    return [
-        f"it waits for the device at {Path(warning.filename).name}:{warning.lineno}"
-        for warning in caught
-        if _SYNCHRONISING in str(warning.message)
     ]
 
 
@@ -120,44 +107,33 @@ def _generators() -> dict[str, Any]:
     }
 
 
-def _drawn(before: dict[str, Any]) -> list[str]:
-    return [
-        f"it draws random numbers on the host ({name}), and a replayed step would repeat the same ones"
-        for name, state in _generators().items()
-        if state != before[name]
-    ]
-
-
 def _kept(model: nn.Module, task: object) -> Iterator[tuple[str, Any]]:
     """What modules and the task keep, by name."""
-    owners = {
-        type(task).__name__: task,
-        **{name or type(model).__name__: module for name, module in model.named_modules()},
-    }
-    for owner, holder in owners.items():
+    modules = {name or type(model).__name__: module for name, module in model.named_modules()}
+    for owner, holder in {type(task).__name__: task, **modules}.items():
         yield from (
             (f"{owner}.{name}", value) for name, value in vars(holder).items() if name not in _OF_TORCH
         )
 
 
 def _attributes(model: nn.Module, task: object) -> dict[str, str]:
-    """Of that, the plain values and what holds several, as texts."""
+    """Plain values and containers as text. Not the value: NaN differs from itself, and a container stays the same
+    object when it grows."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        inner = value.values() if isinstance(value, dict) else value
+        is_short = len(value) <= 8 and all(isinstance(one, _PLAIN) for one in inner)
+        return repr(value) if is_short else f"a {type(value).__name__} of {len(value)}"
+
     return {
-        name: _text(value) for name, value in _kept(model, task) if isinstance(value, _PLAIN + _CONTAINERS)
+        name: text(value) for name, value in _kept(model, task) if isinstance(value, _PLAIN + _CONTAINERS)
     }
 
 
-def _text(value: Any) -> str:
-    """Not the value: NaN differs from itself, and a container is the same one when it has grown."""
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    inner = value.values() if isinstance(value, dict) else value
-    is_short = len(value) <= 8 and all(isinstance(one, _PLAIN) for one in inner)
-    return repr(value) if is_short else f"a {type(value).__name__} of {len(value)}"
-
-
 def _tensors(model: nn.Module, task: object) -> dict[str, int]:
-    """Where buffers lie, and which tensors are kept besides. Not those with a graph: no later step reads them."""
+    """Where buffers lie, and which other tensors are kept. Not those with a graph: no later step reads them."""
     buffers = {f"the buffer {name}": buffer.data_ptr() for name, buffer in model.named_buffers()}
     others = {
         f"the tensor {name}": id(value)
@@ -172,8 +148,8 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str,
     return [(name, before.get(name), now.get(name)) for name in names]
 
 
-def place_of(error: BaseException) -> str:
-    """` at FILE:LINE`: where in the user's code it came from, if it did."""
+def user_line(error: BaseException) -> str:
+    """` at FILE:LINE`, where in the user's code an error came from, or nothing."""
     first = error.__context__ or error
     frames = traceback.extract_tb(first.__traceback__)
     own = [frame for frame in frames if not any(part in frame.filename for part in _NOT_THE_USERS)]
