@@ -25,10 +25,16 @@ check: .venv/ready ## style, types and import order
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+quick: check ## style, types and unit tests: what to run before a commit
+	$(BIN)/python -m pytest --quiet --numprocesses 3 --dist worksteal tests/unit
+
+docs: .venv/ready ## the documentation as a site in build/site; a broken link or reference is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 tools: ## get what tests/multinode needs from apt, where that may be
 	@tests/multinode/install.sh
 
-test: check tools ## everything that must pass before a change lands
+test: check docs tools ## everything that must pass before a change lands
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal
 
 test-newest: tools ## the suite against the newest torch that pip finds, in a venv of its own
@@ -86,4 +92,4 @@ soak-demo: .venv/ready ## the demo to its end: does it still learn to read digit
 clean: ## remove what the targets above made
 	rm -rf .venv .venv-newest runs build *.egg-info $(LINT)/build $(LINT)/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo check tools test bench bench-gpu bench-exact bench-doctor bench-preflight bench-watch bench-lint soak-exact soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean
+.PHONY: help setup demo check quick docs tools test bench bench-gpu bench-exact bench-doctor bench-preflight bench-watch bench-lint soak-exact soak-demo soak-restarts soak-faults soak-storm soak-calm soak-forks test-newest clean

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+import drumline
 from drumline.cli import doctor, launch_flags
 from drumline.cli.launch_command import split_command
 from drumline.cli.train_command import OWN_FLAGS
@@ -32,6 +33,7 @@ from tests.ranks import free_port
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+OTHER_PAGES = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 FEWEST_PAGES, FEWEST_COMMANDS, FEWEST_PYTHON = 10, 20, 6
 FENCE = re.compile(r"^```(\S*) ?(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 FILE_NAME = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
@@ -258,7 +260,7 @@ def test_what_is_not_run_says_why() -> None:
                 assert REASON in block.paragraph_above, f"{page.name}: {block.text}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in LINK.findall(page.read_text()):
         if not link.startswith(("https://", "http://")):
@@ -274,7 +276,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda page: page.stem)
 def test_settings_and_flags_exist(page: Path) -> None:
     text = page.read_text()
     for name in SETTING.findall(text):
@@ -289,3 +291,14 @@ def test_settings_and_flags_exist(page: Path) -> None:
     for line in text.replace("\\\n", " ").splitlines():
         for flag in FLAG.findall(line.partition("drumline train ")[2].partition(" | ")[0]):
             assert "." in flag or flag in OWN_FLAGS, f"{page.name} gives `drumline train` --{flag}"
+
+
+def test_the_api_page_has_every_public_name() -> None:
+    listed = re.findall(r"^::: (.+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    homes = {f"{home.__module__}.{home.__qualname__}" for home in map(drumline.__getattr__, drumline.__all__)}
+    assert set(listed) == homes
+
+
+def test_every_page_is_in_the_site() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in PAGES[1:] if f" {page.name}\n" not in site] == []
