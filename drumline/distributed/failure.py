@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 import torch.distributed as dist
 
 from drumline.errors import Place
-from drumline.launch.node.guard import parent_of
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.rank_environment import FailureRecord
+from drumline.processes import parent_of
 
 FIRST = "failure/first"
 CLAIM_WAIT_S = 2.0

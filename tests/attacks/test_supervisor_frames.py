@@ -24,7 +24,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "hello": {"host": "a", "protocol": 3},
     "refused": {"problems": [["no file", None]]},
     "started": {"ranks": [0], "world_size": 1, "start": 0, "restarts_left": 0},
-    "ruling": {"alarm": "hang", "action": "stop", "sentence": "x", "was_told": False, "is_last": True},
+    "diagnosis": {"alarm": "hang", "action": "stop", "sentence": "x", "was_printed": False, "is_last": True},
     "ended": {"code": 1, "last_words": ["x"]},
     "failed": {"rank": 0, "code": 1, "at": 1.5, "restarts_left": 1, "last_words": ["x"]},
     "lines": {"rank": None, "stream": "out", "lines": ["x"]},

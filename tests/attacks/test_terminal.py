@@ -165,8 +165,8 @@ def refusal_of_a_supervisor(text: str, path: Path, capsys: pytest.CaptureFixture
 @source
 def diagnosis_from_a_host(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     def act(controller: Controller) -> None:
-        controller._ruling_to_say = text
-        controller._say_ruling()
+        controller._diagnosis_to_print = text
+        controller._print_diagnosis()
 
     return on_screen(act, path)
 

@@ -233,7 +233,7 @@ def test_the_rank_that_raises_is_shown_first_and_once(tmp_path: Path, launcher: 
         result.stderr
     )
     assert "in loss" in result.stderr
-    assert "starting the ranks again" not in result.stderr, "it would fail at the same step"
+    assert "restarting the ranks" not in result.stderr, "it would fail at the same step"
     events = list(read_events(tmp_path / "runs" / "Broken" / "events" / "rank-00001.jsonl"))
     assert (events[-1]["kind"], events[-1]["message"]) == ("error", "ValueError: boom at four")
     log = (tmp_path / "runs" / "Broken" / "logs" / "rank-00001.log").read_text()
@@ -306,7 +306,7 @@ def test_a_rank_that_leaves_by_sys_exit_is_a_failure_of_its_own(tmp_path: Path) 
     assert result.returncode == 1
     assert result.stderr.count("error: sys.exit(0) was called before the end of the run [rank 1 on ") == 1
     assert result.stderr.count("sys.exit(0)") == 1, "one report"
-    assert "starting the ranks again" not in result.stderr
+    assert "restarting the ranks" not in result.stderr
 
 
 @pytest.mark.usefixtures("warm")

@@ -62,7 +62,7 @@ def starts_of(folder: Path, rank: int) -> list[dict[str, str]]:
     return [json.loads(line) for line in (folder / f"starts-{rank}").read_text().splitlines()]
 
 
-AGAIN = "drumline: starting the ranks again (restart 1 of {}); the script begins anew\n"
+AGAIN = "drumline: restarting the ranks (restart 1 of {}); the script starts from the beginning\n"
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_nodes_whose_ranks_are_all_ended_at_once_restart_together_once(tmp_path:
     for _, _, errors in ended:
         lines = Counter(line for line in errors.splitlines() if line.startswith("drumline:"))
         assert lines[f"drumline: {SENTENCE}"] >= 1, errors
-        assert sum(count for line, count in lines.items() if "starting the ranks again" in line) == 1
+        assert sum(count for line, count in lines.items() if "restarting the ranks" in line) == 1
 
 
 def test_a_watched_script_is_run_as_it_is(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_task_that_fails_at_the_same_step_three_times_stops_and_says_so(tmp_pa
         start("--procs", "2", "--max-restarts", "9", "mine.py:DiesAlways", cwd=tmp_path)
     )[0]
     assert code == 70, errors
-    assert errors.count("starting the ranks again") == 3, errors
+    assert errors.count("restarting the ranks") == 3, errors
     assert "error: the run has failed 3 times at step 3, and is not started again:\n" in errors
     host = socket.gethostname()
     assert errors.count(f"  - rank 1 on {host} was killed by SIGKILL at step 3, in forward") == 3

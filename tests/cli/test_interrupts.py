@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.launch.node.guard import descendants
+from drumline.processes import descendants
 from tests.conftest import children_that_stay
 
 ROOT = Path(__file__).parents[2]
@@ -133,7 +133,7 @@ def test_sigterm_before_there_are_ranks_leaves_with_its_own_code(tmp_path: Path)
     process.terminate()
     code, errors = ended(process)
     assert code == 75, errors
-    assert errors.count("drumline: told to leave before the first step") == 1
+    assert errors.count("drumline: stopped before the first step") == 1
 
 
 def test_an_interrupt_that_was_ignored_from_the_start_stays_ignored(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_a_task_that_cannot_start_is_not_started_again(tmp_path: Path) -> None:
     code, _, errors = launch("--procs", "1", "cifar10", "--data.dir", "nowhere", cwd=tmp_path)
     assert code == 3, errors
     assert errors.count("nowhere") == 1
-    assert "starting the ranks again" not in errors
+    assert "restarting the ranks" not in errors
 
 
 @pytest.mark.usefixtures("warm")
@@ -173,8 +173,9 @@ def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script:
     # Forked with torch loaded, a launcher could not tell PyTorch's store to keep quiet about lost connections.
     own = [[line for line in error.splitlines(True) if line.startswith("drumline:")] for *_, error in ended]
     assert ["".join(lines) for lines in own] == [
-        "drumline: starting the ranks again (restart 1 of 1); the script begins anew\n",
-        f"drumline: starting the ranks again (node 1 ({socket.gethostname()}) did so); the script begins anew\n",
+        "drumline: restarting the ranks (restart 1 of 1); the script starts from the beginning\n",
+        f"drumline: restarting the ranks (node 1 ({socket.gethostname()}) did so); the script starts from the "
+        "beginning\n",
     ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.launch.node.guard import marked
+from drumline.launch.node.guard import job_processes
 
 ROOT = Path(__file__).parents[2]
 # A rank in a session of its own, as torchrun starts it, with a child in another; the second one does not heed SIGTERM.
@@ -53,10 +53,10 @@ def test_ranks_end_with_the_launcher(tmp_path: Path, number: signal.Signals) -> 
         job, place = lines[0].split()
         folder = Path(place)
         assert folder.stat().st_mode & 0o777 == folder.parent.stat().st_mode & 0o777 == 0o700
-        wait_until(lambda: len(marked(job)) == 4)
+        wait_until(lambda: len(job_processes(job)) == 4)
         launcher.send_signal(number)
         launcher.wait(60)
-        wait_until(lambda: not marked(job))
+        wait_until(lambda: not job_processes(job))
         # The guard of a launcher that was killed does it a moment later.
         wait_until(lambda: not list(folder.parent.parent.glob(f"drumline-watch-{job[:8]}-*")))
     finally:

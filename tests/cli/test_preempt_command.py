@@ -77,7 +77,7 @@ def test_a_launched_task_leaves_by_a_signal_to_one_rank_and_to_the_launcher(tmp_
             launcher.terminate()
         output, errors = launcher.communicate(timeout=60)
         assert launcher.returncode == 75, (output, errors)
-        assert errors == ""  # neither "interrupted" nor "starting the ranks again"
+        assert errors == ""  # neither "interrupted" nor "restarting the ranks"
         marker = json.loads((run / "preempted.json").read_text())
         assert (marker["signal"], marker["rank"]) == ("SIGUSR1", 1) if told == "rank" else "SIGTERM"
         sentence = f"stopped at step {marker['step']}; the same command goes on from there"

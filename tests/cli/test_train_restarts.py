@@ -41,7 +41,7 @@ def test_a_kill_is_survived_and_an_error_that_repeats_is_not_tried_a_third_time(
     (tmp_path / "mine.py").write_text(TROUBLED)
     result = drumline("train", "mine.py:Troubled", "--procs", "2", cwd=tmp_path)
     assert result.returncode == 1, result.stderr
-    again = "drumline: starting the ranks again (restart {} of 3); "
+    again = "drumline: restarting the ranks (restart {} of 3); "
     assert [result.stderr.count(again.format(number)) for number in (1, 2, 3)] == [1, 1, 0], result.stderr
     told = f"drumline: rank 1 on {socket.gethostname()}, step 5 failed: ValueError: label 7 of 3 classes\n"
     assert result.stderr.count(told) == 2, result.stderr
@@ -55,7 +55,7 @@ def test_a_full_disk_is_told_once_and_no_restart_is_tried(small_disk: Callable[.
     words = ["--model.widths", "8", "--checkpoint.every_steps", "1", "--checkpoint.keep_last", "500"]
     result = drumline("train", "digits", "--procs", "2", "--run", "run", *words, cwd=small_disk("size=1m"))
     assert result.returncode == 1, result.stderr
-    assert "starting the ranks again" not in result.stderr
+    assert "restarting the ranks" not in result.stderr
     assert result.stderr.count("the disk is full") == 1, result.stderr
     (first, *_) = [line for line in result.stderr.splitlines() if line.startswith("drumline: error: ")]
     assert f"[rank 0 on {socket.gethostname()}, step " in first

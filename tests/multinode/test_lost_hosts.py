@@ -80,19 +80,20 @@ def test_what_is_lost_is_started_again_by_itself(
     kill_agent(bed["b"])
     wait_for_start(2)
     assert (
-        "drumline: WARNING: the launcher's agent on b was killed by SIGKILL; starting all ranks again "
-        "(restart 1 of 20), the script begins anew\n"
+        "drumline: WARNING: the launcher's agent on b was killed by SIGKILL; restarting all ranks "
+        "(restart 1 of 20), the script starts from the beginning\n"
     ) in job.text()
     assert "rank 0 on a: start 2, restarted 1\n" in job.text()
 
     kill_agent(bed["a"])  # where the nodes meet
     wait_for_start(3)
-    assert "agent on a was killed by SIGKILL; starting all ranks again (restart 2 of 20)" in job.text()
+    assert "agent on a was killed by SIGKILL; restarting all ranks (restart 2 of 20)" in job.text()
 
     (folder / "leave").touch()
     wait_for_start(4)
     assert (
-        "[b] drumline: starting the ranks again (node 0 (a) did so); the script begins anew\n" in job.text()
+        "[b] drumline: restarting the ranks (node 0 (a) did so); the script starts from the beginning\n"
+        in job.text()
     )
     assert "restart 3 of 20" not in job.text(), "no part was lost: the agents did it among themselves"
 

@@ -308,7 +308,7 @@ def test_a_rank_that_raises_is_reported_once_and_named_at_the_end(make_desk: Mak
     )
     code, text = job.wait(120), job.text()
     assert code == 1, text
-    assert "starting the ranks again" not in text, "it would raise at the same step"
+    assert "restarting the ranks" not in text, "it would raise at the same step"
     assert text.count("Traceback (most recent call last)") == 1, text
     report = "[b 1] drumline: rank 1 on b, step 3 failed: ValueError: label 7 of 3 classes\n"
     assert text.count(report) == 1, text

@@ -19,7 +19,7 @@ def test_ranks_that_were_ended_on_all_hosts_restart_once_and_the_diagnosis_is_to
         *("--hosts", "a,b", "--procs", "1", "--max-restarts", "1", "--logs", "logs"),
         *("stands.py", "hang", "restart", "2"),
     )
-    job.wait_for("starting the ranks again")
+    job.wait_for("restarting the ranks")
     secret = starts_of(tmp_path, 0)[0]["DRUMLINE_SECRET"]
     assert not any(secret in processes.command(pid) for host in desk.bed for pid in host.space.pids())
     code, text = job.wait(), job.text()

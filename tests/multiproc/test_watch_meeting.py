@@ -13,7 +13,7 @@ from typing import Any
 from drumline.distributed.start import ruling
 from drumline.distributed.start.meeting import open_store
 from drumline.errors import PreflightError
-from drumline.launch.node import memory_folder
+from drumline.launch.node import watch_folder
 from drumline.launch.topology import Topology, topology_from
 from drumline.watch.rank import meeting
 from drumline.watch.rank.meeting import _Meeting, meet
@@ -77,7 +77,7 @@ def facts(met: Met | str) -> dict[str, Any]:
 
 def meetings(open_folder: Path, memory: Path) -> dict[str, Any]:
     me, found = Rank(), {}
-    memory_folder.MEMORY = memory  # others use the real one at the same time
+    watch_folder.MEMORY = memory  # others use the real one at the same time
     # How long rank 0 waits for those to hear who are not there; all else takes no time.
     ruling.HEARING_S = meeting.GRACE_S = 0.3
 
@@ -127,7 +127,7 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     assert (one[0]["peers"], one[0]["listener"], one[0]["node"]) == ((), None, 0), "no port is opened"
     assert (one[0]["ranks"], one[0]["mode"]) == ((0, 1, 2, 3), 0o700)
     assert len(one[0]["secret"]) == 64
-    assert one[0]["folder"].name.startswith(memory_folder.PREFIX)
+    assert one[0]["folder"].name.startswith(watch_folder.PREFIX)
 
     two = [found["two nodes"] for found in four]
     assert [(met["node"], met["ranks"], met["is_first"]) for met in two] == [

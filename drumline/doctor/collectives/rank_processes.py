@@ -87,7 +87,7 @@ class RankProcesses:
             ]
         finally:
             self.kill()
-            watcher.close(in_order=True)
+            watcher.close(has_succeeded=True)
             for file in (file for pair in outputs for file in pair):
                 file.close()
 

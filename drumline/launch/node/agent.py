@@ -1,77 +1,415 @@
-"""torchrun's agent, which says when it starts ranks again and why, and does not when that cannot help."""
+"""torchrun's agent for the ranks of one node: starts them, notes who failed first, restarts them where that can help.
+
+It reports restarts and their reason, hands SIGUSR1 on to the ranks (torch hands on SIGTERM itself) and does not restart
+ranks that were preempted: `engine/preemption.py` is what the ranks do then. It is also the launcher's end of the
+watchdog: each start has a watch folder, in which the sidecar reads how ranks ended; the sidecar's diagnosis decides
+whether they are restarted.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
-from collections.abc import Collection
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing.api import LogsDest, _terminate_process_handler
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from drumline.errors import DrumlineError, ExitCode
+from drumline.launch.interrupts import ENDING_SIGNALS
+from drumline.launch.node.meeting import Alone
 from drumline.launch.node.rendezvous import FixedRanks
-from drumline.launch.rank_environment import RESTARTED
+from drumline.launch.node.supervision import RankOutput, Supervision, failure_time, rank_output
+from drumline.launch.node.watch_folder import DIAGNOSIS_S, SidecarDiagnosis, WatchFolder
+from drumline.launch.rank_environment import (
+    COMMAND_START,
+    FAILURE_FILE,
+    LOGS_SHOWN,
+    RESTARTED,
+    WATCH_FOLDER,
+    WATCH_NODES,
+    FailureRecord,
+    process_start,
+    read_failure,
+)
+from drumline.net.secrets import VARIABLE as SECRET
+from drumline.processes import has_signal, read_status
 from drumline.terminal import print_message
 
+# A shell, a scheduler or `timeout` may send one signal twice.
+SAME_SIGNAL_S = 1.0
+# Ranks of a task that exit with one of these would do so again.
+FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})
+HEALTHY = RunResult(state=WorkerState.HEALTHY)
 
-class TellingAgent(LocalElasticAgent):
-    """Ranks that end with one of `final_codes` would end so again: they are not started once more."""
 
-    def __init__(self, *args: Any, final_codes: Collection[int], goes_on: str, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.final_codes = final_codes
-        self.goes_on = goes_on
-        """How a restarted rank begins, for the user to read."""
+class Preempted(Exception):  # noqa: N818  # no error
+    """This node's ranks were asked to stop by a signal, and did."""
+
+    def __init__(self, *, was_reported: bool) -> None:
+        super().__init__()
+        self.was_reported = was_reported
+        """Whether a rank was far enough to report it."""
+
+
+class RankFiles(LogsSpecs):
+    """Where ranks write. torch names files by the node's own numbers, and empties those of an earlier start."""
+
+    def __init__(self, scratch: str, folder: Path | None, first_start: int = 0) -> None:
+        super().__init__(scratch, Std.NONE, Std.NONE)
+        self.scratch = Path(scratch)
+        self.folder = folder
+        self.num_starts = first_start
+        self.variables: Mapping[str, str] = {}
+        """For all ranks of the next start."""
+        self.current: dict[int, RankOutput] = {}
+        """By global rank."""
+
+    @property
+    def root_log_dir(self) -> str:
+        return str(self.folder or self.scratch)
+
+    def failure(self, rank: int) -> FailureRecord | None:
+        """What that rank of this start wrote about its failure."""
+        return read_failure(self._failure_file(rank, self.num_starts - 1))
+
+    def _failure_file(self, rank: int, start: int) -> Path:
+        return self.scratch / f"failure-{rank}-{start}.json"
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        start, self.num_starts = self.num_starts, self.num_starts + 1
+        self.current = {}
+        dest = LogsDest()
+        for local_rank, variables in envs.items():
+            rank = int(variables["RANK"])
+            variables.update(self.variables)
+            error_file = self.scratch / f"error-{rank}-{start}.json"
+            variables[FAILURE_FILE] = str(self._failure_file(rank, start))
+            variables["TORCHELASTIC_ERROR_FILE"] = dest.error_files[local_rank] = str(error_file)
+            # An empty name leaves the stream as it is.
+            dest.stdouts[local_rank] = dest.stderrs[local_rank] = ""
+            if self.folder is not None:
+                output = self.current[rank] = rank_output(self.folder, rank, start)
+                dest.stdouts[local_rank], dest.stderrs[local_rank] = str(output.out), str(output.err)
+        dest.filtered_stdout = dest.filtered_stderr = str(self.scratch / "filtered")
+        return dest
+
+
+class NodeAgent(LocalElasticAgent):
+    """`is_task`: the ranks are ours, and mean by exit code 75 that they were preempted; a script may mean anything."""
+
+    def __init__(
+        self, *, spec: Any, is_task: bool, supervision: Supervision, scratch: str, watch: WatchFolder
+    ) -> None:
+        self.files = RankFiles(scratch, supervision.folder, supervision.first_start)
+        # torch 2.11 waits 30 s whatever is set; who waits for less kills the rest.
+        has_timeout = "shutdown_timeout" in inspect.signature(LocalElasticAgent).parameters
+        timeout: dict[str, Any] = (
+            {"shutdown_timeout": max(1, round(supervision.grace_s))} if has_timeout else {}
+        )
+        super().__init__(spec=spec, logs_specs=self.files, **timeout)
+        self.rendezvous: Alone | FixedRanks = spec.rdzv_handler
+        self.is_task = is_task
+        self.supervision = supervision
+        self.watch = watch
+        self.preempt_signal: signal.Signals | None = None
+        """By which this node's ranks were asked to stop."""
+        self.diagnosis: SidecarDiagnosis | None = None
+        """What the sidecars found about the failure that this start ended with."""
+        self.failed_first: list[int] = []
+        """Global ranks, the first one first; those that the agent ended itself are not among them."""
         self._failed = False
+        self._failure: FailureRecord | None = None
+        """What this start failed by, as its ranks know it."""
+        self._failure_before: FailureRecord | None = None
+        self._caught_by: set[int] = set()
+        """Processes of ranks that had a handler for the preempt signal when it was sent."""
+        self._end_signal: signal.Signals | None = None
+        self._end_signal_at = 0.0
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result: RunResult = super()._monitor_workers(worker_group)
-        handler = worker_group.spec.rdzv_handler
-        if (
-            result.state is WorkerState.SUCCEEDED
-            and isinstance(handler, FixedRanks)
-            and handler.may_be_needed()
-        ):
-            return RunResult(state=WorkerState.HEALTHY)  # torch asks again, and whether another node waits
-        self._failed = result.is_failed()
-        if self._failed and any(failure.exitcode in self.final_codes for failure in result.failures.values()):
-            self._remaining_restarts = 0
-        return result
+    # Starting ranks
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        handler = worker_group.spec.rdzv_handler
-        with handler.explained() if isinstance(handler, FixedRanks) else contextlib.nullcontext():
+        with self.rendezvous.explained():
             while True:
-                # A node may die while the others wait for its word; those who are left meet once more.
+                # A node may die while the others wait for it; those that are left try once more.
                 with contextlib.suppress(dist.DistStoreError):
-                    self._meet(worker_group)
+                    self._rendezvous_once(worker_group)
                     return
 
-    def _meet(self, worker_group: WorkerGroup) -> None:
-        """Each node may have failed by itself, or for another's sake: a restart of all counts once, and for all."""
-        spec, handler = worker_group.spec, worker_group.spec.rdzv_handler
-        if not isinstance(handler, FixedRanks):
-            super()._rendezvous(worker_group)
-            return
-        handler.restarts_used = max(
-            handler.restarts_used, spec.max_restarts - max(0, self._remaining_restarts)
-        )
+    def _rendezvous_once(self, worker_group: WorkerGroup) -> None:
+        """Each node may have failed by itself, or because of another: a restart of all counts once, and for all."""
+        most, nodes = worker_group.spec.max_restarts, self.rendezvous
+        nodes.restarts_used = max(nodes.restarts_used, most - max(0, self._remaining_restarts))
         super()._rendezvous(worker_group)
-        self._remaining_restarts = max(0, spec.max_restarts - handler.restarts_used)
+        self._remaining_restarts = max(0, most - nodes.restarts_used)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        if self.preempt_signal:  # it came during the rendezvous
+            raise Preempted(was_reported=False)
+        self.failed_first, self.diagnosis = [], None
+        self._failure_before, self._failure = self._failure, None
+        self.files.variables = {
+            COMMAND_START: self._command_start(),
+            LOGS_SHOWN: "1" if self.is_task and self.supervision.folder is not None else "",
+            SECRET: self.rendezvous.ranks_secret,
+            **self._watch_variables(),
+        }
+        standby = self.supervision.standby
+        with standby.serving() if standby else contextlib.nullcontext():
+            ids: dict[int, Any] = super()._start_workers(worker_group)
+        self._set_handlers()
+        self.supervision.report(
+            {
+                "kind": "started",
+                "ranks": [worker.global_rank for worker in worker_group.workers],
+                "world_size": worker_group.workers[0].world_size,
+                "start": self.files.num_starts - 1,
+                "restarts_left": self._remaining_restarts,
+            }
+        )
+        return ids
+
+    def _command_start(self) -> str:
+        """Empty for a start after a failure, and where the command was given on another machine, by its clock."""
+        is_first = self.files.num_starts == 0 and self.supervision.folder is None
+        return f"{process_start():.2f}" if is_first else ""
+
+    def _watch_variables(self) -> dict[str, str]:
+        folder, script = self.watch.begin(self.files.num_starts), self.supervision.script_watch
+        if folder is None:
+            return {}
+        nodes = {WATCH_NODES: ",".join(self.rendezvous.sidecars)} if self.rendezvous.sidecars else {}
+        return {WATCH_FOLDER: str(folder), **nodes, **(script.variables() if script else {})}
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        spec = worker_group.spec
-        why = f"restart {spec.max_restarts - self._remaining_restarts} of {spec.max_restarts}"
-        if not self._failed and isinstance(spec.rdzv_handler, FixedRanks):
-            why = spec.rdzv_handler.why_again
-        print_message(f"starting the ranks again ({why}); {self.goes_on}")
-        # torchrun's own count leaves out a start that another node was the reason for.
+        if self.preempt_signal:
+            raise Preempted(was_reported=False)
+        if self.supervision.standby:  # those that are missing load during the rendezvous
+            self.supervision.standby.fill(at_once=True)
+        most = worker_group.spec.max_restarts
+        why = (
+            f"restart {most - self._remaining_restarts} of {most}"
+            if self._failed
+            else self.rendezvous.why_again
+        )
+        how = (
+            "they resume from the newest checkpoint"
+            if self.is_task
+            else "the script starts from the beginning"
+        )
+        print_message(f"restarting the ranks ({why}); {how}")
+        # torchrun's own count leaves out a restart that another node was the reason for.
         os.environ[RESTARTED] = "1"
         super()._restart_workers(worker_group)
 
     def _exit_barrier(self) -> None:
-        handler = self._worker_group.spec.rdzv_handler
-        if isinstance(handler, FixedRanks):
-            handler.wait_for_the_end()
+        self.rendezvous.wait_for_the_end()
+
+    # Watching them
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._note_exits(worker_group)
+        noted_at = time.monotonic()
+        if self.supervision.standby and not self.failed_first and self._remaining_restarts:
+            self.supervision.standby.fill()
+        self._raise_end_signal()
+        if self.preempt_signal and self._are_saving():
+            return HEALTHY  # torch would end those that still save
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.state is WorkerState.SUCCEEDED and self.rendezvous.may_be_needed():
+            return HEALTHY  # torch asks again, and whether another node waits
+        if result.is_failed() and not self.preempt_signal and self.has_saved(result) and self._makes_room():
+            self._failed = False
+            return HEALTHY  # torch restarts them, as a node waits
+        self._failed = result.is_failed()
+        if not self._failed:
+            return result
+        codes = {failure.exitcode for failure in result.failures.values()}
+        if self.preempt_signal or (self.is_task and codes & {*FINAL_CODES, ExitCode.PREEMPTED}):
+            self._remaining_restarts = 0
+        if self.failed_first:
+            result.failures = {rank: result.failures[rank] for rank in self.failed_first}
+        self._read_failures(result.failures)
+        rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
+        if not self.failed_first:  # it ended between two looks
+            self.watch.note_exit(rank, first.exitcode)
+        self._apply(self._wait_for_diagnosis(result, noted_at + DIAGNOSIS_S), first.exitcode)
+        return result
+
+    def _note_exits(self, worker_group: WorkerGroup) -> None:
+        """Report the ranks that ended by themselves, before torch ends the others."""
+        failures = []
+        for local_rank, handler in self._handlers().items():
+            code, rank = handler.proc.poll(), worker_group.workers[local_rank].global_rank
+            if code is not None:
+                self.watch.note_exit(rank, code)
+            if code:
+                output = self.files.current.get(rank)
+                failures.append((failure_time(output.err if output else None), rank, code))
+        followers = self._read_failures([rank for _, rank, _ in failures])
+        failures.sort(key=lambda failure: (failure[1] in followers, *failure))
+        self.failed_first = [rank for _, rank, _ in failures]
+        is_watched = bool(failures) and self.watch.has_sidecar()
+        for at, rank, code in failures:
+            record = self.files.failure(rank)
+            self.supervision.report(
+                {
+                    "kind": "failed",
+                    "rank": rank,
+                    "code": code,
+                    "at": at,
+                    "start": self.files.num_starts - 1,
+                    "restarts_left": self._remaining_restarts,
+                    "is_watched": is_watched,
+                    "follows": rank in followers,
+                    "error": record.error if record else "",
+                }
+            )
+
+    def _read_failures(self, ranks: Iterable[int]) -> set[int]:
+        """Of ranks that have ended, those that only followed another. No restart is left where none can help."""
+        followers = set()
+        for rank in ranks:
+            record = self.files.failure(rank)
+            if record is None:
+                continue
+            self._failure = record
+            if record.rank != rank:
+                followers.add(rank)
+            if not record.can_restart or record.repeats(self._failure_before):
+                self._remaining_restarts = 0
+        return followers
+
+    def _wait_for_diagnosis(self, result: RunResult, deadline: float) -> SidecarDiagnosis | None:
+        codes = {failure.exitcode for failure in result.failures.values()}
+        if self.preempt_signal or (self.is_task and codes <= {*FINAL_CODES, ExitCode.PREEMPTED}):
+            return self.watch.diagnosis()  # they were preempted, or have reported why nothing else can help
+        return self.watch.wait_for_diagnosis(deadline)
+
+    def _apply(self, diagnosis: SidecarDiagnosis | None, rank_code: int) -> None:
+        if diagnosis is None or self.diagnosis is not None:
+            return
+        if not diagnosis.explains_more(rank_code, is_task=self.is_task):
+            diagnosis = replace(diagnosis, was_printed=True)  # by the rank
+        self.diagnosis = diagnosis
+        if diagnosis.is_final:
+            self._remaining_restarts = 0
+        is_last = self._remaining_restarts == 0
+        self.supervision.report({"kind": "diagnosis", **vars(diagnosis), "is_last": is_last})
+        if not is_last and not diagnosis.was_printed and self.supervision.folder is None:
+            print_message(diagnosis.sentence)
+
+    def read_last_diagnosis(self) -> None:
+        """When the agent itself is to end: what the sidecar has found until then."""
+        self._apply(self.watch.diagnosis(), -signal.SIGTERM)
+
+    # Signals
+
+    def _set_handlers(self) -> None:
+        signal.signal(signal.SIGUSR1, self._preempt)
+        for number in ENDING_SIGNALS:
+            # Only where torch has set its own: the others are ignored.
+            if signal.getsignal(number) is _terminate_process_handler:
+                signal.signal(number, self._end)
+        if self.preempt_signal:  # it came while these were being started, so only those before them got it
+            self._preempt(self.preempt_signal, None)
+
+    def _preempt(self, number: int, frame: FrameType | None) -> None:
+        """The ranks finish and save in their own time: who sends this sends it before a time limit. A scheduler may
+        have sent it to the ranks, too: a script that does not catch it has nothing to save, or is about to exit."""
+        self.preempt_signal = signal.Signals(number)
+        self.rendezvous.is_leaving = True
+        for rank in self._handlers().values():
+            if _catches(rank.proc.pid, self.preempt_signal):
+                self._caught_by.add(rank.proc.pid)
+            if rank.proc.poll() is None and (self.is_task or rank.proc.pid in self._caught_by):
+                rank.proc.send_signal(number)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        """As torch's own handler; but where the main thread drops the exception, it is raised again."""
+        if self._end_signal is not None:
+            if time.monotonic() - self._end_signal_at > SAME_SIGNAL_S:  # the guard does the rest
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            return
+        self._end_signal, self._end_signal_at = signal.Signals(number), time.monotonic()
+        self._raise_end_signal()
+
+    def _raise_end_signal(self) -> None:
+        if self._end_signal is not None:
+            raise SignalException(f"ended by {self._end_signal.name}", sigval=self._end_signal)
+
+    def check_preempted(self, number: int | None) -> None:
+        """After a run: raise Preempted if all ranks stopped because of this signal. A task that has not begun does not
+        catch it yet, and has nothing to save; a script that is ended by it may well have."""
+        if number not in (signal.SIGTERM, signal.SIGUSR1):
+            return  # Ctrl-C asks for no save
+        codes = self._codes()
+        allowed = {ExitCode.SUCCESS, ExitCode.PREEMPTED, *([-number] if self.is_task else [])}
+        if codes <= allowed and codes != {ExitCode.SUCCESS}:
+            raise Preempted(was_reported=ExitCode.PREEMPTED in codes)
+
+    def has_saved(self, result: RunResult) -> bool:
+        """Whether the ranks were preempted by a signal to another node, and have saved."""
+        codes = {failure.exitcode for failure in result.failures.values()}
+        return self.is_task and codes == {ExitCode.PREEMPTED}
+
+    def _are_saving(self) -> bool:
+        codes = self._codes()
+        return None in codes and codes <= {None, ExitCode.SUCCESS, ExitCode.PREEMPTED}
+
+    def _makes_room(self) -> bool:
+        """Whether the ranks stopped because another node's agent has ended its own, to let a waiting node join."""
+        with contextlib.suppress(DrumlineError):  # the first node may have left already
+            return self.rendezvous.num_nodes_waiting() > 0
+        return False
+
+    def _codes(self) -> set[int | None]:
+        """How the ranks ended. Python resets a signal to its default action as it exits: a rank that had a handler for
+        the signal and was ended by it got it a second time, while it was exiting."""
+        return {
+            ExitCode.PREEMPTED
+            if self.preempt_signal and code == -self.preempt_signal and rank.proc.pid in self._caught_by
+            else code
+            for rank in self._handlers().values()
+            for code in [rank.proc.poll()]
+        }
+
+    def _handlers(self) -> dict[int, SubprocessHandler]:
+        """The processes of the ranks, by local rank."""
+        return dict(getattr(self._pcontext, "subprocess_handlers", {}))
+
+    # Ending them
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **kwargs: Any) -> None:
+        """Ctrl-C ends a rank of a task that has not begun by SIGTERM: on SIGINT, Python as it starts shows a traceback,
+        or drops it."""
+        if death_sig == signal.SIGINT and self.is_task:
+            for rank in self._handlers().values():
+                if not _catches(rank.proc.pid, signal.SIGTERM):
+                    rank.proc.terminate()
+        super()._shutdown(death_sig, *args, **kwargs)
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """By SIGTERM, which lets ranks save before a node joins. Without the ranks of a lost node they could not."""
+        if self.is_task and self.rendezvous.has_lost:
+            self._shutdown(signal.SIGKILL)
+        else:
+            super()._stop_workers(worker_group)
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for it; a rank of ours has one for SIGTERM when its imports are done."""
+    return has_signal(read_status(pid), "SigCgt", number)

@@ -1,10 +1,10 @@
 """Ends what a launcher has started when the launcher itself is gone, `kill -9` included.
 
 All processes of a job carry its name in their environment (DRUMLINE_JOB): ranks have sessions of their own, and what
-they start is found by that word alone. Beside a launcher runs a guard: this file, as a process that knows only the
-standard library and waits for the end of a pipe that the launcher holds. A word on the pipe says that the job ended in
-order; the bare end of it says that it failed or the launcher died, and then the guard ends what is left. Either way it
-takes the job's own folder away.
+they start is found by that name alone. Beside a launcher runs a guard: this file, as a process that needs only the
+standard library and `processes.py`, and waits for the end of a pipe that the launcher holds. The launcher writes to the
+pipe when the job has succeeded; when the pipe ends without that, it failed or the launcher died, and the guard ends
+what is left. Either way it removes the job's own folder.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
+from pathlib import Path
 
 VARIABLE = "DRUMLINE_JOB"
 GRACE_S = 15.0
-# A process that the kernel cannot end (it waits for a device) is not waited for.
-KILL_WAIT_S = 5.0
-IN_ORDER = b"in order"
+SUCCEEDED = b"succeeded"
 
 
 def new_job() -> str:
@@ -30,63 +27,18 @@ def new_job() -> str:
     return secrets.token_hex(8)
 
 
-def marked(*jobs: str) -> list[int]:
-    """The processes that carry the name of one of these jobs, this one apart."""
-    words = {f"{VARIABLE}={job}".encode() for job in jobs}
-    found = (pid for pid in _everyone() if words.intersection(_read(pid, "environ").split(b"\0")))
-    return [pid for pid in found if pid != os.getpid()]
+def job_processes(*jobs: str) -> list[int]:
+    """The processes that carry the name of one of these jobs, this one excluded."""
+    from drumline.processes import processes_with_variable
 
-
-def descendants(pid: int) -> list[int]:
-    """What this process has started, and what those have; those that changed their environment too."""
-    parents = {other: parent_of(other) for other in _everyone()}
-    found, new = [], [pid]
-    while new := [other for other, parent in parents.items() if parent in new]:
-        found += new
-    return found
-
-
-def parent_of(pid: int) -> int:
-    """0 for a process that is gone, or only waits to be buried."""
-    state, parent = (_read(pid, "stat").rpartition(b")")[2].split() or [b"Z", b"0"])[:2]
-    return 0 if state == b"Z" else int(parent)
-
-
-class Ending:
-    """SIGTERM to the topmost of some processes, who tell their own; when the grace is over, SIGKILL to all."""
-
-    def __init__(self, find: Callable[[], Iterable[int]], grace_s: float) -> None:
-        self._find = find
-        self._deadline = time.monotonic() + grace_s
-        self._told: set[int] = set()
-
-    def hurry(self, grace_s: float) -> None:
-        """From now on there is no more time than this."""
-        self._deadline = min(self._deadline, time.monotonic() + grace_s)
-
-    def step(self) -> bool:
-        """To be called again and again, until it says that all have ended; or cannot be made to."""
-        left, now = set(self._find()), time.monotonic()
-        if now >= self._deadline:
-            _send(left, signal.SIGKILL)
-        else:
-            # What an ended process leaves behind is topmost then.
-            tops = {pid for pid in left if parent_of(pid) not in left} - self._told
-            self._told |= tops
-            for number in (signal.SIGTERM, signal.SIGCONT):  # one that was stopped would not hear the first
-                _send(tops, number)
-        return not left or now >= self._deadline + KILL_WAIT_S
-
-    def finish(self) -> None:
-        while not self.step():
-            time.sleep(0.05)
+    return processes_with_variable(*(f"{VARIABLE}={job}" for job in jobs))
 
 
 class Guard:
-    """As long as it is open, the end of this process is the end of the job."""
+    """While it is open, the end of this process is the end of the job."""
 
     def __init__(self, job: str, grace_s: float = GRACE_S, *, folder: str = "") -> None:
-        """`folder`: goes with the job."""
+        """`folder`: removed with the job."""
         # Without the environment: the guard of a job inside a job must outlive what the outer one's guard ends.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, job, str(grace_s), folder],
@@ -97,10 +49,10 @@ class Guard:
             start_new_session=True,
         )
 
-    def close(self, *, in_order: bool) -> None:
-        """When the job is done. What a job that went well has left running on purpose may stay."""
+    def close(self, *, has_succeeded: bool) -> None:
+        """When the job is done. What a job that succeeded has left running on purpose may stay."""
         with contextlib.suppress(OSError):
-            self._process.communicate(IN_ORDER if in_order else b"")
+            self._process.communicate(SUCCEEDED if has_succeeded else b"")
 
 
 def main(job: str, grace_s: str, folder: str) -> None:
@@ -108,31 +60,16 @@ def main(job: str, grace_s: str, folder: str) -> None:
     # Slurm and a terminal signal every process of the job.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    if sys.stdin.buffer.read() != IN_ORDER:
+    sys.path.append(str(Path(__file__).parents[3]))  # this process has no path to the package
+    from drumline.processes import Termination
+
+    if sys.stdin.buffer.read() != SUCCEEDED:
         # The launcher itself may carry the name, and waits for us when it is still there.
-        Ending(lambda: {*marked(job)} - {os.getppid()}, float(grace_s)).finish()
+        Termination(lambda: {*job_processes(job)} - {os.getppid()}, float(grace_s)).wait()
     if folder:
         import shutil  # not before: a guard starts beside every job
 
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _everyone() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - it starts fast
-
-
-def _read(pid: int, name: str) -> bytes:
-    try:
-        with open(f"/proc/{pid}/{name}", "rb") as file:  # noqa: PTH123
-            return file.read()
-    except OSError:
-        return b""
-
-
-def _send(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            os.kill(pid, number)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Starts the ranks of one machine, through torchrun's own elastic agent, and says how they ended.
+"""Starts the ranks of one machine through torchrun's elastic agent, and reports how they ended.
 
 The machine is all of the job, or one node of it. The agent supervises: when one rank fails it ends the others, and
-starts all again as often as it may. What went wrong with a task was already told by the rank that failed; here only
-what a rank could not tell itself (killed by a signal) is added. A script of the user's own is named with its exit code.
+restarts all as often as it may. A rank of a task has reported its error itself; here only what it could not report
+(killed by a signal) is added. A script is named with its exit code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from drumline.errors import ExitCode
 from drumline.launch.interrupts import (
     ENDING_SIGNALS,
     INTERRUPTED_EARLY,
-    Handler,
     exit_handler,
     interrupted,
     set_handler,
@@ -28,27 +27,26 @@ from drumline.launch.interrupts import (
 from drumline.launch.node import guard
 from drumline.launch.node.standby import Standby
 from drumline.launch.node.supervision import Supervision
-from drumline.launch.node.watch_folder import Ruling, WatchFolder
+from drumline.launch.node.watch_folder import SidecarDiagnosis, WatchFolder
 from drumline.launch.node_plan import NodePlan, Program
 from drumline.launch.torch_import import LateModule, loading
 from drumline.net.interfaces import check_is_own
 from drumline.terminal import print_message
+from drumline.text import signal_name
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult
 
 STORE_LOG = "TORCH_CPP_LOG_LEVEL"
-# All that a task's rank loads before it knows what it is to do.
+# All that a task's rank loads before it knows what to do.
 RANK_MODULE = "drumline.cli.train_rank"
 # What torch knows of tensors without data takes a third of its import, and is for compilers.
 TENSOR_RULES = "torch._meta_registrations"
-# Read by torch's agent: what ends it and its ranks.
-HEEDED = "TORCHELASTIC_SIGNALS_TO_HANDLE"
-# Ranks of a task that end so would end so again.
-FINAL_CODES = frozenset({ExitCode.USAGE, ExitCode.PREFLIGHT_FAILED, ExitCode.HANG})
-ENDED = "the job was ended; the same command goes on from the newest checkpoint"
+# Read by torch's agent: the signals that end it and its ranks.
+HANDLED_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+HANG_ENDED = "the job was stopped; rerun the same command to resume from the newest checkpoint"
 STOPPED = "interrupted; all ranks were stopped"
-TOO_EARLY = "told to leave before the first step; the same command goes on from where the run stood"
+STOPPED_EARLY = "stopped before the first step; rerun the same command to resume"
 
 
 def default_procs() -> int:
@@ -72,47 +70,52 @@ def run_node(
     """Run this node's ranks to the end; the exit code is that of the rank that failed first."""
     if node.num_nodes > 1 and node.node_rank == 0:
         check_is_own(node.endpoint)
-    for number, early in _early_handlers(program).items():
-        set_handler(number, early)
-    terms = supervision or Supervision()
-    os.environ[guard.VARIABLE] = terms.job
-    watch, code = WatchFolder(terms.job), None
-    watcher = guard.Guard(terms.job, terms.grace_s, folder=str(watch.root or ""))
+    # While there are no ranks yet to hand a signal on to; the guard ends what there is.
+    preempted = exit_handler(ExitCode.PREEMPTED, STOPPED_EARLY)
+    stopped = exit_handler(ExitCode.INTERRUPTED, INTERRUPTED_EARLY if program.is_task else STOPPED)
+    set_handler(signal.SIGINT, stopped)
+    set_handler(signal.SIGTERM, preempted if program.is_task else stopped)
+    set_handler(signal.SIGUSR1, preempted)
+    supervision = supervision or Supervision()
+    os.environ[guard.VARIABLE] = supervision.job
+    watch, code = WatchFolder(supervision.job), None
+    watcher = guard.Guard(supervision.job, supervision.grace_s, folder=str(watch.root or ""))
     try:
-        code = _run_guarded(node, program, log_dir, terms, watch)
+        code = _run_guarded(node, program, log_dir, supervision, watch)
         return code
     finally:
         # The agent's handlers raise, which is of no use any more: from here on the guard does the rest alone.
         for number in (signal.SIGTERM, signal.SIGINT):
             set_handler(number, signal.SIG_DFL)
-        watcher.close(in_order=code == ExitCode.SUCCESS)
+        watcher.close(has_succeeded=code == ExitCode.SUCCESS)
         watch.close()
 
 
 def _run_guarded(
-    node: NodePlan, program: Program, log_dir: Path | None, terms: Supervision, watch: WatchFolder
+    node: NodePlan, program: Program, log_dir: Path | None, supervision: Supervision, watch: WatchFolder
 ) -> int:
     _load_torch_quietly(computes=False)
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    from drumline.launch.node.leaving_agent import LeftAsTold
+    from drumline.launch.node.agent import Preempted
 
     # The agent would add its own table and traceback below ours.
     for name in ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     num_procs = node.num_procs or default_procs()
     _limit_threads(num_procs)
-    heeded = [number.name for number in ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    if len(heeded) < len(ENDING_SIGNALS):  # under nohup torch would heed the end of a terminal
-        os.environ.setdefault(HEEDED, ",".join(heeded))
+    handled = [number.name for number in ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    if len(handled) < len(ENDING_SIGNALS):  # under nohup torch would end with the terminal
+        os.environ.setdefault(HANDLED_SIGNALS, ",".join(handled))
+    is_here = supervision.folder is None  # the user reads this output; else the controller reports
     try:
-        result, ruling = _run_agent(node, num_procs, program, terms, watch)
-    except LeftAsTold as left:
-        if not left.has_told and terms.folder is None:
-            print_message(TOO_EARLY)
+        result, diagnosis = _run_agent(node, num_procs, program, supervision, watch)
+    except Preempted as preempted:
+        if not preempted.was_reported and is_here:
+            print_message(STOPPED_EARLY)
         return ExitCode.PREEMPTED
     except (SignalException, KeyboardInterrupt):
-        if terms.folder is None:
+        if is_here:
             # On several nodes it is rank 0's host that has the checkpoints.
             run = Path(program.run) if program.run and node.num_nodes == 1 else None
             print_message(interrupted(run, program.words) if program.is_task else STOPPED)
@@ -120,45 +123,29 @@ def _run_guarded(
     if not result.is_failed():
         return ExitCode.SUCCESS
     rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
-    if terms.folder is not None:
-        code = exit_code_of(failure.exitcode, is_task=program.is_task)  # the controller tells of it
-    elif ruling is not None and ruling.tells_more(failure.exitcode, is_task=program.is_task):
-        code = _pass_on(ruling, failure.exitcode, is_task=program.is_task)
-    elif program.is_task:
-        code = _explain(rank, failure.exitcode, log_dir)
-    else:
-        code = _explain_script(rank, failure.exitcode, program.words[0])
-    return ExitCode.HANG if ruling is not None and ruling.is_hang else code
-
-
-def _early_handlers(program: Program) -> dict[signal.Signals, Handler]:
-    """While there are no ranks yet to pass a signal on to; the guard takes away what there is."""
-    leave = exit_handler(ExitCode.PREEMPTED, TOO_EARLY)
-    message = INTERRUPTED_EARLY if program.is_task else STOPPED
-    return {
-        signal.SIGINT: exit_handler(ExitCode.INTERRUPTED, message),
-        signal.SIGTERM: leave if program.is_task else exit_handler(ExitCode.INTERRUPTED, STOPPED),
-        signal.SIGUSR1: leave,
-    }
+    if is_here:
+        report_failure(rank, failure.exitcode, program, diagnosis, log_dir)
+    if diagnosis is not None and diagnosis.is_hang:
+        return ExitCode.HANG
+    return exit_code_of(failure.exitcode, is_task=program.is_task)
 
 
 def _run_agent(
-    node: NodePlan, num_procs: int, program: Program, terms: Supervision, watch: WatchFolder
-) -> tuple[RunResult, Ruling | None]:
+    node: NodePlan, num_procs: int, program: Program, supervision: Supervision, watch: WatchFolder
+) -> tuple[RunResult, SidecarDiagnosis | None]:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.launcher.api import LaunchConfig
 
+    from drumline.launch.node.agent import NodeAgent
     from drumline.launch.node.meeting import address_of, open_rendezvous
-    from drumline.launch.node.rendezvous import FixedRanks
-    from drumline.launch.node.watched_agent import WatchedAgent
 
     if node.num_nodes > 1:  # from here on the other nodes are informed
         set_handler(signal.SIGINT, signal.default_int_handler)
         set_handler(signal.SIGTERM, signal.SIG_DFL)
     # For what it knows of this machine: which cores are near which GPU.
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=num_procs)
-    rendezvous = open_rendezvous(node, terms.secret)
+    rendezvous = open_rendezvous(node, supervision.secret)
     spec = WorkerSpec(
         role=config.role,
         local_world_size=num_procs,
@@ -171,42 +158,39 @@ def _run_agent(
         numa_options=config.numa_options,
     )
     with tempfile.TemporaryDirectory(prefix="drumline-agent-") as scratch:
-        agent = WatchedAgent(
-            spec=spec,
-            supervision=terms,
-            scratch=scratch,
-            watch=watch,
-            final_codes=FINAL_CODES if program.is_task else (),
-            is_task=program.is_task,
-            goes_on="they resume from the newest checkpoint" if program.is_task else "the script begins anew",
+        agent = NodeAgent(
+            spec=spec, is_task=program.is_task, supervision=supervision, scratch=scratch, watch=watch
         )
-        agent.standby = terms.standby
         try:
             result: RunResult = agent.run()
-            agent.check_left_as_told(agent.told)
+            agent.check_preempted(agent.preempt_signal)
         except SignalException as error:
-            agent.last_look()
-            # This node may come back: the others' meeting place stays open.
-            if isinstance(rendezvous, FixedRanks):
-                rendezvous.roll.sign_out()  # a thread in the store as Python ends would abort the process
-            agent.check_left_as_told(error.sigval)
+            agent.read_last_diagnosis()
+            rendezvous.sign_out()  # and no more: this node may come back, and the others' rendezvous stays open
+            agent.check_preempted(error.sigval)
             raise
         except BaseException:
             rendezvous.shutdown()
             raise
         finally:
-            if agent.standby:
-                agent.standby.close()
-            if isinstance(rendezvous, FixedRanks):
-                rendezvous.remind()
-        if isinstance(rendezvous, FixedRanks) and result.is_failed() and not agent.has_left(result):
-            rendezvous.tell_failure(*_how_it_failed(result, agent.ruling))
+            if supervision.standby:
+                supervision.standby.close()
+            rendezvous.remind()
+        if result.is_failed() and not agent.has_saved(result):
+            rendezvous.tell_failure(*_failure_for_others(result, agent.diagnosis))
         rendezvous.shutdown()
-    return result, agent.ruling
+    return result, agent.diagnosis
+
+
+def _failure_for_others(result: RunResult, diagnosis: SidecarDiagnosis | None) -> tuple[str, ExitCode]:
+    if diagnosis is not None and diagnosis.is_hang:
+        return diagnosis.sentence, ExitCode.HANG
+    rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
+    return f"rank {rank} failed ({how_it_ended(failure.exitcode)})", ExitCode.TRAINING_FAILED
 
 
 def _limit_threads(num_procs: int) -> None:
-    """Several ranks that each take all cores would only fight for them."""
+    """Ranks that each use all cores would only slow each other down."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_procs)))
 
 
@@ -223,14 +207,14 @@ def standby_for(program: Program, num_procs: int | None, *, at_once: bool) -> St
 
 
 def load_agent() -> None:
-    """What a node's agent is made of, before there is anything to run: most of the time it takes to start."""
+    """Import what a node's agent needs, before there is anything to run: most of the time it takes to start."""
     _load_torch_quietly(computes=False)
-    import drumline.launch.node.watched_agent  # noqa: F401
+    import drumline.launch.node.agent  # noqa: F401
 
 
 def _load_torch_quietly(*, computes: bool) -> None:
-    """PyTorch's store tells of a lost connection with a stack of its own code; ours is one sentence. Ranks, which are
-    told nothing of this, speak as before. `computes`: whether this process may come to work on tensors."""
+    """PyTorch's store logs a lost connection with a stack of its own code; ours is one sentence. The ranks' log level
+    stays as it was. `computes`: whether this process may come to work on tensors."""
     if "torch" in sys.modules:
         return
     if not computes:
@@ -244,44 +228,33 @@ def _load_torch_quietly(*, computes: bool) -> None:
         del os.environ[STORE_LOG]
 
 
-def _how_it_failed(result: RunResult, ruling: Ruling | None) -> tuple[str, ExitCode]:
-    """For the other nodes."""
-    if ruling is not None and ruling.is_hang:
-        return ruling.sentence, ExitCode.HANG
-    rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
-    return f"rank {rank} failed ({how_it_ended(failure.exitcode)})", ExitCode.TRAINING_FAILED
+# How they ended
 
 
 def how_it_ended(code: int) -> str:
     """`exit code 7`, or `killed by SIGKILL`."""
-    if code >= 0:
-        return f"exit code {code}"
-    known = {number.value: number.name for number in signal.Signals}
-    return f"killed by {known.get(-code, f'signal {-code}')}"
-
-
-def _pass_on(ruling: Ruling, rank_code: int, *, is_task: bool) -> int:
-    if not ruling.was_told:
-        print_message(ruling.sentence)
-    if ruling.is_hang and is_task:
-        print_message(ENDED)
-    return exit_code_of(rank_code, is_task=is_task)
-
-
-def _explain(rank: int, exit_code: int, log_dir: Path | None) -> ExitCode:
-    if exit_code < 0:
-        log = None if log_dir is None else log_dir / f"rank-{rank:05d}.log"
-        hint = [f"next: see {log}"] if log is not None and log.exists() else []
-        print_message(f"rank {rank} was {how_it_ended(exit_code)}; the others were stopped", *hint)
-    return ExitCode(exit_code_of(exit_code, is_task=True))
+    return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
 
 
 def exit_code_of(rank_code: int, *, is_task: bool) -> int:
-    """What the launcher ends with after a rank ended with this; a signal is a failure like others."""
+    """The launcher's exit code after a rank exited with this; a signal is a failure like others."""
     known = rank_code in list(ExitCode) if is_task else rank_code > 0
     return rank_code if known else ExitCode.TRAINING_FAILED
 
 
-def _explain_script(rank: int, exit_code: int, script: str) -> int:
-    print_message(f"{script} failed on rank {rank} ({how_it_ended(exit_code)}); the other ranks were stopped")
-    return exit_code_of(exit_code, is_task=False)
+def report_failure(
+    rank: int, code: int, program: Program, diagnosis: SidecarDiagnosis | None, log_dir: Path | None
+) -> None:
+    """What the user reads last, where the rank could not report it."""
+    if diagnosis is not None and diagnosis.explains_more(code, is_task=program.is_task):
+        if not diagnosis.was_printed:
+            print_message(diagnosis.sentence)
+        if diagnosis.is_hang and program.is_task:
+            print_message(HANG_ENDED)
+    elif not program.is_task:
+        script, how = program.words[0], how_it_ended(code)
+        print_message(f"{script} failed on rank {rank} ({how}); the other ranks were stopped")
+    elif code < 0:
+        log = None if log_dir is None else log_dir / f"rank-{rank:05d}.log"
+        hint = [f"next: see {log}"] if log is not None and log.exists() else []
+        print_message(f"rank {rank} was {how_it_ended(code)}; the others were stopped", *hint)

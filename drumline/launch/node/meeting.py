@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -33,6 +34,9 @@ class Alone(RendezvousHandler):
 
     sidecars: tuple[str, ...] = ()
     """One has nobody to talk to."""
+    restarts_used = 0
+    why_again = ""
+    is_leaving = has_lost = False
 
     def __init__(self) -> None:
         self.store: dist.Store | None = None
@@ -67,6 +71,26 @@ class Alone(RendezvousHandler):
 
     def get_run_id(self) -> str:
         return RUN_ID
+
+    # What an agent asks of `FixedRanks`: there are no other nodes.
+
+    def explained(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def may_be_needed(self) -> bool:
+        return False
+
+    def wait_for_the_end(self) -> None:
+        pass
+
+    def tell_failure(self, what: str, code: int) -> None:
+        pass
+
+    def remind(self) -> None:
+        pass
+
+    def sign_out(self) -> None:
+        pass
 
     def shutdown(self) -> bool:
         self.store = None

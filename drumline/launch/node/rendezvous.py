@@ -333,6 +333,10 @@ class FixedRanks(RendezvousHandler):
             kind = HangError if self.roll.failure_code() == ExitCode.HANG else kind
         return kind(what, next_step=next_step)
 
+    def sign_out(self) -> None:
+        """Leave the rendezvous open for this node's return; a thread in the store as Python ends would abort it."""
+        self.roll.sign_out()
+
     def is_closed(self) -> bool:
         return self.inner.is_closed()
 

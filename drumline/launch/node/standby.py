@@ -1,6 +1,6 @@
-"""Processes that have loaded what a rank needs, and wait: ranks that are started again begin in one of them.
+"""Processes that have loaded what a rank needs, and wait: ranks that are restarted begin in one of them.
 
-To load torch takes seconds, most of what a restart takes. Those of the first start load it while the agent does. Beside
+Loading torch takes seconds, most of a restart. The processes of the first start load it while the agent does. Beside
 ranks that may be restarted, one such process per rank is started when they have run for a while; it costs memory, and
 no CPU time once it waits. A rank that begins in one is this agent's own child, with the environment and output files
 that it would have had.
@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from drumline.launch.rank_environment import begin_now
@@ -25,13 +24,6 @@ from drumline.launch.torch_import import loading
 
 # The ranks of a start are busy at first, with loading the same.
 AFTER_S = 10.0
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    process: subprocess.Popen[bytes]
-    pipe: int
-    """What it waits at."""
 
 
 class Standby:
@@ -42,11 +34,12 @@ class Standby:
         self._program = tuple(program)
         self._module = module
         self._count = count
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[tuple[subprocess.Popen[bytes], int]] = []
+        """Each with the pipe that it waits for."""
         self._fill_at = time.monotonic() + AFTER_S
 
     def fill(self, *, at_once: bool = False) -> None:
-        """One more, if it is time: one after the other, so that they never take all cores from ranks that train.
+        """Start one more, if it is time: one after the other, so that they never take all cores from ranks that train.
         `at_once`: all, when no rank trains."""
         missing = self._count - len(self._waiting)
         for _ in range(missing if at_once else min(missing, int(time.monotonic() >= self._fill_at))):
@@ -54,7 +47,7 @@ class Standby:
 
     def _start(self) -> None:
         reading, writing = os.pipe()
-        # The program is there for whoever lists processes.
+        # The program is for whoever lists processes.
         words = ["-m", "drumline.launch.node.standby", str(reading), self._module, *self._program]
         try:
             process = subprocess.Popen(
@@ -63,7 +56,7 @@ class Standby:
                 pass_fds=[reading],
                 start_new_session=True,
             )
-            self._waiting.append(_Waiting(process, writing))
+            self._waiting.append((process, writing))
         except OSError:  # no memory for one more, most likely: the rank starts without
             os.close(writing)
         os.close(reading)
@@ -71,7 +64,7 @@ class Standby:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """Within, the ranks that torch's agent starts begin in those that wait, as far as there are any."""
+        """Within, ranks that torch's agent starts begin in the waiting processes, as far as there are any."""
         from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
         cold = SubprocessHandler._popen
@@ -94,18 +87,18 @@ class Standby:
             return None
         order = {"env": dict(env), "files": [file.name if file else None for file in (out, err)]}
         while self._waiting:
-            one = self._waiting.pop(0)
-            with contextlib.suppress(OSError):  # that one was killed
-                with open(one.pipe, "wb") as pipe:  # noqa: PTH123
+            process, writing = self._waiting.pop(0)
+            with contextlib.suppress(OSError):  # it was killed
+                with open(writing, "wb") as pipe:  # noqa: PTH123
                     pipe.write(json.dumps(order).encode())
-                if one.process.poll() is None:
-                    return one.process
+                if process.poll() is None:
+                    return process
         return None
 
     def close(self) -> None:
-        """Those that wait end with their pipe."""
-        for one in self._waiting:
-            os.close(one.pipe)
+        """Waiting processes exit when their pipe ends."""
+        for _, pipe in self._waiting:
+            os.close(pipe)
         self._waiting = []
 
 

@@ -32,7 +32,8 @@ class Supervision:
     """Between the SIGTERM and the SIGKILL of ranks that are to end."""
     folder: Path | None = None
     """Where ranks write to; None leaves their output to the screen."""
-    tell: Callable[[Mapping[str, Any]], None] = lambda _: None
+    report: Callable[[Mapping[str, Any]], None] = lambda _: None
+    """Called with starts and failures of ranks."""
     secret: str | None = field(default=None, repr=False)
     """What all nodes of the job were given; None: nothing (`key_exchange.py`)."""
     script_watch: ScriptWatch | None = None

@@ -1,39 +1,47 @@
-"""The watch folder of a node: what its agent, its ranks and the sidecar beside them leave for each other.
+"""The watch folder of a node: files through which its agent, its ranks and their sidecar inform each other.
 
-A folder for each start of the ranks, in memory where that can be written to: the run folder may hang, this does not.
-The agent writes how ranks ended, and reads what the sidecar made of it. The guard takes all away when the job is over.
+It is in memory where there is room, because the run folder may hang. Each start of the ranks has a folder in it: the
+agent writes how ranks ended, and reads the sidecar's diagnosis. The guard removes all of it when the job is over. A job
+that was killed as a whole leaves nobody to do so: then the next job of the same user does. Whether a folder is in use
+shows by a lock on a file in it, which the kernel drops with the last process that held it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drumline.launch.node.memory_folder import hold, make_memory_folder
 from drumline.untrusted import parse_json
 
 DIAGNOSIS, SIDECAR = "diagnosis.json", "sidecar.pid"
-# How long the sidecar may take to say why a rank has ended; it gathers what it can see first.
+# How long the sidecar may take to say why a rank has ended; it gathers evidence first.
 DIAGNOSIS_S = 4.0
 POLL_S = 0.05
+MEMORY = Path("/dev/shm")  # noqa: S108 (mkdtemp makes a folder of our own in it)
+PREFIX = "drumline-watch-"
+IN_USE = "in-use"
+ROOM_BYTES = 4 << 20
+"""For heartbeats, stacks and flight recorders of a node. Containers often have little, and data loaders fill it."""
 
 
 @dataclass(frozen=True)
-class Ruling:
-    """What the sidecars said of the run, as far as a launcher needs it."""
+class SidecarDiagnosis:
+    """What the sidecars found, as far as a launcher needs it."""
 
     alarm: str
     """`hang` or `failure`."""
     action: str
     """`restart`, `stop` or `report`."""
     sentence: str
-    was_told: bool = False
+    was_printed: bool = False
     """Whether the user has read it on this screen already."""
 
     @property
@@ -44,8 +52,8 @@ class Ruling:
     def is_final(self) -> bool:
         return self.action == "stop"
 
-    def tells_more(self, rank_code: int, *, is_task: bool) -> bool:
-        """Whether it explains the end better than the rank that failed first: not where that one told its error
+    def explains_more(self, rank_code: int, *, is_task: bool) -> bool:
+        """Whether it explains the end better than the rank that failed first: not where that one printed its error
         itself."""
         return self.is_hang or rank_code < 0 or not is_task
 
@@ -55,22 +63,22 @@ class WatchFolder:
 
     def __init__(self, job: str) -> None:
         self.root: Path | None = None
-        """None where no folder could be made: then the ranks have to help themselves."""
-        self._hold: int | None = None
+        """None where no folder could be made: then each start of ranks makes its own."""
+        self._lock: int | None = None
         with contextlib.suppress(OSError):
             self.root = make_memory_folder(job[:8])
-            self._hold = hold(self.root)
+            self._lock = hold(self.root)
         self.current: Path | None = None
         self._written: set[int] = set()
 
     def close(self) -> None:
-        if self._hold is not None:
-            os.close(self._hold)
-            self._hold = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def begin(self, start: int) -> Path | None:
-        """A fresh folder for the ranks that are about to start. That of the start before stays: the last words of its
-        sidecar may be on their way."""
+        """A new folder for the ranks that are about to start. That of the start before stays: its sidecar may still be
+        writing."""
         self._written = set()
         self.current = None
         if self.root is None:
@@ -83,7 +91,7 @@ class WatchFolder:
         return self.current
 
     def note_exit(self, rank: int, code: int) -> None:
-        """How a rank ended: its exit code, or minus the signal. To be called as often as one likes."""
+        """How a rank ended: its exit code, or minus the signal. Only the first call for a rank counts."""
         if self.current is None or rank in self._written:
             return
         self._written.add(rank)
@@ -92,26 +100,26 @@ class WatchFolder:
             path.with_suffix(".partial").write_text(f"{code}\n", encoding="utf-8")
             path.with_suffix(".partial").replace(path)
 
-    def wait_for_ruling(self, deadline: float) -> Ruling | None:
-        """What the sidecar says; it is waited for as long as it lives, and not beyond the deadline (monotonic)."""
+    def wait_for_diagnosis(self, deadline: float) -> SidecarDiagnosis | None:
+        """Waits as long as the sidecar lives, and not beyond the deadline (monotonic)."""
         while True:
-            if (ruling := self.ruling()) is not None:
-                return ruling
+            if (diagnosis := self.diagnosis()) is not None:
+                return diagnosis
             if time.monotonic() >= deadline or not self.has_sidecar():
-                return self.ruling()  # it may have written it as its last act
+                return self.diagnosis()  # it may have written it as its last act
             time.sleep(POLL_S)
 
-    def ruling(self) -> Ruling | None:
-        """What it has said so far."""
+    def diagnosis(self) -> SidecarDiagnosis | None:
+        """The sidecar's diagnosis of this start, if it has ended ranks."""
         if self.current is None:
             return None
         try:
-            return ruling_from(parse_json((self.current / DIAGNOSIS).read_bytes()))
+            return _diagnosis_from(parse_json((self.current / DIAGNOSIS).read_bytes()))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
     def has_sidecar(self) -> bool:
-        """Whether one lives beside the ranks."""
+        """Whether a sidecar of this start is alive."""
         if self.current is None:
             return False
         try:
@@ -123,13 +131,57 @@ class WatchFolder:
         return True
 
 
-def ruling_from(record: Mapping[str, Any]) -> Ruling:
-    """From a diagnosis file. A stall is no ruling, nor is a hang that was only reported: neither has ended a rank."""
-    alarm, action = record["alarm"], record["action"]
+def _diagnosis_from(record: Mapping[str, Any]) -> SidecarDiagnosis | None:
+    """None for a stall and for a hang that was only reported: neither has ended a rank."""
+    alarm, action, diagnosis = record["alarm"], record["action"], record["diagnosis"]
     if alarm not in ("hang", "failure") or (alarm, action) == ("hang", "report"):
-        raise ValueError(f"{alarm}, {action}")
-    diagnosis = record["diagnosis"]
-    sentence = (
-        record.get("sentence") or f"{record['alarm']}: {diagnosis['what']}. Next: {diagnosis['next_step']}"
-    )
-    return Ruling(record["alarm"], record["action"], str(sentence), bool(record.get("was_told")))
+        return None
+    sentence = f"{alarm}: {diagnosis['what']}. Next: {diagnosis['next_step']}"
+    return SidecarDiagnosis(alarm, action, sentence, bool(record.get("was_told")))
+
+
+# Folders in memory
+
+
+def make_memory_folder(job: str = "") -> Path:
+    """Of this user alone; in memory where there is room, else in the temporary folder. OSError: in neither."""
+    prefix, folder = f"{PREFIX}{job}-" if job else PREFIX, None
+    with contextlib.suppress(OSError):
+        room = os.statvfs(MEMORY)
+        if room.f_bavail * room.f_frsize >= ROOM_BYTES:
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY))
+    folder = folder or Path(tempfile.mkdtemp(prefix=prefix))
+    _remove_abandoned(folder.parent)
+    return folder
+
+
+def hold(folder: Path) -> int:
+    """Mark it as in use until the descriptor is closed here and in all that was forked since."""
+    try:
+        descriptor = os.open(folder / IN_USE, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except FileNotFoundError:
+        # The file gets its lock before its name: in between, it would look abandoned.
+        nameless = folder / f".{IN_USE}"
+        descriptor = os.open(nameless, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        nameless.rename(folder / IN_USE)
+    return descriptor
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for folder in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid == os.geteuid() and _is_abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    descriptor = os.open(folder / IN_USE, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True

@@ -13,6 +13,7 @@ from typing import Any
 from drumline.launch.node import guard
 from drumline.launch.rank_environment import RESTARTED
 from drumline.launch.ssh.frames import FrameReader, encode
+from drumline.processes import descendants
 from drumline.untrusted import open_append
 
 
@@ -61,7 +62,7 @@ class AgentProcess:
 
     def all_of_it(self) -> set[int]:
         """Its process, and those that it has started."""
-        return {self.process.pid, *guard.descendants(self.process.pid)}
+        return {self.process.pid, *descendants(self.process.pid)}
 
     def _send(self, frame: Mapping[str, Any]) -> None:
         assert self.process.stdin

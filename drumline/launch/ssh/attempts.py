@@ -56,9 +56,13 @@ async def run_attempts(job: HostsJob, screen: Screen) -> int:
 def _next(lost: Controller, max_restarts: int) -> Controller:
     """The next attempt, on the same hosts, as far as they answer."""
     left = lost.restarts_left - 1
-    how = "resuming from the newest checkpoint" if lost.job.program.is_task else "the script begins anew"
+    how = (
+        "resuming from the newest checkpoint"
+        if lost.job.program.is_task
+        else "the script starts from the beginning"
+    )
     lost.screen.say(
-        f"WARNING: {lost.lost}; starting all ranks again (restart {max_restarts - left} of {max_restarts}), {how}",
+        f"WARNING: {lost.lost}; restarting all ranks (restart {max_restarts - left} of {max_restarts}), {how}",
         is_error=True,
     )
     job = lost.job.again(

@@ -36,7 +36,7 @@ def _tell_result(controller: Controller) -> int:
     failures = in_order(
         [remote.marked(failure) for remote in controller.remaining for failure in remote.failures]
     )
-    if failures and (code := _pass_on_ruling(controller, failures[0])) is not None:
+    if failures and (code := _report_diagnosis(controller, failures[0])) is not None:
         return code
     if failures:
         lost_first = bool(controller.problems) and _last_word_of_lost(controller) <= failures[0].at
@@ -53,15 +53,15 @@ def _tell_result(controller: Controller) -> int:
     return exit_code_of(controller.ended_first.code, is_task=True)
 
 
-def _pass_on_ruling(controller: Controller, first: Failure) -> int | None:
+def _report_diagnosis(controller: Controller, first: Failure) -> int | None:
     """What the sidecars said, once for all hosts, where that explains more than the first failure; the code."""
-    rulings = [remote.ruling for remote in controller.remaining if remote.ruling is not None]
+    found = [remote.diagnosis for remote in controller.remaining if remote.diagnosis is not None]
     # A rank's own last words stay last here, a script's too.
-    if not rulings or not rulings[0].tells_more(first.code, is_task=True):
+    if not found or not found[0].explains_more(first.code, is_task=True):
         return None
-    controller.screen.conclude(rulings[0].sentence)
+    controller.screen.conclude(found[0].sentence)
     is_task = controller.job.program.is_task
-    return ExitCode.HANG if rulings[0].is_hang else exit_code_of(first.code, is_task=is_task)
+    return ExitCode.HANG if found[0].is_hang else exit_code_of(first.code, is_task=is_task)
 
 
 def _have_left(controller: Controller) -> bool:

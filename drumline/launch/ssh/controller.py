@@ -69,7 +69,7 @@ class Controller:
         """The signal that this process was told to end by."""
         self.is_ending = False
         self.num_ranks = 0
-        self._ruling_said = self._ruling_to_say = ""
+        self._diagnosis_printed = self._diagnosis_to_print = ""
         self._silent_said: list[str] = []
 
     async def run(self) -> None:
@@ -152,24 +152,24 @@ class Controller:
             for what, step in frame["problems"]:
                 self._fail(PreflightError(f"{remote.name}: {what}", next_step=step))
         elif kind == "started":
-            self._say_ruling()  # a restart may be quicker than SETTLE_S
+            self._print_diagnosis()  # a restart may be quicker than SETTLE_S
             self._started(frame["world_size"])
         elif kind == "ended" and frame["code"] and not self.is_ending:
             self._ended(remote, frame["code"])
         elif kind == "failed" and not frame["restarts_left"]:
             settle_s = SETTLE_S + (DIAGNOSIS_S if frame.get("is_watched") else 0)
             asyncio.get_running_loop().call_later(settle_s, self._end, self.job.grace_s)
-        elif kind == "ruling":
-            self._take_ruling(frame)
+        elif kind == "diagnosis":
+            self._take_diagnosis(frame)
 
-    def _take_ruling(self, frame: Mapping[str, Any]) -> None:
+    def _take_diagnosis(self, frame: Mapping[str, Any]) -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(SETTLE_S, self._report_silent)
-        if frame["was_told"]:
-            self._ruling_said = frame["sentence"]
+        if frame["was_printed"]:
+            self._diagnosis_printed = frame["sentence"]
         elif not frame["is_last"]:
-            self._ruling_to_say = frame["sentence"]
-            loop.call_later(SETTLE_S, self._say_ruling)
+            self._diagnosis_to_print = frame["sentence"]
+            loop.call_later(SETTLE_S, self._print_diagnosis)
 
     def _report_silent(self) -> None:
         """Of two hosts that do not hear each other, neither knows which one is cut off. This machine hears both, or
@@ -181,11 +181,11 @@ class Controller:
             if silent:
                 self.screen.say(f"no heartbeat from {', '.join(silent)} on this machine", is_error=True)
 
-    def _say_ruling(self) -> None:
+    def _print_diagnosis(self) -> None:
         """Before ranks are started again. Every host has heard the same, and one may have said it."""
-        sentence, self._ruling_to_say = self._ruling_to_say, ""
-        if sentence and sentence != self._ruling_said:
-            self._ruling_said = sentence
+        sentence, self._diagnosis_to_print = self._diagnosis_to_print, ""
+        if sentence and sentence != self._diagnosis_printed:
+            self._diagnosis_printed = sentence
             self.screen.say(sentence, is_error=True)
 
     def _ended(self, remote: Remote, code: int) -> None:
@@ -212,7 +212,7 @@ class Controller:
     @property
     def may_restart(self) -> bool:
         """Whether another attempt is allowed, and may help: not when it is known that it would fail in the same way."""
-        is_last = any(remote.ruling is not None and remote.ruling.is_final for remote in self.remotes)
+        is_last = any(remote.diagnosis is not None and remote.diagnosis.is_final for remote in self.remotes)
         return self.told is None and not self.problems and not is_last and self.restarts_left > 0
 
     def _give_up(self, why: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from drumline.untrusted import parse_json
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAX_WAITING = 1 << 18
 # A line that is longer is no frame; what comes without an end is not kept.
 MAX_LINE = 1 << 24
@@ -48,7 +48,7 @@ FORMS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "hello": {"protocol": NUMBER},
     "refused": {"problems": _are_problems},
     "started": {"ranks": _list_of(NUMBER), "world_size": NUMBER, "start": NUMBER, "restarts_left": NUMBER},
-    "ruling": {"alarm": TEXT, "action": TEXT, "sentence": TEXT, "was_told": FLAG, "is_last": FLAG},
+    "diagnosis": {"alarm": TEXT, "action": TEXT, "sentence": TEXT, "was_printed": FLAG, "is_last": FLAG},
     "ended": {"code": NUMBER, "last_words": TEXTS},
     "failed": {
         **dict.fromkeys(("rank", "code", "restarts_left"), NUMBER),

@@ -11,10 +11,12 @@ from typing import Any
 from drumline.launch.hosts import Host
 from drumline.launch.node.local import how_it_ended
 from drumline.launch.node.supervision import LAST_LINES
-from drumline.launch.node.watch_folder import Ruling
+from drumline.launch.node.watch_folder import SidecarDiagnosis
 from drumline.launch.ssh.connection import Connection
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.verdict import Failure
+
+DIAGNOSIS_FIELDS = ("alarm", "action", "sentence", "was_printed")
 
 
 @dataclass(eq=False)
@@ -39,7 +41,7 @@ class Remote:
     """As its agent counts them; None: it has not started ranks yet."""
     failures: list[Failure] = field(default_factory=list)
     """Since the ranks were last started."""
-    ruling: Ruling | None = None
+    diagnosis: SidecarDiagnosis | None = None
     """What the sidecars said of that."""
     code: int | None = None
     """What the node's job ended with."""
@@ -122,11 +124,9 @@ class Remote:
         elif kind == "started":
             self.ranks, self.world_size, self.failures = frame["ranks"], frame["world_size"], []
             self.num_starts, self.restarts_left = frame["start"] + 1, frame["restarts_left"]
-            self.ruling = None
-        elif kind == "ruling":
-            self.ruling = Ruling(
-                **{name: frame[name] for name in ("alarm", "action", "sentence", "was_told")}
-            )
+            self.diagnosis = None
+        elif kind == "diagnosis":
+            self.diagnosis = SidecarDiagnosis(**{name: frame[name] for name in DIAGNOSIS_FIELDS})
         elif kind == "ended":
             self.code, self.node_words = frame["code"], frame["last_words"]
             self.ended.set()

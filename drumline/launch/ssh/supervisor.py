@@ -22,11 +22,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from drumline.launch.node import guard
+from drumline.launch.node.guard import job_processes
 from drumline.launch.node.supervision import LAST_LINES, rank_output
 from drumline.launch.ssh.agent_process import AgentProcess
 from drumline.launch.ssh.follow import Follower, last_lines
 from drumline.launch.ssh.frames import PROTOCOL, FrameReader, FrameWriter
+from drumline.processes import Termination, descendants
 from drumline.untrusted import make_own_folder, open_log
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -88,7 +89,7 @@ class Supervisor:
         self.out = link.out
         self.logs = Path(spec["logs"])
         self.node_log = self.logs / f"node-{spec['node']['node_rank']}.log"
-        self.ending: guard.Ending | None = None
+        self.ending: Termination | None = None
         self.followers: dict[tuple[int | None, str], Follower] = {}
         self.followers[None, "err"] = Follower(self.node_log, from_end=True)
         self.agent = waiting if waiting and waiting.is_alive else AgentProcess(spec, self.node_log)
@@ -114,7 +115,7 @@ class Supervisor:
             if self.ending and self.ending.step() and agent.poll() is not None:
                 break
         # The agent has ended; what its ranks left running ends as well.
-        guard.Ending(self._find, LOST_GRACE_S).finish()
+        Termination(self._find, LOST_GRACE_S).wait()
         self._pass_on(is_last=True)
         code = agent.wait()
         last_words = self.error or (last_lines(self.node_log, LAST_LINES) if code else [])
@@ -125,15 +126,15 @@ class Supervisor:
 
     def _told(self, number: int, _: FrameType | None) -> None:
         self.is_last = True
-        self.end(self.spec["grace_s"], f"told to end by {signal.Signals(number).name}")
+        self.end(self.spec["grace_s"], f"ended by {signal.Signals(number).name}")
 
     def end(self, grace_s: float, why: str = "") -> None:
         """Ask all to end, and see to it that they do. The controller may not know why: the node's log does."""
         if self.ending is None:
             if why:
                 self._log(f"drumline: {why}")
-            self.ending = guard.Ending(self._find, grace_s)
-        self.ending.hurry(grace_s)
+            self.ending = Termination(self._find, grace_s)
+        self.ending.shorten(grace_s)
 
     def _log(self, *lines: str) -> None:
         with contextlib.suppress(OSError), open_log(self.node_log) as log:
@@ -150,7 +151,7 @@ class Supervisor:
 
     def _find(self) -> set[int]:
         """All of this attempt: by its name, and by descent, for those that have changed their environment."""
-        found = {*guard.marked(self.spec["job"]), *guard.descendants(os.getpid())}
+        found = {*job_processes(self.spec["job"]), *descendants(os.getpid())}
         return found - self.waiting.all_of_it() if self.waiting else found
 
     def _hear(self, frames: list[dict[str, Any]]) -> None:
@@ -236,7 +237,7 @@ def main() -> int:
     while (spec := link.next_spec()) is not None:
         if spec["protocol"] == PROTOCOL and spec["earlier"]:
             # No two attempts of a launch may write to one run folder.
-            guard.Ending(lambda: guard.marked(*spec["earlier"]), 0).finish()
+            Termination(lambda: job_processes(*spec["earlier"]), 0).wait()
         link.out.send("hello", host=socket.gethostname(), protocol=PROTOCOL)
         problems = list(refusals(spec)) if spec["protocol"] == PROTOCOL else []
         if problems or spec["protocol"] != PROTOCOL:
@@ -247,7 +248,7 @@ def main() -> int:
         if supervisor.is_last:
             break
         waiting = supervisor.waiting
-    guard.Ending(lambda: guard.descendants(os.getpid()), 0).finish()
+    Termination(lambda: descendants(os.getpid()), 0).wait()
     link.drain()
     return 0
 

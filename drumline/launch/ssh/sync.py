@@ -58,7 +58,7 @@ class Sync:
                 errors = list(pool.map(_caught(lambda host: self._to(host, files)), hosts))
             finally:
                 # After Ctrl-C too: the pool waits for its threads, and those for what they have started.
-                watcher.close(in_order=False)
+                watcher.close(has_succeeded=False)
         problems = [error for error in errors if error is not None]
         if len({error.what for error in problems}) > 1:
             raise PreflightError("; ".join(error.what for error in problems), next_step=problems[0].next_step)

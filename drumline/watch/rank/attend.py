@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drumline.config.schema import WatchConfig
-from drumline.launch.node.memory_folder import hold
+from drumline.launch.node.watch_folder import hold
 from drumline.launch.rank_environment import watch_settings_from
 from drumline.launch.topology import Topology, topology_from
 from drumline.terminal import print_message

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from drumline.errors import PreflightError
-from drumline.launch.node.memory_folder import MEMORY, make_memory_folder
+from drumline.launch.node.watch_folder import MEMORY, make_memory_folder
 from drumline.launch.rank_environment import WITHOUT_WATCH
 
 

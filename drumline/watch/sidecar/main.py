@@ -18,8 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from drumline.launch.node.memory_folder import hold
-from drumline.launch.node.watch_folder import SIDECAR
+from drumline.launch.node.watch_folder import SIDECAR, hold
 from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.evidence import is_done
 from drumline.watch.facts import to_json

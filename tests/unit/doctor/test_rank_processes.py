@@ -18,7 +18,7 @@ from drumline.doctor.collectives import rank_processes
 from drumline.doctor.collectives.rank_processes import HostRanks, RankProcesses
 from drumline.doctor.collectives.run_collectives import collective_findings, collectives_line
 from drumline.doctor.pairs.channel import Channel
-from drumline.launch.node.guard import parent_of
+from drumline.processes import parent_of
 
 GOOD = """
 import json, os

@@ -23,7 +23,7 @@ from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.reconnect import Search
 from drumline.launch.ssh.screen import Screen
-from tests.unit.launch.test_controller import RULING, hear
+from tests.unit.launch.test_controller import DIAGNOSIS, hear
 
 
 def make_job(*names: str, max_restarts: int = 3, **more: Any) -> HostsJob:
@@ -108,7 +108,7 @@ def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replace
     assert [line for line in lines if "ranks run on" not in line] == [
         "drumline: 2 hosts; logs in logs on each",
         "drumline: WARNING: the launcher's agent on b was killed by SIGKILL; "
-        "starting all ranks again (restart 1 of 3), resuming from the newest checkpoint",
+        "restarting all ranks (restart 1 of 3), resuming from the newest checkpoint",
         "drumline: c replaces b, which is unreachable (ssh: connect to host x port 22: Connection refused)",
         "drumline: d replaces c, which is unreachable (ssh: connect to host x port 22: Connection refused)",
         "drumline: done; logs in logs on each host",
@@ -130,19 +130,19 @@ def _screen(tmp_path: Path) -> Iterator[Screen]:
 
 
 @pytest.mark.parametrize(
-    ("left", "number", "ruling", "is_restarted"),
+    ("left", "number", "diagnosis", "is_restarted"),
     [
         (2, None, None, True),
         (0, None, None, False),
         (2, signal.SIGTERM, None, False),
-        (2, None, RULING, False),
+        (2, None, DIAGNOSIS, False),
     ],
 )
 def test_a_lost_part_is_started_again_while_that_is_allowed_and_may_help(
     screen: Screen,
     left: int,
     number: signal.Signals | None,
-    ruling: dict[str, Any] | None,
+    diagnosis: dict[str, Any] | None,
     is_restarted: bool,
 ) -> None:
     async def lose() -> Controller:
@@ -153,8 +153,8 @@ def test_a_lost_part_is_started_again_while_that_is_allowed_and_may_help(
         if number:
             controller.interrupted(number)
         a, b = controller.remotes
-        if ruling:
-            hear(a, "ruling", **ruling, is_last=True)
+        if diagnosis:
+            hear(a, "diagnosis", **diagnosis, is_last=True)
         b.connection.ssh_code = 255
         controller._lost(b)
         return controller

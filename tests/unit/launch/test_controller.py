@@ -95,11 +95,16 @@ def test_nothing_secret_is_on_a_command_line(make: Make) -> None:
     ]
 
 
-RULING = {"alarm": "hang", "action": "stop", "sentence": "hang: rank 1 stands. Next: look", "was_told": False}
+DIAGNOSIS = {
+    "alarm": "hang",
+    "action": "stop",
+    "sentence": "hang: rank 1 stands. Next: look",
+    "was_printed": False,
+}
 
 
 @pytest.mark.parametrize(
-    ("alarm", "code", "ends_with", "was_told"),
+    ("alarm", "code", "ends_with", "was_printed"),
     [("hang", -9, 70, False), ("failure", -9, 1, True), ("failure", 7, 7, False)],
 )
 def test_what_the_sidecars_said_is_told_once_and_decides_the_code(
@@ -109,7 +114,7 @@ def test_what_the_sidecars_said_is_told_once_and_decides_the_code(
     alarm: str,
     code: int,
     ends_with: int,
-    was_told: bool,
+    was_printed: bool,
 ) -> None:
     monkeypatch.setattr(controller_module, "SETTLE_S", 0.01)
 
@@ -120,18 +125,20 @@ def test_what_the_sidecars_said_is_told_once_and_decides_the_code(
         # The first time all are started again. It is said once, unless one of the hosts has had it on the screen.
         for rank, remote in enumerate(hosts):
             hear(remote, "failed", rank=rank, at=float(rank), **failed)
-            hear(remote, "ruling", **{**RULING, "was_told": was_told and rank == 2}, is_last=False)
+            hear(
+                remote, "diagnosis", **{**DIAGNOSIS, "was_printed": was_printed and rank == 2}, is_last=False
+            )
         await asyncio.sleep(0.05)
         await start(controller)
-        assert all(remote.ruling is None for remote in hosts)
+        assert all(remote.diagnosis is None for remote in hosts)
         for rank, remote in enumerate(hosts):
             hear(remote, "failed", rank=rank, at=float(rank), **failed)
-            hear(remote, "ruling", **{**RULING, "alarm": alarm}, is_last=True)
+            hear(remote, "diagnosis", **{**DIAGNOSIS, "alarm": alarm}, is_last=True)
         return controller
 
     ended, lines = conclude(asyncio.run(go()), said)
     assert ended == ends_with
-    first, *last = lines[1:] if was_told else lines[2:]
+    first, *last = lines[1:] if was_printed else lines[2:]
     assert lines[1] == "drumline: hang: rank 1 stands. Next: look"
     if code < 0:
         assert (first, last) == (lines[1], ["drumline: logs in logs on each host"])
@@ -150,8 +157,8 @@ def test_of_two_hosts_that_do_not_hear_each_other_the_one_is_named_that_is_silen
         a, b, c = await start(controller, left=1)
         for silent_s in (1, 4, 4):
             b.connection.heard_at = time.monotonic() - silent_s
-            hear(a, "ruling", **{**RULING, "was_told": True}, is_last=False)
-            hear(c, "ruling", **{**RULING, "was_told": True}, is_last=False)
+            hear(a, "diagnosis", **{**DIAGNOSIS, "was_printed": True}, is_last=False)
+            hear(c, "diagnosis", **{**DIAGNOSIS, "was_printed": True}, is_last=False)
             await asyncio.sleep(0.05)
         return controller
 

@@ -1,4 +1,4 @@
-"""How the end of a node's ranks is told; that they are started and ended is looked at in `tests/cli`."""
+"""How the end of a node's ranks is reported; that they are started and ended is tested in `tests/cli`."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ from pathlib import Path
 import pytest
 
 from drumline.errors import ExitCode
-from drumline.launch.node.local import _explain, _explain_script
+from drumline.launch.node.local import exit_code_of, report_failure
+from drumline.launch.node_plan import Program
 
 
 def test_a_script_that_a_signal_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _explain_script(3, -9, "train.py") == 1
+    report_failure(3, -9, Program(("train.py",)), None, None)
     assert capsys.readouterr().err == (
         "drumline: train.py failed on rank 3 (killed by SIGKILL); the other ranks were stopped\n"
     )
-    assert _explain_script(0, 77, "train.py") == 77
+    assert (exit_code_of(-9, is_task=False), exit_code_of(77, is_task=False)) == (1, 77)
 
 
-def test_a_task_tells_itself_unless_a_signal_ended_it(
+def test_a_task_reports_its_failure_itself_unless_a_signal_ended_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _explain(0, 3, None) is ExitCode.PREFLIGHT_FAILED
-    assert _explain(0, 99, None) is ExitCode.TRAINING_FAILED
+    assert exit_code_of(3, is_task=True) == ExitCode.PREFLIGHT_FAILED
+    assert exit_code_of(99, is_task=True) == exit_code_of(-9, is_task=True) == ExitCode.TRAINING_FAILED
+    task = Program(("train", "digits"), is_task=True)
+    report_failure(0, 3, task, None, None)
     assert capsys.readouterr().err == ""
     (tmp_path / "rank-00001.log").touch()
-    assert _explain(1, -9, tmp_path) is ExitCode.TRAINING_FAILED
-    assert _explain(2, -15, None) is ExitCode.TRAINING_FAILED
+    report_failure(1, -9, task, None, tmp_path)
+    report_failure(2, -15, task, None, None)
     assert capsys.readouterr().err == (
         f"drumline: rank 1 was killed by SIGKILL; the others were stopped\n  next: see {tmp_path}/rank-00001.log\n"
         "drumline: rank 2 was killed by SIGTERM; the others were stopped\n"

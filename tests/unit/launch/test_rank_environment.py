@@ -11,8 +11,8 @@ import pytest
 from drumline.errors import UsageError
 from drumline.launch import rank_environment
 from drumline.launch import rank_environment as room
+from drumline.launch.node.agent import NodeAgent, RankFiles
 from drumline.launch.node.supervision import Supervision
-from drumline.launch.node.watched_agent import RankFiles, WatchedAgent
 from drumline.launch.rank_environment import (
     COMMAND_START,
     ScriptWatch,
@@ -74,7 +74,7 @@ def test_another_launcher_tells_nothing() -> None:
 def test_only_the_first_ranks_of_a_command_that_was_given_here_are_told(
     tmp_path: Path, num_starts: int, folder: Path | None, tells: bool
 ) -> None:
-    agent = object.__new__(WatchedAgent)  # without a job: only what it would tell
+    agent = object.__new__(NodeAgent)  # without a job: only what it would tell
     agent.files = RankFiles(str(tmp_path), folder)
     agent.files.num_starts = num_starts
     agent.supervision = Supervision(folder=folder)

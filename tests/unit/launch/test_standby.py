@@ -52,7 +52,7 @@ def test_a_rank_begins_in_a_process_that_waits_and_else_in_one_of_its_own(tmp_pa
     standby = Standby(PROGRAM, module="loaded_before", count=2)
     standby.fill(at_once=True)
     standby.fill()
-    first, second = (one.process for one in standby._waiting)
+    first, second = (process for process, _ in standby._waiting)
     pid, said = start(standby, tmp_path)
     assert pid == first.pid
     assert said["is_loaded"]
@@ -78,7 +78,7 @@ def test_one_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.Monk
 def test_what_waits_is_not_taken_for_another_program_and_ends_when_it_is_not_needed(tmp_path: Path) -> None:
     standby = Standby(PROGRAM, module="loaded_before", count=1)
     standby.fill()
-    (waiting,) = (one.process for one in standby._waiting)
+    (waiting,) = (process for process, _ in standby._waiting)
     assert start(standby, tmp_path, ("-m", "some_rank", "c"))[0] != waiting.pid
     standby.close()
     assert waiting.wait(60) == 0

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from drumline.launch.hosts import Host
-from drumline.launch.node.guard import marked, parent_of
+from drumline.launch.node.guard import job_processes
 from drumline.launch.node_plan import Program, nodes_of_hosts
 from drumline.launch.ssh.frames import encode
 from drumline.launch.ssh.hosts_job import HostsJob
+from drumline.processes import parent_of
 
 ROOT = Path(__file__).parents[3]
 # As the controller starts it; but an agent for the next attempt is loaded at once, and nobody sends heartbeats.
@@ -84,11 +85,11 @@ class SupervisorProcess:
 
     def waiting(self) -> int:
         """The agent for the next attempt; it carries that one's name."""
-        wait_until(lambda: len(marked(self.job.next_job)) == 1)
-        return marked(self.job.next_job)[0]
+        wait_until(lambda: len(job_processes(self.job.next_job)) == 1)
+        return job_processes(self.job.next_job)[0]
 
     def is_anyone_left(self) -> bool:
-        return bool(marked(self.job.job, self.job.next_job))
+        return bool(job_processes(self.job.job, self.job.next_job))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -119,8 +120,8 @@ def test_the_next_attempt_begins_in_the_agent_that_waits_and_all_end_with_stdin(
 
     os.kill(agent, signal.SIGKILL)
     assert node.hear("ended")["code"] == -signal.SIGKILL
-    assert not marked(node.job.job), "its rank has ended with it"
-    assert marked(node.job.next_job) == [waiting]
+    assert not job_processes(node.job.job), "its rank has ended with it"
+    assert job_processes(node.job.next_job) == [waiting]
 
     node.job = node.job.again(node.job.hosts, [], restarts_left=2, first_start=1)
     agent, facts = node.start()

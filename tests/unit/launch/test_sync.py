@@ -26,7 +26,7 @@ def test_ctrl_c_ends_what_was_started(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def interrupt() -> None:
         deadline = time.monotonic() + 20
-        while len(guard.marked(sync.job)) < 4 and time.monotonic() < deadline:
+        while len(guard.job_processes(sync.job)) < 4 and time.monotonic() < deadline:
             time.sleep(0.02)
         assert main
         signal.pthread_kill(main, signal.SIGINT)
@@ -34,4 +34,4 @@ def test_ctrl_c_ends_what_was_started(tmp_path: Path, monkeypatch: pytest.Monkey
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         sync.run([Host("a"), Host("b")])
-    assert guard.marked(sync.job) == []
+    assert guard.job_processes(sync.job) == []

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.launch.node import memory_folder
-from drumline.launch.node.watch_folder import Ruling, WatchFolder
+from drumline.launch.node import watch_folder
+from drumline.launch.node.watch_folder import SidecarDiagnosis, WatchFolder
 
 DIAGNOSIS = {"what": "rank 1 stands", "next_step": "look"}
 
@@ -38,7 +38,7 @@ def test_each_start_has_a_folder_and_the_one_before_stays_a_while(watch: WatchFo
     assert (watch.current / "exit-00003").read_text() == "-9\n", "the first alarm counts"
 
 
-def test_a_ruling_is_read_once_it_is_whole(watch: WatchFolder) -> None:
+def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
     folder = watch.begin(0)
     assert folder is not None
     for text in (
@@ -49,34 +49,36 @@ def test_a_ruling_is_read_once_it_is_whole(watch: WatchFolder) -> None:
         json.dumps({"alarm": "stall", "action": "", "diagnosis": {}}),
     ):
         (folder / "diagnosis.json").write_text(text)
-        assert watch.ruling() is None, text
+        assert watch.diagnosis() is None, text
     record = {"alarm": "hang", "action": "stop", "diagnosis": DIAGNOSIS}
     (folder / "diagnosis.json").write_text(json.dumps({**record, "action": "report"}))
-    assert watch.ruling() is None, "that did not end a rank"
+    assert watch.diagnosis() is None, "that did not end a rank"
     (folder / "diagnosis.json").write_text(json.dumps(record))
-    ruling = watch.ruling()
-    assert ruling == Ruling("hang", "stop", "hang: rank 1 stands. Next: look")
-    assert (ruling.is_hang, ruling.is_final) == (True, True)
-    told = {**record, "alarm": "failure", "action": "restart", "sentence": "all of it", "was_told": True}
+    found = watch.diagnosis()
+    assert found == SidecarDiagnosis("hang", "stop", "hang: rank 1 stands. Next: look")
+    assert (found.is_hang, found.is_final) == (True, True)
+    told = {**record, "alarm": "failure", "action": "restart", "was_told": True}
     (folder / "diagnosis.json").write_text(json.dumps(told))
-    assert watch.ruling() == Ruling("failure", "restart", "all of it", was_told=True)
+    assert watch.diagnosis() == SidecarDiagnosis(
+        "failure", "restart", "failure: rank 1 stands. Next: look", was_printed=True
+    )
     watch.begin(1)
-    assert watch.ruling() is None, "that of another start is none"
+    assert watch.diagnosis() is None, "that of another start is none"
 
 
 def test_a_sidecar_is_waited_for_while_it_lives_and_not_for_long(watch: WatchFolder) -> None:
     folder = watch.begin(0)
     assert folder is not None
     begun = time.monotonic()
-    assert watch.wait_for_ruling(begun + 3600) is None, "there is no sidecar, so nobody waits"
+    assert watch.wait_for_diagnosis(begun + 3600) is None, "there is no sidecar, so nobody waits"
     (folder / "sidecar.pid").write_text(str(os.getpid()))
-    assert watch.wait_for_ruling(time.monotonic() + 0.1) is None, "it lives, and says nothing"
+    assert watch.wait_for_diagnosis(time.monotonic() + 0.1) is None, "it lives, and says nothing"
     # The last act of one that ends.
     text = json.dumps({"alarm": "hang", "action": "stop", "diagnosis": DIAGNOSIS})
     words = f"import time; time.sleep(0.2); open({str(folder / 'diagnosis.json')!r}, 'w').write({text!r})"
     with subprocess.Popen([sys.executable, "-c", words]) as sidecar:
         (folder / "sidecar.pid").write_text(str(sidecar.pid))
-        assert watch.wait_for_ruling(time.monotonic() + 3600) is not None
+        assert watch.wait_for_diagnosis(time.monotonic() + 3600) is not None
 
 
 def test_without_a_place_for_it_ranks_are_told_of_none(
@@ -85,7 +87,7 @@ def test_without_a_place_for_it_ranks_are_told_of_none(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     # Where /dev/shm is full, and where there is none.
     for name, value in (("ROOM_BYTES", 1 << 60), ("MEMORY", tmp_path / "gone")):
-        monkeypatch.setattr(memory_folder, name, value)
+        monkeypatch.setattr(watch_folder, name, value)
         watch = WatchFolder("j")
         assert watch.root is not None
         assert watch.root.parent == tmp_path, name
@@ -93,7 +95,7 @@ def test_without_a_place_for_it_ranks_are_told_of_none(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     watch = WatchFolder("j")
     watch.note_exit(0, 1)
-    assert (watch.root, watch.begin(0), watch.ruling(), watch.has_sidecar()) == (None, None, None, False)
+    assert (watch.root, watch.begin(0), watch.diagnosis(), watch.has_sidecar()) == (None, None, None, False)
 
 
 LEAVES = """
@@ -112,7 +114,7 @@ sys.stdin.read()
 def test_what_a_killed_job_has_left_goes_with_the_next_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path)
+    monkeypatch.setattr(watch_folder, "MEMORY", tmp_path)
     strange = tmp_path / "drumline-watch-of-another-version"
     strange.mkdir()
     words = [sys.executable, "-c", LEAVES, str(tmp_path)]

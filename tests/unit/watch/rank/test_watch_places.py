@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drumline.errors import PreflightError
-from drumline.launch.node import memory_folder
+from drumline.launch.node import watch_folder
 from drumline.net.interfaces import interfaces
 from drumline.watch.rank.folder import make_folder
 from drumline.watch.rank.listening import listen, own_address, way_out
@@ -60,9 +60,9 @@ def test_the_folder_is_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.Mo
         assert given.stat().st_mode & 0o777 == 0o700
     mine = make_folder(None)
     assert mine.stat().st_mode & 0o777 == 0o700
-    assert mine.parent == memory_folder.MEMORY
+    assert mine.parent == watch_folder.MEMORY
     mine.rmdir()
-    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path / "not-there")
+    monkeypatch.setattr(watch_folder, "MEMORY", tmp_path / "not-there")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert make_folder(None).parent == tmp_path
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not-there-either"))

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
+from drumline.launch.node.agent import NodeAgent, Preempted
 from drumline.launch.node.guard import Guard, new_job
-from drumline.launch.node.leaving_agent import LeavingAgent, LeftAsTold
 
 
-def test_told_while_the_nodes_meet_again_an_agent_starts_no_ranks() -> None:
-    agent = LeavingAgent.__new__(LeavingAgent)
-    agent.told = signal.SIGUSR1
-    with pytest.raises(LeftAsTold):
+def test_an_agent_that_is_preempted_during_the_rendezvous_starts_no_ranks() -> None:
+    agent = NodeAgent.__new__(NodeAgent)
+    agent.preempt_signal = signal.SIGUSR1
+    with pytest.raises(Preempted):
         agent._start_workers(WorkerGroup.__new__(WorkerGroup))
 
 
@@ -29,7 +29,7 @@ def test_a_guard_outlives_the_signals_that_a_scheduler_sends_to_all_of_a_job() -
             assert time.monotonic() < deadline
             time.sleep(0.02)
     finally:
-        guard.close(in_order=True)
+        guard.close(has_succeeded=True)
 
 
 def _ignores(status: Path, number: signal.Signals) -> bool:
