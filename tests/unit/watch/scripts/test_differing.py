@@ -119,8 +119,8 @@ def test_facts_are_one_warning() -> None:
     assert sentences(everyone, comparison) == [
         "warning: ranks differ in 3 things:\n"
         "  - the variable NCCL_ALGO: rank 0, 1 (a): not set; rank 2, 3 (b): Ring\n"
-        "  - the argument --lr: rank 1-3 (a, b): 0.1; rank 0 (a): 0.2\n"
-        "  - the code of train.py: rank 0-2 (a, b): 12; rank 3 (b): 34. "
+        "  - the argument --lr: rank 1-3 (a and b): 0.1; rank 0 (a): 0.2\n"
+        "  - the code of train.py: rank 0-2 (a and b): 12; rank 3 (b): 34. "
         "Next: set the same environment variables on every node before the ranks start; "
         "start the script with the same arguments on every node; "
         "bring every node to the same code: the same commit, with no change of its own"
@@ -135,7 +135,7 @@ def test_a_secret_is_compared_and_never_shown(name: str) -> None:
         notes.append(note(rank, facts={"arguments": _facts({name: value, "--lr": "0.1"})["arguments"]}))
     assert "hunter" not in json.dumps([asdict(one) for one in notes])
     assert sentences(notes) == [
-        f"warning: ranks differ in the argument {name}: rank 0, 1, 3 (a, b): hidden value 1; "
+        f"warning: ranks differ in the argument {name}: rank 0, 1, 3 (a and b): hidden value 1; "
         "rank 2 (b): hidden value 2. Next: start the script with the same arguments on every node"
     ]
 
