@@ -195,9 +195,9 @@ def seconds_of(folder: Path) -> float:
 
 def parts_of(folder: Path) -> dict[str, float]:
     """Seconds of reading, of understanding, and of each rule."""
-    from drumline_lint.reading.files import find_files
+    from drumline_lint.linter import all_docs, check, read_all
+    from drumline_lint.reading.discovery import find_files
     from drumline_lint.rules import all_rules
-    from drumline_lint.run import all_docs, check, read_all
     from drumline_lint.settings import Settings
 
     spent: defaultdict[str, float] = defaultdict(float)

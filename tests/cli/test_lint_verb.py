@@ -16,12 +16,12 @@ from drumline.cli import main
 from drumline.doctor.machine.known_variables import MEANING
 from drumline.launch.node_plan import NodePlan, Program, torchrun_command
 from drumline.launch.slurm import BatchJob, batch_text
-from drumline_lint.finding import Severity
-from drumline_lint.reading.files import find_files
+from drumline_lint.findings import Severity
+from drumline_lint.linter import Report, check, read_all
+from drumline_lint.reading.discovery import find_files
 from drumline_lint.reading.nccl_names import NCCL, TORCH
 from drumline_lint.reading.parse import read_bytes
 from drumline_lint.rules import all_rules
-from drumline_lint.run import Report, check, read_all
 from drumline_lint.settings import Settings
 
 ROOT = Path(__file__).parents[2]

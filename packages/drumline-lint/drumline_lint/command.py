@@ -14,16 +14,13 @@ from typing import Any, NoReturn
 
 from drumline_lint import __version__
 from drumline_lint.errors import ExitCode, UsageError, did_you_mean
-from drumline_lint.finding import Severity
-from drumline_lint.reading.files import find_files
+from drumline_lint.findings import Rule, Severity
+from drumline_lint.linter import Report, all_docs, check, exit_is_clean, read_all
+from drumline_lint.output.text import as_explanation, as_list, counted
+from drumline_lint.reading.discovery import find_files
 from drumline_lint.reading.parse import Reading
-from drumline_lint.rule import Rule
 from drumline_lint.rules import all_rules
-from drumline_lint.run import Report, all_docs, check, exit_is_clean, read_all
-from drumline_lint.selection import find_rule, split_words
-from drumline_lint.settings import Settings, Wishes, make_settings
-from drumline_lint.telling.closing import counted
-from drumline_lint.telling.rules import as_explanation, as_list
+from drumline_lint.settings import Settings, Wishes, find_rule, make_settings, split_words
 from drumline_lint.terminal import print_message, show, show_progress
 
 HELP = """\
@@ -239,18 +236,18 @@ def _tell(given: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -
 
 def _told(given: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> str:
     if given.format == "json":
-        from drumline_lint.telling.json import as_json
+        from drumline_lint.output.formats import as_json
 
         return as_json(report)
     if given.format == "sarif":
-        from drumline_lint.telling.sarif import as_sarif
+        from drumline_lint.output.formats import as_sarif
 
         return as_sarif(report, docs, version=__version__, folder=Path.cwd())
     if given.format == "github":
-        from drumline_lint.telling.github import as_github
+        from drumline_lint.output.formats import as_github
 
         return as_github(report)
-    from drumline_lint.telling.text import as_statistics, as_text
+    from drumline_lint.output.text import as_statistics, as_text
 
     colour = _is_coloured(given)
     return as_statistics(report, docs, colour=colour) if given.statistics else as_text(report, colour=colour)

@@ -1,19 +1,62 @@
-"""`--fix` and `--diff`: applies the edits of findings to texts, round by round, and writes what came of it."""
+"""`--fix` and `--diff`: applies the edits of findings, round by round, and writes the files."""
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from drumline_lint.edits import Span, apply_spans, spans_of
-from drumline_lint.finding import Finding
-from drumline_lint.problems import UNREADABLE, problem
+from drumline_lint.findings import UNREADABLE, Edit, Finding, column_of, problem, split_lines
+from drumline_lint.linter import Report, is_notebook
 from drumline_lint.reading.parse import Reading, read_bytes
-from drumline_lint.run import Report, is_notebook
+
+_LINE_END = re.compile(r"\r\n|\n|\r")
+
+
+@dataclass(frozen=True)
+class Span:
+    """Of characters in a text, and what takes their place."""
+
+    start: int
+    end: int
+    text: str
+
+    def touches(self, other: Span) -> bool:
+        """Whether both change the same characters, or put something in the same place."""
+        return self.start == other.start or (self.start < other.end and other.start < self.end)
+
+
+def spans_of(text: str, edits: Iterable[Edit]) -> list[Span]:
+    """Raises ValueError where an edit is not in the text."""
+    starts = [0, *(found.end() for found in _LINE_END.finditer(text))]
+    lines = split_lines(text)
+    newline = found[0] if (found := _LINE_END.search(text)) else "\n"
+
+    def position(line: int, offset: int) -> int:
+        if not (
+            1 <= line <= len(lines) and 0 <= offset <= len(lines[line - 1].encode(errors="surrogateescape"))
+        ):
+            raise ValueError(f"there is no line {line} with {offset} bytes")
+        return starts[line - 1] + column_of(lines[line - 1], offset) - 1
+
+    spans = [
+        Span(position(*edit.start), position(*edit.end), edit.text.replace("\n", newline)) for edit in edits
+    ]
+    if any(span.end < span.start for span in spans):
+        raise ValueError("an edit ends before it begins")
+    return spans
+
+
+def apply_spans(text: str, spans: Sequence[Span]) -> str:
+    """They must not touch each other."""
+    for span in sorted(spans, key=lambda span: span.start, reverse=True):
+        text = text[: span.start] + span.text + text[span.end :]
+    return text
+
 
 MOST_ROUNDS = 10
 """Edits may make room for each other; some may also undo each other for ever."""

@@ -8,10 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from drumline_lint.finding import Edit, Finding, Severity
+from drumline_lint.findings import Edit, Finding, Rule, Severity
+from drumline_lint.linter import Report, all_docs, check
 from drumline_lint.reading.parse import read_bytes
-from drumline_lint.rule import Rule
-from drumline_lint.run import Report, all_docs, check
 from drumline_lint.settings import Settings
 
 

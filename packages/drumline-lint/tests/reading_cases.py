@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from drumline_lint.finding import Finding
+from drumline_lint.findings import Finding
+from drumline_lint.flow.distributed import distributed_sources
+from drumline_lint.linter import told_by
 from drumline_lint.program.program import Program
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.source import Source
 from drumline_lint.rules import all_rules
-from drumline_lint.run import told_by
-from drumline_lint.running.distributed import distributed_sources
 
 CASES = Path(__file__).parent / "cases"
 _HEADING = re.compile(r"^## (?P<kind>bad|good): (?P<title>.*)$", re.MULTILINE)

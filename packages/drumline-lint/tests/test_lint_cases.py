@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drumline_lint.finding import Severity
+from drumline_lint.findings import Severity
 from drumline_lint.rules import all_rules
 from reading_cases import CASES, Case, findings_in, lines_of, read_cases
 

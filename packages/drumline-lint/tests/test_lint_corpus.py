@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
-from drumline_lint.finding import Finding, Severity
-from drumline_lint.reading.files import find_files
+from drumline_lint.findings import Finding, Severity
+from drumline_lint.linter import check, read_all
+from drumline_lint.reading.discovery import find_files
 from drumline_lint.rules import all_rules
-from drumline_lint.run import check, read_all
 from drumline_lint.settings import Settings
 
 CORPUS = Path(__file__).parent / "corpus"

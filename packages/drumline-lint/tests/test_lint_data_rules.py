@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from drumline_lint.finding import Finding
+from drumline_lint.findings import Finding
 from drumline_lint.rules import all_rules
 from reading_cases import findings_in
 

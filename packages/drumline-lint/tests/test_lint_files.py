@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drumline_lint.errors import UsageError
-from drumline_lint.reading.files import find_files
+from drumline_lint.reading.discovery import find_files
 
 
 @pytest.fixture(name="tree")

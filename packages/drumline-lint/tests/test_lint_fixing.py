@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 
 from drumline_lint import fixing
-from drumline_lint.edits import apply_spans, spans_of
-from drumline_lint.finding import Edit, Finding, Place, Severity
-from drumline_lint.fixing import Fixed, diff_of, fix, write
+from drumline_lint.findings import Edit, Finding, Place, Severity
+from drumline_lint.fixing import Fixed, apply_spans, diff_of, fix, spans_of, write
+from drumline_lint.linter import Report, all_docs, check
+from drumline_lint.output.text import closing_line
 from drumline_lint.reading.parse import Reading, read_bytes, read_file
 from drumline_lint.rules import all_rules
-from drumline_lint.run import Report, all_docs, check
 from drumline_lint.settings import Settings
-from drumline_lint.telling.closing import closing_line
 from made_up_rules import BAD, RULES, calling, calls_of, rule
 
 

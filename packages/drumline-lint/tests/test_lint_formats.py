@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from drumline_lint.telling.github import as_github
-from drumline_lint.telling.json import as_json
-from drumline_lint.telling.sarif import as_sarif
+from drumline_lint.output.formats import as_github, as_json, as_sarif
 from made_up_rules import DOCS, USUAL, report_of
 
 NOTEBOOK = json.dumps({"cells": [{"cell_type": "code", "source": "x = 1\nbad()"}]}).encode()

@@ -7,13 +7,13 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drumline_lint.finding import Severity
+from drumline_lint.findings import Severity
+from drumline_lint.linter import all_docs, check
+from drumline_lint.output.formats import as_json
+from drumline_lint.output.text import as_text
 from drumline_lint.reading.parse import read_bytes
 from drumline_lint.rules import all_rules
-from drumline_lint.run import all_docs, check
 from drumline_lint.settings import Settings
-from drumline_lint.telling.json import as_json
-from drumline_lint.telling.text import as_text
 
 RULES = all_rules()
 EVERYTHING = Settings(chosen=frozenset(all_docs(RULES)), severity=Severity.NOTE)

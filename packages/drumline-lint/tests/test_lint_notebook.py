@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline_lint.finding import Finding
+from drumline_lint.findings import Finding
 from drumline_lint.reading.notebook import read_notebook
 from drumline_lint.reading.source import Cell, Source
 from made_up_rules import report_of, told

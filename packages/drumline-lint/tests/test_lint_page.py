@@ -7,10 +7,10 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+from drumline_lint.linter import all_docs
+from drumline_lint.output.page import page
 from drumline_lint.rules import all_rules
-from drumline_lint.run import all_docs
 from drumline_lint.settings import KEYS, Wishes, make_settings
-from drumline_lint.telling.page import page
 from made_up_rules import BAD
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 def test_the_page_is_in_step_with_the_rules() -> None:
     made = page([module.RULE for module in all_rules().values()])
-    assert (DOCS / "lint.md").read_text() == made, "python -m drumline_lint.telling.page > docs/lint.md"
+    assert (DOCS / "lint.md").read_text() == made, "python -m drumline_lint.output.page > docs/lint.md"
 
 
 def test_the_settings_on_the_page_are_settings(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from drumline_lint import run
-from drumline_lint.finding import Finding, Place, Severity
+from drumline_lint import linter as run
+from drumline_lint.findings import Finding, Place, Severity
+from drumline_lint.linter import exit_is_clean
 from drumline_lint.reading.source import Source
-from drumline_lint.run import exit_is_clean
 from drumline_lint.settings import Settings
 from made_up_rules import BAD, RULES, USUAL, report_of, rule, told
 

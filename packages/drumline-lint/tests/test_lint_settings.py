@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from drumline_lint.errors import ConfigError, UsageError
-from drumline_lint.finding import Severity
-from drumline_lint.selection import split_words
-from drumline_lint.settings import Settings, Wishes, make_settings
+from drumline_lint.findings import Severity
+from drumline_lint.settings import Settings, Wishes, make_settings, split_words
 from made_up_rules import DOCS, report_of, told
 
 OWN = {"DL000", "DL999"}

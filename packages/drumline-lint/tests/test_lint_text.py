@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from drumline_lint.problems import RULE_FAILED, UNREADABLE, problem
-from drumline_lint.telling.closing import closing_line
-from drumline_lint.telling.rules import as_explanation, as_list
-from drumline_lint.telling.text import WIDEST_LINE, as_statistics, as_text
+from drumline_lint.findings import RULE_FAILED, UNREADABLE, problem
+from drumline_lint.output.text import (
+    WIDEST_LINE,
+    as_explanation,
+    as_list,
+    as_statistics,
+    as_text,
+    closing_line,
+)
 from made_up_rules import BAD, DOCS, ODD, USUAL, report_of
 
 FIX = "    fix: call good() instead"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drumline_lint.program.asking import Asked
+from drumline_lint.program.queries import Asked
 
 RING = {"a": "b", "b": "c", "c": "a", "d": "b"}
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from drumline_lint.flow.single_process import is_alone
 from drumline_lint.program.imports import connected
-from drumline_lint.program.making import depends_on_rank
-from drumline_lint.program.origins import written
+from drumline_lint.program.origins import depends_on_rank, written
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import Known
 from drumline_lint.reading.source import Source
-from drumline_lint.running.alone import is_alone
 from drumline_lint.training.loaders import loaders, loaders_behind
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline_lint.program.indexing import make_index
+from drumline_lint.program.files import make_index
 from drumline_lint.program.tree import children, function_around, inside, scope_node
 from drumline_lint.reading.source import Source
 

@@ -8,11 +8,11 @@ from textwrap import dedent
 
 import pytest
 
+from drumline_lint.flow.dead_code import always, is_dead
+from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import statement_at
 from drumline_lint.reading.source import Source
-from drumline_lint.running.dead import always, is_dead
-from drumline_lint.running.guards import is_on_every_rank
 
 BEFORE = "import torch.distributed as dist\ndist.init_process_group()\n"
 

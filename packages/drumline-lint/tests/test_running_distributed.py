@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from drumline_lint.flow.distributed import distributed_sources, framework
 from drumline_lint.program.imports import imported_sources
-from drumline_lint.running.distributed import distributed_sources, framework
 from test_program_values import program_of
 
 

@@ -8,16 +8,10 @@ from textwrap import dedent
 
 import pytest
 
+from drumline_lint.flow.guards import guards, is_on_every_rank, is_on_main_only, is_on_some_only, ways
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
-from drumline_lint.running.guards import (
-    guards,
-    is_on_every_rank,
-    is_on_main_only,
-    is_on_some_only,
-    ways,
-)
 
 BEFORE = "import torch.distributed as dist\ndist.init_process_group()\nrank = dist.get_rank()\n"
 MAIN, OTHERS, SOME = RankTest("global", True), RankTest("global", False), RankTest("global", None)

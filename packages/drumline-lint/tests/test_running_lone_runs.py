@@ -8,10 +8,10 @@ from textwrap import dedent
 
 import pytest
 
+from drumline_lint.flow.guards import is_on_every_rank
+from drumline_lint.flow.single_process import is_alone
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
-from drumline_lint.running.alone import is_alone
-from drumline_lint.running.guards import is_on_every_rank
 
 TRAIN = """
 import torch.distributed as dist

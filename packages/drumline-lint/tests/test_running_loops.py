@@ -6,10 +6,10 @@ import ast
 import textwrap
 from pathlib import Path
 
+from drumline_lint.flow.loops import batch_loops, done_in, evaluation_loops, outer_loops, reached
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import last_name
 from drumline_lint.reading.source import Source
-from drumline_lint.running.loops import batch_loops, done_in, evaluation_loops, outer_loops, reached
 
 
 def read(text: str) -> tuple[Program, Source]:

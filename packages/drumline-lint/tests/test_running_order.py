@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from drumline_lint.flow.run_order import Run, process_of, script, scripts_through
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import last_name
-from drumline_lint.running.order import (
-    Run,
-    process_of,
-    script,
-    scripts_through,
-)
 from test_program_values import program_of
 
 

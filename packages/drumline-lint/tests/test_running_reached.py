@@ -6,9 +6,9 @@ import ast
 
 import pytest
 
+from drumline_lint.flow.call_values import Entered, truth
+from drumline_lint.flow.collectives import reached_by
 from drumline_lint.program.value import RankTest
-from drumline_lint.running.given import Entered, truth
-from drumline_lint.running.reached_collectives import reached_by
 from test_program_values import program_of
 
 FIRST = RankTest("global", True)

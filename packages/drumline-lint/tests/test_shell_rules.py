@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from drumline_lint.edits import apply_spans, spans_of
-from drumline_lint.finding import Finding
+from drumline_lint.findings import Finding
+from drumline_lint.fixing import apply_spans, spans_of
 from drumline_lint.reading.nccl_names import GIVEN_UP, NCCL, OLD_NAMES, TORCH
 from reading_cases import findings_in
 

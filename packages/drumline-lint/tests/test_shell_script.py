@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline_lint.reading.launches import launches
+from drumline_lint.reading.launchers import launches
 from drumline_lint.reading.shell import Script
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline_lint.reading.shell_words import read_commands
+from drumline_lint.reading.shell_parser import read_commands
 from drumline_lint.rules import all_rules
 from reading_cases import CASES, findings_in, read_cases
 

@@ -1,1 +1,1 @@
-"""What the names of the given files mean, as far as it can be known without running them."""
+"""Resolves the names of the given files, without running them."""

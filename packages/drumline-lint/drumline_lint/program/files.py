@@ -1,16 +1,195 @@
-"""The given files: the index of each, which of them an import means, and which may call something of a name."""
+"""The files of a program: the index of each, which of them an import means, and which may call a name.
+
+An index is made in one pass without recursion: a sum of a thousand terms is a thousand levels deep.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from drumline_lint.program.indexing import make_index
-from drumline_lint.program.tree import Index
+from drumline_lint.program.tree import (
+    FIELDS,
+    FUNCTIONS,
+    LAST,
+    NUMBER,
+    SCOPE,
+    SCOPES,
+    Binding,
+    FunctionNode,
+    Index,
+    Scope,
+    children,
+    last_name,
+)
 from drumline_lint.reading.source import Source
+
+_SCOPE_KINDS = frozenset(SCOPES)
+
+
+def make_index(source: Source) -> Index:
+    """Read the whole tree once. Of a thousand files that is a million nodes: every call in here counts."""
+    index = Index({}, defaultdict(list), defaultdict(list), defaultdict(list))
+    tree: Any = source.tree
+    scopes, nodes, binders = index.scopes, index.nodes, _BINDERS
+    scopes[tree] = Scope(tree, None)
+    tree._at, tree._source, tree._index = [None, tree, 0, 0], source, index
+    ends: list[tuple[list[Any], list[Any]]] = []
+    stack: list[Any] = [tree]
+    number = 0
+    while stack:
+        node = stack.pop()
+        kind = node.__class__
+        nodes[kind].append(node)
+        at = node._at
+        at[NUMBER] = at[LAST] = number
+        number += 1
+        if kind in binders:
+            binders[kind](node, scopes[at[SCOPE]], index)
+        if FIELDS[kind] and (parts := children(node)):
+            around = at[SCOPE]
+            for part in parts:
+                part._at = [node, around, 0, 0]
+            if kind in _SCOPE_KINDS:
+                _open(node, source, scopes)
+            ends.append((at, parts[-1]._at))
+            parts.reverse()
+            stack += parts
+    for at, last in reversed(ends):
+        at[LAST] = last[LAST]
+    return index
+
+
+def _open(node: Any, source: Source, scopes: dict[ast.AST, Scope]) -> None:
+    """The body of a function or class has names of its own. Its decorators, defaults, annotations and bases are
+    evaluated where it is defined."""
+    if isinstance(node, ast.Module):
+        return
+    scope = scopes[node] = Scope(node, scopes[node._at[SCOPE]])
+    node._source = source
+    body: list[Any] = [node.body] if isinstance(node, ast.Lambda) else node.body
+    for part in body:
+        part._at[SCOPE] = node
+    if isinstance(node, FUNCTIONS):
+        _bind_parameters(node, scope)
+
+
+def _bind(name: str, scope: Scope, binding: Binding) -> None:
+    home: Scope | None = scope
+    if name in scope.elsewhere:
+        home = scope.outer
+        while home is not None and home.outer is not None and scope.elsewhere[name] == "global":
+            home = home.outer
+    (home or scope).names[name].append(binding)
+
+
+def _bind_target(target: ast.expr, scope: Scope, index: Index, binding: Binding) -> None:
+    if isinstance(target, ast.Name):
+        _bind(target.id, scope, binding)
+    elif isinstance(target, ast.Attribute):
+        index.attributes[target.attr].append((target, binding))
+    elif isinstance(target, ast.Starred):
+        _bind_target(target.value, scope, index, Binding(binding.node, kind="other"))
+    elif isinstance(target, ast.Tuple | ast.List):
+        for number, part in enumerate(target.elts):
+            inner = Binding(binding.node, binding.value, binding.kind, (*binding.path, number))
+            _bind_target(part, scope, index, inner)
+
+
+def _bind_parameters(function: FunctionNode, scope: Scope) -> None:
+    every = function.args
+    extra = [one for one in (every.vararg, every.kwarg) if one is not None]
+    for parameter in (*every.posonlyargs, *every.args, *every.kwonlyargs):
+        scope.names[parameter.arg].append(Binding(parameter, kind="parameter"))
+    for parameter in extra:
+        scope.names[parameter.arg].append(Binding(parameter, kind="other"))
+
+
+def _assign(node: ast.Assign, scope: Scope, index: Index) -> None:
+    for target in node.targets:
+        _bind_target(target, scope, index, Binding(node, node.value))
+
+
+def _assign_one(node: Any, scope: Scope, index: Index) -> None:
+    value = None if isinstance(node, ast.AugAssign) else node.value
+    _bind_target(node.target, scope, index, Binding(node, value, "assign" if value else "other"))
+
+
+def _each(node: Any, scope: Scope, index: Index) -> None:
+    _bind_target(node.target, scope, index, Binding(node, node.iter, "each"))
+
+
+def _enter(node: Any, scope: Scope, index: Index) -> None:
+    for item in node.items:
+        if item.optional_vars is not None:
+            _bind_target(item.optional_vars, scope, index, Binding(node, item.context_expr, "entered"))
+
+
+def _import(node: ast.Import, scope: Scope, index: Index) -> None:
+    for alias in node.names:
+        name, full = (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
+        _bind(name, scope, Binding(node, kind="import", imported=full))
+
+
+def _import_from(node: ast.ImportFrom, scope: Scope, index: Index) -> None:
+    package = "." * node.level + (node.module or "")
+    for alias in node.names:
+        if alias.name == "*":
+            _bind("*", scope, Binding(node, kind="star", imported=package))
+        else:
+            full = f"{package}{'' if package.endswith('.') else '.'}{alias.name}"
+            _bind(alias.asname or alias.name, scope, Binding(node, kind="import", imported=full))
+
+
+def _define(node: Any, scope: Scope, index: Index) -> None:
+    kind = "class" if isinstance(node, ast.ClassDef) else "function"
+    _bind(node.name, scope, Binding(node, kind=kind))
+
+
+def _declare(node: Any, scope: Scope, index: Index) -> None:
+    kind = "global" if isinstance(node, ast.Global) else "nonlocal"
+    scope.elsewhere.update(dict.fromkeys(node.names, kind))
+
+
+def _catch(node: Any, scope: Scope, index: Index) -> None:
+    """The name of an exception, or of what a `case` matched."""
+    if node.name:
+        _bind(node.name, scope, Binding(node, kind="other"))
+
+
+def _call(node: ast.Call, scope: Scope, index: Index) -> None:
+    if name := last_name(node.func):
+        index.calls[name].append(node)
+
+
+_BINDERS: dict[type, Any] = {
+    ast.Assign: _assign,
+    ast.AnnAssign: _assign_one,
+    ast.AugAssign: _assign_one,
+    ast.NamedExpr: _assign_one,
+    ast.For: _each,
+    ast.AsyncFor: _each,
+    ast.comprehension: _each,
+    ast.With: _enter,
+    ast.AsyncWith: _enter,
+    ast.Import: _import,
+    ast.ImportFrom: _import_from,
+    ast.FunctionDef: _define,
+    ast.AsyncFunctionDef: _define,
+    ast.ClassDef: _define,
+    ast.ExceptHandler: _catch,
+    ast.MatchAs: _catch,
+    ast.MatchStar: _catch,
+    ast.Global: _declare,
+    ast.Nonlocal: _declare,
+    ast.Call: _call,
+}
+
 
 _CALLED = re.compile(r"(\w+)\s*\(")
 

@@ -1,19 +1,91 @@
-"""Functions of the given files: who calls them, and what they return."""
+"""Classes, functions and parameters of the given files: base classes, callers, return values, arguments."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from drumline_lint.program.arguments import argument
-from drumline_lint.program.classes import called_as, method
-from drumline_lint.program.library_calls import calls_by_word
-from drumline_lint.program.partials import calls_through
-from drumline_lint.program.tree import FunctionNode, class_around, inside, last_name, position, source_of
-from drumline_lint.program.unpacking import any_of
-from drumline_lint.program.value import NOTHING, Class, Function, Instance, Values
-from drumline_lint.program.whole import Whole
+from drumline_lint.program import ranks
+from drumline_lint.program.calls import (
+    argument,
+    as_called,
+    bound_to,
+    calls_by_word,
+    calls_through,
+    default_of,
+    has_unknown_arguments,
+    is_instance,
+    number_of,
+)
+from drumline_lint.program.queries import Whole, any_of, unpacked
+from drumline_lint.program.tree import (
+    Binding,
+    FunctionNode,
+    class_around,
+    inside,
+    last_name,
+    position,
+    source_of,
+    up,
+)
+from drumline_lint.program.value import (
+    NOTHING,
+    Class,
+    Function,
+    Instance,
+    Known,
+    Library,
+    Made,
+    Method,
+    Rank,
+    Value,
+    Values,
+)
 from drumline_lint.reading.source import Source
+
+
+def ancestry(program: Whole, node: ast.ClassDef) -> list[ast.ClassDef | str]:
+    """The class and all that it comes from, nearest first; those of libraries by their name."""
+    found: list[ast.ClassDef | str] = [node]
+    for place in found:
+        for base in [] if isinstance(place, str) else place.bases:
+            for value in program.values(base):
+                if isinstance(value, Class) and value.node not in found:
+                    found.append(value.node)
+                elif isinstance(value, Library) and value.name not in found:
+                    found.append(value.name)
+    return found
+
+
+def is_module(program: Whole, node: ast.ClassDef) -> bool:
+    """Whether it is a model, or a part of one."""
+    return any(isinstance(place, str) and place.endswith("nn.Module") for place in ancestry(program, node))
+
+
+def method(program: Whole, node: ast.ClassDef, name: str) -> FunctionNode | None:
+    """Of a class or of those that it comes from."""
+    for place in ancestry(program, node):
+        if not isinstance(place, str):
+            for binding in program.files.index(source_of(place)).scopes[place].names.get(name, ()):
+                if isinstance(binding.node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    return binding.node
+    return None
+
+
+def called_as(program: Whole, node: ast.ClassDef) -> str:
+    """The method that a call of an instance runs."""
+    return "forward" if is_module(program, node) else "__call__"
+
+
+def name_of_owner(program: Whole, owner: Value) -> str:
+    """By which a method's full name begins: of a class of the given files, the library's class it comes from."""
+    if isinstance(owner, Made | Library):
+        return owner.name
+    if isinstance(owner, Instance | Class):
+        node = owner.of if isinstance(owner, Instance) else owner.node
+        return next((place for place in ancestry(program, node) if isinstance(place, str)), node.name)
+    return f"{name_of_owner(program, owner.of)}.{owner.name}" if isinstance(owner, Method) else ""
+
 
 # They start a function in other processes or threads.
 STARTING = ("spawn", "start_processes", "Process", "Thread")
@@ -87,3 +159,110 @@ def target_of(call: ast.Call) -> ast.expr | None:
     if last_name(call.func) not in STARTING:
         return None
     return argument(call, 0, "fn") or argument(call, None, "target")
+
+
+# They give the function the number of its process first.
+_NUMBERING = ("spawn", "start_processes")
+
+
+def of_parameter(program: Whole, parameter: ast.arg) -> Values:
+    """All that it may be."""
+    function = function_with(parameter)
+    if function is None:
+        return NOTHING
+    owner = class_around(function)
+    if owner is not None and is_instance(function, parameter):
+        return frozenset({Instance(owner)})
+    return program.meanings.once(parameter, lambda: _passed(program, function, parameter), NOTHING)
+
+
+def function_with(parameter: ast.arg) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The function that it is a parameter of; not a lambda."""
+    function = up(up(parameter) or parameter)
+    return function if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) else None
+
+
+def _passed(program: Whole, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> Values:
+    calls = callers(program, function)
+    number = number_of(function, parameter)
+    found: Values = frozenset().union(
+        *(_given(program, call, number, parameter.arg, function) for call in calls)
+    )
+    if found - {Known(None)}:
+        if _is_left_out(program, calls, number, parameter.arg, function):
+            return found | program.values(default_of(function, parameter))
+        return found
+    default = program.values(default_of(function, parameter))
+    named = NOTHING if ranks.is_other_number(default) else ranks.by_name(parameter.arg)
+    return named or found | default
+
+
+def _is_left_out(
+    program: Whole,
+    calls: Sequence[ast.Call],
+    number: int | None,
+    name: str,
+    function: ast.FunctionDef | ast.AsyncFunctionDef,
+) -> bool:
+    """Whether one of the callers leaves it at its default."""
+    return any(
+        argument(whole, number, name) is None and not has_unknown_arguments(whole)
+        for call in calls
+        if function not in started(program, call)
+        for whole in as_called(program, call, function)
+    )
+
+
+def _given(
+    program: Whole,
+    call: ast.Call,
+    number: int | None,
+    name: str,
+    function: ast.FunctionDef | ast.AsyncFunctionDef,
+) -> Values:
+    """What one caller gives for it."""
+    if function not in started(program, call):
+        every = as_called(program, call, function)
+        return any_of(program, [argument(one, number, name) for one in every])
+    before = bound_to(program, target_of(call), function)
+    return frozenset().union(*(_given_to_started(program, call, number, name, one) for one in before))
+
+
+def _given_to_started(
+    program: Whole, call: ast.Call, number: int | None, name: str, before: ast.Call
+) -> Values:
+    """What a function in a new process gets: what it has from before, the number of the process, and `args`."""
+    bound = argument(before, number, name)
+    if bound is not None or number is None or has_unknown_arguments(before):
+        return program.values(bound)
+    place = number - len(before.args)
+    if last_name(call.func) in _NUMBERING:
+        if place == 0:
+            return frozenset({Rank("spawned")})
+        place -= 1
+    return unpacked(program, program.values(argument(call, 1, "args")), (place,))
+
+
+def given_for(program: Whole, parameter: ast.arg) -> list[ast.expr | None]:
+    """The expressions that callers give for a parameter; None for each that is not known."""
+    function = function_with(parameter)
+    if function is None:
+        return [None]
+    number, default = number_of(function, parameter), default_of(function, parameter)
+    found: list[ast.expr | None] = []
+    for call in callers(program, function):
+        if function in started(program, call):
+            before = bound_to(program, target_of(call), function)
+            found += [argument(one, number, parameter.arg) for one in before]
+        else:
+            for whole in as_called(program, call, function):
+                left_out = None if has_unknown_arguments(whole) else default
+                found.append(argument(whole, number, parameter.arg) or left_out)
+    return found or [None]
+
+
+def given_by(program: Whole, binding: Binding) -> list[ast.expr | None]:
+    """The expressions that a binding gives a name: of a parameter those of all callers; None if not known."""
+    if isinstance(binding.node, ast.arg):
+        return given_for(program, binding.node)
+    return [binding.value if binding.kind == "assign" and not binding.path else None]

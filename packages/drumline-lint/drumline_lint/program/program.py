@@ -10,10 +10,14 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from drumline_lint.program import bindings, classes, functions, library_calls, parameters, unpacking
-from drumline_lint.program.asking import NO_LIMIT, Asked, Found
-from drumline_lint.program.expressions import evaluate
+from drumline_lint.program import bindings, functions
+from drumline_lint.program import calls as library_calls
+from drumline_lint.program import functions as classes
+from drumline_lint.program import functions as parameters
+from drumline_lint.program import queries as unpacking
+from drumline_lint.program.evaluate import evaluate
 from drumline_lint.program.files import Files
+from drumline_lint.program.queries import NO_LIMIT, Asked, Found
 from drumline_lint.program.tree import Binding, FunctionNode, Index, source_of
 from drumline_lint.program.value import NOTHING, Library, Made, Method, Value, Values
 from drumline_lint.reading.source import Source

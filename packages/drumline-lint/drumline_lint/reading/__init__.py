@@ -1,1 +1,1 @@
-"""From paths to what rules read: files are found, Python and notebooks parsed, scripts split into commands."""
+"""Finds files and parses Python, notebooks and shell scripts."""

@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from drumline_lint.finding import Finding
-from drumline_lint.problems import UNREADABLE, problem
-from drumline_lint.reading.source import Cell, Source
-from drumline_lint.reading.syntax import CANNOT_PARSE, told_syntax
+from drumline_lint.findings import UNREADABLE, Finding, problem
+from drumline_lint.reading.source import CANNOT_PARSE, Cell, Source, told_syntax
 from drumline_lint.untrusted import parse_json
 
 _PYTHON_BELOW = re.compile(r"%%(?:time|timeit|capture|prun|python3?)\b")

@@ -10,12 +10,10 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drumline_lint.finding import Finding
-from drumline_lint.problems import UNREADABLE, problem
+from drumline_lint.findings import UNREADABLE, Finding, problem
 from drumline_lint.reading.notebook import read_notebook
 from drumline_lint.reading.shell import Script
-from drumline_lint.reading.source import Source
-from drumline_lint.reading.syntax import CANNOT_PARSE, told_syntax
+from drumline_lint.reading.source import CANNOT_PARSE, Source, told_syntax
 from drumline_lint.untrusted import read_regular
 
 MAX_BYTES = 64 << 20

@@ -10,11 +10,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from drumline_lint.finding import Place
-from drumline_lint.reading.noqa import Lines, Silenced, silenced_lines
-from drumline_lint.reading.shell_parts import Command, Kind, Piece, Word
-from drumline_lint.reading.shell_words import ASSIGNMENT, inside_quotes, read_commands, read_comments
-from drumline_lint.reading.slurm_options import Options, header_options
+from drumline_lint.findings import Place
+from drumline_lint.reading.shell_parser import (
+    ASSIGNMENT,
+    Command,
+    Kind,
+    Piece,
+    Word,
+    inside_quotes,
+    read_commands,
+    read_comments,
+)
+from drumline_lint.reading.slurm import Options, header_options
+from drumline_lint.reading.source import Lines, Silenced, silenced_lines
 
 _DECLARES = {"export", "declare", "typeset", "local", "readonly"}
 _CHANGED_ELSEWHERE = re.compile(r"\b(?:for|select|read|unset|mapfile|readarray|getopts)\b([^\n;&|]*)")
@@ -23,7 +31,7 @@ _LONGEST_VALUE = 4000
 _DEEPEST = 12
 
 
-class Span(Protocol):
+class TextRange(Protocol):
     """What has a place in the text."""
 
     @property
@@ -127,7 +135,7 @@ class Script:
         joined = "".join(parts)
         return joined if len(joined) <= _LONGEST_VALUE else None
 
-    def source_of(self, word: Word) -> Span:
+    def source_of(self, word: Word) -> TextRange:
         """Where a word's value is written: itself, or the assignment of the one variable that it is made of."""
         names = [piece.text for piece in word.pieces if piece.kind is Kind.VARIABLE]
         assigned = self.variables.get(names[0], []) if len(names) == 1 else []
@@ -142,11 +150,11 @@ class Script:
             else:
                 yield from self.expanded(inner, depth + 1)
 
-    def written(self, span: Span) -> str:
+    def written(self, span: TextRange) -> str:
         """What stands there, on one line."""
         return " ".join(self.text[span.start : span.end].replace("\\\n", " ").split())
 
-    def place(self, node: Span) -> Place:
+    def place(self, node: TextRange) -> Place:
         """Of a word, a command or an assignment."""
         line, column = self._position(node.start)
         end_line, end_column = self._position(node.end)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
+from drumline_lint.findings import Finding, Rule, Severity
 from drumline_lint.program.names import DATA_PARALLEL
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
 
 RULE = Rule(
     id="DL001",

@@ -5,17 +5,23 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
-from drumline_lint.program.arguments import has_unknown_arguments
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.distributed import framework
+from drumline_lint.program.calls import has_unknown_arguments
 from drumline_lint.program.names import DDP
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import function_around, position
 from drumline_lint.program.value import Made
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.distributed import framework
-from drumline_lint.training.devices import is_on_cpu_only, moves_to_gpu
-from drumline_lint.training.moving import has_devices, is_made_on_cpu, is_moved_before, moves_of, wrapped
+from drumline_lint.training.models import (
+    has_devices,
+    is_made_on_cpu,
+    is_moved_before,
+    is_on_cpu_only,
+    moves_of,
+    moves_to_gpu,
+    wrapped,
+)
 
 RULE = Rule(
     id="DL002",

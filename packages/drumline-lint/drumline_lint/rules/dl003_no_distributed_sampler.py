@@ -5,19 +5,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
-from drumline_lint.program.arguments import has_unknown_arguments
-from drumline_lint.program.making import depends_on_rank
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.distributed import framework
+from drumline_lint.flow.guards import is_on_some_only
+from drumline_lint.flow.single_process import is_alone
+from drumline_lint.program.calls import has_unknown_arguments
 from drumline_lint.program.names import LOADER
-from drumline_lint.program.origins import written
+from drumline_lint.program.origins import depends_on_rank, written
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import Loop
+from drumline_lint.program.value import Instance, Made, Several
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.alone import is_alone
-from drumline_lint.running.distributed import framework
-from drumline_lint.running.guards import is_on_some_only
-from drumline_lint.training.datasets import is_indexed
 from drumline_lint.training.loaders import given, training_loops
 
 RULE = Rule(
@@ -98,3 +96,35 @@ def _is_for_all(program: Program, call: ast.Call, loops: list[Loop]) -> bool:
     if is_alone(program, call) or is_on_some_only(program, call):
         return False
     return any(not is_alone(program, loop) and not is_on_some_only(program, loop) for loop in loops)
+
+
+# Of these it is known that they are indexed, and know nothing of ranks.
+_INDEXED = (
+    "datasets.load_from_disk",
+    "torch.utils.data.ConcatDataset",
+    "torch.utils.data.Subset",
+    "torch.utils.data.TensorDataset",
+    "torch.utils.data.random_split",
+    "torchvision.datasets.",
+)
+
+
+def is_indexed(program: Program, dataset: ast.expr | None) -> bool:
+    """Whether it is known to be a dataset that a sampler chooses from."""
+    values = program.values(dataset)
+    if any(isinstance(value, Instance) for value in values):
+        return all(_has_indexes(program, value.of) for value in values if isinstance(value, Instance))
+    if any(isinstance(value, Several) for value in values):
+        return True
+    names = [value.name for value in values if isinstance(value, Made)]
+    names += [program.name_of(one.func) for one in written(program, dataset) if isinstance(one, ast.Call)]
+    return bool(names) and all(name.startswith(_INDEXED) for name in names)
+
+
+def _has_indexes(program: Program, node: ast.ClassDef) -> bool:
+    ancestry = program.ancestry(node)
+    if any(isinstance(place, str) and place.rpartition(".")[2] == "IterableDataset" for place in ancestry):
+        return False
+    if program.method(node, "__getitem__") is not None:
+        return True
+    return any(isinstance(place, str) and place.startswith(_INDEXED) for place in ancestry)

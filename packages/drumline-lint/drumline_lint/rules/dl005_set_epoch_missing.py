@@ -5,18 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
-from drumline_lint.program.arguments import argument, has_unknown_arguments
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.distributed import framework
+from drumline_lint.flow.loops import outer_loops
+from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.imports import connected
-from drumline_lint.program.making import bodies
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
-from drumline_lint.program.origins import written
+from drumline_lint.program.origins import bodies, written
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import Instance, Known, Made, Method, Values
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.distributed import framework
-from drumline_lint.running.loops import outer_loops
 from drumline_lint.training.loaders import given, training_loops
 
 RULE = Rule(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
-from drumline_lint.program.arguments import argument
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.distributed import framework
+from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DDP
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.distributed import framework
-from drumline_lint.training.devices import is_on_cpu_only
-from drumline_lint.training.moving import built_of, wrapped
+from drumline_lint.training.models import built_of, is_on_cpu_only, wrapped
 
 RULE = Rule(
     id="DL006",

@@ -6,18 +6,17 @@ import ast
 import re
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
-from drumline_lint.program.arguments import argument
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.distributed import framework
+from drumline_lint.flow.guards import is_on_some_only
+from drumline_lint.flow.single_process import is_alone, is_in_run
+from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import connected
 from drumline_lint.program.names import DDP
 from drumline_lint.program.origins import written
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import Binding, last_name, position, scope_node, statement_of
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.alone import is_alone, is_in_run
-from drumline_lint.running.distributed import framework
-from drumline_lint.running.guards import is_on_some_only
 
 RULE = Rule(
     id="DL007",

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
-from drumline_lint.program.arguments import argument
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.hosts import meets_on_one_host
+from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DDP
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import Rank
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.hosts import meets_on_one_host
 
 RULE = Rule(
     id="DL008",

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.distributed import framework
+from drumline_lint.flow.run_order import Run, found_in_scripts
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.distributed import framework
-from drumline_lint.running.order import Run, found_in_scripts
 from drumline_lint.training.models import built_at, wrapping_steps, wraps_any
 from drumline_lint.training.seeds import seeded_before
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.call_values import Entered, truth
+from drumline_lint.flow.conditions import conditions
+from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.program import Program
+from drumline_lint.program.tree import FunctionNode, function_around
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.coming import how_all_come
-from drumline_lint.running.guards import is_on_every_rank
 from drumline_lint.training.saves import is_own, saves
 
 RULE = Rule(
@@ -49,3 +51,44 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             how = how_all_come(program, save.call)
             come = f"every rank comes to {source.code(save.call.func)}" + (f", {how}," if how else "")
             yield RULE.at(source, save.call, f"{come} and writes {to}")
+
+
+def how_all_come(program: Program, node: ast.AST) -> str:
+    """In words: `through train (line 12)`, with the file if it is another; nothing where it is plain to see."""
+    call = _call_of_all(program, node)
+    if call is None:
+        return ""
+    function, source = function_around(call), program.source_of(call)
+    is_here = source is program.source_of(node)
+    if function is None and is_here:
+        return ""  # `main()` at the end of the file
+    place = source.place(call)
+    where = "" if is_here else source.path.name
+    cell = "" if place.cell is None else f"cell {place.cell}"
+    line = ", ".join(one for one in (where, cell, f"line {place.line}") if one)
+    return f"through {line}" if function is None else f"through {function.name} ({line})"
+
+
+def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
+    """The last that lets all ranks in where others do not; if none is kept away anywhere, the nearest at all."""
+    telling: ast.Call | None = None
+    nearest: ast.Call | None = None
+    seen: set[ast.AST] = set()
+    while (function := function_around(node)) is not None and function not in seen:
+        seen.add(function)
+        calls = [call for call in program.callers(function) if function_around(call) is not function]
+        calls = [call for call in calls if function not in program.started(call)]
+        calls = [call for call in calls if _leads_to(program, call, function, node)]
+        letting_all = [call for call in calls if is_on_every_rank(program, call)]
+        if not letting_all:
+            break
+        node = letting_all[0]
+        nearest = nearest or letting_all[0]
+        telling = letting_all[0] if len(letting_all) < len(calls) else telling
+    return telling or nearest
+
+
+def _leads_to(program: Program, call: ast.Call, function: FunctionNode, node: ast.AST) -> bool:
+    """Whether what it gives does not switch off a place of the function that it runs."""
+    place = Entered(function, call, None, ())
+    return all(truth(program, test, place) is not (not holds) for test, holds in conditions(program, node))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.guards import Guards, is_main_only, ways
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.guards import Guards, is_main_only, ways
 from drumline_lint.training.saves import is_own_of_node, saves
 
 RULE = Rule(

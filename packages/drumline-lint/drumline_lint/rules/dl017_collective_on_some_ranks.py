@@ -6,17 +6,21 @@ import ast
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from drumline_lint.finding import Finding, Severity
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.collectives import (
+    collectives_in,
+    has_counterpart,
+    likely_names,
+    reached_by,
+    short,
+    who_comes,
+)
+from drumline_lint.flow.conditions import conditions
+from drumline_lint.flow.some_ranks import kept_away
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import above, function_around, last_name
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.collectives import collectives_in, likely_names, short
-from drumline_lint.running.conditions import conditions
-from drumline_lint.running.counterparts import has_counterpart, who_comes
-from drumline_lint.running.reached_collectives import reached_by
-from drumline_lint.running.some_ranks import kept_away
 
 RULE = Rule(
     id="DL017",

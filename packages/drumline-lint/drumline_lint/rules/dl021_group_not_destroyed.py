@@ -5,16 +5,24 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
-from drumline_lint.program.looked_up import is_looked_up
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.conditions import ENDING_CALLS, conditions
+from drumline_lint.flow.distributed import framework
+from drumline_lint.flow.run_order import MOST_STEPS, Run, process_of, scripts_through
 from drumline_lint.program.names import DESTROY, INIT
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import SCOPES, above, function_around, inside, is_called, last_name
+from drumline_lint.program.tree import (
+    SCOPES,
+    FunctionNode,
+    above,
+    class_around,
+    function_around,
+    inside,
+    is_called,
+    last_name,
+)
+from drumline_lint.program.value import Module
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.conditions import ENDING_CALLS, conditions
-from drumline_lint.running.distributed import framework
-from drumline_lint.running.order import MOST_STEPS, Run, process_of, scripts_through
 
 RULE = Rule(
     id="DL021",
@@ -162,3 +170,35 @@ def _handed_on(program: Program, source: Source) -> set[str]:
     return {
         last_name(one) for one in (*index.every(ast.Name), *index.every(ast.Attribute)) if not is_called(one)
     }
+
+
+def is_looked_up(program: Program, function: FunctionNode | None) -> bool:
+    """Whether some file asks its module for a name that begins like its own."""
+    if not isinstance(function, ast.FunctionDef) or class_around(function) is not None:
+        return False
+    home = Module(program.source_of(function))
+    return any(
+        function.name.startswith(beginning) and home in program.values(module)
+        for module, beginning in program.remember("looked up", lambda: _find(program))
+    )
+
+
+def _find(program: Program) -> list[tuple[ast.expr, str]]:
+    """What is asked, and how the names begin; nothing where they may begin with anything."""
+    asked = [
+        (call.args[0], _beginning(call.args[1]))
+        for source in program.sources
+        if "getattr" in source.text
+        for call in program.index(source).calls.get("getattr", ())
+        if len(call.args) >= 2
+    ]
+    return [(module, beginning) for module, beginning in asked if beginning]
+
+
+def _beginning(name: ast.expr) -> str:
+    if isinstance(name, ast.BinOp) and isinstance(name.op, ast.Mod | ast.Add):
+        name = name.left
+    if isinstance(name, ast.JoinedStr) and name.values:
+        name = name.values[0]
+    text = name.value if isinstance(name, ast.Constant) else ""
+    return text.partition("%")[0] if isinstance(text, str) else ""

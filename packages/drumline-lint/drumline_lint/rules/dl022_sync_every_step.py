@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.conditions import leaves, rank_tests
+from drumline_lint.flow.guards import is_now_and_then
+from drumline_lint.flow.loops import repeated
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import SCOPES, above, inside, last_name, position, statement_of
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.conditions import leaves, rank_tests
-from drumline_lint.running.guards import is_now_and_then
-from drumline_lint.running.loops import repeated
 from drumline_lint.training.steps import is_method, rounds, training_loops
 from drumline_lint.training.tensors import is_of_step
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
-from drumline_lint.program.arguments import argument, has_unknown_arguments
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.names import INIT
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import Known
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
 
 RULE = Rule(
     id="DL025",

@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.hosts import (
+    Setting,
+    is_left_to_launcher,
+    is_loopback,
+    is_right_on_one_host,
+    settings,
+    written_text,
+)
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.environment import Setting, settings
-from drumline_lint.running.hosts import is_left_to_launcher, is_loopback, is_right_on_one_host, written_text
 
 RULE = Rule(
     id="DL027",

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.conditions import conditions
+from drumline_lint.flow.loops import done_in
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import function_around
 from drumline_lint.program.value import Made
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.conditions import conditions
-from drumline_lint.running.loops import done_in
 from drumline_lint.training.steps import SCALERS, is_method, is_scaler, training_loops
 
 RULE = Rule(

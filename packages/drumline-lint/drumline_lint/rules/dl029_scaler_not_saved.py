@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
-from drumline_lint.program.arguments import argument
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import imported_sources
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import function_around, inside, last_name
 from drumline_lint.program.value import Class
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
 from drumline_lint.training.steps import SCALERS, is_method, is_optimizer, is_scaler
 from drumline_lint.training.tensors import passed
 

@@ -6,19 +6,18 @@ import ast
 import re
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
-from drumline_lint.program.arguments import argument, has_unknown_arguments
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.conditions import conditions
+from drumline_lint.flow.distributed import distributed_sources, framework
+from drumline_lint.flow.guards import is_on_main_only
+from drumline_lint.flow.loops import done_in, evaluation_loops
+from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.imports import connected
 from drumline_lint.program.names import COLLECTIVES, DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import Loop, function_around, inside, last_name
 from drumline_lint.program.value import Known
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.conditions import conditions
-from drumline_lint.running.distributed import distributed_sources, framework
-from drumline_lint.running.guards import is_on_main_only
-from drumline_lint.running.loops import done_in, evaluation_loops
 from drumline_lint.training.steps import is_method, rounds, training_loops
 
 RULE = Rule(

@@ -6,13 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from drumline_lint.finding import Edit, Finding, Severity
-from drumline_lint.program.arguments import has_unknown_arguments
+from drumline_lint.findings import Edit, Finding, Rule, Severity
+from drumline_lint.flow.conditions import conditions
+from drumline_lint.program.calls import has_unknown_arguments
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import above, end_position, is_called, position, up
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.conditions import conditions
 
 RULE = Rule(
     id="DL035",

@@ -6,11 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.errors import did_you_mean
-from drumline_lint.finding import Finding, Severity
+from drumline_lint.findings import Finding, Rule, Severity
 from drumline_lint.program import names
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
 
 RULE = Rule(
     id="DL037",

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
-from drumline_lint.program.arguments import has_unknown_arguments
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.program.calls import has_unknown_arguments
 from drumline_lint.program.names import LOADER
 from drumline_lint.program.origins import written
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
 from drumline_lint.training.loaders import given
 
 RULE = Rule(

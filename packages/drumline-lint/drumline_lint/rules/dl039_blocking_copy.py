@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.finding import Edit, Finding, Severity
-from drumline_lint.program.arguments import argument, has_unknown_arguments
+from drumline_lint.findings import Edit, Finding, Rule, Severity
+from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.origins import written
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import Binding, above, end_position, inside, last_name
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.training.devices import moves_to_gpu
 from drumline_lint.training.loaders import given, loaders, loaders_behind
+from drumline_lint.training.models import moves_to_gpu
 
 RULE = Rule(
     id="DL039",

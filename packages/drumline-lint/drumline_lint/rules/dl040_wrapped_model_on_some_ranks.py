@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import sys
 from collections.abc import Iterator
 
-from drumline_lint.finding import Finding, Severity
-from drumline_lint.program.arguments import argument
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.flow.collectives import Find, has_counterpart, has_group, who_comes
+from drumline_lint.flow.distributed import framework
+from drumline_lint.flow.guards import guards
+from drumline_lint.flow.loops import has_gradients_off
+from drumline_lint.flow.some_ranks import Kept, calls_for_some, has_backward, is_within, kept_away
+from drumline_lint.program.bindings import bound
+from drumline_lint.program.calls import argument, has_unknown_arguments, number_of
+from drumline_lint.program.functions import function_with
 from drumline_lint.program.names import DDP
+from drumline_lint.program.origins import LARGEST, origins, parts
 from drumline_lint.program.program import Program
-from drumline_lint.program.value import Known, Made
+from drumline_lint.program.tree import (
+    Binding,
+    FunctionNode,
+    function_around,
+    inside,
+    is_called,
+    last_name,
+    position,
+    up,
+)
+from drumline_lint.program.value import Class, Function, Instance, Known, Library, Made, Method, Value
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
-from drumline_lint.running.collectives import has_group
-from drumline_lint.running.counterparts import Find, has_counterpart, who_comes
-from drumline_lint.running.distributed import framework
-from drumline_lint.running.guards import guards
-from drumline_lint.running.loops import has_gradients_off
-from drumline_lint.running.some_ranks import Kept, calls_for_some, has_backward, is_within, kept_away
-from drumline_lint.training.buffers import may_have_buffers
-from drumline_lint.training.forwards import Chain, forwards_by, forwards_in, run_by, wrappings_by
-from drumline_lint.training.models import wraps_any
-from drumline_lint.training.moving import wrapped
+from drumline_lint.training.models import WRAPPERS, built_of, wrapped, wraps_any
 
 RULE = Rule(
     id="DL040",
@@ -141,3 +151,205 @@ def _fix(source: Source, chain: Chain, waits: str) -> str:
     if len(chain) == 1 and isinstance(model, ast.Name | ast.Attribute):
         return f"run `{source.code(model)}.module` here, or let every rank come"
     return RULE.fix
+
+
+DEEPEST = 5
+MOST_CALLS = 20
+MOST = 8
+LONGEST = 20
+Chain = tuple[ast.Call, ...]
+"""Calls that lead to one; the last is the call of the model itself."""
+
+
+def forwards_in(program: Program, node: ast.AST) -> Iterator[Chain]:
+    """All calls in it of something that may be a wrapped model, with those that lead there."""
+    for call in inside(node, ast.Call):
+        yield from forwards_by(program, call)
+
+
+def forwards_by(program: Program, call: ast.Call) -> Iterator[Chain]:
+    """If a call may run a wrapped model, how."""
+    if program.made(run_by(call), *WRAPPERS):
+        yield (call,)
+        return
+    function = program.function_of(call)
+    if function is not None:
+        for chain in _forwards_of(program, function):
+            yield (call, *chain)
+
+
+def run_by(call: ast.Call) -> ast.expr:
+    """The model that a call runs, if it runs one: `model(x)`, `model.forward(x)`."""
+    called = call.func
+    return called.value if isinstance(called, ast.Attribute) and called.attr == "forward" else called
+
+
+def _forwards_of(program: Program, function: FunctionNode) -> tuple[Chain, ...]:
+    """The first few, one way to each."""
+    nothing: tuple[Chain, ...] = ()
+    return program.once("forwards", function, lambda: _find_first(program, function), nothing, MOST_CALLS)
+
+
+def _find_first(program: Program, function: FunctionNode) -> tuple[Chain, ...]:
+    found: dict[ast.Call, Chain] = {}
+    for chain in forwards_in(program, function):
+        found.setdefault(chain[-1], chain)
+        if len(found) == MOST:
+            break
+    return tuple(found.values())
+
+
+def wrappings_by(program: Program, chain: Chain) -> list[Made]:
+    """What wraps the model that a chain of calls runs; nothing where it may well be another model.
+
+    A function may get the wrapped model from one caller and the inner one from another: what counts is what the calls
+    of this chain give it.
+    """
+    model: ast.expr | None = run_by(chain[-1])
+    callers = list(chain[:-1])
+    for _ in range(LONGEST):
+        behind = _only_binding(program, model) if callers and isinstance(model, ast.Name) else None
+        function = function_with(behind) if isinstance(behind, ast.arg) else None
+        if isinstance(behind, ast.Name):
+            model = behind
+        elif isinstance(behind, ast.arg) and function and function is program.function_of(callers[-1]):
+            model = argument(callers.pop(), number_of(function, behind), behind.arg)
+        else:
+            break
+    return [] if model is None else wrappings(program, model)
+
+
+def _only_binding(program: Program, name: ast.Name) -> ast.AST | None:
+    """The parameter or the other name that it stands for, if that is all it may be."""
+    bindings = program.bindings(name)
+    if len(bindings) != 1:
+        return None
+    return bindings[0].node if bindings[0].kind == "parameter" else bindings[0].value
+
+
+def wrappings(program: Program, model: ast.expr, depth: int = 0) -> list[Made]:
+    """What wraps a model; nothing if it may have been taken out again.
+
+    That it is bare in a run with one process does not matter: there are no other ranks in that.
+    """
+    made = program.made(model, *WRAPPERS)
+    if not made or depth > DEEPEST or any(_is_other(program, part) for part in parts(program, model)):
+        return []
+    return made if _is_given_wrapped(program, model, depth) else []
+
+
+def _is_given_wrapped(program: Program, model: ast.expr, depth: int) -> bool:
+    """Whether all callers give a wrapped one for a parameter; of what is assigned, one that is wrapped will do."""
+    if isinstance(model, ast.Name):
+        bindings = program.bindings(model)
+        assigned = [one for one in bindings if one.kind != "parameter"]
+        return any(_binds_wrapped(program, one, depth) for one in assigned or bindings)
+    if isinstance(model, ast.Attribute):
+        behind = origins(program, model)
+        earlier = [one for one in behind if not _is_later(one, model)]
+        return any(_is_wrapped(program, one, depth) for one in earlier) or not behind
+    return True
+
+
+def _binds_wrapped(program: Program, binding: Binding, depth: int) -> bool:
+    if binding.kind == "parameter" or (binding.kind == "assign" and not binding.path):
+        return all(_is_wrapped(program, one, depth) for one in program.given_by(binding))
+    return any(isinstance(one, Made) and one.name in WRAPPERS for one in bound(program, binding))
+
+
+def _is_wrapped(program: Program, model: ast.expr | None, depth: int) -> bool:
+    return model is not None and bool(wrappings(program, model, depth + 1))
+
+
+def _is_later(value: ast.expr, use: ast.expr) -> bool:
+    """Of `self.model = DDP(self.model)`: after a use in the same function."""
+    return function_around(value) is function_around(use) and position(use) < position(value)
+
+
+def _is_other(program: Program, part: ast.expr) -> bool:
+    """Whether it may take the model out of its wrapper, or make another one of it."""
+    if isinstance(part, ast.Attribute):
+        return part.attr in ("module", "_orig_mod")
+    if not isinstance(part, ast.Call):
+        return False
+    return program.name_of(part.func) in ("getattr", "copy.deepcopy", "copy.copy") or _says_so(part.func)
+
+
+def _says_so(function: ast.expr) -> bool:
+    name = last_name(function).lower()
+    return "unwrap" in name or "without_ddp" in name
+
+
+_WITH_BUFFERS = ("spectral_norm", "Buffer", "register_buffer", "parametrizations")
+_LOADING = ("load", "load_state_dict_from_url")
+# Norms that keep running means where they are told to, and whether they do if nothing is said.
+_KEEPING_MEANS = {"BatchNorm": True, "InstanceNorm": False}
+# Methods of text, and those that fill a list: what they are given is looked at by itself.
+_BRINGING_NOTHING = {*dir(str), "append", "extend", "insert"}
+
+
+def may_have_buffers(program: Program, model: ast.expr | None) -> bool:
+    """Not if all that the model is built of is seen, and none of it has any."""
+    values = program.values(model)
+    if not values or not all(_is_seen(program, value) for value in values):
+        return True
+    nodes = list(built_of(program, model))
+    return len(nodes) >= LARGEST or any(_may_bring(program, node) for node in nodes)
+
+
+def _is_seen(program: Program, value: Value) -> bool:
+    """A module of the given files that comes from nothing else than torch, or one of torch.nn."""
+    if isinstance(value, Instance):
+        bases = [place for place in program.ancestry(value.of) if isinstance(place, str)]
+        return bool(bases) and all(base.startswith("torch.nn.") or base == "object" for base in bases)
+    return isinstance(value, Made) and value.name.startswith("torch.nn.")
+
+
+def _may_bring(program: Program, node: ast.AST) -> bool:
+    if isinstance(node, ast.Name | ast.Attribute):
+        name = program.name_of(node)
+        is_for_another = is_called(node) or isinstance(up(node), ast.Attribute)
+        return not is_for_another and name.startswith("torch.") and _brings_by_name(name)
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Attribute) and node.func.attr in _BRINGING_NOTHING:
+        return False
+    values = program.values(node.func)
+    return not values or any(_gives_buffers(program, value, node) for value in values)
+
+
+def _brings_by_name(name: str) -> bool:
+    """If nothing is said to it."""
+    norms = [word for word, keeps in _KEEPING_MEANS.items() if keeps]
+    return any(word in name for word in (*_WITH_BUFFERS, *norms)) and "convert_sync_batchnorm" not in name
+
+
+def _keeps_means(program: Program, call: ast.Call, unless_told: bool) -> bool:
+    told = argument(call, 4, "track_running_stats")
+    if told is None:
+        return unless_told or has_unknown_arguments(call)
+    return program.values(told) != {Known(False)}
+
+
+def _gives_buffers(program: Program, called: Value, call: ast.Call) -> bool:
+    """Of what is called: whether a module with buffers may come of it, for all that is known."""
+    if isinstance(called, Function):
+        return False  # what it does is looked at by itself
+    if isinstance(called, Class):
+        value = Instance(called.node)
+        return program.is_module(called.node) and not _is_seen(program, value)
+    if isinstance(called, Library | Method):
+        return _gives_by_name(program, program.name_of(call.func), call)
+    return not isinstance(called, Instance | Made)
+
+
+def _gives_by_name(program: Program, name: str, call: ast.Call) -> bool:
+    root, last = name.partition(".")[0], name.rpartition(".")[2]
+    if any(word in name for word in _WITH_BUFFERS):
+        return name.startswith("torch.")
+    for word, keeps in _KEEPING_MEANS.items():
+        if word in last:
+            return name.startswith("torch.") and _keeps_means(program, call, unless_told=keeps)
+    if root == "torch":
+        return last in _LOADING or (last[:1].isupper() and not name.startswith("torch.nn."))
+    return not (hasattr(builtins, root) or root in sys.stdlib_module_names)

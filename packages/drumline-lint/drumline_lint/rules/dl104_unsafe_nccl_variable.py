@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drumline_lint.finding import Finding, Severity
-from drumline_lint.reading.launches import PYTHON, launches
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.reading.launchers import PYTHON, launches
 from drumline_lint.reading.shell import Assignment, Script
-from drumline_lint.rule import Rule
 
 RULE = Rule(
     id="DL104",

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from drumline_lint.finding import Finding, Severity
-from drumline_lint.reading.launches import launches
+from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.reading.launchers import launches
 from drumline_lint.reading.nccl_names import GIVEN_UP, NCCL, OLD_NAMES, TORCH
 from drumline_lint.reading.shell import Assignment, Script
-from drumline_lint.rule import Rule
 
 RULE = Rule(
     id="DL105",
@@ -43,7 +42,7 @@ TALKING = {"INFO", "TRACE", "ABORT"}
 
 
 @dataclass(frozen=True)
-class _Around:
+class _ScriptFacts:
     """What the rest of the script has to do with its variables; found once for all of them."""
 
     times_named: Counter[str]
@@ -77,7 +76,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
             yield RULE.at(script, assignment, said[0], fix=said[1])
 
 
-def _look_around(script: Script) -> _Around:
+def _look_around(script: Script) -> _ScriptFacts:
     assigning = {one.command.start for one in script.assignments if not one.is_for_command}
     readers = [
         command.start
@@ -87,7 +86,7 @@ def _look_around(script: Script) -> _Around:
     found = launches(script)
     may_come_again = "()" in script.text or "function " in script.text
     is_plain = bool(found) and not may_come_again and not any(one.command.is_conditional for one in found)
-    return _Around(
+    return _ScriptFacts(
         times_named=Counter(re.findall(r"\b(?:TORCH_)?NCCL_\w+", script.text)),
         read_here=frozenset(re.findall(r"\$\{?((?:TORCH_)?NCCL_\w+)", script.text)),
         last_start=max((launch.command.start for launch in found), default=-1),
@@ -114,7 +113,7 @@ def _debug_level(script: Script) -> str:
     return (script.constant(levels[0].value) or "").upper()
 
 
-def _misnamed(script: Script, assignment: Assignment, around: _Around) -> tuple[str, str] | None:
+def _misnamed(script: Script, assignment: Assignment, around: _ScriptFacts) -> tuple[str, str] | None:
     name = assignment.name
     if name in NCCL or name in TORCH or name in OLD_NAMES or name in around.read_here:
         return None
@@ -144,7 +143,7 @@ def _is_given(script: Script, assignment: Assignment) -> bool:
     return assignment.is_exported or assignment.name in script.exported
 
 
-def _not_exported(script: Script, assignment: Assignment, around: _Around) -> tuple[str, str] | None:
+def _not_exported(script: Script, assignment: Assignment, around: _ScriptFacts) -> tuple[str, str] | None:
     """A line of its own; whoever names the variable again may hand it on in a way that we do not know."""
     name = assignment.name
     if _is_given(script, assignment) or assignment.command.words[0].plain in {"local", "readonly", "declare"}:
@@ -157,7 +156,7 @@ def _not_exported(script: Script, assignment: Assignment, around: _Around) -> tu
     )
 
 
-def _too_late(assignment: Assignment, around: _Around) -> tuple[str, str] | None:
+def _too_late(assignment: Assignment, around: _ScriptFacts) -> tuple[str, str] | None:
     """Nothing is started behind it any more."""
     if assignment.is_for_command or assignment.command.is_conditional or not around.started:
         return None
@@ -202,7 +201,7 @@ def _is_no_number(script: Script, assignment: Assignment) -> tuple[str, str] | N
     )
 
 
-def _filters_nothing(assignment: Assignment, around: _Around) -> tuple[str, str] | None:
+def _filters_nothing(assignment: Assignment, around: _ScriptFacts) -> tuple[str, str] | None:
     level = around.debug_level
     if assignment.name != "NCCL_DEBUG_SUBSYS" or not level or level in TALKING:
         return None

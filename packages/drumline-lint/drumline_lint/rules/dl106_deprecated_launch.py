@@ -7,16 +7,15 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from drumline_lint.finding import Edit, Finding, Severity
-from drumline_lint.program.arguments import argument
+from drumline_lint.findings import Edit, Finding, Rule, Severity
+from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import inside
 from drumline_lint.program.value import Known
-from drumline_lint.reading.launches import OLD_LAUNCH, Launch, launches
+from drumline_lint.reading.launchers import OLD_LAUNCH, Launch, launches
 from drumline_lint.reading.shell import Script
-from drumline_lint.reading.shell_parts import Word
+from drumline_lint.reading.shell_parser import Word
 from drumline_lint.reading.source import Source
-from drumline_lint.rule import Rule
 
 RULE = Rule(
     id="DL106",

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drumline_lint.finding import Finding, Severity
+from drumline_lint.findings import Finding, Rule, Severity
 from drumline_lint.reading.shell import Script
-from drumline_lint.reading.slurm_options import first_command
-from drumline_lint.rule import Rule
+from drumline_lint.reading.slurm import first_command
 
 RULE = Rule(
     id="DL110",

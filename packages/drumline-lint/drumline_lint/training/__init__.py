@@ -1,1 +1,1 @@
-"""What training code does: models, loaders, losses, steps, seeds, devices, saves and what is shown."""
+"""What training code does: models, loaders, steps, tensors, seeds and saves."""

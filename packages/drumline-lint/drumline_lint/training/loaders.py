@@ -6,14 +6,14 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-from drumline_lint.program.arguments import argument
+from drumline_lint.flow.loops import batch_loops, calls_in, done_in
+from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import connected
 from drumline_lint.program.names import COLLECTIVES, DDP, FSDP, LOADER
 from drumline_lint.program.origins import written
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import Loop, above, class_around, function_around, last_name
 from drumline_lint.program.value import Element, Instance, Made
-from drumline_lint.running.loops import batch_loops, calls_in, done_in
 
 # The parameters of a DataLoader that can be given by position, in order.
 _PARAMETERS = (

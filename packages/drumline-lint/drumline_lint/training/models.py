@@ -1,14 +1,188 @@
-"""Where the model that is wrapped was built."""
+"""Models: where they are built, moved to a device and wrapped, and what is a device."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
-from drumline_lint.program.arguments import argument
-from drumline_lint.program.names import DDP, FSDP
+from drumline_lint.flow.run_order import Run
+from drumline_lint.program.calls import argument
+from drumline_lint.program.imports import connected
+from drumline_lint.program.names import DDP, FSDP, INIT
+from drumline_lint.program.origins import made_of, written
 from drumline_lint.program.program import Program
-from drumline_lint.program.value import Class, Instance, Made
-from drumline_lint.running.order import Run
+from drumline_lint.program.tree import Binding, above, function_around, inside, last_name, position
+from drumline_lint.program.value import Class, Instance, Known, Made, Rank, Value
+from drumline_lint.reading.source import Source
+
+_WORDS = ("cuda", "device", "gpu", "rank")
+_DEVICES = ("torch.device", "torch.cuda.current_device")
+
+
+def moves_to_gpu(program: Program, call: ast.Call) -> bool:
+    """Whether it is a `.to(device)` or `.cuda()`: not `.to(torch.float16)`, not `.to("cpu")`."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("to", "cuda"):
+        return False
+    return call.func.attr == "cuda" or may_be_gpu(program, argument(call, 0, "device"))
+
+
+def may_be_gpu(program: Program, expression: ast.expr | None) -> bool:
+    """Whether it is a device and may be a GPU; where nothing is known of it, by its name."""
+    if expression is None:
+        return False
+    origins = written(program, expression)
+    return any(_is_gpu(program, one) for one in origins) or _is_gpu(program, expression)
+
+
+def _is_gpu(program: Program, expression: ast.expr) -> bool:
+    if isinstance(expression, ast.JoinedStr):
+        return any(isinstance(one, ast.Constant) and "cuda" in str(one.value) for one in expression.values)
+    said = [_says_gpu(program, value) for value in program.values(expression)]
+    if any(one is not None for one in said):
+        return True in said
+    return any(word in last_name(expression).lower() for word in _WORDS)
+
+
+def _says_gpu(program: Program, value: Value) -> bool | None:
+    """None: it says nothing of devices."""
+    if isinstance(value, Known):
+        is_number = isinstance(value.value, int) and not isinstance(value.value, bool)
+        return is_number or (isinstance(value.value, str) and "cuda" in value.value)
+    if isinstance(value, Made) and value.name in _DEVICES:
+        return not value.call.args or may_be_gpu(program, value.call.args[0])
+    return True if isinstance(value, Rank) else None
+
+
+def is_on_cpu_only(program: Program, source: Source) -> bool:
+    """Whether all process groups of a file and those it runs with are gloo's, and nobody asks for a GPU."""
+    files = connected(program, source)
+    calls = [call for one in files for call in program.calls(one, INIT)]
+    backends = [origin for call in calls for origin in written(program, argument(call, 0, "backend"))]
+    is_gloo = all(isinstance(one, ast.Constant) and one.value == "gloo" for one in backends)
+    return bool(backends) and is_gloo and not any("cuda" in one.text for one in files)
+
+
+# Libraries whose models are on the CPU until they are moved.
+_ON_CPU = ("torch.nn.", "torchvision.models.", "timm.create_model")
+# After these, or within them, tensors are made elsewhere to begin with.
+_DEFAULTS = ("set_default_device", "set_default_tensor_type", "init_empty_weights")
+_MOVING_WORDS = ("cuda", "device", "gpu", "move")
+DEEPEST = 6
+
+
+def wrapped(call: ast.Call) -> ast.expr | None:
+    """The model that a call of DDP is given."""
+    return argument(call, 0, "module")
+
+
+def built_of(program: Program, model: ast.expr | None) -> Iterator[ast.AST]:
+    """All that makes it and its parts; what is done when it is called is left out."""
+    return made_of(program, model, only_making=True)
+
+
+def is_made_on_cpu(program: Program, model: ast.expr) -> bool:
+    """Whether all that makes it is seen, and nothing of that has to do with a device."""
+    values = program.values(model)
+    is_known = all(
+        isinstance(value, Instance) or (isinstance(value, Made) and value.name.startswith(_ON_CPU))
+        for value in values
+    )
+    if not values or not is_known or _has_default(program, model):
+        return False
+    return not any(_concerns_device(node) for node in built_of(program, model))
+
+
+def _has_default(program: Program, model: ast.expr) -> bool:
+    files = connected(program, program.source_of(model))
+    return any(word in source.text for source in files for word in _DEFAULTS)
+
+
+def _concerns_device(node: ast.AST) -> bool:
+    """`.to(...)`, `.cuda()`, `device=...`, or a name that says so."""
+    if isinstance(node, ast.keyword):
+        return node.arg is None or "device" in node.arg
+    if isinstance(node, ast.Attribute | ast.Name):
+        name = last_name(node)
+        return name in ("to", "cuda", "to_empty") or "device" in name.lower()
+    return False
+
+
+def is_moved_before(program: Program, model: ast.expr, use: ast.AST, depth: int = 0) -> bool:
+    """Whether it may be on a GPU when it is used: moved in its making, or between that and the use."""
+    if depth > DEEPEST or _has_default(program, model) or _is_in_device_block(model):
+        return True
+    if any(_is_before(call, use) for call in moves_of(program, model)):
+        return True
+    if _is_moved_by_helper(program, model, use):
+        return True
+    if isinstance(model, ast.Name):
+        behind = [one for binding in program.bindings(model) for one in _behind(program, binding)]
+    else:
+        behind = [one for one in getattr(model, "args", ()) if isinstance(one, ast.Name | ast.Attribute)]
+        if any(_is_move(node) for node in built_of(program, model)):
+            return True
+    return any(is_moved_before(program, one, one, depth + 1) for one in behind)
+
+
+def _behind(program: Program, binding: Binding) -> list[ast.expr]:
+    if isinstance(binding.node, ast.arg):
+        return [one for one in program.given_for(binding.node) if one is not None]
+    return [] if binding.value is None else [binding.value]
+
+
+def _is_move(node: ast.AST) -> bool:
+    called = node.func if isinstance(node, ast.Call) else None
+    return isinstance(called, ast.Attribute) and called.attr in ("to", "cuda", "to_empty")
+
+
+def moves_of(program: Program, model: ast.expr) -> list[ast.Call]:
+    """All `.to(device)` and `.cuda()` on what is written the same way: of a name in the same function."""
+    home = function_around(model)
+    calls = program.index(program.source_of(model)).calls
+    return [
+        call
+        for call in (*calls.get("to", ()), *calls.get("cuda", ()))
+        if isinstance(call.func, ast.Attribute)
+        and _is_written_so(call.func.value, model)
+        and (isinstance(model, ast.Attribute) or function_around(call) is home)
+        and moves_to_gpu(program, call)
+    ]
+
+
+def _is_written_so(one: ast.expr, other: ast.expr) -> bool:
+    """The same name, or the same attribute of the same."""
+    while isinstance(one, ast.Attribute) and isinstance(other, ast.Attribute) and one.attr == other.attr:
+        one, other = one.value, other.value
+    return isinstance(one, ast.Name) and isinstance(other, ast.Name) and one.id == other.id
+
+
+def _is_before(move: ast.AST, use: ast.AST) -> bool:
+    """What is done in another method may have been done before."""
+    return function_around(move) is not function_around(use) or position(move) < position(use)
+
+
+def _is_moved_by_helper(program: Program, model: ast.expr, use: ast.AST) -> bool:
+    """Whether it is given to something whose name, or whose arguments, have to do with devices."""
+    home = function_around(model) or program.source_of(model).tree
+    for call in inside(home, ast.Call) if isinstance(model, ast.Name | ast.Attribute) else ():
+        is_given = position(call) < position(use) and any(_is_written_so(one, model) for one in call.args)
+        is_around = any(one is call for one in above(use))
+        if is_given and not is_around and any(word in ast.unparse(call).lower() for word in _MOVING_WORDS):
+            return True
+    return False
+
+
+def _is_in_device_block(node: ast.AST) -> bool:
+    """`with torch.device("cuda"):` puts all that is made in it there."""
+    items = [item for outer in above(node) if isinstance(outer, ast.With) for item in outer.items]
+    return any("device" in ast.unparse(item.context_expr) for item in items)
+
+
+def has_devices(program: Program, call: ast.Call) -> bool:
+    """Whether DDP is given device_ids that may be some."""
+    origins = written(program, argument(call, 1, "device_ids"))
+    return any(isinstance(one, ast.List | ast.Tuple) and bool(one.elts) for one in origins)
+
 
 WRAPPERS = (DDP, *FSDP)
 # Their weights are not drawn.

@@ -6,13 +6,13 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drumline_lint.program.arguments import argument, has_unknown_arguments
+from drumline_lint.flow.distributed import framework
+from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import last_name
 from drumline_lint.program.value import Known, Made, Rank
 from drumline_lint.reading.source import Source
-from drumline_lint.running.distributed import framework
 
 # Which argument is written, and which is the path, by position and name.
 _WRITERS = {

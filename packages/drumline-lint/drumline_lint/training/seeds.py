@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from typing import TypeAlias
 
+from drumline_lint.flow.run_order import Run, Step
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import Binding, last_name
 from drumline_lint.program.value import Rank
-from drumline_lint.running.order import Run, Step
 
 TORCH_SEEDS = (
     "torch.manual_seed",

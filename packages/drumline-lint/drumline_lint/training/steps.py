@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 
-from drumline_lint.program.arguments import argument
+from drumline_lint.flow.conditions import conditions
+from drumline_lint.flow.distributed import distributed_sources
+from drumline_lint.flow.guards import is_now_and_then
+from drumline_lint.flow.loops import batch_loops, calls_in, done_in
+from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DDP, GRAD_SCALERS
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import FunctionNode, Loop, above, dotted, inside, last_name, up
 from drumline_lint.program.value import Known, Made
-from drumline_lint.running.conditions import conditions
-from drumline_lint.running.distributed import distributed_sources
-from drumline_lint.running.guards import is_now_and_then
-from drumline_lint.running.loops import batch_loops, calls_in, done_in
 
 IsRare = Callable[[Program, ast.AST, ast.AST], bool]
 SCALERS = (*GRAD_SCALERS, "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler")

@@ -1,0 +1,168 @@
+"""Findings, rules, and problems that keep a file or a rule from being checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Severity(StrEnum):
+    """How bad it is: a note may be as meant, a warning costs something, an error breaks the run or its result."""
+
+    NOTE = "note"
+    WARNING = "warning"
+    ERROR = "error"
+
+    @property
+    def weight(self) -> int:
+        """To compare by."""
+        return list(Severity).index(self)
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Place:
+    """Lines count from 1, columns from 1, both as editors do; in a notebook, lines count within the cell."""
+
+    path: str
+    cell: int | None = None
+    """The number of the notebook's cell, from 1, among all its cells."""
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+    def __str__(self) -> str:
+        cell = "" if self.cell is None else f"cell {self.cell}:"
+        return f"{self.path}:{cell}{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """Puts a text where another is. Positions are (line, column) of the file's text, as `ast` counts: 1 and 0 first."""
+
+    start: tuple[int, int]
+    end: tuple[int, int]
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One mistake in one place."""
+
+    rule: str
+    name: str
+    severity: Severity
+    place: Place
+    message: str
+    """What is wrong here, with the names that the code uses, and why it bites."""
+    fix: str
+    """What to write instead."""
+    edits: tuple[Edit, ...] = ()
+    """The mend, where it is mechanical. All of them belong together."""
+
+
+class HasPlaces(Protocol):
+    """What a finding can be in: Python, a notebook, a shell script."""
+
+    def place(self, node: Any) -> Place:
+        """Of a part of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One mistake. Its snippets are shown to the user, and are themselves tests."""
+
+    id: str
+    name: str
+    severity: Severity
+    summary: str
+    """One line: the mistake, without a full stop."""
+    why: str
+    """Why it bites, in a few sentences."""
+    fix: str
+    """What to do instead, in one sentence; a finding may say it with the names of the code."""
+    bad: str
+    good: str
+    language: str = "python"
+    """Of the snippets: python or shell."""
+    only_distributed: bool = True
+    """Whether it is looked for only in code that runs in several processes."""
+    fixable: bool = False
+    """Whether `--fix` can mend it."""
+
+    def at(
+        self, where: HasPlaces, node: Any, message: str, *, fix: str = "", edits: Sequence[Edit] = ()
+    ) -> Finding:
+        """This mistake, found in a place."""
+        return Finding(
+            rule=self.id,
+            name=self.name,
+            severity=self.severity,
+            place=where.place(node),
+            message=message,
+            fix=fix or self.fix,
+            edits=tuple(edits),
+        )
+
+
+UNREADABLE = Rule(
+    id="DL000",
+    name="unreadable",
+    severity=Severity.ERROR,
+    summary="a file that could not be read, so no rule has looked at it",
+    why="What cannot be read cannot be vouched for: the file is not there, is no text, or is not the Python that it "
+    "says it is. The other files are read all the same, and the exit code is 2.",
+    fix="mend the file, or leave it out with --exclude",
+    bad="def train(:\n    pass\n",
+    good="def train():\n    pass\n",
+)
+RULE_FAILED = Rule(
+    id="DL999",
+    name="rule-failed",
+    severity=Severity.ERROR,
+    summary="a rule that failed on this file: a mistake of drumline, not of the file",
+    why="The rule could not be asked, so this file may have the mistake that it looks for. All other rules were asked, "
+    "and the exit code is 2.",
+    fix="please report it, with the file if you may share it; --ignore with the rule's number goes on without it",
+    bad="",
+    good="",
+)
+OWN_RULES = {rule.id: rule for rule in (UNREADABLE, RULE_FAILED)}
+
+
+def problem(
+    rule: Rule,
+    path: Path | str,
+    message: str,
+    *,
+    line: int = 1,
+    column: int = 1,
+    cell: int | None = None,
+    fix: str = "",
+) -> Finding:
+    """Of a file, or of one line in it."""
+    place = Place(path=str(path), cell=cell, line=line, column=column, end_line=line, end_column=column)
+    return Finding(
+        rule=rule.id,
+        name=rule.name,
+        severity=rule.severity,
+        place=place,
+        message=message,
+        fix=fix or rule.fix,
+    )
+
+
+@lru_cache(maxsize=4)
+def split_lines(text: str) -> list[str]:
+    """The lines as `ast` counts them, without their ends; cached, since findings come file by file."""
+    return re.split(r"\r\n|\n|\r", text)
+
+
+def column_of(line: str, offset: int) -> int:
+    """`ast` counts bytes of UTF-8 from 0; editors count characters from 1."""
+    return len(line.encode(errors="surrogateescape")[:offset].decode(errors="surrogateescape")) + 1

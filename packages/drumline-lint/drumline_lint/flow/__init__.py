@@ -1,0 +1,1 @@
+"""Control flow: which ranks and processes reach a place, in which order, and under which conditions."""

@@ -1,0 +1,215 @@
+"""What a condition in a function is for one call of it: by arguments, defaults, and the calling ranks."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, TypeAlias
+
+from drumline_lint.flow.conditions import decided, is_joined
+from drumline_lint.program.calls import argument, as_called, default_of, has_unknown_arguments, number_of
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import FunctionNode, inside
+from drumline_lint.program.value import Function, Instance, Known, Made, Rank, RankTest, Several, Value
+
+DEEPEST = 12
+Possible: TypeAlias = frozenset[Any]
+UNKNOWN: Possible = frozenset()
+FIRST: Possible = frozenset({0})
+OTHERS: Possible = frozenset({1, 1_000_000_000})  # the ends: what lies between is added where it is asked for
+_COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Entered:
+    """A function that one call runs; None where nothing has been entered yet."""
+
+    function: FunctionNode | None
+    call: ast.Call
+    outer: Entered | None
+    """Where the call is."""
+    tests: tuple[RankTest, ...]
+    """What is known of the ranks that make the first call."""
+
+    @property
+    def depth(self) -> int:
+        """How many were entered."""
+        return 0 if self.outer is None else self.outer.depth + 1
+
+    def is_within(self, function: FunctionNode) -> bool:
+        """Whether it is this function, or was entered from there."""
+        return self.function is function or (self.outer is not None and self.outer.is_within(function))
+
+
+Place: TypeAlias = Entered | None
+
+
+def truth(program: Program, test: ast.expr, place: Place, depth: int = 0) -> bool | None:
+    """Whether a condition holds; None if that is not known."""
+    test, place = _resolved(program, test, place)
+    if is_joined(test):
+        # `a = not b` and `b = not a` lead to one another.
+        return None if depth > DEEPEST else decided(test, lambda one: truth(program, one, place, depth + 1))
+    if isinstance(test, ast.Compare):
+        return _compared(program, test, place) if len(test.ops) == 1 else None
+    return _agreed({bool(one) for one in _possible(program, test, place)})
+
+
+def _agreed(said: set[bool]) -> bool | None:
+    return said.pop() if len(said) == 1 else None
+
+
+def _compared(program: Program, test: ast.Compare, place: Place) -> bool | None:
+    kind, right = type(test.ops[0]), test.comparators[0]
+    left = _possible(program, test.left, place)
+    if kind in (ast.In, ast.NotIn):
+        listed, place = _resolved(program, right, place)
+        elements = listed.elts if isinstance(listed, ast.Tuple | ast.List | ast.Set) else [None]
+        every = [_possible(program, one, place) for one in elements]
+        if not left or any(len(one) != 1 for one in every):
+            return None
+        among = frozenset().union(*every)
+        return _agreed({(one in among) == (kind is ast.In) for one in _with_asked(left, among)})
+    others = _possible(program, right, place)
+    left, others = _with_asked(left, others), _with_asked(others, left)
+    if others == {None} and not left and _is_something(program, test.left, place):
+        return kind in (ast.IsNot, ast.NotEq)
+    try:
+        return _agreed({_COMPARED[kind](one, other) for one, other in product(left, others)})
+    except TypeError:
+        return None
+
+
+def _with_asked(ranks: Possible, asked: Possible) -> Possible:
+    """Of all ranks but the first, also the one that they are compared with: `rank == 3` holds for one of them."""
+    if ranks != OTHERS:
+        return ranks
+    return ranks | {one for one in asked if isinstance(one, int) and one > 0}
+
+
+def _is_something(program: Program, expression: ast.expr, place: Place) -> bool:
+    """Whether it is known not to be None."""
+    expression, place = _resolved(program, expression, place)
+    if _parameter(program, expression, place) is not None:
+        return False
+    values = program.values(expression)
+    return bool(values) and all(_is_object(value) for value in values)
+
+
+def _is_object(value: Value) -> bool:
+    """What a library's function returns may be None, but for torch's."""
+    if isinstance(value, Made):
+        return value.name.startswith("torch.") or value.name.rpartition(".")[2][:1].isupper()
+    return isinstance(value, Instance | Function | Several) or (
+        isinstance(value, Known) and value.value is not None
+    )
+
+
+def _possible(program: Program, expression: ast.expr | None, place: Place) -> Possible:
+    """The constants that it may be; nothing if that is not known."""
+    if expression is None:
+        return UNKNOWN
+    expression, place = _resolved(program, expression, place)
+    if _parameter(program, expression, place) is not None:
+        return UNKNOWN
+    values = program.values(expression)
+    kinds = {value.kind for value in values if isinstance(value, Rank)}
+    if kinds:
+        return _ranks(kinds, place)
+    if isinstance(expression, ast.Attribute):
+        return UNKNOWN  # what a class has there is but a default
+    known = {value.value for value in values if isinstance(value, Known)}
+    return frozenset(known) if len(known) == len(values) else UNKNOWN
+
+
+def _ranks(kinds: set[str], place: Place) -> Possible:
+    """Which ranks come here, by what is known of those that made the first call."""
+    for test in place.tests if place is not None and kinds <= {"global", "local", "node", "spawned"} else ():
+        is_of_all = test.kind in ("global", "spawned")
+        if test.is_main and (is_of_all or kinds == {test.kind}):
+            return FIRST
+        if test.is_main is False and kinds == {test.kind}:
+            return OTHERS
+    return UNKNOWN
+
+
+def _resolved(program: Program, expression: ast.expr, place: Place) -> tuple[ast.expr, Place]:
+    """Back through names that were assigned once, and through parameters to what the call gives for them."""
+    for _ in range(DEEPEST):
+        if (found := _parameter(program, expression, place)) is not None:
+            given = _given(program, *found) if _is_bound_once(program, expression) else None
+            if given is None:
+                break
+            expression, place = given
+        elif (assigned := _assigned_once(program, expression)) is not None:
+            expression = assigned
+        else:
+            break
+    return expression, place
+
+
+def _parameter(program: Program, expression: ast.expr, place: Place) -> tuple[ast.arg, Entered] | None:
+    """The parameter of the function that was entered that a name is there."""
+    if place is None or place.function is None or not isinstance(expression, ast.Name):
+        return None
+    arguments = place.function.args
+    own = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    own += [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
+    nodes = [binding.node for binding in program.bindings(expression)]
+    return next(((one, place) for one in own if one in nodes), None)
+
+
+def _given(program: Program, parameter: ast.arg, place: Entered) -> tuple[ast.expr, Place] | None:
+    """What the call gives for it, and where that is written; None if it is not known."""
+    function = place.function
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    calls = as_called(program, place.call, function)
+    if len(calls) != 1:
+        return None
+    given = argument(calls[0], number_of(function, parameter), parameter.arg)
+    if given is not None:
+        return given, place.outer
+    default = None if has_unknown_arguments(calls[0]) else default_of(function, parameter)
+    return None if default is None else (default, None)
+
+
+def _is_bound_once(program: Program, expression: ast.expr) -> bool:
+    return isinstance(expression, ast.Name) and len(program.bindings(expression)) == 1
+
+
+def _assigned_once(program: Program, expression: ast.expr) -> ast.expr | None:
+    bindings = program.bindings(expression) if isinstance(expression, ast.Name) else []
+    is_plain = len(bindings) == 1 and bindings[0].kind == "assign" and not bindings[0].path
+    value = bindings[0].value if is_plain and isinstance(bindings[0].node, ast.Assign) else None
+    is_own = value is not None and expression in inside(
+        value, ast.Name
+    )  # `flag = not flag`: what it was before
+    return None if is_own else value
+
+
+def is_on_parameter(program: Program, test: ast.expr, place: Entered) -> bool:
+    """Whether a parameter decides, itself or by what was computed from it; `args.save` is the same for all calls."""
+    return any(_parameter(program, name, place) for name in _names(program, test, 0))
+
+
+def _names(program: Program, expression: ast.expr, depth: int) -> Iterator[ast.Name]:
+    owners = {one.value for one in inside(expression, ast.Attribute)}
+    for name in inside(expression, ast.Name):
+        if name not in owners:
+            yield name
+            assigned = _assigned_once(program, name) if depth < DEEPEST else None
+            if assigned is not None:
+                yield from _names(program, assigned, depth + 1)

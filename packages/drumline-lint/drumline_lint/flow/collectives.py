@@ -1,0 +1,296 @@
+"""Collective calls, the calls that lead to them, and whether other ranks make the same call elsewhere."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from drumline_lint.flow.call_values import Entered, is_on_parameter, truth
+from drumline_lint.flow.conditions import (
+    after_in_block,
+    conditions,
+    leaves,
+    rank_tests,
+    rank_tests_at,
+    taken_apart,
+)
+from drumline_lint.program.names import COLLECTIVE_SAVES, COLLECTIVES, FSDP
+from drumline_lint.program.origins import written
+from drumline_lint.program.program import Program
+from drumline_lint.program.ranks import is_about_being_distributed
+from drumline_lint.program.tree import (
+    FunctionNode,
+    ScopeNode,
+    above,
+    class_around,
+    function_around,
+    inside,
+    last_name,
+    scope_node,
+    up,
+)
+from drumline_lint.program.value import Known, Library, Made, RankTest
+
+DEEPEST = 20
+# It tells which rank is missing; whoever uses it knows what a barrier is.
+_LEFT_OUT = {"torch.distributed.monitored_barrier"}
+_OF_FRAMEWORKS = {
+    f"accelerate.Accelerator.{name}"
+    for name in (
+        "wait_for_everyone",
+        "gather",
+        "gather_for_metrics",
+        "reduce",
+        "save_state",
+        "get_state_dict",
+    )
+}
+_OF_SHARDS = "torch.distributed.checkpoint.state_dict."
+ALL = (COLLECTIVES | COLLECTIVE_SAVES | _OF_FRAMEWORKS) - _LEFT_OUT
+_LASTS = frozenset(name.rpartition(".")[2] for name in ALL)
+
+
+def collective(program: Program, call: ast.Call) -> str:
+    """The name of the collective that a call is; empty if it is none, or one of some ranks' group only."""
+    name = program.name_of(call.func)
+    if name not in ALL or has_group(program, call):
+        return ""
+    return "" if name.startswith(_OF_SHARDS) and not _has_shards(program) else name
+
+
+def _has_shards(program: Program) -> bool:
+    """Whether a model is spread over ranks; of one that is whole everywhere, each can tell the state by itself."""
+    names = (*FSDP, "torch.distributed.tensor.parallel.parallelize_module")
+    return program.remember("has shards", lambda: next(program.all_calls(*names), None) is not None)
+
+
+def has_group(program: Program, call: ast.Call) -> bool:
+    """Whether it is told who takes part: `group=`, or a group that was made."""
+    said = [
+        one.value for one in call.keywords if one.arg is None or "group" in one.arg or one.arg == "no_dist"
+    ]
+    given = any(not _is_world(program, value) for value in said)
+    return given or any(_is_group(program, one) for one in call.args)
+
+
+def _is_world(program: Program, value: ast.expr) -> bool:
+    values = program.values(value)
+    if values == {Known(None)}:  # or None at first, and later something that is not known
+        return all(isinstance(one, ast.Constant) for one in written(program, value))
+    return values in (
+        frozenset({Library("torch.distributed.GroupMember.WORLD")}),
+        frozenset({Library("torch.distributed.group.WORLD")}),
+    )
+
+
+def _is_group(program: Program, value: ast.expr) -> bool:
+    if _is_world(program, value):
+        return False
+    made = any(isinstance(one, Made) and "new_" in one.name for one in program.values(value))
+    name = last_name(value).lower()
+    return made or name.endswith("group") or not {"group", "pg", "mesh"}.isdisjoint(name.split("_"))
+
+
+def collectives_in(program: Program, node: ast.AST) -> Iterator[tuple[str, tuple[ast.Call, ...]]]:
+    """All that are called in it, with the calls that lead there: the last is the collective itself."""
+    likely = likely_names(program)
+    for call in inside(node, ast.Call):
+        if last_name(call.func) not in likely:
+            continue
+        if name := collective(program, call):
+            yield name, (call,)
+        elif not has_group(program, call):
+            function = program.function_of(call)
+            if function is not None:
+                for inner, chain in collectives_of(program, function):
+                    yield inner, (call, *chain)
+
+
+def likely_names(program: Program) -> set[str]:
+    """What a call that comes to a collective may be named: by names alone, so that few calls need a closer look."""
+    return program.remember("likely collectives", lambda: _find_likely(program))
+
+
+def _find_likely(program: Program) -> set[str]:
+    likely = set(_LASTS)
+    callers: dict[str, set[str]] = defaultdict(set)
+    for source in program.sources:
+        index = program.index(source)
+        for scope in index.scopes.values():
+            for name, bindings in scope.names.items():
+                for binding in bindings:
+                    if binding.imported:
+                        callers[binding.imported.rpartition(".")[2]].add(name)
+        for called, calls in index.calls.items():
+            callers[called].update(map(_name_around, {scope_node(call) for call in calls}))
+    pending = list(likely)
+    while pending:
+        new = callers[pending.pop()] - likely - {""}
+        likely |= new
+        pending += new
+    return likely
+
+
+def _name_around(scope: ScopeNode) -> str:
+    """Of the function that calls there are in, or of the class that is made by it."""
+    function = scope if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) else function_around(scope)
+    if function is None:
+        return ""
+    owner = class_around(function) if function.name == "__init__" else None
+    return function.name if owner is None else owner.name
+
+
+def collectives_of(program: Program, function: FunctionNode) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
+    """Those that a function calls, the first of each name."""
+    nothing: tuple[tuple[str, tuple[ast.Call, ...]], ...] = ()
+    return program.once("collectives", function, lambda: _first_of_each(program, function), nothing, DEEPEST)
+
+
+def _first_of_each(program: Program, function: FunctionNode) -> tuple[tuple[str, tuple[ast.Call, ...]], ...]:
+    found: dict[str, tuple[ast.Call, ...]] = {}
+    for name, chain in collectives_in(program, function):
+        found.setdefault(name, chain)
+    return tuple(found.items())
+
+
+def short(name: str) -> str:
+    """`barrier` of `torch.distributed.barrier`."""
+    return name.rpartition(".")[2]
+
+
+MOST_CALLS = 60
+DEEPEST_CALL = 6
+Chain = tuple[ast.Call, ...]
+
+
+def reached_in(program: Program, node: ast.AST, tests: Sequence[RankTest]) -> Iterator[tuple[str, Chain]]:
+    """As `collectives_in`, for those ranks of which the tests hold; those that are perhaps not reached are left out."""
+    likely = likely_names(program)
+    for call in inside(node, ast.Call):
+        if last_name(call.func) in likely:
+            yield from reached_by(program, call, tests)
+
+
+def reached_by(program: Program, call: ast.Call, tests: Sequence[RankTest]) -> list[tuple[str, Chain]]:
+    """What one call is or comes to, the first of each name, with the calls that lead there."""
+    found: dict[str, Chain] = {}
+    for name, chain in _CollectiveWalk(program).through(call, Entered(None, call, None, tuple(tests))):
+        found.setdefault(name, chain)
+    return list(found.items())
+
+
+class _CollectiveWalk:
+    """From one call into the functions that are run by it; each is looked into for what it was given."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.num_looked = 0
+
+    def through(self, call: ast.Call, place: Entered) -> Iterator[tuple[str, Chain]]:
+        """`place`: the function that the call is in."""
+        self.num_looked += 1
+        if name := collective(self.program, call):
+            yield name, (call,)
+            return
+        if self.num_looked > MOST_CALLS or place.depth > DEEPEST_CALL or has_group(self.program, call):
+            return
+        function = self.program.function_of(call)
+        if function is None or place.is_within(function) or not collectives_of(self.program, function):
+            return
+        inner = Entered(function, call, place, place.tests)
+        likely = likely_names(self.program)
+        for one in inside(function, ast.Call):
+            if last_name(one.func) in likely and _is_come_to(self.program, one, inner):
+                yield from ((name, (call, *chain)) for name, chain in self.through(one, inner))
+
+
+def _is_come_to(program: Program, node: ast.AST, place: Entered) -> bool:
+    """Whether nothing keeps one from a place of a function that was entered; a parameter might, if it is not known."""
+    held = program.remember(("held at", node), lambda: list(conditions(program, node)))
+    return all(
+        _may_be(program, part, part_holds, place)
+        for test, holds in held
+        if not _is_likely(test, holds) or truth(program, test, place) is not None
+        for part, part_holds in taken_apart(test, holds)
+    )
+
+
+def _may_be(program: Program, test: ast.expr, holds: bool, place: Entered) -> bool:
+    said = truth(program, test, place)
+    if said is not None:
+        return said == holds
+    is_always = is_about_being_distributed(test) and not rank_tests(program, test)
+    return is_always or not is_on_parameter(program, test, place)
+
+
+def _is_likely(test: ast.expr, holds: bool) -> bool:
+    """In code that is right: a loop's condition, and what comes after `if bad: raise`."""
+    statement = up(test)
+    left = [] if not isinstance(statement, ast.If) else statement.orelse if holds else statement.body
+    return isinstance(statement, ast.While) or (bool(left) and isinstance(left[-1], ast.Raise))
+
+
+# What is looked for in a node: the name of each, and the calls that lead to it.
+Find = Callable[[ast.AST], Iterable[tuple[str, tuple[ast.Call, ...]]]]
+
+
+def has_counterpart(
+    program: Program, call: ast.Call, name: str, tests: Sequence[RankTest], find: Find
+) -> bool:
+    """Whether the ranks that are kept away here call the same elsewhere in the function."""
+    if any(name in _names_in(others, find) for others in _other_branches(program, call)):
+        return True
+    function = function_around(call) or program.source_of(call).tree
+    for other_name, chain in find(function):
+        other = chain[0]
+        if other_name == name and other is not call:
+            there = [test for test in rank_tests_at(program, other) if test.is_needed]
+            is_same = _written(program, call) == _written(program, other)
+            if not is_same and any(_are_opposite(one, another) for one in tests for another in there):
+                return True
+    return False
+
+
+def who_comes(test: RankTest) -> str:
+    """In words."""
+    if test.is_main:
+        return "one process of each node comes" if test.kind == "local" else "rank 0 alone comes"
+    return "only some ranks come" if test.is_main is None else "all ranks but one come"
+
+
+def _written(program: Program, node: ast.AST) -> list[tuple[str, bool]]:
+    """The conditions of a place, to compare them."""
+    return [(ast.dump(test), holds) for test, holds in conditions(program, node) if rank_tests(program, test)]
+
+
+def _other_branches(program: Program, node: ast.AST) -> Iterator[list[ast.AST]]:
+    """What is run instead, where a condition on ranks keeps one away."""
+    inner: ast.AST = node
+    for outer in above(node):
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+            return
+        if not isinstance(outer, ast.If | ast.IfExp) or inner is outer.test:
+            pass
+        elif rank_tests(program, outer.test):
+            yield _instead(program, outer, inner)
+        inner = outer
+
+
+def _instead(program: Program, branching: ast.If | ast.IfExp, taken: ast.AST) -> list[ast.AST]:
+    if isinstance(branching, ast.IfExp):
+        return [branching.orelse if taken is branching.body else branching.body]
+    in_body = taken in branching.body
+    own, other = (branching.body, branching.orelse) if in_body else (branching.orelse, branching.body)
+    return [*other, *(after_in_block(branching) if leaves(program, own) else [])]
+
+
+def _names_in(nodes: Sequence[ast.AST], find: Find) -> set[str]:
+    return {name for node in nodes for name, _ in find(node)}
+
+
+def _are_opposite(one: RankTest, other: RankTest) -> bool:
+    """Rank 0 here and the others there; of conditions that are not about rank 0, none is known to be the same."""
+    if one.is_main is None or other.is_main is None:
+        return one.is_main is other.is_main
+    return one.kind == other.kind and one.is_main != other.is_main

@@ -1,0 +1,195 @@
+"""The conditions that hold at a place of a function: those around it, and early exits before it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+
+from drumline_lint.program import ranks
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import above, inside, last_name, up
+from drumline_lint.program.value import Known, Rank, RankTest, Values
+
+
+def is_joined(test: ast.expr) -> bool:
+    """Whether it is made of other conditions."""
+    return isinstance(test, ast.BoolOp) or (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not))
+
+
+def decided(test: ast.expr, said: Callable[[ast.expr], bool | None]) -> bool | None:
+    """What it comes to by what is said of its parts; None where that is not known."""
+    if isinstance(test, ast.UnaryOp):
+        inner = said(test.operand)
+        return None if inner is None else not inner
+    parts = {said(one) for one in test.values} if isinstance(test, ast.BoolOp) else {None}
+    deciding = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or)
+    return deciding if deciding in parts else None if None in parts else not deciding
+
+
+Conditions = Sequence[tuple[ast.expr, bool]]
+"""With whether each holds or does not."""
+EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+ENDING_CALLS = ("exit", "sys.exit", "os._exit", "quit")
+
+
+def rank_tests_at(program: Program, node: ast.AST, *, with_exits: bool = True) -> Iterator[RankTest]:
+    """The conditions on ranks in the function that it is in."""
+    for test, holds in conditions(program, node, with_exits=with_exits):
+        yield from rank_tests(program, test, holds)
+    inner: ast.AST = node
+    for outer in above(node):
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+            return
+        if isinstance(outer, ast.Match) and isinstance(inner, ast.match_case):
+            yield from _matched(program, outer, inner)
+        if isinstance(outer, ast.With):
+            yield from (_FIRST for item in outer.items if _is_for_first(item.context_expr))
+        inner = outer
+
+
+def rank_tests(program: Program, test: ast.expr, holds: bool = True) -> list[RankTest]:
+    """What a condition says of the rank, if it holds or if it does not; `if rank:` asks for the others."""
+    values = _asked(program, test)
+    as_test = values if holds else ranks.flipped(values)
+    if holds and not any(isinstance(value, RankTest) for value in values):
+        as_test = ranks.flipped(ranks.flipped(values))
+    return [value for value in as_test if isinstance(value, RankTest)]
+
+
+def _asked(program: Program, test: ast.expr) -> Values:
+    values = program.values(test)
+    is_known = any(isinstance(value, Rank | RankTest) for value in values)
+    return values if is_known else values | _yielded(program, test)
+
+
+def _yielded(program: Program, test: ast.expr) -> Values:
+    """Of `with first() as lead:`, what the generator `first` yields; of `lead and ...`, the same."""
+    if isinstance(test, ast.BoolOp):
+        operands = [_asked(program, one) for one in test.values]
+        return ranks.joined(test.op, operands, [ranks.is_about_being_distributed(one) for one in test.values])
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return ranks.flipped(_yielded(program, test.operand))
+    bindings = program.bindings(test) if isinstance(test, ast.Name) else []
+    calls = [one.value for one in bindings if one.kind == "entered" and isinstance(one.value, ast.Call)]
+    functions = [program.function_of(call) for call in calls]
+    given = [one.value for function in functions if function for one in inside(function, ast.Yield)]
+    return frozenset().union(*(program.values(one) for one in given))
+
+
+def conditions(
+    program: Program, node: ast.AST, *, with_exits: bool = True
+) -> Iterator[tuple[ast.expr, bool]]:
+    """All that is known to hold, or not to, when this place of its function is reached; inmost first."""
+    inner: ast.AST = node
+    for outer in above(node):
+        if isinstance(outer, ast.If | ast.While) and inner is not outer.test:
+            if inner in outer.body:
+                yield outer.test, True
+            elif isinstance(outer, ast.If):
+                yield outer.test, False
+        elif isinstance(outer, ast.IfExp) and inner is not outer.test:
+            yield outer.test, inner is outer.body
+        elif isinstance(outer, ast.BoolOp) and isinstance(inner, ast.expr):
+            for earlier in outer.values[: outer.values.index(inner)]:
+                yield earlier, isinstance(outer.op, ast.And)
+        elif isinstance(outer, COMPREHENSIONS) and not isinstance(inner, ast.comprehension):
+            yield from ((test, True) for each in outer.generators for test in each.ifs)
+        if isinstance(inner, ast.stmt) and with_exits:
+            yield from left_before(program, outer, inner)
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+            return
+        inner = outer
+
+
+def known_parts(program: Program, node: ast.AST) -> list[tuple[ast.expr, bool]]:
+    """The same, taken apart."""
+    return [part for test, holds in conditions(program, node) for part in taken_apart(test, holds)]
+
+
+def taken_apart(test: ast.expr, holds: bool) -> list[tuple[ast.expr, bool]]:
+    """Of `a and b` both hold, and of `a or b` neither does where it does not."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return taken_apart(test.operand, not holds)
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
+        return [part for one in test.values for part in taken_apart(one, holds)]
+    return [(test, holds)]
+
+
+def left_before(program: Program, block: ast.AST, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
+    """After `if rank != 0: return` the rest of the block is for rank 0."""
+    for name in ("body", "orelse", "finalbody"):
+        statements = getattr(block, name, None)
+        if isinstance(statements, list) and statement in statements:
+            for earlier in statements[: statements.index(statement)]:
+                yield from _passed(program, earlier)
+
+
+def _passed(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
+    """What holds for whoever comes out of a statement at its end."""
+    if isinstance(statement, ast.With | ast.AsyncWith):
+        for inner in statement.body:
+            yield from _passed(program, inner)
+    if not isinstance(statement, ast.If):
+        return
+    ends, others_end = leaves(program, statement.body), leaves(program, statement.orelse)
+    if ends != others_end:
+        yield statement.test, others_end
+    elif not ends and not statement.orelse and _is_always(program, statement.test):
+        for inner in statement.body:
+            yield from _passed(program, inner)
+
+
+def _is_always(program: Program, test: ast.expr) -> bool:
+    """In code that is distributed: `if dist.is_initialized():`."""
+    return ranks.is_about_being_distributed(test) and not rank_tests(program, test)
+
+
+def leaves(program: Program, block: list[ast.stmt]) -> bool:
+    """Whether nothing after this block is reached from it."""
+    if not block:
+        return False
+    last = block[-1]
+    if isinstance(last, EXITS):
+        return True
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        return program.name_of(last.value.func) in ENDING_CALLS
+    if isinstance(last, ast.With | ast.AsyncWith):
+        return leaves(program, last.body)
+    return isinstance(last, ast.If) and leaves(program, last.body) and leaves(program, last.orelse)
+
+
+def after_in_block(statement: ast.stmt) -> list[ast.stmt]:
+    """The rest of the block that a statement is in."""
+    block = up(statement)
+    for name in ("body", "orelse", "finalbody"):
+        statements = getattr(block, name, None)
+        if isinstance(statements, list) and statement in statements:
+            return statements[statements.index(statement) + 1 :]
+    return []
+
+
+# In `with main_process_first():` all come through, the others when the first has done it.
+_FIRST = RankTest("global", True, is_needed=False)
+
+
+def _is_for_first(manager: ast.expr) -> bool:
+    return isinstance(manager, ast.Call) and last_name(manager.func).endswith("_first")
+
+
+def _matched(program: Program, match: ast.Match, case: ast.match_case) -> Iterator[RankTest]:
+    """`match rank: case 0: ...`"""
+    kinds = [value.kind for value in program.values(match.subject) if isinstance(value, Rank)]
+    numbers = [_constant(program, one.pattern) for one in match.cases]
+    number = numbers[match.cases.index(case)]
+    for kind in kinds:
+        if number is not None:
+            yield RankTest(kind, True if number == 0 else None)
+        else:
+            earlier = numbers[: match.cases.index(case)]
+            yield RankTest(kind, False if earlier == [0] else None)
+
+
+def _constant(program: Program, pattern: ast.pattern) -> object:
+    values = program.values(pattern.value) if isinstance(pattern, ast.MatchValue) else ()
+    return next((one.value for one in values if isinstance(one, Known)), None)

@@ -1,0 +1,229 @@
+"""Code that is never reached: under `if False and ...`, or under a switch that all callers leave off."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.flow.conditions import Conditions, conditions, decided, is_joined
+from drumline_lint.flow.distributed import distributed_sources
+from drumline_lint.flow.single_process import is_alone
+from drumline_lint.program.calls import argument, default_of, has_unknown_arguments, number_of
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import class_around, function_around, last_name, up
+from drumline_lint.program.value import Class, Function, Instance, Known
+from drumline_lint.reading.source import Source
+
+_CHANGING = {"update", "setdefault", "__setitem__"}
+
+
+def may_be_set_by_name(program: Program, owner: ast.ClassDef, attribute: str) -> bool:
+    """Whether one of the given files does so to this attribute of a class, or of something that may be one."""
+    changed = program.remember(
+        "set by name", lambda: [one for source in program.sources for one in _changed(program, source)]
+    )
+    return any(
+        (name is None or name == attribute) and _may_be(program, thing, owner) for thing, name in changed
+    )
+
+
+def _changed(program: Program, source: Source) -> Iterator[tuple[ast.expr, str | None]]:
+    """What is changed so, and which attribute of it; None where that is not known."""
+    index = program.index(source)
+    for call in index.calls.get("setattr", ()):
+        if isinstance(call.func, ast.Name) and len(call.args) == 3:
+            yield call.args[0], _only_name(program, call.args[1])
+    for call in index.calls.get("vars", ()):
+        if isinstance(call.func, ast.Name) and call.args and _is_changed(call):
+            yield call.args[0], None
+    for node in index.every(ast.Attribute) if "__dict__" in source.text else ():
+        if node.attr == "__dict__" and (isinstance(node.ctx, ast.Store) or _is_changed(node)):
+            yield node.value, None
+
+
+def _only_name(program: Program, name: ast.expr) -> str | None:
+    known = [one.value for one in program.values(name) if isinstance(one, Known)]
+    return str(known[0]) if len(known) == len(program.values(name)) == 1 else None
+
+
+def _is_changed(attributes: ast.expr) -> bool:
+    """Reading them is common, and harmless."""
+    outer = up(attributes)
+    if isinstance(outer, ast.Subscript):
+        return isinstance(outer.ctx, ast.Store)
+    return isinstance(outer, ast.Attribute) and last_name(outer) in _CHANGING
+
+
+def _may_be(program: Program, thing: ast.expr, owner: ast.ClassDef) -> bool:
+    values = program.values(thing)
+    classes = [one.of for one in values if isinstance(one, Instance)]
+    return not values or any(
+        owner in program.ancestry(one) or one in program.ancestry(owner) for one in classes
+    )
+
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef
+# Who decorates otherwise may call it with anything: commands, jobs, tests.
+_PLAIN_DECORATORS = {"classmethod", "staticmethod", "no_grad", "inference_mode", "smart_inference_mode"}
+
+
+def callers_in_ranks(program: Program, function: Definition) -> list[ast.Call]:
+    """Those of its own and those that may be; nothing if it is handed on to where it is not seen who calls it."""
+    nobody: list[ast.Call] = []
+    return program.once("callers in ranks", function, lambda: _find(program, function), nobody)
+
+
+def _find(program: Program, function: Definition) -> list[ast.Call]:
+    names = [last_name(one.func if isinstance(one, ast.Call) else one) for one in function.decorator_list]
+    if not set(names) <= _PLAIN_DECORATORS:
+        return []
+    found: list[ast.Call] = []
+    for mention in _mentions(program, function):
+        calls = _calls_by(program, mention)
+        if not calls:
+            return []
+        found += calls
+    return [call for call in found if not is_alone(program, call)]
+
+
+def _mentions(program: Program, function: Definition) -> Iterator[ast.expr]:
+    """Wherever it is named, or may be."""
+    owner = class_around(function)
+    is_made = owner is not None and function.name == "__init__"
+    meant = Class(owner) if owner is not None and is_made else Function(function)
+    name = owner.name if owner is not None and is_made else function.name
+    distributed = distributed_sources(program)
+    for source in program.sources:
+        if source in distributed and name in source.text:
+            index, names = program.index(source), {name, *_imported_as(program, source, name)}
+            for node in (*index.every(ast.Name), *index.every(ast.Attribute)):
+                if last_name(node) in names and isinstance(node.ctx, ast.Load) and _is(program, node, meant):
+                    yield node
+
+
+def _imported_as(program: Program, source: Source, name: str) -> Iterator[str]:
+    """What a file calls it instead: `from lib import NAME as other`."""
+    for statement in program.index(source).every(ast.ImportFrom):
+        yield from (one.asname for one in statement.names if one.name == name and one.asname)
+
+
+def _is(program: Program, node: ast.expr, meant: Class | Function) -> bool:
+    values = program.values(node)
+    return not values or any(isinstance(one, Class | Function) and one.node is meant.node for one in values)
+
+
+def _calls_by(program: Program, mention: ast.expr) -> list[ast.Call]:
+    """The call itself, or those of a name that it is assigned to: `sample = a.loop if slow else a.quick`."""
+    outer = up(mention)
+    if isinstance(outer, ast.Call) and outer.func is mention:
+        return [outer]
+    while isinstance(outer, ast.IfExp):
+        outer = up(outer)
+    target = outer.targets[0] if isinstance(outer, ast.Assign) and len(outer.targets) == 1 else None
+    if not isinstance(target, ast.Name):
+        return []
+    index = program.index(program.source_of(mention))
+    calls = [call for call in index.calls.get(target.id, ()) if isinstance(call.func, ast.Name)]
+    named = {call.func for call in calls}
+    others = [one for one in index.every(ast.Name) if one.id == target.id and one not in named]
+    return calls if all(isinstance(one.ctx, ast.Store) for one in others) else []
+
+
+DEEPEST = 6
+MOST_GIVEN_ON = 20
+
+
+def is_dead(program: Program, node: ast.AST, depth: int = 0) -> bool:
+    """Whether a condition around it never holds in distributed runs, or all that call its function are dead."""
+    if is_switched_off(program, list(conditions(program, node))):
+        return True
+    function = function_around(node)
+    if function is None or depth > DEEPEST:
+        return False
+    calls = [call for call in program.callers(function) if function_around(call) is not function]
+    return bool(calls) and all(is_dead(program, call, depth + 1) for call in calls)
+
+
+def is_switched_off(program: Program, held: Conditions) -> bool:
+    """Whether one of these never holds."""
+    return any(always(program, test) is (not holds) for test, holds in held)
+
+
+def always(program: Program, test: ast.expr) -> bool | None:
+    """What a condition always is, in distributed runs; None where it may be either."""
+    if isinstance(test, ast.Constant):
+        return bool(test.value)
+    if is_joined(test):
+        return decided(test, lambda one: always(program, one))
+    if isinstance(test, ast.Name):
+        return program.once("truth", test, lambda: _of_name(program, test), None, MOST_GIVEN_ON)
+    if isinstance(test, ast.Attribute):
+        return program.once("truth", test, lambda: _of_attribute(program, test), None, MOST_GIVEN_ON)
+    return None
+
+
+def _of_name(program: Program, name: ast.Name) -> bool | None:
+    """Of a parameter; what else is a switch, its author means to set."""
+    bindings = program.bindings(name)
+    parameters = [one.node for one in bindings if isinstance(one.node, ast.arg)]
+    is_one = len(bindings) == len(parameters) == 1
+    return _of_parameter(program, parameters[0]) if is_one else None
+
+
+def _of_attribute(program: Program, node: ast.Attribute) -> bool | None:
+    """Of what `self` gets from a parameter when it is made, and from nobody else."""
+    function = function_around(node)
+    owner = None if function is None else class_around(function)
+    if owner is None or not _is_self(node):
+        return None
+    given = _assigned(program, program.source_of(node), node.attr, owner)
+    parameter = given[0] if len(given) == 1 else None
+    found = _of_name(program, parameter) if isinstance(parameter, ast.Name) else None
+    if found is None or may_be_set_by_name(program, owner, node.attr):
+        return None
+    others = (one for one in program.sources if one is not program.source_of(node) and node.attr in one.text)
+    return None if any(_assigned(program, one, node.attr, owner) for one in others) else found
+
+
+def _assigned(program: Program, source: Source, name: str, owner: ast.ClassDef) -> list[ast.expr | None]:
+    """What a file gives an attribute of a class, or of something that may be one; None where it is not known."""
+    return [
+        _part(binding.value, binding.path) if binding.kind == "assign" else None
+        for target, binding in program.index(source).attributes.get(name, ())
+        if not _is_of_other_class(program, target, owner)
+    ]
+
+
+def _is_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _is_of_other_class(program: Program, target: ast.Attribute, owner: ast.ClassDef) -> bool:
+    function = function_around(target)
+    home = None if function is None else class_around(function)
+    if home is None or not _is_self(target):
+        return False
+    return owner not in program.ancestry(home) and home not in program.ancestry(owner)
+
+
+def _part(value: ast.expr | None, path: tuple[int, ...]) -> ast.expr | None:
+    for number in path:
+        value = value.elts[number] if isinstance(value, ast.Tuple) and number < len(value.elts) else None
+    return value
+
+
+def _of_parameter(program: Program, parameter: ast.arg) -> bool | None:
+    """The same for all callers: most leave it at its default, and the others give the same."""
+    function = up(up(parameter) or parameter)
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    default = default_of(function, parameter)
+    if not isinstance(default, ast.Constant) or not (
+        default.value is None or isinstance(default.value, bool)
+    ):
+        return None
+    said, number = set(), number_of(function, parameter)
+    for call in callers_in_ranks(program, function):
+        given = argument(call, number, parameter.arg) or default
+        said.add(None if has_unknown_arguments(call) else always(program, given))
+    return said.pop() if len(said) == 1 else None

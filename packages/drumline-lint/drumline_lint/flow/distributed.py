@@ -1,0 +1,140 @@
+"""Which files run in several processes, and which files belong together in one program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from drumline_lint.program.files import Files, package_of
+from drumline_lint.program.imports import imported_sources
+from drumline_lint.program.names import FRAMEWORKS, STARTS
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import Binding, function_around
+from drumline_lint.reading.source import Source
+
+_WORDS = (
+    "torch.distributed",
+    "DistributedDataParallel",
+    "DistributedSampler",
+    "import distributed",
+    "torch.nn.parallel",
+    "DDPManager",
+)
+_TRAINERS = ("transformers.Trainer", "transformers.TrainingArguments")
+
+
+def distributed_sources(program: Program) -> set[Source]:
+    """The files that train on several processes, and all that they import of the given ones.
+
+    A file does if it calls torch.distributed's functions, DDP or the like, or a function of another file that does. To
+    import from such a file, or to ask for a rank, is not enough.
+    """
+    return program.remember("distributed", lambda: _find_distributed(program))
+
+
+def framework(program: Program, source: Source) -> str:
+    """The framework that a file leaves samplers and wrapping to; empty if it does all itself."""
+    return program.remember(("framework", source), lambda: _find_framework(program, source))
+
+
+def _find_framework(program: Program, source: Source) -> str:
+    for scope in program.index(source).scopes.values():
+        for bindings in scope.names.values():
+            for binding in bindings:
+                if _is_framework(program, binding, source):
+                    return binding.imported.partition(".")[0]
+    return ""
+
+
+def _is_framework(program: Program, binding: Binding, source: Source) -> bool:
+    root = binding.imported.partition(".")[0]
+    if root in FRAMEWORKS:
+        return program.module(root, source) is None  # a file of one's own may have that name
+    return binding.imported in _TRAINERS
+
+
+def _find_distributed(program: Program) -> set[Source]:
+    return _closed(_starting(program), program)
+
+
+def _closed(sources: set[Source], program: Program) -> set[Source]:
+    """With all that they import, and what that imports."""
+    found, pending = set(sources), list(sources)
+    while pending:
+        others = [one for one in imported_sources(program, pending.pop()) if one not in found]
+        found.update(others)
+        pending += others
+    return found
+
+
+def _starting(program: Program) -> set[Source]:
+    """Files with such a call, and files that call a function in which one is made, however far down."""
+    pending = [
+        call
+        for source in program.sources
+        if speaks_of_ranks(source)
+        for call in program.calls(source, *STARTS)
+    ]
+    found, seen = set(), set()
+    while pending:
+        call = pending.pop()
+        found.add(program.source_of(call))
+        function = function_around(call)
+        if function is not None and function not in seen:
+            seen.add(function)
+            pending += program.callers(function)
+    return found
+
+
+def speaks_of_ranks(source: Source) -> bool:
+    """Whether it has a word in it without which nothing is distributed."""
+    return any(word in source.text for word in _WORDS)
+
+
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from[ \t]+(?P<package>[.\w]+)[ \t]+import[ \t]+(?P<parts>\([^)]*\)|[^\n#]+)"
+    r"|import[ \t]+(?P<modules>[^\n#]+))",
+    re.MULTILINE,
+)
+_NAME = re.compile(r"(?<!\bas )[.\w]+")
+
+
+def projects(sources: Sequence[Source]) -> list[list[Source]]:
+    """Groups of files, those of each in the order in which they were given."""
+    everything = Files(sources)
+    group = {source: {source} for source in sources}
+    for source in sources:
+        for other in _imported(everything, source):
+            if group[other] is not group[source]:
+                smaller, larger = sorted((group[source], group[other]), key=len)
+                larger |= smaller
+                group.update(dict.fromkeys(smaller, larger))
+    number = {source: place for place, source in enumerate(sources)}
+    found = {id(one): one for one in group.values()}
+    return [sorted(one, key=number.__getitem__) for one in found.values()]
+
+
+def may_be_distributed(project: Sequence[Source]) -> bool:
+    """Whether any of its files speaks of what only ranks do."""
+    return any(speaks_of_ranks(source) for source in project)
+
+
+def _imported(everything: Files, source: Source) -> Iterator[Source]:
+    for name in set(_names(source.text)):
+        while name:
+            other = everything.module(name, source)
+            if other is not None:
+                yield other
+            name = package_of(name)
+
+
+def _names(text: str) -> Iterator[str]:
+    """Of all modules that may be imported: of `from a.b import c`, a.b and a.b.c."""
+    for found in _IMPORT.finditer(text):
+        if found["modules"]:
+            yield from _NAME.findall(found["modules"])
+            continue
+        package = found["package"]
+        joint = "" if package.endswith(".") else "."
+        yield package
+        yield from (f"{package}{joint}{name}" for name in _NAME.findall(found["parts"]))

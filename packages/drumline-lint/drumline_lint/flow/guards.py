@@ -1,0 +1,305 @@
+"""Which ranks reach a place: the conditions there, and on every chain of calls that leads to it."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from drumline_lint.flow.conditions import Conditions, conditions, left_before, rank_tests_at
+from drumline_lint.flow.dead_code import is_switched_off
+from drumline_lint.flow.single_process import is_for_one, is_in_lone_run
+from drumline_lint.program.calls import argument
+from drumline_lint.program.functions import called_as
+from drumline_lint.program.names import DDP, FSDP, STARTS
+from drumline_lint.program.program import Program
+from drumline_lint.program.ranks import OF_VARIABLE
+from drumline_lint.program.tree import (
+    FUNCTIONS,
+    FunctionNode,
+    above,
+    class_around,
+    function_around,
+    inside,
+    last_name,
+    names_assigned,
+)
+from drumline_lint.program.value import Function, Instance, Made, RankTest
+from drumline_lint.reading.source import Source
+
+# By these names they are handed on to others.
+_USUAL = ("model", "net", "network", "module")
+
+
+def calls_of_instances(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.Call]:
+    """Those that are found by the name that one was given; there may be others, so never take them for all."""
+    owner = class_around(function)
+    if owner is None or function.name not in ("forward", "__call__"):
+        return []
+    return [
+        call
+        for name in _names(program, owner)
+        for source in program.files.calling.get(name, ())
+        for call in program.index(source).calls.get(name, ())
+        if function in _run_by(program, call.func)
+    ]
+
+
+def _names(program: Program, owner: ast.ClassDef) -> dict[str, None]:
+    """By which instances may be called: what they, or all that is wrapped, are assigned to."""
+    made = [
+        call
+        for source in program.files.calling.get(owner.name, ())
+        for call in program.index(source).calls.get(owner.name, ())
+    ]
+    every = [*made, *program.all_calls(DDP, *FSDP)]
+    return dict.fromkeys([*_USUAL, *(name for call in every for name in names_assigned(call))])
+
+
+def _run_by(program: Program, callee: ast.expr) -> list[FunctionNode | None]:
+    values = program.values(callee)
+    wrapped = [
+        argument(one.call, 0, "module")
+        for one in values
+        if isinstance(one, Made) and one.name in (DDP, *FSDP)
+    ]
+    inner = [value for model in wrapped for value in program.values(model)]
+    models = [value.of for value in (*values, *inner) if isinstance(value, Instance)]
+    return [program.method(one, called_as(program, one)) for one in models]
+
+
+Guards = frozenset[RankTest]
+MOST_WAYS = 60
+_GUARDING_DECORATORS = ("rank_zero", "rank0", "main_process", "master", "main_only", "main_rank", "is_main")
+_SPAWNING = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+_STARTING_NAMES = {"main", "train", "worker", "fit"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One chain of calls to a place."""
+
+    guards: Guards
+    """All conditions on ranks on it."""
+    begins: str
+    """ranks: in what every rank runs; unknown: in what nobody calls; parent: outside of ranks.
+
+    That is in the process that starts them, in one that is alone, or never.
+    """
+
+
+def ways(program: Program, node: ast.AST) -> list[Way]:
+    """All on which a place is reached, as far as is known."""
+    found = _ways(program, node)[:MOST_WAYS]
+    return found or [Way(frozenset(rank_tests_at(program, node)), "unknown")]
+
+
+def _ways(program: Program, node: ast.AST) -> list[Way]:
+    found = frozenset(rank_tests_at(program, node))
+    function = function_around(node)
+    if _is_of_no_rank(program, node):
+        return [Way(found, "parent")]
+    if function is None and is_in_lone_run(program, node):
+        return [Way(found, "parent")]
+    if function is None:
+        return [Way(found, _beginning_of_file(program, program.source_of(node)))]
+    found |= guards_of_decorators(program, function)
+    nothing: list[Way] = []  # whoever calls itself is not reached by that
+    outer = program.once("ways", function, lambda: _ways_to_function(program, function), nothing)
+    return [Way(found | way.guards, way.begins) for way in outer]
+
+
+def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Way]:
+    calls = program.callers(function) or _perhaps_callers(program, function)
+    found: list[Way] = []
+    if not calls:
+        found.append(Way(frozenset(rank_tests_at(program, function)), _beginning(program, function)))
+        calls = calls_of_instances(program, function)
+    for call in calls:
+        if function in program.started(call) and last_name(call.func) != "Thread":
+            # A new process: what holds for its parent does not matter.
+            is_lone = function_around(call) is None and is_in_lone_run(program, call)
+            found.append(Way(frozenset(), "parent" if is_lone else "ranks"))
+        else:
+            found += _ways(program, call)
+        if len(found) > MOST_WAYS:
+            break
+    return list(dict.fromkeys(found))
+
+
+def _perhaps_callers(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.Call]:
+    """Of a method: calls by its name of something that is not known."""
+    if class_around(function) is None:
+        return []
+    return [
+        call
+        for source in program.files.calling.get(function.name, ())
+        for call in program.index(source).calls.get(function.name, ())
+        if isinstance(call.func, ast.Attribute) and not program.values(call.func)
+    ]
+
+
+def _beginning(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """Of a function that nobody calls: that it trains, or is called `main`, tells that the ranks begin there."""
+    if starts_ranks(program, function):
+        return "parent"
+    does = any(_is_training(program, call) for call in inside(function, ast.Call))
+    is_named = bool(_STARTING_NAMES & set(function.name.lower().split("_")))
+    return "ranks" if does or is_named else "unknown"
+
+
+def _beginning_of_file(program: Program, source: Source) -> str:
+    if starts_ranks(program, source.tree):
+        return "parent"
+    calls = program.index(source).every(ast.Call)
+    is_own = program.remember(("trains", source), lambda: any(_is_training(program, call) for call in calls))
+    return "ranks" if is_own or _is_distributed(program, source.tree) else "unknown"
+
+
+def _is_training(program: Program, call: ast.Call) -> bool:
+    return last_name(call.func) == "backward" or program.name_of(call.func) in STARTS
+
+
+def _is_of_no_rank(program: Program, node: ast.AST) -> bool:
+    held = list(conditions(program, node))
+    return bool(held) and (
+        is_for_one(program, node, held) or _is_without_ranks(program, held) or is_switched_off(program, held)
+    )
+
+
+def _is_without_ranks(program: Program, held: Conditions) -> bool:
+    """After `if "RANK" in os.environ: ...; return` come those that no launcher has started."""
+    for test, holds in held:
+        if isinstance(test, ast.Compare) and program.name_of(test.comparators[0]) == "os.environ":
+            is_in = isinstance(test.ops[0], ast.In)
+            asked = isinstance(test.left, ast.Constant) and test.left.value in (*OF_VARIABLE, "WORLD_SIZE")
+            if asked and is_in != holds:
+                return True
+    return False
+
+
+def starts_ranks(program: Program, node: ast.AST) -> bool:
+    """Whether it starts the ranks' processes, itself or by what it calls."""
+    return program.once("starts", node, lambda: _does_start(program, node), False)
+
+
+def _does_start(program: Program, node: ast.AST) -> bool:
+    for call in inside(node, ast.Call):
+        if program.name_of(call.func) in _SPAWNING:
+            return True
+        if any(_is_distributed(program, one) for one in program.started(call)):
+            return True
+        function = program.function_of(call)
+        if function is not None and starts_ranks(program, function):
+            return True
+    return False
+
+
+def _is_distributed(program: Program, node: ast.AST) -> bool:
+    """Whether it comes to something that only ranks do; not every process that is started is one."""
+    return program.once("is distributed", node, lambda: _does_distribute(program, node), False)
+
+
+def _does_distribute(program: Program, node: ast.AST) -> bool:
+    for call in inside(node, ast.Call):
+        if program.name_of(call.func) in STARTS:
+            return True
+        function = program.function_of(call)
+        if function is not None and _is_distributed(program, function):
+            return True
+    return False
+
+
+def guards(program: Program, node: ast.AST) -> Guards:
+    """The conditions on ranks under which it is reached; none: every rank comes here, as far as is known."""
+    every = [way.guards for way in ways(program, node) if way.begins != "parent"]
+    if not every or not all(every):
+        return frozenset()
+    return frozenset.intersection(*every) or frozenset.union(*every)
+
+
+def is_main_only(tests: Guards) -> bool:
+    """Whether one process of the whole job is left by some conditions."""
+    kinds = {test.kind for test in tests if test.is_main and test.is_needed}
+    return bool(kinds & {"global", "spawned"}) or {"local", "node"} <= kinds
+
+
+def is_on_main_only(program: Program, node: ast.AST) -> bool:
+    """Whether one process of the whole job comes here, and no other."""
+    return all(way.begins == "parent" or is_main_only(way.guards) for way in ways(program, node))
+
+
+def is_on_some_only(program: Program, node: ast.AST) -> bool:
+    """Whether some ranks come here and others do not."""
+    return all(way.begins == "parent" or way.guards for way in ways(program, node))
+
+
+def is_on_every_rank(program: Program, node: ast.AST) -> bool:
+    """Whether it is known that all ranks come here; not of a function that nobody calls in the given files."""
+    return any(way.begins == "ranks" and not way.guards for way in ways(program, node))
+
+
+def guards_of_decorators(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Guards:
+    """What a function's decorators ask of the rank, by what they do or by their name."""
+    found: set[RankTest] = set()
+    for decorator in function.decorator_list:
+        named = decorator.func if isinstance(decorator, ast.Call) else decorator
+        own = [value.node for value in program.values(named) if isinstance(value, Function)]
+        for one in own:
+            found.update(_guards_in_wrapper(program, one))
+        name = last_name(named).lower()
+        if not own and any(part in name for part in _GUARDING_DECORATORS) and "first" not in name:
+            found.add(RankTest("local" if "local" in name else "global", True))
+    return frozenset(found)
+
+
+def _guards_in_wrapper(program: Program, decorator: FunctionNode) -> Guards:
+    """What holds wherever a decorator, or the one that `only_on(rank)` makes, calls what it was given."""
+    functions = [decorator, *inside(decorator, *FUNCTIONS, into_functions=True)]
+    given = {one.arg for function in functions for one in function.args.args}
+    calls = [
+        call
+        for call in inside(decorator, ast.Call, into_functions=True)
+        if isinstance(call.func, ast.Name) and call.func.id in given
+    ]
+    every = [frozenset(rank_tests_at(program, call)) for call in calls]
+    return frozenset.intersection(*every) if every else frozenset()
+
+
+def is_now_and_then(program: Program, node: ast.AST, until: ast.AST) -> bool:
+    """Whether something between it and an outer node lets it happen only sometimes: `if step % 100 == 0`."""
+    inner: ast.AST = node
+    for outer in above(node):
+        if isinstance(outer, ast.If | ast.IfExp) and inner is not outer.test and _is_sometimes(outer.test):
+            return True
+        if isinstance(inner, ast.stmt):
+            before = left_before(program, outer, inner)
+            if any(_is_sometimes(test) for test, _ in before):
+                return True
+        if outer is until:
+            return False
+        inner = outer
+    return False
+
+
+def _is_sometimes(test: ast.expr) -> bool:
+    """A remainder, a comparison of steps or times, or a flag that is computed from one; not `if train:`."""
+    if any(isinstance(one.op, ast.Mod) for one in inside(test, ast.BinOp)):
+        return True
+    words = {last_name(one).lower() for one in inside(test, ast.Name, ast.Attribute)}
+    return any(part in word for word in words for part in _SOMETIMES)
+
+
+_SOMETIMES = (
+    "log",
+    "report",
+    "print",
+    "verbose",
+    "debug",
+    "every",
+    "interval",
+    "is_last",
+    "should",
+    "sync",
+    "time",
+    "boundary",
+)

@@ -1,0 +1,177 @@
+"""Environment variables and addresses that code sets, and whether all processes are on one host."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from drumline_lint.flow.conditions import conditions
+from drumline_lint.flow.run_order import Run, scripts_through
+from drumline_lint.program.calls import argument
+from drumline_lint.program.names import INIT
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import above, function_around, inside
+from drumline_lint.program.value import Known, Library, Rank
+from drumline_lint.reading.source import Source
+
+ENVIRONMENT = Library("os.environ")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A variable that is set in any case: `setdefault` leaves what the launcher said, and is not one."""
+
+    name: str
+    value: ast.expr | None
+    node: ast.AST
+
+
+def settings(program: Program, source: Source) -> list[Setting]:
+    """By an assignment, `os.putenv`, or `os.environ.update`."""
+    return program.remember(("settings", source), lambda: list(_find_settings(program, source)))
+
+
+def _find_settings(program: Program, source: Source) -> Iterator[Setting]:
+    if "environ" not in source.text and "putenv" not in source.text:
+        return
+    for statement in program.index(source).every(ast.Assign):
+        for target in statement.targets:
+            yield from _assigned(program, target, statement.value, statement)
+    for call in program.index(source).calls.get("putenv", ()):
+        if program.name_of(call.func) == "os.putenv" and len(call.args) == 2:
+            yield from _set(program, call.args[0], call.args[1], call)
+    for call in program.index(source).calls.get("update", ()):
+        if program.name_of(call.func) == "os.environ.update":
+            yield from _updated(program, call)
+
+
+def _assigned(
+    program: Program, target: ast.expr, value: ast.expr | None, statement: ast.Assign
+) -> Iterator[Setting]:
+    if isinstance(target, ast.Tuple | ast.List):
+        parts = getattr(value, "elts", None) or [None] * len(target.elts)
+        for inner, part in zip(target.elts, parts, strict=False):
+            yield from _assigned(program, inner, part, statement)
+    elif isinstance(target, ast.Subscript) and ENVIRONMENT in program.values(target.value):
+        yield from _set(program, target.slice, value, statement)
+
+
+def _updated(program: Program, call: ast.Call) -> Iterator[Setting]:
+    for keyword in call.keywords:
+        if keyword.arg is not None:
+            yield Setting(keyword.arg, keyword.value, keyword)
+    for given in call.args:
+        written = [given, *(program.assigned(given) if isinstance(given, ast.Name) else [])]
+        for one in written:
+            if isinstance(one, ast.Dict):
+                for key, value in zip(one.keys, one.values, strict=True):
+                    if key is not None:
+                        yield from _set(program, key, value, key)
+
+
+def _set(program: Program, name: ast.expr, value: ast.expr | None, node: ast.AST) -> Iterator[Setting]:
+    for known in program.values(name):
+        if isinstance(known, Known) and isinstance(known.value, str):
+            yield Setting(known.value, value, node)
+
+
+LOOPBACK = ("localhost", "127.", "::1", "[::1]")
+DEEPEST = 5
+_WORDS_OF_LAUNCHERS = ("environ", "getenv", "RANK", "WORLD_SIZE", "MASTER_", "torchelastic")
+
+
+def written_text(program: Program, expression: ast.expr | None, depth: int = 0) -> str | None:
+    """The text that an expression is, or begins with, where it is written out and nothing else is possible."""
+    if isinstance(expression, ast.Constant):
+        return str(expression.value) if isinstance(expression.value, str | int) else None
+    if isinstance(expression, ast.JoinedStr):
+        first = expression.values[0] if expression.values else None
+        return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
+    if isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Add):
+        return written_text(program, expression.left, depth + 1) if depth < DEEPEST else None
+    if isinstance(expression, ast.Call) and expression.args and program.name_of(expression.func) == "str":
+        return written_text(program, expression.args[0], depth + 1)
+    if isinstance(expression, ast.Name) and depth < DEEPEST:
+        given = [part for one in program.bindings(expression) for part in program.given_by(one)]
+        texts = [written_text(program, one, depth + 1) for one in given]
+        return texts[0] if texts and None not in texts else None
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """Only reached by processes of the same host."""
+    return host.lower().startswith(LOOPBACK)
+
+
+def is_right_on_one_host(program: Program, node: ast.AST) -> bool:
+    """Whether a loopback address may be meant there: only one host takes part, or that is not known."""
+    whole = [
+        run for run in scripts_through(program, program.source_of(node)) if _comes_to(program, run, node)
+    ]
+    if any(_is_choice(test) for test, _ in conditions(program, node)):
+        return True
+    return all(_is_on_one_host(program, run) for run in whole)
+
+
+def is_size_of_one_host(size: ast.expr | None) -> bool:
+    """A group, or shares of the data, among the processes of one host, as meant: by how many there are."""
+    written = ast.unparse(size) if size is not None else ""
+    return isinstance(size, ast.Constant) or "LOCAL_WORLD_SIZE" in written or "device_count" in written
+
+
+def meets_on_one_host(program: Program, source: Source) -> bool:
+    """Whether every group that a file makes is one of this host: by its address, or by how many take part."""
+    inits = list(program.calls(source, INIT))
+    return bool(inits) and all(_is_met_on_one_host(program, init) for init in inits)
+
+
+def _is_met_on_one_host(program: Program, init: ast.Call) -> bool:
+    address = written_text(program, argument(init, 1, "init_method")) or ""
+    if address.startswith("tcp://") and is_loopback(address.removeprefix("tcp://")):
+        return True
+    return "device_count" in ast.unparse(argument(init, 3, "world_size") or ast.Constant(None))
+
+
+def is_left_to_launcher(program: Program, node: ast.AST) -> bool:
+    """Whether it is done only where no launcher has set the environment: `if "MASTER_ADDR" not in os.environ`."""
+    if any(isinstance(outer, ast.ExceptHandler) for outer in above(node)):
+        return True
+    tests = [ast.unparse(test) for test, _ in conditions(program, node)]
+    return any(word in test for test in tests for word in _WORDS_OF_LAUNCHERS)
+
+
+def _is_choice(test: ast.expr) -> bool:
+    return not any(one.id == "__name__" for one in inside(test, ast.Name))
+
+
+def _comes_to(program: Program, run: Run, node: ast.AST) -> bool:
+    """Whether a run does what is in the function of a node."""
+    function = function_around(node)
+    if function is None:
+        return True
+    return any(
+        function_around(step.call) is function or program.function_of(step.call) is function for step in run
+    )
+
+
+def _is_on_one_host(program: Program, run: Run) -> bool:
+    """It starts its processes itself, and their rank is the number that mp.spawn gives; or there is one process."""
+    inits = [step.call for step in run if program.name_of(step.call.func) == INIT]
+    sizes = [program.values(argument(init, 3, "world_size")) for init in inits]
+    if inits and all(size == {Known(1)} for size in sizes):
+        return True
+    ranks = [argument(init, 4, "rank") for init in inits]
+    is_started_here = any(program.started(step.call) for step in run)
+    return is_started_here and not any(_counts_over_hosts(program, rank) for rank in ranks)
+
+
+def _counts_over_hosts(program: Program, rank: ast.expr | None, depth: int = 0) -> bool:
+    """`node_rank * 8 + local_rank`, or a rank that the environment tells."""
+    if isinstance(rank, ast.BinOp):
+        return True
+    if isinstance(rank, ast.Name) and depth < DEEPEST:
+        given = [part for one in program.bindings(rank) for part in program.given_by(one)]
+        if any(_counts_over_hosts(program, one, depth + 1) for one in given):
+            return True
+    return bool({Rank("global"), Rank("node")} & program.values(rank))

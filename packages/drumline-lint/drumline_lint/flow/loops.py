@@ -1,0 +1,247 @@
+"""Training and evaluation loops, and the calls that each of their rounds makes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import (
+    LOOPS,
+    SCOPES,
+    FunctionNode,
+    Loop,
+    above,
+    calls_written,
+    function_around,
+    inside,
+    last_name,
+    position,
+    scope_node,
+)
+from drumline_lint.reading.source import Source
+
+NO_GRADIENTS = (
+    "torch.no_grad",
+    "torch.inference_mode",
+    "torch.autograd.no_grad",
+    "torch.autograd.inference_mode",
+)
+# What is iterated over by these is no data.
+NOT_BATCHES = (
+    "range",
+    "trange",
+    "parameters",
+    "named_parameters",
+    "modules",
+    "named_modules",
+    "children",
+    "items",
+    "keys",
+    "values",
+)
+
+
+def batch_loops(program: Program, source: Source) -> list[Loop]:
+    """The loops of a file that call `.backward()` in every round, there or in a function that they call.
+
+    A loop over epochs, that comes to it only through another loop, is none.
+    """
+    every = program.remember("batch loops", lambda: _loops_around_backward(program))
+    return sorted((loop for loop in every if program.source_of(loop) is source), key=position)
+
+
+def _loops_around_backward(program: Program) -> list[Loop]:
+    """From each `.backward()` outwards, and to whoever calls the function that it is in, up to the first loop."""
+    found: dict[Loop, None] = {}
+    seen: set[ast.AST] = set()
+    pending: list[ast.AST] = [
+        call
+        for source in program.sources
+        if "backward" in source.text
+        for call in program.index(source).calls.get("backward", ())
+        if isinstance(call.func, ast.Attribute)
+    ]
+    while pending:
+        node = pending.pop()
+        loop = loop_around(node)
+        function = function_around(node)
+        if loop is not None:
+            found[loop] = None
+        if function is not None and function not in seen and (loop is None or _is_generator(loop)):
+            seen.add(function)
+            callers = program.callers(function)
+            pending += callers if loop is None else []
+            if _is_generator(function):
+                found.update(dict.fromkeys(one for one in map(_loop_over, callers) if one is not None))
+    return list(found)
+
+
+def loop_around(node: ast.AST) -> Loop | None:
+    """The next loop in whose rounds it is, within its function."""
+    inner = node
+    for outer in above(node):
+        if isinstance(outer, LOOPS) and (inner in repeated(outer)):
+            return outer
+        if isinstance(outer, SCOPES):
+            return None
+        inner = outer
+    return None
+
+
+def _loop_over(call: ast.AST) -> ast.For | None:
+    """The loop that goes over what a call gives: `for x in tqdm(steps())`."""
+    for outer in above(call):
+        if isinstance(outer, ast.For):
+            return outer if call in inside(outer.iter, ast.Call) else None
+        if isinstance(outer, ast.stmt):
+            return None
+    return None
+
+
+def evaluation_loops(program: Program, source: Source) -> list[Loop]:
+    """Loops over batches without a `.backward()`, where gradients are off or the model was put into `eval()`."""
+    return [
+        loop
+        for kind in (ast.For, ast.AsyncFor)
+        for loop in program.index(source).every(kind)
+        if _may_be_batches(program, loop)
+        and _is_without_gradients(program, loop)
+        and not reaches(program, loop, "backward")
+    ]
+
+
+def outer_loops(program: Program, loop: ast.AST) -> Iterator[Loop]:
+    """The loops around a loop, in its function and in those that call it, inmost first."""
+    seen: set[ast.AST] = set()
+    pending = [loop]
+    while pending:
+        node = pending.pop(0)
+        for outer in above(node):
+            if isinstance(outer, LOOPS) and outer not in seen:
+                seen.add(outer)
+                yield outer
+        function = function_around(node)
+        if function is not None and function not in seen:
+            seen.add(function)
+            pending += program.callers(function)
+
+
+def reaches(program: Program, node: ast.AST, method: str) -> bool:
+    """Whether `.method()` is called in it, or in a function of the given files that it calls."""
+    return next(reached(program, node, method), None) is not None
+
+
+def reached(program: Program, node: ast.AST, method: str) -> Iterator[ast.Call]:
+    """All calls of `.method()` in it and in the functions that it calls; of one's own, those that it comes down to."""
+    for call in done_in(program, node):
+        if isinstance(call.func, ast.Attribute) and call.func.attr == method:
+            function = program.function_of(call)
+            if function is None or not reaches(program, function, method):
+                yield call
+
+
+def calls_in(node: ast.AST) -> Iterator[ast.Call]:
+    """All calls that are written in it, those of inner functions left out; of a loop, those of every round."""
+    for part in repeated(node):
+        yield from calls_written(part)
+
+
+def repeated(node: ast.AST) -> list[ast.AST]:
+    """The parts of a loop that every round runs: not what it iterates over, nor its `else`. Of a function, its body."""
+    if isinstance(node, ast.While):
+        return [node.test, *node.body]
+    if isinstance(node, ast.For | ast.AsyncFor | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+        return [*node.body]
+    return [node]
+
+
+def done_in(program: Program, node: ast.AST) -> Iterator[ast.Call]:
+    """All calls that are made in it: those written there, and those in the functions that they call, in order.
+
+    A function is looked into once, where it is first called. A loop over a generator runs that one's loop, too.
+    """
+    return _done_in(program, node, set())
+
+
+def _done_in(program: Program, node: ast.AST, seen: set[FunctionNode]) -> Iterator[ast.Call]:
+    parts = repeated(node)
+    if isinstance(node, ast.For):
+        parts = [*_generating(program, node), *parts]
+    for part in parts:
+        for call in calls_written(part):
+            yield call
+            function = program.function_of(call)
+            if function is not None and function not in seen and not _is_generator(function):
+                seen.add(function)
+                yield from _done_in(program, function, seen)
+
+
+def _generating(program: Program, loop: ast.For) -> Iterator[ast.AST]:
+    """What a generator of the given files does for each thing that it hands to the loop."""
+    made = program.iterated(loop.iter)
+    function = program.function_of(made) if isinstance(made, ast.Call) else None
+    for inner in inside(function, *LOOPS) if function is not None else ():
+        if _is_generator(inner):
+            yield from repeated(inner)
+            return
+
+
+def _is_generator(node: ast.AST) -> bool:
+    return bool(inside(node, ast.Yield, ast.YieldFrom))
+
+
+def _may_be_batches(program: Program, loop: ast.For | ast.AsyncFor) -> bool:
+    over = program.iterated(loop.iter)
+    if isinstance(over, ast.Tuple | ast.List | ast.Set | ast.Dict | ast.Constant):
+        return False
+    return not (isinstance(over, ast.Call) and last_name(over.func) in NOT_BATCHES)
+
+
+def _is_without_gradients(program: Program, loop: Loop) -> bool:
+    if any(_is_off(program, one) for one in inside(loop, ast.With)) or _is_all_off(program, loop):
+        return True
+    function = function_around(loop)
+    callers = [] if function is None else program.callers(function)
+    return bool(callers) and all(_is_all_off(program, call) for call in callers)
+
+
+def has_gradients_off(program: Program, node: ast.AST) -> bool:
+    """By a `with` around it, or a decorator of its function."""
+    for outer in above(node):
+        if isinstance(outer, ast.With) and _is_off(program, outer):
+            return True
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+            return any(_is_no_grad(program, one) for one in outer.decorator_list)
+    return False
+
+
+def _is_all_off(program: Program, node: ast.AST) -> bool:
+    """So, or because the model was last put into `eval()` before it."""
+    if has_gradients_off(program, node):
+        return True
+    modes = [
+        call
+        for call in inside(scope_node(node), ast.Call)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("eval", "train")
+        if position(call) < position(node)
+    ]
+    last = modes[-1] if modes else None
+    return last is not None and (last_name(last.func) == "eval") != _is_given_false(last)
+
+
+def _is_given_false(call: ast.Call) -> bool:
+    """`model.train(False)` is `model.eval()`."""
+    return any(isinstance(one, ast.Constant) and one.value is False for one in call.args)
+
+
+def _is_off(program: Program, block: ast.With) -> bool:
+    return any(_is_no_grad(program, item.context_expr) for item in block.items)
+
+
+def _is_no_grad(program: Program, expression: ast.expr) -> bool:
+    if isinstance(expression, ast.Call):
+        if program.name_of(expression.func) == "torch.set_grad_enabled":
+            return _is_given_false(expression)
+        expression = expression.func
+    return program.name_of(expression) in NO_GRADIENTS

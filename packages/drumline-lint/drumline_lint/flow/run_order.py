@@ -1,0 +1,305 @@
+"""The calls of a script in the order of a run, with functions, `with` blocks and imports followed."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+from drumline_lint.flow.distributed import distributed_sources
+from drumline_lint.program.imports import imported_by, imported_sources
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import FUNCTIONS, FunctionNode, children, inside, last_name
+from drumline_lint.program.value import Function, Instance
+from drumline_lint.reading.source import Source
+
+Doing: TypeAlias = ast.Call | ast.Import | ast.ImportFrom | ast.With | ast.AsyncWith | ast.Yield
+_AS_THEY_ARE = (ast.Import, ast.ImportFrom, ast.With, ast.AsyncWith)
+_AFTER_THEIR_PARTS = (ast.Call, ast.Yield)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def doings(nodes: Sequence[ast.AST]) -> list[Doing]:
+    """A statement after the other, arguments before the call that they are for, both branches of an `if`.
+
+    The body of a `with` is left to whoever knows what its context manager does.
+    """
+    found: list[Doing] = []
+    stack: list[tuple[ast.AST, bool]] = [(node, False) for node in reversed(nodes)]
+    while stack:
+        node, are_parts_done = stack.pop()
+        if are_parts_done or isinstance(node, _AS_THEY_ARE):
+            assert isinstance(node, (*_AS_THEY_ARE, *_AFTER_THEIR_PARTS))
+            found.append(node)
+            continue
+        if isinstance(node, _AFTER_THEIR_PARTS):
+            stack.append((node, True))
+        stack += [(part, False) for part in reversed(_parts(node))]
+    return found
+
+
+def _parts(node: ast.AST) -> list[ast.AST]:
+    """In the order in which they are evaluated; of a function that is defined here, what is evaluated here."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return [*node.decorator_list, node.args]
+    if isinstance(node, ast.Lambda):
+        return []
+    parts = children(node)
+    if isinstance(node, _COMPREHENSIONS):
+        parts.sort(key=lambda part: not isinstance(part, ast.comprehension))
+    return parts
+
+
+DEEPEST = 24
+# Of one function in one run: what it does is known after the first; the others are there for the order.
+MOST_TIMES = 2
+MOST_STEPS = 20_000
+MAIN_RUNNERS = ("fire.Fire", "typer.run", "absl.app.run")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call, and how it was come to."""
+
+    call: ast.Call
+    through: tuple[ast.AST, ...] = ()
+    """The calls, `with`s and imports on the way to it, outermost first."""
+
+
+Run: TypeAlias = list[Step]
+Found = TypeVar("Found")
+Finds: TypeAlias = Callable[[Program, Run], Iterable[tuple[ast.AST, Found]]]
+
+
+def scripts_through(program: Program, source: Source) -> list[Run]:
+    """The runs that come through a file: what scripts do, or a `main` that nobody calls."""
+    return program.remember("scripts through", lambda: _scripts_by_source(program)).get(source, [])
+
+
+def found_in_scripts(program: Program, source: Source, find: Finds[Found]) -> dict[ast.AST, Found]:
+    """What is found in a file by looking through all runs of scripts, each once, whoever asks."""
+    return program.remember(("found", find), lambda: _find_in_scripts(program, find)).get(source, {})
+
+
+def all_scripts(program: Program) -> list[Run]:
+    """What every script of the distributed files does, and every `main` that nobody calls."""
+    return program.remember("scripts", lambda: _scripts(program))
+
+
+def all_imported(program: Program) -> set[Source]:
+    """The files that a distributed one imports."""
+    return program.remember("imported", lambda: _all_imported(program))
+
+
+def script(program: Program, source: Source) -> Run:
+    """What a file does when it is run; nothing for one that only defines."""
+    tree = program.tree(source)
+    return program.remember(
+        ("script", source),
+        lambda: _RunWalk(program, source).over(source, tree.body, _Frame()),
+    )
+
+
+def process_of(program: Program, step: Step) -> tuple[ast.AST, ...]:
+    """The calls that started the process in which it happens; of a script's own, and of its threads, nothing."""
+    starting = (one for one in step.through if isinstance(one, ast.Call) and program.started(one))
+    return tuple(one for one in starting if last_name(one.func) != "Thread")
+
+
+def _is_called(program: Program, source: Source, function: FunctionNode) -> bool:
+    return bool(program.callers(function)) or any(
+        function in _begun(program, call)
+        for name in MAIN_RUNNERS
+        for call in program.index(source).calls.get(name.rpartition(".")[2], ())
+    )
+
+
+def _find_in_scripts(program: Program, find: Finds[Found]) -> dict[Source, dict[ast.AST, Found]]:
+    found: dict[Source, dict[ast.AST, Found]] = defaultdict(dict)
+    for run in all_scripts(program):
+        for node, what in find(program, run):
+            found[program.source_of(node)].setdefault(node, what)
+    return found
+
+
+def _scripts_by_source(program: Program) -> dict[Source, list[Run]]:
+    found: dict[Source, list[Run]] = defaultdict(list)
+    _sort(program, all_scripts(program), found)
+    return found
+
+
+def _scripts(program: Program) -> list[Run]:
+    every = _in_order(program)
+    found = [script(program, source) for source in every if _is_script(program, source)]
+    return found + [main for source in every for main in _mains(program, source)]
+
+
+def _is_script(program: Program, source: Source) -> bool:
+    """Whether it is run: not what others import, unless it says what to do when it is run."""
+    return source not in all_imported(program) or any(map(is_for_script, program.tree(source).body))
+
+
+def _all_imported(program: Program) -> set[Source]:
+    return {other for source in _in_order(program) for other in imported_sources(program, source)}
+
+
+def _mains(program: Program, source: Source) -> list[Run]:
+    """`main` that nobody calls is called by a package's entry point."""
+    return [
+        _RunWalk(program, source).over(one, one.body, _Frame(functions=frozenset({one})))
+        for one in program.tree(source).body
+        if isinstance(one, ast.FunctionDef) and one.name == "main" and not _is_called(program, source, one)
+    ]
+
+
+def _sort(program: Program, every: list[Run], found: dict[Source, list[Run]]) -> None:
+    for run in every:
+        for source in {program.source_of(step.call): None for step in run}:
+            found[source].append(run)
+
+
+def _in_order(program: Program) -> list[Source]:
+    distributed = distributed_sources(program)
+    return [source for source in program.sources if source in distributed]
+
+
+@dataclass(frozen=True, eq=False)
+class _Frame:
+    """Where the walk is: in which functions, how it came there, and what a `yield` there lets happen."""
+
+    functions: frozenset[ast.AST] = frozenset()
+    through: tuple[ast.AST, ...] = ()
+    at_yield: list[_Todo] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class _Todo:
+    """Something to do; or a function to enter by a `with`."""
+
+    node: ast.AST
+    frame: _Frame
+    rest: list[_Todo] = field(default_factory=list)
+    """The body of a `with` whose context manager this makes."""
+    entered_by: ast.AST | None = None
+
+
+class _RunWalk:
+    """One run: what is still to be done, the next at the end."""
+
+    def __init__(self, program: Program, source: Source) -> None:
+        self.program = program
+        self.imported = {source}
+        self.times: Counter[ast.AST] = Counter()
+        self.stack: list[_Todo] = []
+
+    def over(self, owner: object, body: Sequence[ast.AST], frame: _Frame) -> Run:
+        """All steps, or as many as tell what it does."""
+        self.stack = self._in_turn(owner, body, frame)
+        found: Run = []
+        while self.stack and len(found) < MOST_STEPS:
+            todo = self.stack.pop()
+            node, frame = todo.node, todo.frame
+            if todo.entered_by is not None:
+                assert isinstance(node, FUNCTIONS)
+                self._enter(node, todo, todo.entered_by)
+            elif isinstance(node, ast.Call):
+                found.append(Step(node, frame.through))
+                self._call(node, todo)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                self._import(node, frame)
+            elif isinstance(node, ast.With | ast.AsyncWith):
+                self._with(node, frame)
+            elif frame.at_yield:
+                self.stack += frame.at_yield
+                frame.at_yield.clear()
+        return found
+
+    def _in_turn(self, owner: object, nodes: Sequence[ast.AST], frame: _Frame) -> list[_Todo]:
+        done = self.program.remember(("doings", owner), lambda: doings(nodes))
+        return [_Todo(node, frame) for node in reversed(done)]
+
+    def _call(self, node: ast.Call, todo: _Todo) -> None:
+        begun = self.program.remember(("begun", node), lambda: _begun(self.program, node))
+        if not begun:
+            self.stack += todo.rest
+        for function in begun:
+            self._enter(function, todo, node)
+
+    def _enter(self, function: FunctionNode, todo: _Todo, way: ast.AST) -> None:
+        frame = todo.frame
+        is_too_often = function in frame.functions or self.times[function] >= MOST_TIMES
+        if is_too_often or len(frame.through) >= DEEPEST:
+            self.stack += todo.rest
+            return
+        self.times[function] += 1
+        inner = _Frame(frame.functions | {function}, (*frame.through, way), list(todo.rest))
+        body = function.body if isinstance(function.body, list) else [function.body]
+        self.stack += self._in_turn(function, body, inner)
+
+    def _import(self, node: ast.Import | ast.ImportFrom, frame: _Frame) -> None:
+        others = [one for one in imported_by(self.program, node) if one not in self.imported]
+        if not others:
+            return
+        self.imported.update(others)
+        inner = _Frame(frame.functions, (*frame.through, node))
+        for other in reversed(list(dict.fromkeys(others))):
+            self.stack += self._in_turn(other.tree, _done_at_import(self.program, other), inner)
+
+    def _with(self, node: ast.With | ast.AsyncWith, frame: _Frame) -> None:
+        """Up to the `yield` of a context manager, or its `__enter__`; the body; and the rest of it."""
+        todo = self._in_turn(node, node.body, frame)
+        for item in reversed(node.items):
+            expression = item.context_expr
+            manager = _with_methods(self.program, expression)
+            before = self._in_turn(expression, [expression], frame)
+            if isinstance(expression, ast.Call) and _is_generator(self.program, expression):
+                todo = [_Todo(expression, frame, rest=todo), *before[1:]]
+            else:
+                enter, leave = ([_Todo(one, frame, entered_by=node) for one in part] for part in manager)
+                todo = [*leave, *todo, *enter, *before]
+        self.stack += todo
+
+
+def _begun(program: Program, call: ast.Call) -> list[FunctionNode]:
+    """What a call runs: one function, as far as can be told, or what it starts in another process."""
+    function = program.function_of(call)
+    if function is None and call.args and program.name_of(call.func) in MAIN_RUNNERS:
+        return [value.node for value in program.values(call.args[0]) if isinstance(value, Function)]
+    return [function] if function is not None else program.started(call)
+
+
+def _is_generator(program: Program, call: ast.Call) -> bool:
+    function = program.function_of(call)
+    return function is not None and bool(inside(function, ast.Yield))
+
+
+def _with_methods(program: Program, expression: ast.expr) -> tuple[list[FunctionNode], list[FunctionNode]]:
+    """`__enter__` and `__exit__` of a class of the given files."""
+    classes = [value.of for value in program.values(expression) if isinstance(value, Instance)][:1]
+    found = [[program.method(one, name) for one in classes] for name in ("__enter__", "__exit__")]
+    enter, leave = ([one for one in part if one is not None] for part in found)
+    return enter, leave
+
+
+def _done_at_import(program: Program, source: Source) -> list[ast.stmt]:
+    """Its outermost statements, but for what is done only where it is the script."""
+    return program.remember(
+        ("done at import", source),
+        lambda: [one for one in program.tree(source).body if not is_for_script(one) and _may_call(one)],
+    )
+
+
+def is_for_script(statement: ast.stmt) -> bool:
+    """`if __name__ == "__main__":`"""
+    return isinstance(statement, ast.If) and "__name__" in {
+        one.id for one in inside(statement.test, ast.Name)
+    }
+
+
+def _may_call(statement: ast.stmt) -> bool:
+    """Not a function or class: what their decorators do is no part of a training's start."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return False
+    return bool(inside(statement, ast.Call, ast.Import, ast.ImportFrom))

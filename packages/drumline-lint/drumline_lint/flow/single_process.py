@@ -1,0 +1,279 @@
+"""Whether a place is reached in runs with one process only: the `else` of `if args.distributed`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Set
+
+from drumline_lint.flow.conditions import Conditions, conditions
+from drumline_lint.flow.distributed import framework
+from drumline_lint.flow.loops import done_in
+from drumline_lint.flow.run_order import MOST_STEPS, Run, all_imported, all_scripts, is_for_script, script
+from drumline_lint.program.names import DDP, DISTRIBUTED_SAMPLER, FSDP, INIT, STARTS
+from drumline_lint.program.origins import written
+from drumline_lint.program.program import Program
+from drumline_lint.program.ranks import OF_FUNCTION, is_world_size
+from drumline_lint.program.tree import above, class_around, function_around, inside, last_name, up
+from drumline_lint.program.value import Known, Rank
+from drumline_lint.reading.source import Source
+
+_MANAGER = "drumline.DDPManager"
+_WRAPPING = frozenset({DDP, *FSDP, _MANAGER})
+# What may start ranks where it is not seen what it does.
+_MAY_START = re.compile(
+    r"init\w*(dist|group|ddp|process|env)|setup\w*(dist|ddp)|launch|spawn|^initialize$", re.IGNORECASE
+)
+
+
+def is_in_lone_run(program: Program, node: ast.AST) -> bool:
+    """Of what is done outside of functions: whether it is done only in a run that starts no process group."""
+    source = program.source_of(node)
+    is_main = any(isinstance(one, ast.stmt) and is_for_script(one) for one in (node, *above(node)))
+    return is_main and program.remember(("is lone", source), lambda: _is_lone(program, source))
+
+
+def _is_lone(program: Program, source: Source) -> bool:
+    """All it wraps must be wrapped in other runs, too, that start a group; else that is somewhere unseen."""
+    if next(program.all_calls(INIT), None) is None or framework(program, source):
+        return False
+    run = script(program, source)
+    if len(run) >= MOST_STEPS or any(_may_start(program, step.call) for step in run):
+        return False
+    wrapping = _wrapping(program, run)
+    if not wrapping:
+        return source in all_imported(program)
+    elsewhere = [_wrapping(program, other) for other in all_scripts(program) if _starts_group(program, other)]
+    return wrapping <= set().union(*elsewhere)
+
+
+def _wrapping(program: Program, run: Run) -> set[ast.Call]:
+    return {step.call for step in run if program.name_of(step.call.func) in _WRAPPING}
+
+
+def _starts_group(program: Program, run: Run) -> bool:
+    return any(program.name_of(step.call.func) == INIT for step in run)
+
+
+def _may_start(program: Program, call: ast.Call) -> bool:
+    named = program.name_of(call.func)
+    if named in (INIT, _MANAGER):
+        return True
+    if program.function_of(call) is not None:
+        return False
+    name = last_name(call.func)
+    own = (name, isinstance(call.func, ast.Attribute))
+    is_of_files = not named and own in program.remember("starting", lambda: _starting(program))
+    return is_of_files or bool(_MAY_START.search(name))
+
+
+def _starting(program: Program) -> set[tuple[str, bool]]:
+    """The names of all functions that come to the start of a process group, and whether they are methods."""
+    pending, seen = list(program.all_calls(INIT)), set[ast.AST]()
+    names = set()
+    while pending:
+        function = function_around(pending.pop())
+        if function is not None and function not in seen:
+            seen.add(function)
+            names.add((function.name, class_around(function) is not None))
+            pending += program.callers(function)
+    return names
+
+
+DEEPEST = 6
+_STARTS = {DDP, DISTRIBUTED_SAMPLER, INIT, *FSDP}
+_FLAGS = {
+    "ddp",
+    "dist",
+    "dist_mode",
+    "distributed",
+    "enable_ddp",
+    "is_ddp",
+    "is_dist",
+    "is_dist_avail_and_initialized",
+    "is_distributed",
+    "is_initialized",
+    "is_multi_gpu",
+    "is_parallel",
+    "is_torchelastic_launched",
+    "multi_gpu",
+    "multigpu",
+    "multiprocessing_distributed",
+    "parallel",
+    "use_ddp",
+    "use_dist",
+    "use_distributed",
+    "with_ddp",
+}
+_COUNTS = {
+    "n_gpu",
+    "n_gpus",
+    "ngpu",
+    "ngpus",
+    "num_gpu",
+    "num_gpus",
+    "nprocs",
+    "num_processes",
+    "device_count",
+}
+
+
+def is_alone(program: Program, node: ast.AST, depth: int = 0) -> bool:
+    """Whether whoever comes here is the only process, by a condition around it or around all of its calls."""
+    for test, holds in conditions(program, node):
+        if says_distributed(program, test) is (not holds):
+            return True
+    if _is_in_other_branch(program, node):
+        return True
+    function = function_around(node)
+    if function is None or depth > DEEPEST:
+        return function is None and is_in_lone_run(program, node)
+    calls = [call for call in program.callers(function) if function_around(call) is not function]
+    return bool(calls) and all(is_alone(program, call, depth + 1) for call in calls)
+
+
+def is_for_one(program: Program, node: ast.AST, held: Conditions) -> bool:
+    """The same by what certainly holds in its own function: after `distributed and train` failed, nothing does."""
+    for test, holds in held:
+        if _says_one(program, test, holds) and not _begins_there(program, node, test):
+            return True
+        outer = up(test)
+        if isinstance(outer, ast.If) and outer.orelse:
+            begun = program.remember(("begun in", outer), lambda: _groups_begun(program, outer))  # noqa: B023
+            if begun == (not holds, holds) and outer in above(node):
+                return True
+    return False
+
+
+def _begins_there(program: Program, node: ast.AST, test: ast.expr) -> bool:
+    """In `if not dist.is_initialized(): dist.init_process_group()` ranks come to be."""
+    branches = up(test)
+    if not isinstance(branches, ast.If) or branches not in above(node):
+        return False
+    is_body = any(one in branches.body for one in (node, *above(node)))
+    return _starts(program, branches.body if is_body else branches.orelse, {INIT})
+
+
+def _says_one(program: Program, test: ast.expr, holds: bool) -> bool:
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _says_one(program, test.operand, not holds)
+    if isinstance(test, ast.BoolOp):
+        parts = [one for one in test.values if not _is_about_support(one)]
+        said = [_says_one(program, one, holds) for one in parts]
+        return any(said) if isinstance(test.op, ast.And) is holds else bool(said) and all(said)
+    return says_distributed(program, test) is (not holds) and not _is_about_device(test)
+
+
+def _is_about_device(test: ast.expr) -> bool:
+    """`gpu is None`: a process of its own host's GPUs all the same."""
+    return isinstance(test, ast.Compare) and "gpu" in _named(test.left).lower()
+
+
+def _is_about_support(test: ast.expr) -> bool:
+    """`dist.is_available()` holds everywhere."""
+    return isinstance(test, ast.Call) and last_name(test.func) == "is_available"
+
+
+def _groups_begun(program: Program, branches: ast.If) -> tuple[bool, bool]:
+    """In which branches a process group is begun; unasked if the condition itself tells who comes where."""
+    if says_distributed(program, branches.test) is not None:
+        return (False, False)
+    begun, other = (_starts(program, block, {INIT}) for block in (branches.body, branches.orelse))
+    return (begun, other)
+
+
+def _is_in_other_branch(program: Program, node: ast.AST) -> bool:
+    """Of `if x: model = DDP(model)` the `else` is for one process, whatever x is."""
+    inner = node
+    for outer in above(node):
+        if isinstance(outer, ast.If) and inner is not outer.test:
+            own, other = (outer.body, outer.orelse) if inner in outer.body else (outer.orelse, outer.body)
+            if _starts(program, other) and not _starts(program, own):
+                return True
+        inner = outer
+    return False
+
+
+def _starts(program: Program, block: list[ast.stmt], wanted: Set[str] = _STARTS) -> bool:
+    made = [call for statement in block for call in done_in(program, statement)]
+    made += [inner for call in made for main in program.started(call) for inner in done_in(program, main)]
+    return any(program.name_of(call.func) in wanted for call in made)
+
+
+def says_distributed(program: Program, test: ast.expr, depth: int = 0) -> bool | None:
+    """True if the condition is that there are several processes, False if that there is one; None: something else."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = says_distributed(program, test.operand, depth)
+        return None if inner is None else not inner
+    if isinstance(test, ast.BoolOp):
+        parts = {says_distributed(program, one, depth) for one in test.values}
+        wanted = isinstance(test.op, ast.And)
+        return wanted if wanted in parts else None
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return _said_by_comparison(program, test)
+    if _named(test).lower().strip("_") in _FLAGS:
+        return True
+    if isinstance(test, ast.Name) and depth < DEEPEST:
+        said = {
+            says_distributed(program, one, depth + 1) for one in written(program, test) if one is not test
+        }
+        return said.pop() if len(said) == 1 else None
+    return None
+
+
+def _named(test: ast.expr) -> str:
+    """`dist` of `opt.dist`, `opt["dist"]` and `opt.get("dist")`."""
+    key: ast.expr | None = None
+    if isinstance(test, ast.Subscript):
+        key = test.slice
+    elif isinstance(test, ast.Call) and last_name(test.func) == "get" and test.args:
+        key = test.args[0]
+    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+        return key.value
+    return last_name(test.func if isinstance(test, ast.Call) else test)
+
+
+def _said_by_comparison(program: Program, test: ast.Compare) -> bool | None:
+    operator, left, right = test.ops[0], test.left, test.comparators[0]
+    if isinstance(operator, ast.In | ast.NotIn):
+        is_asked = isinstance(left, ast.Constant) and left.value in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+        return isinstance(operator, ast.In) if is_asked else None
+    known = [value.value for value in program.values(right) if isinstance(value, Known)]
+    if _named(left) == "launcher" and known in (["none"], [None], [""]):
+        return isinstance(operator, ast.NotEq | ast.IsNot)
+    if any(isinstance(value, Rank) for value in program.values(left)) and known in ([-1], [None]):
+        return isinstance(operator, ast.NotEq | ast.IsNot | ast.Gt)
+    if _counts_processes(left) and known in ([1], [2], [0]):
+        return isinstance(operator, ast.Gt | ast.GtE | ast.NotEq)
+    return None
+
+
+def _counts_processes(node: ast.expr) -> bool:
+    inner = (
+        node.args[0] if isinstance(node, ast.Call) and last_name(node.func) == "int" and node.args else node
+    )
+    name = last_name(inner.func if isinstance(inner, ast.Call) else inner).lower()
+    return is_world_size(inner) or name in _COUNTS
+
+
+def is_in_run(program: Program, node: ast.AST, depth: int = 0) -> bool:
+    """Whether the distributed part of the files may come here: not to a function nobody calls that starts nothing."""
+    function = function_around(node)
+    if function is None or depth > DEEPEST:
+        return True
+    calls = [call for call in program.callers(function) if function_around(call) is not function]
+    if calls:
+        return any(is_in_run(program, call, depth + 1) for call in calls)
+    owner = class_around(function)
+    home = function if owner is None else owner
+    made = [
+        inner
+        for call in inside(home, ast.Call, into_functions=True)
+        for inner in (call, *_within(program, call))
+    ]
+    return any(program.name_of(call.func) in {*STARTS, *OF_FUNCTION} for call in made)
+
+
+def _within(program: Program, call: ast.Call) -> list[ast.Call]:
+    function = program.function_of(call)
+    return [] if function is None else list(done_in(program, function))

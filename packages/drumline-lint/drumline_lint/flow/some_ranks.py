@@ -1,0 +1,139 @@
+"""Places that a condition in their own function keeps from some ranks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from drumline_lint.flow.conditions import conditions, known_parts, rank_tests, rank_tests_at
+from drumline_lint.flow.guards import guards_of_decorators
+from drumline_lint.flow.loops import reached
+from drumline_lint.flow.single_process import says_distributed
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import above, function_around, inside, last_name, scope_node, statement_of, up
+from drumline_lint.program.value import RankTest
+from drumline_lint.reading.source import Source
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """How ranks are kept away from a place."""
+
+    tests: tuple[RankTest, ...]
+    by_exit: bool
+    """Whether they left before."""
+    region: tuple[ast.AST, ...]
+    """What those who come there do from then on."""
+
+
+def calls_for_some(program: Program, source: Source) -> Iterator[ast.Call]:
+    """The calls of functions in which ranks are told apart; the others need no closer look."""
+    found = program.remember(("tells ranks apart", source), lambda: set(_telling(program, source)))
+    for call in program.index(source).every(ast.Call) if found else ():
+        if scope_node(call) in found:
+            yield call
+
+
+def _telling(program: Program, source: Source) -> Iterator[ast.AST]:
+    """Functions and files with a condition on ranks; what is inside a comprehension or lambda counts for itself."""
+    index = program.index(source)
+    for kind in (ast.If, ast.IfExp, ast.While):
+        conditional = [one for one in index.every(kind) if not _is_in_model(one)]
+        yield from (scope_node(one) for one in conditional if rank_tests(program, one.test))
+    for one in index.every(ast.BoolOp):
+        if isinstance(up(one), ast.Expr) and rank_tests(program, one.values[0]):
+            yield scope_node(one)
+    yield from (scope_node(one) for one in index.every(ast.Match))
+    functions = [*index.every(ast.FunctionDef), *index.every(ast.AsyncFunctionDef)]
+    yield from (one for one in functions if one.decorator_list)
+
+
+def _is_in_model(node: ast.AST) -> bool:
+    """What is in a `forward` is run by a model; conditions are many there, and seldom on ranks."""
+    return getattr(scope_node(node), "name", "") == "forward"
+
+
+def kept_away(program: Program, call: ast.Call) -> Kept | None:
+    """How ranks are kept away from a call; None if all come, if it is not certain, or if there is but one."""
+    if _is_for_one_process(program, call) or _is_by_turns(program, call):
+        return None
+    tests = _certain(rank_tests_at(program, call, with_exits=False))
+    if tests:
+        return Kept(tests, by_exit=False, region=_block_of(program, call))
+    left = tuple(test for test in _certain(rank_tests_at(program, call)) if test.is_main is not None)
+    if left:
+        return Kept(left, by_exit=True, region=_rest(call))
+    function = function_around(call)
+    asked = () if function is None else _certain(guards_of_decorators(program, function))
+    return Kept(asked, by_exit=False, region=_rest(call)) if asked else None
+
+
+def _certain(tests: Iterator[RankTest] | frozenset[RankTest]) -> tuple[RankTest, ...]:
+    """A rank within a group tells nothing of those of the other groups."""
+    return tuple(test for test in tests if test.is_needed and test.kind != "group")
+
+
+def _is_for_one_process(program: Program, call: ast.Call) -> bool:
+    """Under `if not distributed`, also with a rank beside it; `if not distributed or rank == 0` is for many."""
+    known = known_parts(program, call)
+    return any(
+        says_distributed(program, test) is (not holds)
+        for test, holds in known
+        if not rank_tests(program, test)
+    )
+
+
+def _is_by_turns(program: Program, call: ast.Call) -> bool:
+    """`for turn in range(world_size): if rank == turn: ...`: each comes, one after the other."""
+    loops = [outer for outer in above(call) if isinstance(outer, ast.For)]
+    turns = {name.id for loop in loops for name in inside(loop.target, ast.Name)}
+    for test, _ in conditions(program, call) if turns else ():
+        if turns & {name.id for name in inside(test, ast.Name)} and rank_tests(program, test):
+            return True
+    return False
+
+
+def _block_of(program: Program, call: ast.Call) -> tuple[ast.AST, ...]:
+    """The outermost block under a condition on ranks that it is in."""
+    found: tuple[ast.AST, ...] = (statement_of(call),)
+    inner: ast.AST = call
+    for outer in above(call):
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+            break
+        if isinstance(outer, ast.match_case):
+            found = tuple(outer.body)
+        if (
+            isinstance(outer, ast.If | ast.While)
+            and inner is not outer.test
+            and rank_tests(program, outer.test)
+        ):
+            found = tuple(outer.body if inner in outer.body else outer.orelse)
+        inner = outer
+    return found
+
+
+def _rest(call: ast.Call) -> tuple[ast.AST, ...]:
+    """What its function does from there on."""
+    function = function_around(call)
+    body = function.body if function is not None else []
+    around = [call, *above(call)]
+    first = next((number for number, one in enumerate(body) if one in around), len(body))
+    return (*body[first:],) or (statement_of(call),)
+
+
+def has_backward(program: Program, region: Sequence[ast.AST]) -> bool:
+    """Whether gradients are computed there and exchanged; not under `no_sync`."""
+    calls = (call for node in region for call in reached(program, node, "backward"))
+    return any(
+        not program.name_of(call.func).endswith("autograd.backward") and not is_within(call, "no_sync")
+        for call in calls
+    )
+
+
+def is_within(node: ast.AST, name: str) -> bool:
+    """Whether it is in a block of `with model.NAME():`."""
+    items = [
+        item.context_expr for outer in above(node) if isinstance(outer, ast.With) for item in outer.items
+    ]
+    return any(isinstance(one, ast.Call) and last_name(one.func) == name for one in items)

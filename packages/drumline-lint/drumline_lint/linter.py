@@ -1,0 +1,245 @@
+"""Reads files, runs every selected rule on them, and drops what is silenced or not shown."""
+
+from __future__ import annotations
+
+import traceback
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drumline_lint.findings import (
+    OWN_RULES,
+    RULE_FAILED,
+    UNREADABLE,
+    Finding,
+    Place,
+    Rule,
+    Severity,
+    problem,
+    split_lines,
+)
+from drumline_lint.flow.dead_code import is_dead
+from drumline_lint.flow.distributed import distributed_sources, may_be_distributed, projects
+from drumline_lint.program.program import Program
+from drumline_lint.program.tree import statement_at
+from drumline_lint.reading.parse import Reading, read_bytes, read_file
+from drumline_lint.reading.shell import Script
+from drumline_lint.reading.source import Source, is_silenced
+from drumline_lint.settings import Settings
+
+RuleModules = Mapping[str, Any]
+"""By number. Each has RULE, and `check(program, source)` or `check_shell(script)`."""
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Report:
+    """What there is to tell."""
+
+    findings: list[Finding]
+    """That are shown, in the order of their places."""
+    hidden: list[Finding]
+    """Not bad enough to be shown."""
+    problems: list[Finding]
+    """What could not be read, and rules that failed."""
+    readings: Mapping[str, Reading]
+    fixed: int = 0
+    unwritten: frozenset[str] = frozenset()
+    """Of the files with problems: those that could be read, and not be fixed."""
+    fixable: int = 0
+    """Of those that are shown: how many `--fix` could mend."""
+
+    @property
+    def files_read(self) -> int:
+        """Those of which something could be read."""
+        return sum(reading.content is not None or not reading.problems for reading in self.readings.values())
+
+    @property
+    def everything(self) -> list[Finding]:
+        """To be told, in order."""
+        return sorted([*self.findings, *self.problems], key=_order)
+
+    def line(self, place: Place) -> str | None:
+        """What is written there."""
+        reading = self.readings.get(place.path)
+        if reading is None:
+            return None
+        content = reading.content
+        if content is None and reading.path.suffix == ".ipynb":
+            return None
+        text = reading.data.decode(errors="replace") if content is None else content.text
+        lines = split_lines(text)
+        number = place.line if content is None else _line_of_text(content, place, place.line)
+        return lines[number - 1] if 0 < number <= len(lines) else None
+
+
+@dataclass
+class _Asked:
+    findings: list[Finding] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
+
+
+def all_docs(rules: RuleModules) -> dict[str, Rule]:
+    """What each rule is, those that only tell of problems included."""
+    return {**OWN_RULES, **{number: module.RULE for number, module in rules.items()}}
+
+
+def read_all(
+    files: Sequence[Path], progress: Progress | None = None, *, stdin: tuple[Path, bytes] | None = None
+) -> list[Reading]:
+    """Each file, and what was given on the standard input under a name."""
+    readings = [] if stdin is None else [read_bytes(*stdin)]
+    for number, path in enumerate(files, start=1):
+        if progress is not None:
+            progress("reading", number, len(files))
+        readings.append(read_file(path))
+    return readings
+
+
+def check(
+    readings: Sequence[Reading],
+    rules: RuleModules,
+    settings: Settings,
+    *,
+    problems: Sequence[Finding] = (),
+    progress: Progress | None = None,
+) -> Report:
+    """Ask every rule that is wanted; `problems` are what was wrong before."""
+    by_path = {str(reading.path): reading for reading in readings}
+    asked = _Asked(problems=[*problems, *(said for reading in readings for said in reading.problems)])
+    wanted = {number: module for number, module in rules.items() if number in settings.chosen}
+    _ask_python(asked, [one.content for one in readings if isinstance(one.content, Source)], wanted, progress)
+    _ask_scripts(asked, [one.content for one in readings if isinstance(one.content, Script)], wanted)
+    findings = sorted(
+        (
+            finding
+            for finding in dict.fromkeys(asked.findings)
+            if settings.is_wanted(finding) and not _asks_for_silence(finding, by_path)
+        ),
+        key=_order,
+    )
+    shown = [finding for finding in findings if settings.is_shown(finding)]
+    return Report(
+        findings=shown,
+        hidden=[finding for finding in findings if not settings.is_shown(finding)],
+        problems=[said for said in dict.fromkeys(asked.problems) if settings.is_wanted(said)],
+        readings=by_path,
+        fixable=sum(bool(finding.edits) and not is_notebook(by_path, finding) for finding in shown),
+    )
+
+
+def is_notebook(readings: Mapping[str, Reading], finding: Finding) -> bool:
+    """Whether it was found in one; their text is not that of the file."""
+    reading = readings.get(finding.place.path)
+    return reading is not None and isinstance(reading.content, Source) and reading.content.is_notebook
+
+
+# Asking
+
+
+def _ask_python(asked: _Asked, sources: list[Source], rules: RuleModules, progress: Progress | None) -> None:
+    python = {number: module for number, module in rules.items() if hasattr(module, "check")}
+    seen = 0
+    for project in projects(sources):
+        wanted = python
+        if not may_be_distributed(project):
+            wanted = {number: one for number, one in python.items() if not one.RULE.only_distributed}
+        program, distributed = _understood(asked, project)
+        for source in program.sources:
+            seen += 1
+            if progress is not None:
+                progress("looking at", seen, len(sources))
+            for number, module in wanted.items():
+                if source in distributed or not module.RULE.only_distributed:
+                    _ask(asked, number, source.path, lambda: told_by(module, program, source))  # noqa: B023
+
+
+def told_by(module: Any, program: Program, source: Source) -> Iterator[Finding]:
+    """What a rule says of a file, without what it says of code that nobody comes to."""
+    for finding in module.check(program, source):
+        statement = None if source.is_notebook else statement_at(program.tree(source), finding.place.line)
+        if statement is None or not is_dead(program, statement):
+            yield finding
+
+
+def _ask_scripts(asked: _Asked, scripts: list[Script], rules: RuleModules) -> None:
+    for script in scripts:
+        for number, module in rules.items():
+            if hasattr(module, "check_shell"):
+                _ask(asked, number, script.path, lambda: module.check_shell(script))  # noqa: B023
+
+
+def _ask(asked: _Asked, number: str, path: Path, question: Callable[[], Iterator[Finding]]) -> None:
+    try:
+        asked.findings += question()
+    except Exception as error:
+        asked.problems.append(_failure(error, path, f"rule {number}"))
+
+
+def _understood(asked: _Asked, sources: list[Source]) -> tuple[Program, Set[Source]]:
+    """All together, and which of them are distributed; one that cannot be understood is told, and lost alone."""
+    try:
+        return _together(sources)
+    except Exception:
+        fine = [source for source in sources if _is_understood(asked, source)]
+    try:
+        return _together(fine)
+    except Exception as error:
+        asked.problems.append(_failure(error, fine[0].path, "the reading of names"))
+        return _together([])
+
+
+def _together(sources: list[Source]) -> tuple[Program, Set[Source]]:
+    program = Program(sources)
+    return program, distributed_sources(program)
+
+
+def _is_understood(asked: _Asked, source: Source) -> bool:
+    try:
+        _together([source])
+    except Exception as error:
+        asked.problems.append(_failure(error, source.path, "the reading of names"))
+        return False
+    return True
+
+
+def _failure(error: Exception, path: Path, who: str) -> Finding:
+    if isinstance(error, RecursionError):
+        message = f"the code is nested too deeply for {who}"
+        return problem(UNREADABLE, path, message)
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    message = f"{who} failed on this file, which is a mistake of drumline: {type(error).__name__}: {error}"
+    return problem(RULE_FAILED, path, f"{message} ({Path(where.filename).name}, line {where.lineno})")
+
+
+# Sifting
+
+
+def _asks_for_silence(finding: Finding, readings: Mapping[str, Reading]) -> bool:
+    reading = readings.get(finding.place.path)
+    content = None if reading is None else reading.content
+    if content is None or not content.silenced:
+        return False
+    place = finding.place
+    first, last = (_line_of_text(content, place, line) for line in (place.line, place.end_line))
+    return is_silenced(content.silenced, finding.rule, finding.name, (first, last))
+
+
+def _line_of_text(content: Source | Script, place: Place, line: int) -> int:
+    """A notebook's places count within the cell, and its text goes on from cell to cell."""
+    if place.cell is None or not isinstance(content, Source) or not content.cells:
+        return line
+    index = bisect_right(content.cells, place.cell, key=lambda cell: cell.number) - 1
+    return content.cells[index].first_line + line - 1
+
+
+def _order(finding: Finding) -> tuple[str, int, int, int, str, str]:
+    place = finding.place
+    return place.path, place.cell or 0, place.line, place.column, finding.rule, finding.message
+
+
+def exit_is_clean(report: Report) -> bool:
+    """Notes alone never fail."""
+    return not any(finding.severity is not Severity.NOTE for finding in report.findings)

@@ -1,0 +1,204 @@
+"""Output for programs: JSON, SARIF 2.1.0, and annotations for GitHub workflows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from drumline_lint.findings import Edit, Finding, Rule, Severity, column_of, split_lines
+from drumline_lint.linter import Report, is_notebook
+from drumline_lint.output.text import by_severity, closing_line, statistics
+
+VERSION = 1
+
+
+def as_json(report: Report) -> str:
+    """One object."""
+    document = {
+        "version": VERSION,
+        "files": report.files_read,
+        "findings": [_finding(report, finding) for finding in report.findings],
+        "problems": [_finding(report, said) for said in report.problems],
+        "summary": {
+            "shown": _counts(report.findings),
+            "not_shown": _counts(report.hidden),
+            "by_rule": statistics(report),
+            "fixed": report.fixed,
+            "fixable": report.fixable,
+        },
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def edit_regions(report: Report, finding: Finding) -> list[dict[str, Any]]:
+    """Its edits in lines and columns as editors count them; a notebook's would not fit its file."""
+    reading = report.readings.get(finding.place.path)
+    if reading is None or reading.content is None or is_notebook(report.readings, finding):
+        return []
+    lines = split_lines(reading.content.text)
+    return [_edit_region(edit, lines) for edit in finding.edits]
+
+
+def _edit_region(edit: Edit, lines: list[str]) -> dict[str, Any]:
+    (line, offset), (end_line, end_offset) = edit.start, edit.end
+    return {
+        "line": line,
+        "column": column_of(lines[line - 1], offset),
+        "end_line": end_line,
+        "end_column": column_of(lines[end_line - 1], end_offset),
+        "text": edit.text,
+    }
+
+
+def _finding(report: Report, finding: Finding) -> dict[str, Any]:
+    place = finding.place
+    return {
+        "rule": finding.rule,
+        "name": finding.name,
+        "severity": finding.severity.value,
+        "path": place.path,
+        "cell": place.cell,
+        "line": place.line,
+        "column": place.column,
+        "end_line": place.end_line,
+        "end_column": place.end_column,
+        "message": finding.message,
+        "fix": finding.fix,
+        "edits": edit_regions(report, finding),
+    }
+
+
+def _counts(findings: list[Finding]) -> dict[str, int]:
+    return {severity.value: number for severity, number in by_severity(findings).items()}
+
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+BASE = "%SRCROOT%"
+
+
+def as_sarif(report: Report, rules: Mapping[str, Rule], *, version: str, folder: Path) -> str:
+    """One run of the tool; paths are relative to `folder`, where they lie in it."""
+    numbers = {number: index for index, number in enumerate(rules)}
+    driver = {
+        "name": "drumline lint",
+        "version": version,
+        "rules": [_rule(rule) for rule in rules.values()],
+    }
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "originalUriBaseIds": {BASE: {"uri": f"{folder.as_uri()}/"}},
+        "invocations": [{"executionSuccessful": not report.problems}],
+        "results": [_result(report, finding, numbers[finding.rule], folder) for finding in report.everything],
+    }
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
+
+
+def _rule(rule: Rule) -> dict[str, Any]:
+    text = f"{rule.why}\n\nFix: {rule.fix}"
+    snippets = (
+        f"\n\nBad:\n\n{_fenced(rule, rule.bad)}\n\nGood:\n\n{_fenced(rule, rule.good)}" if rule.bad else ""
+    )
+    return {
+        "id": rule.id,
+        "name": "".join(part.capitalize() for part in rule.name.split("-")),
+        "shortDescription": {"text": rule.summary},
+        "fullDescription": {"text": rule.why},
+        "help": {"text": text, "markdown": f"{text}{snippets}"},
+        "defaultConfiguration": {"level": rule.severity.value},
+        "properties": {"tags": ["distributed-training"], "problem.severity": _problem_severity(rule)},
+    }
+
+
+def _problem_severity(rule: Rule) -> str:
+    """What code scanning calls it."""
+    return "recommendation" if rule.severity == "note" else rule.severity.value
+
+
+def _fenced(rule: Rule, code: str) -> str:
+    return f"```{rule.language}\n{code.strip()}\n```"
+
+
+def _result(report: Report, finding: Finding, index: int, folder: Path) -> dict[str, Any]:
+    cell = "" if finding.place.cell is None else f"cell {finding.place.cell}, line {finding.place.line}: "
+    artifact = {"artifactLocation": _location(finding.place.path, folder)}
+    result = {
+        "ruleId": finding.rule,
+        "ruleIndex": index,
+        "level": finding.severity.value,
+        "message": {"text": f"{cell}{finding.message}\nFix: {finding.fix}"},
+        "locations": [{"physicalLocation": {**artifact, "region": _region(finding)}}],
+    }
+    if replacements := [_replacement(edit) for edit in edit_regions(report, finding)]:
+        change = {**artifact, "replacements": replacements}
+        result["fixes"] = [{"description": {"text": finding.fix}, "artifactChanges": [change]}]
+    return result
+
+
+def _location(path: str, folder: Path) -> dict[str, str]:
+    whole = folder / path
+    if whole.is_relative_to(folder) and ".." not in whole.parts:
+        return {
+            "uri": quote(whole.relative_to(folder).as_posix(), errors="surrogateescape"),
+            "uriBaseId": BASE,
+        }
+    return {"uri": whole.resolve().as_uri()}
+
+
+def _region(finding: Finding) -> dict[str, int]:
+    place = finding.place
+    if place.cell is not None:  # a line within a cell is no line of the notebook's file
+        return {"startLine": 1}
+    return _lines(place.line, place.column, place.end_line, place.end_column)
+
+
+def _replacement(edit: dict[str, Any]) -> dict[str, Any]:
+    deleted = _lines(edit["line"], edit["column"], edit["end_line"], edit["end_column"])
+    return {"deletedRegion": deleted, "insertedContent": {"text": edit["text"]}}
+
+
+def _lines(line: int, column: int, end_line: int, end_column: int) -> dict[str, int]:
+    if end_line == line:
+        end_column = max(end_column, column)
+    return {"startLine": line, "startColumn": column, "endLine": end_line, "endColumn": end_column}
+
+
+COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
+
+
+def as_github(report: Report) -> str:
+    """A command for each, and the closing line for the log."""
+    return "\n".join([*map(_command, report.everything), closing_line(report)]) + "\n"
+
+
+def _command(finding: Finding) -> str:
+    properties = ",".join(f"{name}={_escaped_property(value)}" for name, value in _properties(finding))
+    cell = "" if finding.place.cell is None else f"cell {finding.place.cell}, line {finding.place.line}: "
+    message = _escaped(f"{cell}{finding.message}\nfix: {finding.fix}")
+    return f"::{COMMANDS[finding.severity]} {properties}::{message}"
+
+
+def _properties(finding: Finding) -> Iterator[tuple[str, str]]:
+    place = finding.place
+    yield "file", place.path
+    # A line within a cell is no line of the notebook's file.
+    if place.cell is None:
+        yield "line", str(place.line)
+        yield "col", str(place.column)
+        yield "endLine", str(place.end_line)
+        if place.end_line == place.line:
+            yield "endColumn", str(place.end_column)
+    else:
+        yield "line", "1"
+    yield "title", f"{finding.rule} {finding.name}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _escaped_property(text: str) -> str:
+    return _escaped(text).replace(":", "%3A").replace(",", "%2C")

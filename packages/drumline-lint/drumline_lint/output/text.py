@@ -1,0 +1,176 @@
+"""Output for people: findings with their line of code, statistics, rules, and the last line."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from drumline_lint.findings import OWN_RULES, RULE_FAILED, UNREADABLE, Finding, Place, Rule, Severity
+from drumline_lint.linter import Report
+from drumline_lint.terminal import one_line
+
+
+def counted(number: int, word: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def by_severity(findings: Iterable[Finding]) -> dict[Severity, int]:
+    """The worst first."""
+    counts = Counter(finding.severity for finding in findings)
+    return {severity: counts[severity] for severity in reversed(Severity)}
+
+
+def closing_line(report: Report) -> str:
+    """Such as: 2 errors, 1 warning in 2 of 14 files; 3 notes not shown (--severity note)."""
+    parts = [_found(report)] if report.files_read or not report.problems else []
+    if report.problems:
+        parts.append(_problems(report))
+    if report.fixed:
+        parts.append(f"{report.fixed:,} fixed")
+    if report.fixable:
+        parts.append(f"{report.fixable:,} can be fixed (--fix)")
+    if report.hidden:
+        parts.append(f"{_sum(by_severity(report.hidden))} not shown (--severity note)")
+    return "; ".join(parts)
+
+
+def statistics(report: Report) -> dict[str, int]:
+    """How often each rule was met, the most frequent first."""
+    counts = Counter(finding.rule for finding in report.everything)
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _found(report: Report) -> str:
+    files = counted(report.files_read, "file")
+    if not report.files_read:
+        return "there is no file to read"
+    if not report.findings:
+        return f"nothing found in {files}"
+    places = len({finding.place.path for finding in report.findings})
+    return f"{_sum(by_severity(report.findings))} in {places:,} of {files}"
+
+
+def _problems(report: Report) -> str:
+    paths = {said.place.path for said in report.problems if said.rule == UNREADABLE.id}
+    unwritten = sum(path in report.unwritten for path in paths)
+    unread = len(paths) - unwritten
+    failed = sum(said.rule == RULE_FAILED.id for said in report.problems)
+    said = [f"{counted(unread, 'file')} could not be read"] if unread else []
+    said += [f"{counted(unwritten, 'file')} could not be written"] if unwritten else []
+    said += [f"a rule failed {counted(failed, 'time')}"] if failed else []
+    return ", ".join(said)
+
+
+def _sum(counts: Mapping[Severity, int]) -> str:
+    return ", ".join(counted(number, severity.value) for severity, number in counts.items() if number)
+
+
+COLOURS = {Severity.ERROR: "31", Severity.WARNING: "33", Severity.NOTE: "36"}
+WIDEST_LINE = 140
+BEFORE_CARET = 60
+
+
+def as_text(report: Report, *, colour: bool = False) -> str:
+    """All findings and problems, and a closing line."""
+    blocks = ["\n".join(_block(report, finding, colour)) for finding in report.everything]
+    return "\n".join([*blocks, _painted(closing_line(report), "1", colour)]) + "\n"
+
+
+def as_statistics(report: Report, rules: Mapping[str, Rule], *, colour: bool = False) -> str:
+    """A line for each rule, the most frequent first, and the closing line."""
+    counts = statistics(report)
+    width = max((len(f"{number:,}") for number in counts.values()), default=0)
+    names = max((len(rules[rule].name) for rule in counts), default=0)
+    lines = [
+        f"{number:>{width},}  {_painted(f'{rules[rule].severity:<7}', COLOURS[rules[rule].severity], colour)}  "
+        f"{rule}  {rules[rule].name:<{names}}  {rules[rule].summary}"
+        for rule, number in counts.items()
+    ]
+    return "\n".join([*lines, _painted(closing_line(report), "1", colour)]) + "\n"
+
+
+def _block(report: Report, finding: Finding, colour: bool) -> Iterator[str]:
+    severity = _painted(finding.severity, COLOURS[finding.severity], colour)
+    place = _painted(_harmless(str(finding.place)), "1", colour)
+    yield f"{place}: {severity} {finding.rule} {finding.name}: {_harmless(finding.message)}"
+    line = report.line(finding.place)
+    if line is not None and line.strip():
+        yield from _shown(line, finding.place, COLOURS[finding.severity], colour)
+    yield f"    fix: {_harmless(finding.fix)}"
+
+
+def _shown(line: str, place: Place, paint: str, colour: bool) -> Iterator[str]:
+    """The line of code, cut where it is very long, and what is meant marked below it."""
+    start = place.column - 1
+    end = place.end_column - 1 if place.end_line == place.line else len(line)
+    first = 0 if len(line) <= WIDEST_LINE else max(0, start - BEFORE_CARET)
+    visible = line[first : first + WIDEST_LINE]
+    indent = 0 if first else len(visible) - len(visible.lstrip())
+    before = _harmless(line[first + indent : start])
+    marked = _harmless(line[start : min(max(end, start + 1), first + len(visible))]).rstrip()
+    carets = "^" + "~" * (_width(marked) - 1)
+    yield f"    | {_harmless(visible[indent:]).rstrip()}"
+    yield f"    | {' ' * _width(before)}{_painted(carets, paint, colour)}"
+
+
+def _harmless(text: str) -> str:
+    """On one line, and without what would move a terminal's cursor."""
+    return one_line(re.sub(r"\s", " ", text))
+
+
+def _width(text: str) -> int:
+    """On a terminal, where some characters take two places and some none."""
+    return sum(
+        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "FW" else 1
+        for character in text
+    )
+
+
+def _painted(text: str, paint: str, colour: bool) -> str:
+    return f"\x1b[{paint}m{text}\x1b[0m" if colour else text
+
+
+def as_list(rules: Iterable[Rule]) -> str:
+    """A line for each."""
+    listed = list(rules)
+    width = max(len(rule.name) for rule in listed)
+    return "".join(
+        f"{rule.id}  {rule.severity:<7}  {rule.name:<{width}}  {rule.summary}{' (--fix)' if rule.fixable else ''}\n"
+        for rule in listed
+    )
+
+
+def as_explanation(rule: Rule) -> str:
+    """Why it bites, what to do, wrong and right code, and how to silence it."""
+    fixable = "; --fix can mend it" if rule.fixable else ""
+    parts = [f"{rule.id} {rule.name} ({rule.severity}{fixable})\n{rule.summary}", _wrapped(rule.why)]
+    parts.append(_wrapped(f"Fix: {rule.fix}"))
+    if rule.bad:
+        parts += [f"Bad:\n\n{_indented(rule.bad)}", f"Good:\n\n{_indented(rule.good)}"]
+    parts.append(_silence(rule))
+    return "\n\n".join(parts) + "\n"
+
+
+def _silence(rule: Rule) -> str:
+    """What could not be read has no line that could ask for it."""
+    if rule.id in OWN_RULES:
+        return (
+            f'To silence it: `ignore = ["{rule.id}"]` under [tool.drumline.lint] in pyproject.toml, '
+            f"or --ignore {rule.id}."
+        )
+    return (
+        f'To silence it: `# noqa: {rule.id}` on the line, `ignore = ["{rule.id}"]` under [tool.drumline.lint] in\n'
+        f"pyproject.toml, or --ignore {rule.id}."
+    )
+
+
+def _wrapped(text: str) -> str:
+    return "\n\n".join(textwrap.fill(" ".join(part.split()), 100) for part in text.split("\n\n"))
+
+
+def _indented(code: str) -> str:
+    return textwrap.indent(code.strip("\n"), "    ")

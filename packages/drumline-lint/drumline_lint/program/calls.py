@@ -1,0 +1,196 @@
+"""Calls: their arguments, those of a library's functions, and those through `functools.partial`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+
+from drumline_lint.program import names
+from drumline_lint.program.queries import Whole
+from drumline_lint.program.tree import FunctionNode, class_around, last_name, names_assigned, position, up
+from drumline_lint.program.value import Function, Values
+from drumline_lint.reading.source import Source
+
+
+def argument(call: ast.Call, number: int | None, name: str) -> ast.expr | None:
+    """What is given for a parameter, by name or by position."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    if number is None or not 0 <= number < len(call.args):
+        return None
+    before = call.args[: number + 1]
+    return None if any(isinstance(one, ast.Starred) for one in before) else call.args[number]
+
+
+def has_unknown_arguments(call: ast.Call) -> bool:
+    """Whether `*args` or `**kwargs` may give more than is written."""
+    return any(isinstance(one, ast.Starred) for one in call.args) or any(k.arg is None for k in call.keywords)
+
+
+def is_instance(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> bool:
+    """Whether it is a method's `self`."""
+    every = [*function.args.posonlyargs, *function.args.args]
+    return _is_method(function) and bool(every) and every[0] is parameter
+
+
+def number_of(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> int | None:
+    """At which position callers give it; `self` is not counted."""
+    every = [*function.args.posonlyargs, *function.args.args]
+    return every.index(parameter) - _is_method(function) if parameter in every else None
+
+
+def default_of(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> ast.expr | None:
+    """What it is where callers leave it out."""
+    every = [*function.args.posonlyargs, *function.args.args]
+    defaults = dict(zip(reversed(every), reversed(function.args.defaults), strict=False))
+    named = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    defaults |= {one: default for one, default in named if default is not None}
+    return defaults.get(parameter)
+
+
+def _is_method(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return class_around(function) is not None and not _is_static(function)
+
+
+def _is_static(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(last_name(one) == "staticmethod" for one in function.decorator_list)
+
+
+_WORD = re.compile(r"\w+")
+
+
+def calls_in_all(program: Whole, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
+    """All calls of these in all given files that mention them."""
+    lasts = {name.rpartition(".")[2] for name in wanted}
+    for source in program.files.sources:
+        if any(last in source.text for last in lasts):
+            yield from calls_in(program, source, wanted)
+
+
+def calls_in(program: Whole, source: Source, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
+    """All calls of these in a file, by the library's full name, in the order of the text."""
+    by_last = _by_last_name(wanted)
+    if not any(last in source.text for last in by_last):
+        return iter(())
+    calls = program.files.index(source).calls
+    found = [
+        call
+        for last in by_last
+        for call in calls.get(last, ())
+        if program.name_of(call.func) in by_last[last]
+    ]
+    for alias in aliases(program, source, (*by_last, *wanted)) - by_last.keys():
+        found += [call for call in calls.get(alias, ()) if program.name_of(call.func) in wanted]
+    return iter(sorted(found, key=position))
+
+
+def calls_by_word(found: Iterable[tuple[Source, Iterable[ast.Call]]]) -> dict[str, list[ast.Call]]:
+    """Calls by every word of their files: who looks for those that may be about a name need not read all texts. One
+    that a file has under a name of another file's is not found."""
+    by_word: dict[str, list[ast.Call]] = defaultdict(list)
+    for source, calls in found:
+        every = list(calls)
+        for word in set(_WORD.findall(source.text)) if every else ():
+            by_word[word] += every
+    return by_word
+
+
+@cache
+def _by_last_name(wanted: tuple[str, ...]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for name in wanted:
+        found[name.rpartition(".")[2]].add(name)
+    return found
+
+
+def aliases(program: Whole, source: Source, wanted: Iterable[str]) -> set[str]:
+    """Other names that a file has for them: `from torch.nn.parallel import DistributedDataParallel as DDP`."""
+    every = program.remember(("aliases", source), lambda: _find_aliases(program, source))
+    return set().union(*(every[name] for name in wanted if name in every))
+
+
+def _find_aliases(program: Whole, source: Source) -> dict[str, set[str]]:
+    """By the full name of what is imported, and by the last name of what is assigned."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for scope in program.files.index(source).scopes.values():
+        for name, bindings in scope.names.items():
+            for binding in bindings:
+                if binding.imported:
+                    found[names.canonical(binding.imported)].add(name)
+                elif isinstance(binding.value, ast.Attribute | ast.Name) and binding.kind == "assign":
+                    found[last_name(binding.value)].add(name)
+    return found
+
+
+PARTIAL = "functools.partial"
+
+
+def given_before(program: Whole, node: ast.Call) -> Values:
+    """What a call of `partial` makes: the functions of the given files that it is given, with its arguments."""
+    functions = [value for value in program.values(node.args[0]) if isinstance(value, Function)]
+    return frozenset(replace(one, partials=(*one.partials, node)) for one in functions)
+
+
+def bound_to(program: Whole, callee: ast.expr | None, function: FunctionNode) -> list[ast.Call]:
+    """The arguments that a function has already, as a call of it with these; one for each thing that it may be."""
+    values = program.values(callee)
+    every = [value.partials for value in values if isinstance(value, Function) and value.node is function]
+    return [_together(one) for one in dict.fromkeys(every)]
+
+
+def as_called(program: Whole, call: ast.Call, function: FunctionNode) -> list[ast.Call]:
+    """A call with the arguments that the function has from before; several if it may be one of several."""
+    before = bound_to(program, call.func, function)
+    return [_behind(one, call) if one.args or one.keywords else call for one in before] or [call]
+
+
+def _together(partials: Sequence[ast.Call]) -> ast.Call:
+    """Positions are filled from the first on; of names, the last one's are taken."""
+    args = [one for partial in partials for one in partial.args[1:]]
+    keywords = [one for partial in reversed(partials) for one in partial.keywords]
+    return ast.Call(func=ast.Name("partial"), args=args, keywords=keywords)
+
+
+def _behind(before: ast.Call, call: ast.Call) -> ast.Call:
+    return ast.Call(
+        func=call.func, args=[*before.args, *call.args], keywords=[*call.keywords, *before.keywords]
+    )
+
+
+def calls_through(program: Whole, function: FunctionNode, name: str) -> list[ast.Call]:
+    """The calls that may be of a partial of a function: those by a name that one was assigned to, or made at once."""
+    found: dict[ast.Call, None] = {}
+    for partial in _partials_of(program, function, name):
+        outer = up(partial)
+        if isinstance(outer, ast.Call) and outer.func is partial:
+            found[outer] = None
+        else:
+            for assigned in names_assigned(partial):
+                found |= dict.fromkeys(_calls_named(program, assigned))
+    return list(found)
+
+
+def _partials_of(program: Whole, function: FunctionNode, name: str) -> Iterator[ast.Call]:
+    by_word = program.remember("partials", lambda: calls_by_word(_all_partials(program)))
+    for call in by_word.get(name, ()):
+        if any(isinstance(one, Function) and one.node is function for one in program.values(call)):
+            yield call
+
+
+def _all_partials(program: Whole) -> Iterator[tuple[Source, list[ast.Call]]]:
+    """By their names alone: what those stand for is asked of few."""
+    for source in program.files.sources:
+        if "partial" in source.text:
+            calls = program.files.index(source).calls
+            every = {"partial"} | aliases(program, source, ("partial", PARTIAL))
+            yield source, [call for one in sorted(every) for call in calls.get(one, ())]
+
+
+def _calls_named(program: Whole, name: str) -> Iterator[ast.Call]:
+    for source in program.files.calling.get(name, ()):
+        yield from program.files.index(source).calls.get(name, ())

@@ -1,0 +1,147 @@
+"""The interface of a program for the modules that evaluate expressions, and a cache for recursive queries.
+
+An expression may be the result of a call, which is what a function returns, which is an expression again. So these
+modules are given the whole program, and none of them imports it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from drumline_lint.program.files import Files
+from drumline_lint.program.tree import Binding, last_name
+from drumline_lint.program.value import NOTHING, Element, Several, Value, Values
+
+Found = TypeVar("Found")
+NOT_CUT = 1_000_000
+NO_LIMIT = 1_000_000_000
+
+
+@dataclass(eq=False)
+class Asked:
+    """What is known of one kind of question, and which of them are being asked."""
+
+    deepest: int = NO_LIMIT
+    """How many questions may be asked within one another."""
+    farthest: int = NO_LIMIT
+    """After how many a question that leads on and on is given up."""
+    far: int = NO_LIMIT
+    """After how many the answers on the way were too hard to find to be forgotten."""
+    known: dict[object, Any] = field(default_factory=dict)
+    _for_now: dict[object, Any] = field(default_factory=dict)
+    _depths: dict[object, int] = field(default_factory=dict)
+    _cut: int = NOT_CUT
+    _num_looked: int = 0
+
+    def once(self, key: object, find: Callable[[], Found], meanwhile: Found) -> Found:
+        """What was found before; whoever asks while it is being looked for gets something to go on with.
+
+        What was found with such an answer in it is good enough for the question that was asked first, and forgotten
+        after it, unless it was hard to find; the answer to the question itself is whole. A question that leads too
+        far is given up.
+        """
+        found: Found
+        if key in self.known:
+            found = self.known[key]
+            return found
+        if key in self._for_now:
+            self._cut = 0
+            found = self._for_now[key]
+            return found
+        depths = self._depths
+        if not depths:
+            self._begin()
+        if key in depths or len(depths) > self.deepest or self._num_looked > self.farthest:
+            self._cut = min(self._cut, depths.get(key, 0))
+            return meanwhile
+        depth = depths[key] = len(depths)
+        self._num_looked += 1
+        try:
+            found = find()
+        finally:
+            del depths[key]
+        self._keep(key, found, depth)
+        return found
+
+    def _keep(self, key: object, found: object, depth: int) -> None:
+        if self._cut >= depth:
+            self.known[key] = found
+            self._cut = NOT_CUT
+        else:
+            self._for_now[key] = found
+        if depth == 0:
+            if self._num_looked > self.far:
+                self.known.update(self._for_now)
+            self._for_now.clear()
+
+    def _begin(self) -> None:
+        """A new question; the last one may have ended in an error."""
+        self._for_now.clear()
+        self._cut = NOT_CUT
+        self._num_looked = 0
+
+
+class Whole(Protocol):
+    """A program, to those that it is made of."""
+
+    files: Files
+    meanings: Asked
+    """What names, parameters, functions and expressions were found to be."""
+
+    def values(self, expression: ast.expr | None) -> Values:
+        """All that it may be."""
+
+    def name_of(self, expression: ast.expr) -> str:
+        """The library's name for it; empty where it is not known."""
+
+    def remember(self, key: object, find: Callable[[], Found]) -> Found:
+        """What was found before."""
+
+
+# They give on what their first argument has, one by one.
+_GIVING_ON = {"enumerate", "tqdm", "trange", "zip", "iter", "islice", "track", "cycle", "reversed"}
+
+
+def any_of(program: Whole, expressions: Iterable[ast.expr | None]) -> Values:
+    """All that one of these may be."""
+    return frozenset().union(*map(program.values, expressions))
+
+
+def unpacked(program: Whole, values: Values, path: tuple[int, ...]) -> Values:
+    """The part of a value that a name gets: by (1, 0) `c` of `a, (c, d) = value`."""
+    for number in path:
+        inner: set[Value] = set()
+        for value in values:
+            if isinstance(value, Several) and number < len(value.items):
+                inner |= program.values(value.items[number])
+            elif isinstance(value, Element):
+                inner.add(value)
+        values = frozenset(inner)
+    return values
+
+
+def each(program: Whole, binding: Binding) -> Values:
+    """What a loop's name may be."""
+    assert binding.value is not None
+    found: set[Value] = set()
+    for value in program.values(binding.value):
+        if isinstance(value, Several):
+            found.update(*map(program.values, value.items))
+    if not found:
+        callee = last_name(getattr(binding.value, "func", binding.value))
+        if callee == "enumerate" and binding.path[:1] == (0,):
+            return NOTHING
+        found.add(Element(iterated(binding.value)))
+    return frozenset(found)
+
+
+def iterated(expression: ast.expr) -> ast.expr:
+    """What is behind `enumerate(...)`, `tqdm(...)`, `zip(...)`: their first argument, or the first loader in it."""
+    while isinstance(expression, ast.Call) and expression.args:
+        if last_name(expression.func) not in _GIVING_ON:
+            break
+        expression = expression.args[0]
+    return expression

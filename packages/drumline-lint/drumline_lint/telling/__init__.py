@@ -1,1 +1,0 @@
-"""What was found, for people and for machines."""
