@@ -31,8 +31,15 @@ from benchmarks.ways.ours import engine_steps
 from drumline.config.schema import WatchConfig
 from drumline.distributed.group import collective_counter
 from drumline.manager import DDPManager
-from drumline.watch.beats.phase import BACKWARD, DATA, FORWARD, OPTIMIZER, Phase
-from drumline.watch.beats.record import BeatWriter, read_beat
+from drumline.watch.heartbeat import (
+    BACKWARD,
+    DATA,
+    FORWARD,
+    OPTIMIZER,
+    HeartbeatWriter,
+    Phase,
+    read_heartbeat,
+)
 
 NAME = MINI_RESNET
 STEPS_PER_BLOCK = 4
@@ -41,12 +48,12 @@ BEATS_PER_BLOCK = 5_000
 MARKS_PER_STEP = 4
 
 
-def marks(beat: BeatWriter, num_collectives: Callable[[], int]) -> None:
+def marks(beat: HeartbeatWriter, num_collectives: Callable[[], int]) -> None:
     for _ in range(BEATS_PER_BLOCK):
         beat.mark(FORWARD)
 
 
-def steps(beat: BeatWriter, num_collectives: Callable[[], int]) -> None:
+def steps(beat: HeartbeatWriter, num_collectives: Callable[[], int]) -> None:
     """The beats of engine/steps/eager.py and engine/loop.py in steps of one micro-batch."""
     for step in range(BEATS_PER_BLOCK):
         beat.next_micro()
@@ -59,7 +66,7 @@ def steps(beat: BeatWriter, num_collectives: Callable[[], int]) -> None:
 
 
 def time_beats(ddp: DDPManager, path: Path, rounds: int) -> None:
-    beat, num_collectives = BeatWriter(path), collective_counter()
+    beat, num_collectives = HeartbeatWriter(path), collective_counter()
     times: dict[str, list[float]] = {"a mark": [], "a step's beats": []}
     for _ in range(rounds):
         for name, beats in zip(times, (marks, steps), strict=True):
@@ -74,15 +81,17 @@ def time_beats(ddp: DDPManager, path: Path, rounds: int) -> None:
 
 def count_marks(ddp: DDPManager, path: Path) -> None:
     """Those of real steps, by their record."""
-    ddp._beat = BeatWriter(path)
+    ddp._heartbeat = HeartbeatWriter(path)
     taken = engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME]))
     time_steps(taken, STEPS_PER_BLOCK)  # the first one also has those of the start
-    first = read_beat(path)
+    first = read_heartbeat(path)
     time_steps(taken, STEPS_PER_BLOCK)
-    second = read_beat(path)
+    second = read_heartbeat(path)
     assert first is not None
     assert second is not None
-    assert second.beats - first.beats == MARKS_PER_STEP * STEPS_PER_BLOCK, "steps() is not what a step does"
+    assert second.num_marks - first.num_marks == MARKS_PER_STEP * STEPS_PER_BLOCK, (
+        "steps() is not what a step does"
+    )
 
 
 def run_rank(rounds: int, pairs: int, steps: int, device: str) -> None:
@@ -95,8 +104,8 @@ def run_rank(rounds: int, pairs: int, steps: int, device: str) -> None:
     ):
         if pairs:
             compare_steps(ddp, pairs, steps)
-        count_marks(ddp, Path(folder) / "steps.beat")
-        time_beats(ddp, Path(folder) / "rank.beat", rounds)
+        count_marks(ddp, Path(folder) / "steps.heartbeat")
+        time_beats(ddp, Path(folder) / "rank.heartbeat", rounds)
 
 
 class NoBeat:
@@ -112,13 +121,13 @@ class NoBeat:
 
 
 def compare_steps(ddp: DDPManager, pairs: int, steps: int) -> None:
-    watched = ddp._beat
+    watched = ddp._heartbeat
     ways = {
         "on": engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME])),
         "off": engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME])),
     }
     for name, beat in (("on", watched), ("off", NoBeat())):
-        ddp._beat = beat  # type: ignore[assignment]
+        ddp._heartbeat = beat  # type: ignore[assignment]
         time_steps(ways[name], STEPS_PER_BLOCK)  # the first step takes the beat, and warms up
     assert ddp.watch_folder is not None
     sidecar = int((ddp.watch_folder / "sidecar.pid").read_text())

@@ -28,9 +28,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.beats import described, told
 from benchmarks.ranks import start_ranks
 from drumline.launch.topology import Topology
-from drumline.watch.beats.record import BeatWriter
-from drumline.watch.rank import seams
-from drumline.watch.rank.script_notes import ScriptNotes
+from drumline.watch.heartbeat import HeartbeatWriter
+from drumline.watch.rank import torch_hooks
+from drumline.watch.rank.script_recorder import ScriptRecorder
 
 STEPS = 100
 GOAL_RATIO = 1.005
@@ -57,17 +57,17 @@ def torchs_own(wrapped: dict[tuple[type, str], tuple[object, object]]) -> Iterat
 def observe(folder: Path) -> dict[tuple[type, str], tuple[object, object]]:
     """As a script is; what was replaced, and by what."""
     replaced: dict[tuple[type, str], tuple[object, object]] = {}
-    around = seams._around
+    wrap = torch_hooks._wrap_method
 
-    def noted(owner: type, name: str, wrapper: Callable[..., object]) -> None:
+    def recorded(owner: type, name: str, wrapper: Callable[..., object]) -> None:
         before = getattr(owner, name)
-        around(owner, name, wrapper)
+        wrap(owner, name, wrapper)
         replaced[owner, name] = before, getattr(owner, name)
 
-    seams._around = noted
+    torch_hooks._wrap_method = recorded
     rank = dist.get_rank()
-    notes = ScriptNotes(folder / f"{rank}.notes", Topology(rank=rank, world_size=2), node_rank=0)
-    seams.observe_torch(BeatWriter(folder / f"{rank}.activity", rank=rank), notes)
+    recorder = ScriptRecorder(folder / f"{rank}.script", Topology(rank=rank, world_size=2), node_rank=0)
+    torch_hooks.observe_torch(HeartbeatWriter(folder / f"{rank}.activity", rank=rank), recorder)
     return replaced
 
 

@@ -46,11 +46,9 @@ from drumline.launch.rank_environment import write_failure
 from drumline.launch.topology import Topology, topology_from
 from drumline.log import log
 from drumline.terminal import paragraph
-from drumline.watch.beats.own_loop import OwnLoop
-from drumline.watch.beats.phase import Phase
-from drumline.watch.beats.record import BeatWriter
-from drumline.watch.rank.attend import Attendance, attend
-from drumline.watch.rank.collective_count import AFTER_PATIENCE_S, CollectiveCount
+from drumline.watch.heartbeat import HeartbeatWriter, LoopHeartbeats, Phase
+from drumline.watch.rank.progress_monitor import AFTER_PATIENCE_S, ProgressMonitor
+from drumline.watch.rank.watched_rank import WatchedRank, watch_rank
 
 
 class DDPManager:
@@ -92,15 +90,15 @@ class DDPManager:
         self._settings = settings or {}
         self._same_code = same_code
         self._run = None if run is None else Path(run)
-        self._attendance: Attendance | None = None
-        self._count: CollectiveCount | None = None
+        self._watched: WatchedRank | None = None
+        self._monitor: ProgressMonitor | None = None
         self._topology = Topology()
         self._device: torch.device | None = None
         self._store: SealedStore | None = None
         self._wrapped: nn.Module | None = None
         self._smallest_batch: int | None = None
         self._in_shards = False
-        self._beat = BeatWriter()
+        self._heartbeat = HeartbeatWriter()
         self._pid = os.getpid()
 
     def setup(self) -> bool:
@@ -120,7 +118,7 @@ class DDPManager:
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
         if topology is not None:
             self._join(topology, self._device)
-        self._attend()
+        self._start_watchdog()
         seed_shared(self._seed)
         return topology is not None
 
@@ -151,11 +149,11 @@ class DDPManager:
             environment=os.environ,
         )
 
-    def _attend(self) -> None:
+    def _start_watchdog(self) -> None:
         """Collective: from here on this rank is watched."""
         wanted = self._watch.sidecar
         if wanted == "on" or (wanted == "auto" and self.world_size > 1):
-            self._attendance = attend(
+            self._watched = watch_rank(
                 self._store,
                 self._topology,
                 self._watch,
@@ -163,10 +161,12 @@ class DDPManager:
                 timeout_s=self._start_timeout_s,
                 environment=os.environ,
             )
-        if self._attendance is not None:
-            self._beat = self._attendance.beat
-            self._beat.mark(Phase.USER)
-            self._count = CollectiveCount(self._beat, patience_s=self._watch.hang_s, sign=self._versions)
+        if self._watched is not None:
+            self._heartbeat = self._watched.heartbeat
+            self._heartbeat.mark(Phase.USER)
+            self._monitor = ProgressMonitor(
+                self._heartbeat, patience_s=self._watch.hang_s, sign=self._versions
+            )
 
     def _versions(self) -> Hashable:
         """What changes with a backward pass and a step of the optimizer: tensors count what is written to them."""
@@ -182,10 +182,10 @@ class DDPManager:
         if self._is_forked():
             return True
         if not broken:
-            self._beat.mark(Phase.LEAVING)
-        if self._count is not None:
-            self._count.close()
-            self._count = None
+            self._heartbeat.mark(Phase.LEAVING)
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
         in_time = leave_group(broken=broken)
         if not in_time:
             log.warning(
@@ -194,10 +194,10 @@ class DDPManager:
             )
             limit_exit(group.LEAVE_S, failed=broken)
         if not broken:
-            self._beat.mark(Phase.LEFT)
-        if self._attendance is not None:
-            self._attendance.close()
-            self._attendance = None
+            self._heartbeat.mark(Phase.LEFT)
+        if self._watched is not None:
+            self._watched.close()
+            self._watched = None
         self._device = None
         self._store = None
         self._wrapped = None
@@ -226,14 +226,14 @@ class DDPManager:
             raise SystemExit(message.rstrip()) from None  # Python prints it
 
     def _is_forked(self) -> bool:
-        """Whether this is a child of the rank, which has its parent's sockets and beat: how it ends is no word of the
-        rank's."""
+        """Whether this is a child of the rank, which has its parent's sockets and heartbeat: how it exits says nothing
+        of the rank."""
         return os.getpid() != self._pid
 
     def _say_last(self, error: BaseException) -> None:
         """For the watchdog, before any call that may block."""
         if isinstance(error, SystemExit) and not error.code:
-            self._beat.mark(Phase.LEFT)
+            self._heartbeat.mark(Phase.LEFT)
         else:
             self.note_failure(error)
 
@@ -267,16 +267,16 @@ class DDPManager:
         return str(dist.get_backend()) if dist.is_initialized() else None
 
     @property
-    def beat(self) -> BeatWriter:
+    def heartbeat(self) -> HeartbeatWriter:
         """Where this rank reports what it is doing to the watchdog; without one nobody reads it."""
-        return self._beat
+        return self._heartbeat
 
     def note_failure(self, error: BaseException) -> None:
         """Report the failure to the watchdog, before any call that may block."""
-        if self._attendance is None:
-            self._beat.fail(summary(error))
+        if self._watched is None:
+            self._heartbeat.fail(summary(error))
         else:
-            self._attendance.fail(summary(error))
+            self._watched.fail(summary(error))
 
     @property
     def is_restart(self) -> bool:
@@ -291,7 +291,7 @@ class DDPManager:
     @property
     def watch_folder(self) -> Path | None:
         """Where this node's sidecar and its ranks leave things for each other; None: nobody watches."""
-        return None if self._attendance is None else self._attendance.folder
+        return None if self._watched is None else self._watched.folder
 
     def claim_failure(self, error: BaseException, mine: Failure) -> Failure | None:
         """Tell the others that this rank has failed. None: it is the first; else the failure that came before."""
@@ -392,7 +392,7 @@ class DDPManager:
                 device=self.device,
                 options=options,
             )
-            evaluation.observer = OwnLoop(self._beat, Phase.EVALUATION, collective_counter())
+            evaluation.observer = LoopHeartbeats(self._heartbeat, Phase.EVALUATION, collective_counter())
             return evaluation
         sharding = Sharding(
             batch_size=batch_size,
@@ -408,7 +408,7 @@ class DDPManager:
         )
         self._warn_about_small_batches()
         loader = make_loader(dataset, sharding=sharding, device=self.device, seed=self._seed, options=options)
-        loader.observer = OwnLoop(self._beat, Phase.USER, collective_counter())
+        loader.observer = LoopHeartbeats(self._heartbeat, Phase.USER, collective_counter())
         return loader
 
     def _compare_data(self, dataset: Any, name: str) -> None:

@@ -23,7 +23,7 @@ from drumline.config.schema import Config, ModelConfig, OptimConfig, TrainConfig
 from drumline.data.draws import Draws
 from drumline.manager import DDPManager
 from drumline.tasks import ImageClassification
-from drumline.watch.beats.phase import Phase
+from drumline.watch.heartbeat import Phase
 
 NUM_BATCHES = 16
 GOAL_MS, GOAL_PEER = 1.0, 7.0
@@ -102,7 +102,9 @@ def _ours(ddp: DDPManager, config: Config, images: Images, batches: list[Batch])
         for samples in engine_steps(ddp, config, Task(config), batches):
             pass_on(samples)
 
-    return Way(f"ours, {config.train.step.replace('_', ' ')}", run, rest=partial(ddp.beat.mark, Phase.START))
+    return Way(
+        f"ours, {config.train.step.replace('_', ' ')}", run, rest=partial(ddp.heartbeat.mark, Phase.START)
+    )
 
 
 def _table(taken: list[Taken], config: Config, how: str) -> Table:

@@ -29,7 +29,7 @@ from drumline.engine.train import train
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
 from drumline.tasks.base import Task
-from drumline.watch.beats.phase import Phase
+from drumline.watch.heartbeat import Phase
 
 ENDLESS = 10**7
 QUIET_S = 120.0
@@ -117,7 +117,7 @@ class _Followed(Progress):
 def _rest(ddp: DDPManager, run: Path) -> None:
     """Until no checkpoint is being written; then the sidecar has nothing to watch. The beat must not say that a step
     has begun: it would be called a stall."""
-    ddp.beat.mark(Phase.START)
+    ddp.heartbeat.mark(Phase.START)
     begun = time.monotonic()
     time.sleep(0.1)  # a save that was just asked for has begun by then
     while any(run.glob("checkpoints/.*.partial")) and time.monotonic() - begun < QUIET_S:

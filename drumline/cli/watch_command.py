@@ -1,4 +1,4 @@
-"""`drumline watch RUN`: how a running job stands, from another terminal: a row for each rank, as it changes."""
+"""`drumline watch RUN`: the status of a running job, from another terminal: a row for each rank, as it changes."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from drumline import terminal
 from drumline.audit.verify import find_run
 from drumline.cli.watch_look import Look, Looker
 from drumline.errors import ExitCode, UsageError
-from drumline.watch.status.record import PLACE
-from drumline.watch.status.rows import HEADINGS, Level, Row, all_rows, in_a_line
+from drumline.watch.status_file import STATUS_FILE
+from drumline.watch.status_table import HEADINGS, RowLevel, StatusRow, all_rows, summary_line
 
 HELP = """\
 usage: drumline watch RUN [--once] [--every S] [--json]
 
-Follows a job that trains in the run folder RUN, from another terminal or another machine that sees the folder. It only
-reads; the job does not notice. A row for each rank:
+Shows the status of the job that trains in the run folder RUN, from another terminal or another machine that sees the
+folder. It only reads and does not affect the job. A row for each rank:
 
   host, rank   where it runs
   step         how many it has done
   phase        data, forward, backward, optimizer, between (steps), evaluation, save; user: in a loop of your own
-  beat         how long ago it last passed from one phase to the next
+  for          how long it has been in this phase
   steps/s      over the last 10 seconds
-  state        in words: trains, waits for others, stopped by a signal, not heard for 5 s, ...
+  state        trains, waits for others, stopped by a signal, no heartbeat for 5 s, ...
 
-Yellow is who keeps the others waiting, red who cannot go on by itself. Below are the sentences that the watch has said
-(stall, straggler, hang). Of many ranks those that matter are shown, and the rest by host. It ends when the run does.
+Yellow ranks keep the others waiting, red ones cannot continue by themselves. Below are the watchdog's notices (stall,
+straggler, hang). Of many ranks those that matter are shown, and the rest by host. It exits when the run ends.
 
-  --once      one look, all ranks, and its exit code
-  --every S   seconds between two looks [1 on a terminal, else 10: then a line each, and the odd ranks]
-  --json      for scripts: the record and each rank's state in words; without --once one line for each look
+  --once      show all ranks once; the exit code says whether all is well
+  --every S   seconds between two updates [1 on a terminal, else 10: then a line each, and ranks that need attention]
+  --json      for scripts: the record and each rank's state in words; without --once one line for each update
   --help      this text
 
-exit codes: 0 all is well, or the run has ended; 1 nobody trains there, or, with --once, something is odd or the status
-            is old; 2 no such run folder
+exit codes: 0 all is well, or the run has ended; 1 no job trains there, or, with --once, a rank needs attention or the
+            status is old; 2 no such run folder
 """
 SWITCHES = ("--once", "--json", "--help", "-h")
 OWN_FLAGS = (*SWITCHES, "--every")
@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> int:
         )
         raise UsageError(given, next_step="give a run folder, as in: drumline watch runs/digits")
     folder = Path(runs[0])
-    if not (folder / PLACE).is_file():
+    if not (folder / STATUS_FILE).is_file():
         folder = find_run(folder)
     return _watch(Looker(folder), words, every_s)
 
@@ -111,12 +111,12 @@ def _at_the_end(look: Look) -> int:
 
 
 def _follow(looker: Looker, every_s: float, show: Any) -> int:
-    said: list[str] = []
+    shown: list[dict[str, str]] = []
     while True:
         look = looker.look()
-        new = [words for words in (look.status or {}).get("words", []) if words not in said]
-        said += new
-        show(look, is_whole=False, words=new)
+        new = [notice for notice in (look.status or {}).get("notices", []) if notice not in shown]
+        shown += new
+        show(look, is_whole=False, notices=new)
         if look.has_ended:
             return _at_the_end(look)
         if not terminal.is_read():
@@ -130,15 +130,19 @@ def _show_json(look: Look, **_: Any) -> None:
     terminal.show(json.dumps({**record, "status": look.status, "rows": rows}))
 
 
-def _show_text(look: Look, *, is_whole: bool, words: Sequence[str] | None = None) -> None:
-    lines = []
+def _show_text(look: Look, *, is_whole: bool, notices: Sequence[dict[str, str]] | None = None) -> None:
+    lines: list[str] = []
     if look.status is not None:
         rows = all_rows(look.status)
         if is_whole:
-            lines += [in_a_line(look.status), *table(rows)]
+            lines += [summary_line(look.status), *table(rows)]
         elif not look.has_ended:
-            lines += [in_a_line(look.status), *table([row for row in rows if row.level > Level.GOOD])[1:]]
-        lines += look.status["words"] if words is None else words
+            lines += [
+                summary_line(look.status),
+                *table([row for row in rows if row.level > RowLevel.GOOD])[1:],
+            ]
+        shown = look.status["notices"] if notices is None else notices
+        lines += [notice["message"] for notice in shown]
     if trouble := look.trouble():
         lines.append(trouble)
     if not is_whole and lines:
@@ -146,7 +150,7 @@ def _show_text(look: Look, *, is_whole: bool, words: Sequence[str] | None = None
     terminal.show_lines(lines)
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[StatusRow]) -> list[str]:
     """With its heading; as wide as it needs to be."""
     grid = [row.cells for row in (HEADINGS, *rows)]
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)]

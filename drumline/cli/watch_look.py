@@ -11,13 +11,14 @@ from typing import Any
 from drumline.engine.run_folder import RunFolder, job_at_work
 from drumline.metrics.json_lines import parse_line
 from drumline.untrusted import open_regular
-from drumline.watch.status.record import PLACE, read_status
+from drumline.watch.status_file import STATUS_FILE, read_status
 
 FRESH_S = 10.0
-"""The chief writes every second; on slow storage it may take a few."""
+"""The leader of the sidecars writes every second; on slow storage it may take a few."""
 RESTART_S = 60.0
 """A job that is started again is out of its folder for so long at most."""
 _TAIL = 1 << 16
+FATAL_NOTICES = ("hang", "failure")
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,11 @@ class Look:
                 f"{self.worker} is training in {self.run}, but nobody watches it: it has just started, it has one rank "
                 "(--watch.sidecar on watches that too), or --watch.sidecar is off"
             )
-        chief = self.status["chief"]
         if self.worker is None:
             return f"the status is {self.age_s:.0f} s old and nobody is in {self.run}: the job may be about to restart"
         return (
-            f"the status is {self.age_s:.0f} s old, though {self.worker} is in {self.run}: the watch on {chief} has "
-            "ended, or the storage of the run folder hangs"
+            f"the status is {self.age_s:.0f} s old, though {self.worker} is in {self.run}: the sidecar on "
+            f"{self.status['leader']} has exited, or the storage of the run folder hangs"
         )
 
     def _end(self) -> str:
@@ -91,10 +91,11 @@ class Look:
             )
         if self.status["has_ended"]:
             return "the run has ended"
-        if self.status["words"][-1:] and self.status["words"][-1].startswith(("hang:", "failure:")):
-            return f"the run has ended, or goes on where this machine cannot see it, {self.age_s:.0f} s after that"
+        notices = self.status["notices"]
+        if notices and notices[-1]["kind"] in FATAL_NOTICES:
+            return f"the run has ended, or continues where this machine cannot see it, {self.age_s:.0f} s after that"
         return (
-            f"the run has ended without a word, or goes on where this machine cannot see it: its status is "
+            f"the run has ended for an unknown reason, or continues where this machine cannot see it: its status is "
             f"{self.age_s:.0f} s old"
         )
 
@@ -109,7 +110,7 @@ class Looker:
 
     def look(self) -> Look:
         # In this order: a run that ends meanwhile has said so before it lets go of the folder.
-        status, worker = read_status(self._run / PLACE), job_at_work(RunFolder(self._run))
+        status, worker = read_status(self._run / STATUS_FILE), job_at_work(RunFolder(self._run))
         return Look(self._run, status, self._age(status), worker, _ending(RunFolder(self._run)))
 
     def _age(self, status: dict[str, Any] | None) -> float:

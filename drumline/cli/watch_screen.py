@@ -9,12 +9,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from drumline.cli.watch_look import Look, Looker
+from drumline.cli.watch_look import FATAL_NOTICES, Look, Looker
 from drumline.errors import ExitCode
 from drumline.terminal import make_console, one_line
-from drumline.watch.status.rows import HEADINGS, Level, Row, fitting_rows, in_a_line
+from drumline.watch.status_table import HEADINGS, RowLevel, StatusRow, fitting_rows, summary_line
 
-STYLES = {Level.GOOD: "", Level.ODD: "yellow", Level.BAD: "bold red"}
+STYLES = {RowLevel.GOOD: "", RowLevel.SUSPECT: "yellow", RowLevel.BAD: "bold red"}
 _OF_TABLE = 4
 """Lines around its rows: the summary, the heading, one empty, and the one where the cursor waits."""
 
@@ -37,16 +37,15 @@ def picture_of(look: Look, *, width: int, height: int) -> RenderableType:
     below = [] if trouble is None else [Text(one_line(trouble), "" if look.has_ended else "yellow")]
     if look.status is None:
         return Group(*below)
-    words = [_sentence(sentence) for sentence in look.status["words"]]
-    # The newest sentences; the table keeps half of the screen at least.
-    below = [*words, *below]
+    # The newest notices; the table keeps half of the screen at least.
+    below = [*map(_notice_text, look.status["notices"]), *below]
     while below and _lines(below, width) > max(1, height // 2 - 1):
         del below[0]
     rows = fitting_rows(look.status, room=max(1, height - _OF_TABLE - _lines(below, width)))
-    return Group(Text(one_line(in_a_line(look.status)), "bold"), _table(rows), Text(), *below)
+    return Group(Text(one_line(summary_line(look.status)), "bold"), _table(rows), Text(), *below)
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[StatusRow]) -> Table:
     table = Table.grid(padding=(0, 2))
     for number, _ in enumerate(HEADINGS.cells):
         table.add_column(
@@ -58,8 +57,8 @@ def _table(rows: list[Row]) -> Table:
     return table
 
 
-def _sentence(words: str) -> Text:
-    return Text(one_line(words), "bold red" if words.startswith(("hang:", "failure:")) else "yellow")
+def _notice_text(notice: dict[str, str]) -> Text:
+    return Text(one_line(notice["message"]), "bold red" if notice["kind"] in FATAL_NOTICES else "yellow")
 
 
 def _lines(texts: list[Text], width: int) -> int:

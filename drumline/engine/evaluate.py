@@ -19,14 +19,14 @@ from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import all_sum, broadcast_json
 from drumline.engine.job import Job
 from drumline.errors import TrainingError
-from drumline.watch.beats.phase import Phase
+from drumline.watch.heartbeat import Phase
 
 
 @torch.no_grad()
 def evaluate(job: Job, loader: AnyEvaluationLoader) -> dict[str, float]:
     """Collective: the mean loss and metrics of the model, as it is now, over every sample of `loader`."""
     model, device = job.model, job.ddp.device
-    job.ddp.beat.mark(Phase.EVALUATION)
+    job.ddp.heartbeat.mark(Phase.EVALUATION)
     LiveBuffers(model).broadcast()
     with evaluation_mode(model):
         names, sums = _sum_batches(job, loader)
@@ -60,7 +60,7 @@ def _sum_batches(job: Job, loader: AnyEvaluationLoader) -> tuple[list[str], dict
     names: list[str] = []
     sums = {}
     for number, size, data in loader.numbered():
-        job.ddp.beat.mark(Phase.EVALUATION)  # so that a long evaluation shows progress
+        job.ddp.heartbeat.mark(Phase.EVALUATION)  # so that a long evaluation shows progress
         with job.autocast:
             loss = job.task.loss(job.model, data)
         names = ["loss", *loss.metrics]

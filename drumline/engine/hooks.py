@@ -30,7 +30,7 @@ from drumline.engine.trace import Trace
 from drumline.metrics.events import Reporter
 from drumline.metrics.meters import means
 from drumline.tasks.base import Task
-from drumline.watch.beats.phase import Phase
+from drumline.watch.heartbeat import Phase
 from drumline.watch.replicas import ReplicaComparison
 
 
@@ -292,7 +292,7 @@ class Save(Hook):
     def save(self, context: HookContext, metrics: Mapping[str, float], *, must_save: bool) -> None:
         """Collective."""
         step, ddp = context.progress.step, context.job.ddp
-        ddp.beat.mark(Phase.SAVE)
+        ddp.heartbeat.mark(Phase.SAVE)
         with context.throughput.paused():
             if not self._saver.prepare(step, metrics, must_save=must_save):
                 return

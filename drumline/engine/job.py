@@ -38,7 +38,7 @@ from drumline.log import log
 from drumline.manager import DDPManager
 from drumline.metrics.meters import Meter, check_names
 from drumline.tasks.base import Task
-from drumline.watch.beats.phase import Phase
+from drumline.watch.heartbeat import Phase
 
 
 @dataclass
@@ -173,7 +173,7 @@ def build_job(
 ) -> Job:
     """Collective: build data, model and optimizer, and compare them across ranks. `batch`: that of the run that is
     resumed; without one the settings decide. `on_data` is called when the data is there."""
-    ddp.beat.mark(Phase.START)
+    ddp.heartbeat.mark(Phase.START)
     device = ddp.device
     set_arithmetic(config.train, device)
     in_graph = device.type == "cuda" and config.train.step in CAPTURING

@@ -17,7 +17,7 @@ from drumline.engine.preemption import Preemption
 from drumline.engine.saver import Saver
 from drumline.engine.steps.eager import AnyStep
 from drumline.engine.trace import Trace
-from drumline.watch.beats.phase import DATA, Phase
+from drumline.watch.heartbeat import DATA, Phase
 
 
 def between_steps(
@@ -68,7 +68,7 @@ class Loop:
         self._calls = [(hook.due, hook.run) for hook in between]
         self._job, self._optim = context.job, context.config.optim
         self._total_steps, self._throughput = context.total_steps, context.throughput
-        self._beat = context.job.ddp.beat
+        self._heartbeat = context.job.ddp.heartbeat
         self._num_collectives = collective_counter()
 
     def run(self) -> None:
@@ -102,17 +102,17 @@ class Loop:
         number, has_run = self.progress.step, False
         for due, run in self._calls:
             if due(number):
-                self._beat.mark(Phase.BETWEEN)
+                self._heartbeat.mark(Phase.BETWEEN)
                 run(self._context)
                 has_run = True
         if has_run:
-            self._beat.mark(DATA)
+            self._heartbeat.mark(DATA)
 
     def _begin_step(self) -> None:
         """The heartbeat of the next step, which begins with its data."""
-        self._beat.count_collectives(self._num_collectives())
-        self._beat.begin_step(self.progress.step)
-        self._beat.mark(DATA)
+        self._heartbeat.count_collectives(self._num_collectives())
+        self._heartbeat.begin_step(self.progress.step)
+        self._heartbeat.mark(DATA)
 
     def _is_over(self) -> bool:
         return self.progress.step >= self._total_steps or self.progress.is_stopping

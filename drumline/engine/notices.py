@@ -12,7 +12,7 @@ from typing import Any
 
 from drumline.metrics.events import Reporter
 from drumline.metrics.json_lines import parse_line
-from drumline.watch.sidecar.telling import NOTICES
+from drumline.watch.sidecar.sidecar_reporter import NOTICES
 
 
 class WatchNotices:

@@ -18,7 +18,7 @@ from drumline.engine.optimizer import OPTIMIZERS
 from drumline.engine.saver import DATA_FILE
 from drumline.errors import CheckpointError, CheckpointMismatchError, OptimizerMismatchError
 from drumline.manager import DDPManager
-from drumline.watch.beats.phase import Phase
+from drumline.watch.heartbeat import Phase
 
 _FACTS = {"task": str, "config": dict, "world_size": int, "batch_size": int}
 
@@ -91,7 +91,7 @@ def _is_dict(value: Any) -> bool:
 
 def restore(job: Job, path: Path, *, with_optimizer: bool = True) -> None:
     """Collective: put the job back to where a checkpoint was taken. `with_optimizer=False`: its optimizer stays new."""
-    job.ddp.beat.mark(Phase.START)
+    job.ddp.heartbeat.mark(Phase.START)
     device = job.ddp.device
     read = store.read(path) if job.ddp.is_main_process() else None
     documents = broadcast_json(None if read is None else read.documents, device=device)

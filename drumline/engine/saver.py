@@ -39,7 +39,7 @@ from drumline.errors import CheckpointError
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.log import log
 from drumline.metrics.events import Reporter
-from drumline.watch.beats.phase import Phase
+from drumline.watch.heartbeat import Phase
 
 # When a run fails, the ranks that are left finish the save in progress; one that has exited is not waited for longer.
 LAST_PARTS_S = 10.0
@@ -264,7 +264,7 @@ class Saver:
     def finish(self) -> None:
         """Wait for the checkpoint that is being written, if there is one, and report it."""
         if self.writer.is_busy:
-            self._job.ddp.beat.mark(Phase.SAVE)
+            self._job.ddp.heartbeat.mark(Phase.SAVE)
         self.report()
 
     def __exit__(
@@ -275,7 +275,7 @@ class Saver:
             self.finish()
             return
         if self.writer.is_busy:
-            self._job.ddp.beat.mark(Phase.SAVE)
+            self._job.ddp.heartbeat.mark(Phase.SAVE)
         if not self.writer.wait(None if len(self._writers) == 1 else LAST_PARTS_S):
             self._end.set()
         try:

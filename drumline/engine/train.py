@@ -38,7 +38,7 @@ from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
 from drumline.tasks.base import Task
 from drumline.tasks.uncalled_methods import uncalled_methods
-from drumline.watch.beats.phase import Phase
+from drumline.watch.heartbeat import Phase
 
 
 def train(
@@ -138,7 +138,7 @@ def train(
                 preemption=preemption,
             )
             Loop(context, train_step, ledger_file.ledger, hooks).run()
-        ddp.beat.mark(Phase.LEAVING)
+        ddp.heartbeat.mark(Phase.LEAVING)
 
         # The end.
         if progress.is_stopping:

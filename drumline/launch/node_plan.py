@@ -21,7 +21,7 @@ KEEP_ALIVE_ATTEMPTS = 3
 # Without it all starts of a job share one store, and gloo finds the addresses of the start before in it.
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 # Runs a script as Python would, with the watchdog.
-SCRIPT_RUNNER = "drumline.watch.rank.script"
+SCRIPT_RUNNER = "drumline.watch.rank.script_runner"
 TASK_RESTARTS = 3
 SCRIPT_RESTARTS = 0
 

@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from drumline.watch.beats.phase import Phase
-from drumline.watch.facts import Picture, RankFacts
+from drumline.watch.cluster_state import ClusterState, RankState
+from drumline.watch.heartbeat import Phase
 
 RELIABILITY = ((Phase.DATA,), (Phase.FORWARD, Phase.OPTIMIZER), (Phase.BETWEEN,))
 """The most reliable first."""
@@ -120,7 +120,7 @@ class Stragglers:
         self._seen: deque[tuple[TimeSlice, SlowRanks]] = deque(maxlen=MAX_SLICES)
         self._reported: dict[tuple[str, int | None], _Reported] = {}
 
-    def observe(self, picture: Picture, now: float) -> list[Straggler]:
+    def observe(self, picture: ClusterState, now: float) -> list[Straggler]:
         """Those that have just become stragglers, or just ceased to be."""
         hosts = {facts.rank: facts.host for facts in picture.ranks}
         found = self._slices.observe(picture)
@@ -266,10 +266,10 @@ class TimeSlices:
     another: fractions of the same seconds are comparable wherever the steps begin and end."""
 
     def __init__(self) -> None:
-        self._first: dict[int, RankFacts] = {}
-        self._begin: dict[int, RankFacts] = {}
+        self._first: dict[int, RankState] = {}
+        self._begin: dict[int, RankState] = {}
 
-    def observe(self, picture: Picture) -> TimeSlice | None:
+    def observe(self, picture: ClusterState) -> TimeSlice | None:
         """A slice, when one ends here."""
         now = {facts.rank: facts for facts in picture.ranks if facts.spent_s}
         first = self._first
@@ -291,10 +291,10 @@ class TimeSlices:
         return TimeSlice(median(seconds), median(steps), fractions)
 
 
-def _spent(begin: RankFacts, end: RankFacts) -> list[float]:
+def _spent(begin: RankState, end: RankState) -> list[float]:
     """By phase. Never less than 0: a heartbeat that is read while it is written may be off by a phase."""
 
-    def totals(facts: RankFacts) -> list[float]:
+    def totals(facts: RankState) -> list[float]:
         spent = list(facts.spent_s)
         spent[facts.phase] += facts.age_s  # what the heartbeat does not count yet
         return spent

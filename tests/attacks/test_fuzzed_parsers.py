@@ -28,9 +28,9 @@ from drumline.launch.rank_environment import read_failure
 from drumline.launch.ssh.frames import decode
 from drumline.metrics.json_lines import read_lines
 from drumline.untrusted import parse_json, parse_toml
-from drumline.watch.beats.record import read_beat
-from drumline.watch.status.record import read_status
-from drumline.watch.status.rows import all_rows, in_a_line
+from drumline.watch.heartbeat import read_heartbeat
+from drumline.watch.status_file import read_status
+from drumline.watch.status_table import all_rows, summary_line
 from drumline_lint.reading.notebook import read_notebook
 from drumline_lint.reading.parse import read_bytes
 from tests.attacks.limits import bounded
@@ -99,7 +99,7 @@ PARSERS: dict[str, tuple[Callable[[Path, bytes], Any], tuple[type[Exception], ..
     "settings": (of_a_file(read_settings), ()),
     "events": (of_a_file(lambda path: list(read_lines(path))), ()),
     "a status": (of_a_file(read_status), ()),
-    "a beat": (of_a_file(read_beat), ()),
+    "a heartbeat": (of_a_file(read_heartbeat), ()),
     "a failure": (of_a_file(read_failure), ()),
     "a launch": (of_a_file(_read_launch), ()),
     "a notebook": (lambda _, data: read_notebook(Path("a.ipynb"), data), ()),
@@ -142,16 +142,16 @@ def test_manifests(content: dict[str, Any], right: bool) -> None:
 
 
 ROW = ("rank", "host", "step", "phase", "age_s", "rate", "state", "cpu", "exit", "failure")
-STATUS = ("time", "chief", "world_size", "hang_s", "silent", "words", "has_ended")
+STATUS = ("time", "leader", "world_size", "hang_s", "lost", "notices", "has_ended")
 GOOD_ROW = {"rank": 0, "host": "a", "step": 1, "phase": "x", "age_s": 9, "rate": 1.0, "state": "S", "cpu": 0}
 GOOD = {
-    "form": 1,
+    "version": 2,
     "time": 1,
-    "chief": "",
+    "leader": "",
     "world_size": 1,
     "hang_s": 1,
-    "silent": [],
-    "words": [],
+    "lost": [],
+    "notices": [],
     "has_ended": True,
 }
 
@@ -165,7 +165,7 @@ def test_statuses(tmp_path: Path, changed: dict[str, Any], row: dict[str, Any]) 
         with bounded():
             if (found := read_status(tmp_path / "status.json")) is not None:
                 all_rows(found)
-                in_a_line(found)
+                summary_line(found)
 
 
 LEDGER = (

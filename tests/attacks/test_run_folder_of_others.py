@@ -22,7 +22,7 @@ from drumline.launch.ssh.supervisor import refusals
 from drumline.metrics.json_lines import JsonLines
 from drumline.untrusted import check_own_folder, open_append, open_log, replace_text
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses
-from drumline.watch.sidecar.telling import _write_status
+from drumline.watch.sidecar.sidecar_reporter import write_status_file
 from tests.attacks.limits import bounded
 from tests.jobs import Classify, make_config, train_here
 
@@ -213,7 +213,7 @@ def test_a_draft_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path, vic
 def test_the_sidecar_writes_no_status_through_a_link(tmp_path: Path, victim: Path) -> None:
     (tmp_path / "watch").symlink_to(victim)
     with pytest.raises(NotADirectoryError):
-        _write_status(tmp_path, {})
+        write_status_file(tmp_path, {})
     assert is_untouched(victim)
 
 

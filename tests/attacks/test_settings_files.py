@@ -31,7 +31,7 @@ from drumline.launch.ssh.tree import code_files
 from drumline.metrics import json_lines
 from drumline.metrics.json_lines import parse_line, read_lines
 from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
-from drumline.watch.status.record import read_status
+from drumline.watch.status_file import read_status
 from tests.attacks.limits import bounded
 
 READ = (
@@ -210,14 +210,14 @@ def test_a_line_without_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: p
 
 
 STATUS = {
-    "form": 1,
+    "version": 2,
     "time": 1.0,
-    "chief": "",
+    "leader": "",
     "world_size": 1,
     "hang_s": None,
     "ranks": [],
-    "silent": [],
-    "words": [],
+    "lost": [],
+    "notices": [],
     "has_ended": False,
 }
 
@@ -228,10 +228,10 @@ STATUS = {
         *({"time": value} for value in ("now", None, [], True)),
         *({"ranks": value} for value in (7, None, "x", {"a": 1}, [7], [{}])),
         *({"world_size": value} for value in ("x", None, [])),
-        *({"silent": value} for value in (7, [7], [{"host": 1}])),
-        *({"words": value} for value in (7, [7])),
+        *({"lost": value} for value in (7, [7], [{"host": 1}])),
+        *({"notices": value} for value in (7, [7], [{"kind": "hang"}])),
         {"hang_s": "x"},
-        {"chief": 7},
+        {"leader": 7},
     ],
 )
 def test_a_forged_status_is_no_status(tmp_path: Path, change: dict[str, Any]) -> None:

@@ -243,18 +243,19 @@ def failure_of_another_rank_in_a_loop_of_the_users(
 
 @source
 def sentence_of_a_sidecar(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    from drumline.watch.sidecar.telling import Teller
-    from drumline.watch.sidecar.terms import Terms
+    from drumline.watch.sidecar.sidecar_options import SidecarOptions
+    from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
 
-    Teller(Terms(folder="", owns_folder=False, node=0, host="a", ranks=(0,), world_size=1)).say(text)
+    options = SidecarOptions(folder="", owns_folder=False, node=0, host="a", ranks=(0,), world_size=1)
+    SidecarReporter(options).print(text)
     return capsys.readouterr().err
 
 
 @source
 def page_of_a_diagnosis(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    from drumline.watch.cluster_state import ClusterState, NodeState
     from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
     from drumline.watch.diagnosis.page import page
-    from drumline.watch.facts import NodeFacts, Picture
 
     diagnosis = Diagnosis(
         cause=Cause.UNKNOWN,
@@ -266,7 +267,7 @@ def page_of_a_diagnosis(text: str, path: Path, capsys: pytest.CaptureFixture[str
         is_certain=True,
         since_s=1.0,
     )
-    picture = Picture(me=0, nodes=(NodeFacts(node=0, host="a", ranks=(), kernel=(text,)),))
+    picture = ClusterState(me=0, nodes=(NodeState(node=0, host="a", ranks=(), kernel=(text,)),))
     return page("hang", diagnosis, picture, action="report", at=0.0)
 
 
@@ -354,10 +355,11 @@ def file_in_a_run_folder(text: str, path: Path, capsys: pytest.CaptureFixture[st
 def status(text: str, path: Path) -> Path:
     rank = {"rank": 0, "host": text, "step": 1, "phase": "failed", "age_s": 0.0, "rate": 1.0, "state": "S"}
     row = {**rank, "cpu": 0.0, "exit": None, "failure": text}
-    record = {"form": 1, "time": 0.0, "chief": text, "world_size": 1, "hang_s": None, "ranks": [row]}
+    record = {"version": 2, "time": 0.0, "leader": text, "world_size": 1, "hang_s": None, "ranks": [row]}
     (path / "watch").mkdir()
-    silent = [{"node": 1, "host": text, "ranks": [1], "silent_s": 1.0, "how": text}]
-    record |= {"silent": silent, "words": [text, f"hang: {text}"], "has_ended": True}
+    lost = [{"node": 1, "host": text, "ranks": [1], "no_heartbeat_s": 1.0, "how": text}]
+    notices = [{"kind": "hang", "message": text}, {"kind": "stall", "message": text}]
+    record |= {"lost": lost, "notices": notices, "has_ended": True}
     (path / "watch/status.json").write_text(json.dumps(record))
     (path / "events").mkdir()
     error = {"kind": "error", "step": 1, "time": 0.0, "message": text}

@@ -116,8 +116,8 @@ def test_a_watched_script_is_run_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import os, sys\nfrom pathlib import Path\n"
         "names = ('DRUMLINE_WATCH_ON_HANG', 'DRUMLINE_WATCH_HANG_S', 'DRUMLINE_WATCH_RUN')\n"
-        "beat = Path(os.environ['DRUMLINE_WATCH_DIR'], 'rank-00000.beat').exists()\n"
-        "print(__name__, sys.argv, beat, *(os.environ[name] for name in names))\n"
+        "is_there = Path(os.environ['DRUMLINE_WATCH_DIR'], 'rank-00000.heartbeat').exists()\n"
+        "print(__name__, sys.argv, is_there, *(os.environ[name] for name in names))\n"
     )
     words = ["--procs", "1", "--watch", "--on-hang", "report", "--hang-after", "9.5", "own.py", "--watch"]
     code, output, errors = finish(start(*words, cwd=tmp_path))[0]

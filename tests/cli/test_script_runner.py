@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from drumline.launch.rank_environment import WATCH_FOLDER
-from drumline.watch.beats.phase import Phase
-from drumline.watch.beats.record import read_beat
+from drumline.watch.heartbeat import Phase, read_heartbeat
 
 ROOT = Path(__file__).parents[2]
-RUNNER = ["-m", "drumline.watch.rank.script"]
+RUNNER = ["-m", "drumline.watch.rank.script_runner"]
 SCRIPTS = {
     "sees": '''"""What I am."""
 from __future__ import annotations
@@ -111,8 +110,8 @@ def test_as_under_python_itself(tmp_path: Path, words: list[str], code: int, las
     watched = run(*RUNNER, *words, cwd=tmp_path, watch=tmp_path)
     assert watched == plain
     assert watched[0] == code
-    beat = read_beat(tmp_path / "rank-00001.beat")
-    assert beat is not None
-    assert beat.phase is last
+    heartbeat = read_heartbeat(tmp_path / "rank-00001.heartbeat")
+    assert heartbeat is not None
+    assert heartbeat.phase is last
     if words[-1] == "scripts/raises.py":
-        assert beat.failure == "ValueError: two"
+        assert heartbeat.failure == "ValueError: two"

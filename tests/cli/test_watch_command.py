@@ -20,9 +20,9 @@ from rich.console import Console
 from drumline.cli.watch_command import run as follow
 from drumline.cli.watch_look import FRESH_S, RESTART_S, Looker
 from drumline.cli.watch_screen import picture_of
-from drumline.watch.beats.phase import Phase
-from drumline.watch.facts import NodeFacts, Picture, RankFacts
-from drumline.watch.status.record import PLACE, status_record
+from drumline.watch.cluster_state import ClusterState, NodeState, RankState
+from drumline.watch.heartbeat import Phase
+from drumline.watch.status_file import STATUS_FILE, Notice, status_record
 
 ROOT = Path(__file__).parents[2]
 # Holds the folder, and does what it is told: w(rite a status), e(nd with a word), q(uit).
@@ -46,15 +46,15 @@ with locked(folder):
                 file.write(json.dumps({**json.loads(text), "time": time.time()}) + chr(10))
         print("done", flush=True)
 """
-STALL = "stall: rank 1 on node-a stands still. Next: wait"
-HANG = "hang: rank 1 on node-a is stopped by a signal. Next: kill -CONT"
+STALL = Notice("stall", "stall: rank 1 on node-a is blocked. Next: wait")
+HANG = Notice("hang", "hang: rank 1 on node-a is stopped by a signal. Next: kill -CONT")
 
 
 def status(
-    *, step: int = 812, stopped: bool = False, words: tuple[str, ...] = (), ranks: int = 2
+    *, step: int = 812, stopped: bool = False, notices: tuple[Notice, ...] = (), ranks: int = 2
 ) -> dict[str, Any]:
     facts = [
-        RankFacts(
+        RankState(
             rank=rank,
             host="node-a",
             pid=1,
@@ -64,9 +64,9 @@ def status(
         )
         for rank in range(ranks)
     ]
-    picture = Picture(me=0, nodes=(NodeFacts(node=0, host="node-a", ranks=tuple(facts)),))
+    picture = ClusterState(me=0, nodes=(NodeState(node=0, host="node-a", ranks=tuple(facts)),))
     return status_record(
-        picture, now=time.time(), world_size=ranks, hang_s=60, words=words, rates={0: 2.5, 1: 2.5}
+        picture, now=time.time(), world_size=ranks, hang_s=60, notices=notices, rates={0: 2.5, 1: 2.5}
     )
 
 
@@ -132,16 +132,16 @@ def test_one_look_and_its_exit_code(tmp_path: Path, environment: dict[str, str])
         assert watch(environment, str(run), "--once") == (
             0,
             "step 812, 2.5 steps/s: 2 ranks on 1 host\n"
-            "  host    rank  step  phase    beat  steps/s  state\n"
+            "  host    rank  step  phase    for   steps/s  state\n"
             "  node-a  0     812   forward  0 ms  2.5      trains\n"
             "  node-a  1     812   forward  0 ms  2.5      trains\n",
         )
-        at_work.does("write", status(stopped=True, words=(STALL,)))
+        at_work.does("write", status(stopped=True, notices=(STALL,)))
         code, said = watch(environment, "--once", "--json", str(run))
         record = json.loads(said)
         assert (code, record["has_ended"], record["trouble"]) == (1, False, None)
         assert [row["state"] for row in record["rows"]] == ["trains", "stopped by a signal"]
-        assert record["status"]["words"] == [STALL]
+        assert record["status"]["notices"] == [STALL._asdict()]
         at_work.does("event", {"kind": "end", "step": 900})
         at_work.leaves()
     code, said = watch(environment, str(run), "--once")
@@ -178,7 +178,7 @@ def test_it_follows_to_the_end_in_lines_and_on_a_terminal(
         seen = ""
         while "trains" not in seen:
             seen += os.read(ours, 1 << 16).decode()
-        at_work.does("write", status(step=815, stopped=True, words=(STALL,)))
+        at_work.does("write", status(step=815, stopped=True, notices=(STALL,)))
         while "815" not in seen or "stall: rank 1" not in seen:
             seen += os.read(ours, 1 << 16).decode()
         assert re.search("\x1b\\[1;31m[^\n]*stopped by a signal", seen)
@@ -194,14 +194,14 @@ def test_it_follows_to_the_end_in_lines_and_on_a_terminal(
         lines.close()
         os.close(ours)
     assert [follower.wait() for follower in followers] == [0, 0]
-    assert rest.count(STALL) == 1  # a sentence is said once
+    assert rest.count(STALL.message) == 1  # a notice is shown once
     assert "  node-a  1     815   forward  0 ms  2.5      stopped by a signal\n" in rest
     assert rest.endswith(" the run has ended: told to leave, and saved step 815\n")
 
 
 def write(run: Path, record: dict[str, Any], *, age_s: float = 0.0) -> None:
-    (run / PLACE).parent.mkdir(parents=True, exist_ok=True)
-    (run / PLACE).write_text(json.dumps({**record, "time": time.time() - age_s}))
+    (run / STATUS_FILE).parent.mkdir(parents=True, exist_ok=True)
+    (run / STATUS_FILE).write_text(json.dumps({**record, "time": time.time() - age_s}))
 
 
 def event(run: Path, kind: str, *, age_s: float) -> None:
@@ -226,13 +226,13 @@ def test_what_is_said_when_there_is_nothing_to_see(
     assert Looker(tmp_path).look().trouble() == "the run has ended: failed at step 7: ValueError: no"
     event(tmp_path, "train", age_s=0)
     assert Looker(tmp_path).look().trouble() == (
-        "the run has ended without a word, or goes on where this machine cannot see it: its status is 65 s old"
+        "the run has ended for an unknown reason, or continues where this machine cannot see it: its status is 65 s old"
     )
-    write(tmp_path, status(words=(STALL, HANG)), age_s=RESTART_S + 5)
+    write(tmp_path, status(notices=(STALL, HANG)), age_s=RESTART_S + 5)
     assert follow([str(tmp_path)]) == 0
     first, second, last = capsys.readouterr().out.splitlines()
-    assert (first[len("00:00:00 ") :], second) == (STALL, HANG)
-    assert last == "the run has ended, or goes on where this machine cannot see it, 65 s after that"
+    assert (first[len("00:00:00 ") :], second) == (STALL.message, HANG.message)
+    assert last == "the run has ended, or continues where this machine cannot see it, 65 s after that"
     write(tmp_path, {**status(), "has_ended": True})
     assert Looker(tmp_path).look().trouble() == "the run has ended"
     write(tmp_path, status())
@@ -243,8 +243,8 @@ def test_what_is_said_when_there_is_nothing_to_see(
         words = Looker(tmp_path).look().trouble()
         assert words is not None
         assert re.fullmatch(
-            r"the status is 99 s old, though process \d+ on \S+ is in \S+: the watch on node-a has ended, or the "
-            "storage of the run folder hangs",
+            r"the status is 99 s old, though process \d+ on \S+ is in \S+: the sidecar on node-a has exited, or "
+            "the storage of the run folder hangs",
             words,
         )
         looker = Looker(tmp_path)  # on a machine whose clock is ahead
@@ -254,9 +254,9 @@ def test_what_is_said_when_there_is_nothing_to_see(
 
 
 def test_the_table_is_never_higher_than_the_terminal(tmp_path: Path) -> None:
-    said = tuple(f"stall: {number} " + "word " * 60 for number in range(5))
+    shown = tuple(Notice("stall", f"stall: {number} " + "word " * 60) for number in range(5))
     for ranks, height in ((2, 24), (256, 24), (256, 8), (40, 50)):
-        write(tmp_path, status(ranks=ranks, stopped=True, words=said))
+        write(tmp_path, status(ranks=ranks, stopped=True, notices=shown))
         console = Console(width=80, height=height, force_terminal=True, color_system=None)
         with console.capture() as drawn:
             console.print(picture_of(Looker(tmp_path).look(), width=80, height=height))

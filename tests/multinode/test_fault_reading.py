@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from drumline.watch.beats.phase import Phase
 from drumline.watch.diagnosis.phrases import DOING
+from drumline.watch.heartbeat import Phase
 from tests.multinode.faults.catalogue import Case
 from tests.multinode.faults.matrix import Result, is_right
 from tests.multinode.faults.plain import PlainResult

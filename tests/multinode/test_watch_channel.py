@@ -21,7 +21,7 @@ peers = [Peer(node, host, f"10.77.0.{node + 1}", 7000) for node, host in enumera
 silent, times = set(), Counter()
 
 def look(channel):
-    for node, age in channel.heard_s().items():
+    for node, age in channel.heartbeat_age_s().items():
         if age < 1 and (node in silent or not times[node]):
             silent.discard(node)
             times[node] += 1
@@ -36,7 +36,7 @@ async def main():
     await channel.start()
     while True:
         for peer in peers:
-            channel.send(peer.node, {"heard_s": channel.heard_s()})
+            channel.send(peer.node, {"heartbeat_age_s": channel.heartbeat_age_s()})
         look(channel)
         await asyncio.sleep(0.25)
 

@@ -28,7 +28,7 @@ from drumline.distributed.wrap import unwrap_model
 from drumline.engine.job import Job
 from drumline.errors import TrainingError, UsageError
 from drumline.tasks.base import Loss, Task
-from drumline.watch.beats.phase import BACKWARD, DATA, FORWARD, OPTIMIZER
+from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER
 
 FIND_UNUSED = (
     "use them in every batch, freeze them (requires_grad=False), or set --dist.find_unused_parameters"
@@ -101,7 +101,7 @@ class TrainStep:
         )
         self._buffers = LiveBuffers(job.model)
         self._sends_buffers = sends_buffers
-        self._beat = job.ddp.beat
+        self._heartbeat = job.ddp.heartbeat
         self._is_weighted: bool | None = None
         self.grad_norm: Tensor | None = None
 
@@ -119,7 +119,7 @@ class TrainStep:
                 self._backward(loss, scale if micro.size else 0.0)
             self._measure(loss, micro)
             if not micro.is_last:
-                self._beat.mark(DATA)
+                self._heartbeat.mark(DATA)
         if reduction is not None:
             reduction.wait()
         if self._sends_buffers:
@@ -127,8 +127,8 @@ class TrainStep:
         self._update(None if weight is None else correction_for(weight, step.plan.global_size))
 
     def _forward(self, micro: MicroBatch) -> LossParts:
-        self._beat.next_micro()
-        self._beat.mark(FORWARD)
+        self._heartbeat.next_micro()
+        self._heartbeat.mark(FORWARD)
         try:
             with self._autocast:
                 loss: LossParts = self._applied(self.compute_loss, micro.data)
@@ -146,7 +146,7 @@ class TrainStep:
         return loss
 
     def _backward(self, loss: LossParts, scale: float) -> None:
-        self._beat.mark(BACKWARD)
+        self._heartbeat.mark(BACKWARD)
         total = self._finite.spread(loss.total * scale, loss.total)
         (total if self._scaler is None else self._scaler.scale(total)).backward()  # type: ignore[no-untyped-call]
 
@@ -178,7 +178,7 @@ class TrainStep:
         return work
 
     def _update(self, correction: Tensor | None) -> None:
-        self._beat.mark(OPTIMIZER)
+        self._heartbeat.mark(OPTIMIZER)
         if self._scaler is not None and (self._clip_norm is not None or correction is not None):
             self._scaler.unscale_(self._optimizer)
         if correction is not None:

@@ -21,7 +21,7 @@ from drumline.distributed.shard_sum import ShardSum
 from drumline.engine.job import Job
 from drumline.engine.steps.eager import LossParts, TrainStep, correction_for
 from drumline.errors import UsageError
-from drumline.watch.beats.phase import BACKWARD, DATA
+from drumline.watch.heartbeat import BACKWARD, DATA
 
 
 class ElasticStep(TrainStep):
@@ -74,8 +74,8 @@ class ElasticStep(TrainStep):
                 self._gradients.close_shard(shard, plan.num_shards)
             self._measure(loss, micro)
             if not micro.is_last:
-                self._beat.mark(DATA)
-        self._beat.mark(BACKWARD)  # a rank may have no shard of a short batch
+                self._heartbeat.mark(DATA)
+        self._heartbeat.mark(BACKWARD)  # a rank may have no shard of a short batch
         # From here on every rank calls the same collectives in the same order; gradients came first, since most ranks
         # have been sending them all along.
         self._gradients.finish(plan.num_shards)

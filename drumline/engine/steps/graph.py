@@ -22,7 +22,7 @@ from drumline.engine.steps.capture_checks import find_hook, find_uncopyable, obs
 from drumline.engine.steps.cuda_graph import CapturedStep, Shape, end_failed_capture, undo_partial_step
 from drumline.engine.steps.eager import AnyStep
 from drumline.log import log
-from drumline.watch.beats.phase import FORWARD, OPTIMIZER
+from drumline.watch.heartbeat import FORWARD, OPTIMIZER
 
 # Every graph holds on to the memory of its inputs; data of more shapes than this has no usual one.
 _MOST_SHAPES = 8
@@ -74,7 +74,7 @@ class GraphStep:
         self._inner = inner
         self._job = job
         self._note = note
-        self._beat = job.ddp.beat
+        self._heartbeat = job.ddp.heartbeat
         self._pool = torch.cuda.graph_pool_handle()
         self._seen = ShapesSeen()
         self._has_too_many = False
@@ -99,10 +99,10 @@ class GraphStep:
         if graph is None:
             graph = self._run_or_capture(shape, step, micro_batches)
         if graph is not None:
-            self._beat.next_micro()
-            self._beat.mark(FORWARD)
+            self._heartbeat.next_micro()
+            self._heartbeat.mark(FORWARD)
             graph.captured.replay(shape)
-            self._beat.mark(OPTIMIZER)
+            self._heartbeat.mark(OPTIMIZER)
             self._job.meter.host_weight += graph.host_weight
             self.grad_norm = graph.grad_norm
 

@@ -34,7 +34,7 @@ from drumline.engine.job import Job
 from drumline.engine.steps.eager import FIND_UNUSED, LossParts, loss_function
 from drumline.errors import UsageError
 from drumline.tasks.base import Task
-from drumline.watch.beats.phase import Phase
+from drumline.watch.heartbeat import Phase
 
 # The sum of two numbers does not depend on their order.
 FIRST_WORLD_WITH_AN_ORDER = 3
@@ -46,7 +46,7 @@ NAMED = 5
 def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> None:
     """Collective: forward passes on the next batch, and a backward pass where the layout needs it. `note` logs a
     sentence."""
-    job.ddp.beat.mark(Phase.START)
+    job.ddp.heartbeat.mark(Phase.START)
     dist = config.dist
     all_used = check_few_samples(job)
     # The elastic step names them itself, for every shard.
@@ -59,7 +59,7 @@ def warm_up(job: Job, config: Config, *, note: Callable[[str], None]) -> None:
         # the layout is settled by the second pass only.
         layout_passes = 2 if dist.static_graph else int(job.ddp.world_size >= FIRST_WORLD_WITH_AN_ORDER)
     for _ in range(max(layout_passes, int(names_unused))):
-        job.ddp.beat.mark(Phase.START)
+        job.ddp.heartbeat.mark(Phase.START)
         with dry_run(job) as task:
             batch = job.loader.preview()
             with job.autocast:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from drumline.watch.beats.phase import Phase
+from drumline.watch.cluster_state import RankState, WorkerState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.evidence import BUSY_CORES, Evidence, is_busy, pending
 from drumline.watch.diagnosis.phrases import DOING, collective, count, name, names, since, who_waits
 from drumline.watch.diagnosis.stack_frames import innermost, is_idle_worker, is_loading, users_frame
 from drumline.watch.diagnosis.stopped import judge_storage
-from drumline.watch.facts import RankFacts, WorkerFacts
+from drumline.watch.heartbeat import Phase
 
 # Why a worker does not deliver, the surest sign first.
 _STATES = {
@@ -49,7 +49,7 @@ def judge_standing(evidence: Evidence) -> Diagnosis | None:
     return _never_entered(evidence, rank, suspects)
 
 
-def find_suspects(evidence: Evidence) -> list[RankFacts]:
+def find_suspects(evidence: Evidence) -> list[RankState]:
     """Those whom others wait for, the likeliest first; when nobody waits, all that stand."""
     idle = [rank for rank in evidence.in_loop if rank.rank not in evidence.waiting]
     suspects = evidence.behind or idle
@@ -62,7 +62,7 @@ def judge_unknown(evidence: Evidence) -> Diagnosis | None:
     if not ranks:
         return None
     first = max(ranks, key=lambda rank: (rank.still_s, -rank.rank))
-    places: dict[str, list[RankFacts]] = {}
+    places: dict[str, list[RankState]] = {}
     for rank in ranks:
         one = pending(rank)
         doing = collective(one, with_sizes=True) if one else innermost(rank.stack) or DOING[rank.phase]
@@ -85,12 +85,12 @@ def judge_unknown(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _weight(rank: RankFacts) -> int:
+def _weight(rank: RankState) -> int:
     signs = (rank.state == "D" and not rank.has_io, any(worker.state == "T" for worker in rank.workers))
     return 2 * any(signs) + (rank.answers is False)
 
 
-def _in_data(evidence: Evidence, rank: RankFacts, suspects: list[RankFacts]) -> Diagnosis:
+def _in_data(evidence: Evidence, rank: RankState, suspects: list[RankState]) -> Diagnosis:
     worker = _worst(rank)
     cause, why, next_step = Cause.DATASET, "", ""
     if worker is None:
@@ -111,7 +111,7 @@ def _in_data(evidence: Evidence, rank: RankFacts, suspects: list[RankFacts]) -> 
     )
 
 
-def _worst(rank: RankFacts) -> WorkerFacts | None:
+def _worst(rank: RankState) -> WorkerState | None:
     """The worker that holds up the batch."""
     for state in _STATES:
         for worker in rank.workers:
@@ -123,7 +123,7 @@ def _worst(rank: RankFacts) -> WorkerFacts | None:
     return max(at_work, key=lambda worker: (-worker.cpu, -worker.number), default=None)
 
 
-def _about_worker(rank: RankFacts, worker: WorkerFacts) -> tuple[Cause, str, str]:
+def _about_worker(rank: RankState, worker: WorkerState) -> tuple[Cause, str, str]:
     cause, how = _STATES.get(worker.state, (Cause.DATASET, ""))
     frame = innermost(worker.stack)
     if worker.in_fork_s and not how:
@@ -143,7 +143,7 @@ def _about_worker(rank: RankFacts, worker: WorkerFacts) -> tuple[Cause, str, str
     return cause, f" (worker {worker.number} {how})", next_step
 
 
-def _holds_gil(evidence: Evidence, rank: RankFacts, suspects: list[RankFacts]) -> Diagnosis:
+def _holds_gil(evidence: Evidence, rank: RankState, suspects: list[RankState]) -> Diagnosis:
     frame = innermost(rank.stack)
     where = f" in {frame}" if frame else ""
     burns = f", at {rank.cpu:.1f} cores" if rank.cpu >= BUSY_CORES else ""
@@ -158,7 +158,7 @@ def _holds_gil(evidence: Evidence, rank: RankFacts, suspects: list[RankFacts]) -
     )
 
 
-def _works(evidence: Evidence, rank: RankFacts, suspects: list[RankFacts]) -> Diagnosis:
+def _works(evidence: Evidence, rank: RankState, suspects: list[RankState]) -> Diagnosis:
     frame = innermost(rank.stack)
     sign = f"{rank.cpu:.1f} cores" if rank.cpu >= BUSY_CORES else "files are read or written"
     return _diagnosis(
@@ -172,7 +172,7 @@ def _works(evidence: Evidence, rank: RankFacts, suspects: list[RankFacts]) -> Di
     )
 
 
-def _in_user_code(evidence: Evidence, rank: RankFacts, suspects: list[RankFacts]) -> Diagnosis:
+def _in_user_code(evidence: Evidence, rank: RankState, suspects: list[RankState]) -> Diagnosis:
     frame = innermost(rank.stack)
     phase = Phase.USER if rank.phase is Phase.START else rank.phase
     return _diagnosis(
@@ -186,7 +186,7 @@ def _in_user_code(evidence: Evidence, rank: RankFacts, suspects: list[RankFacts]
     )
 
 
-def _never_entered(evidence: Evidence, rank: RankFacts, suspects: list[RankFacts]) -> Diagnosis | None:
+def _never_entered(evidence: Evidence, rank: RankState, suspects: list[RankState]) -> Diagnosis | None:
     missed = next((one for one in evidence.waiting.values() if one is not None), None)
     if missed is None:
         return None
@@ -205,10 +205,10 @@ def _never_entered(evidence: Evidence, rank: RankFacts, suspects: list[RankFacts
 
 def _diagnosis(
     evidence: Evidence,
-    rank: RankFacts,
+    rank: RankState,
     cause: Cause,
     what: str,
-    suspects: list[RankFacts],
+    suspects: list[RankState],
     next_step: str,
     *,
     is_certain: bool = False,

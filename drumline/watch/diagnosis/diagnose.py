@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from drumline.watch.cluster_state import ClusterState
 from drumline.watch.diagnosis.blocked import judge_standing, judge_unknown
 from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.evidence import Evidence
@@ -16,7 +17,6 @@ from drumline.watch.diagnosis.left_loop import judge_left, judge_teardown
 from drumline.watch.diagnosis.mismatch import judge_mismatch
 from drumline.watch.diagnosis.stopped import judge_debugged, judge_stopped
 from drumline.watch.diagnosis.unreachable import judge_late, judge_reach, judge_unheard
-from drumline.watch.facts import Picture
 
 _ORDER: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
     judge_ended,
@@ -34,7 +34,7 @@ _ORDER: tuple[Callable[[Evidence], Diagnosis | None], ...] = (
 )
 
 
-def diagnose(picture: Picture) -> Diagnosis | None:
+def diagnose(picture: ClusterState) -> Diagnosis | None:
     """The likeliest cause; None when there is nobody to say anything of."""
     evidence = Evidence(picture)
     return next((diagnosis for look in _ORDER if (diagnosis := look(evidence)) is not None), None)

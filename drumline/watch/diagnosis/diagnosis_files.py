@@ -15,15 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
+from drumline.watch.cluster_state import ClusterState
 from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.page import page
-from drumline.watch.facts import Picture
 
 _NAME = re.compile(r"(\d{4,})-[a-z_]+\.(json|txt)")
 
 
 def write_diagnosis(
-    folder: Path, *, alarm: str, diagnosis: Diagnosis, picture: Picture, action: str, launch: str, at: float
+    folder: Path,
+    *,
+    alarm: str,
+    diagnosis: Diagnosis,
+    picture: ClusterState,
+    action: str,
+    launch: str,
+    at: float,
 ) -> Path:
     """The `.json` file. `at`: seconds since the epoch. Raises OSError when the storage does not take it."""
     make_own_folder(folder)

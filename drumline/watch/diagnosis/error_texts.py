@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from drumline.watch.facts import RankFacts
+from drumline.watch.cluster_state import RankState
 
 # What a launcher sends to the rest when one rank is gone, or to all when its user has enough.
 _REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -43,5 +43,5 @@ def is_mismatch(failure: str) -> bool:
     return any(sign in failure.lower() for sign in _MISMATCHED)
 
 
-def ended_on_request(rank: RankFacts) -> bool:
+def ended_on_request(rank: RankState) -> bool:
     return rank.exit in _ON_REQUEST or rank.failure.startswith("KeyboardInterrupt")

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from drumline.watch.beats.phase import Phase
+from drumline.watch.cluster_state import ClusterState, Collective, RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.stack_frames import is_loading, is_meeting
-from drumline.watch.facts import Collective, Picture, RankFacts
+from drumline.watch.heartbeat import Phase
 
 BUSY_CORES = 0.1
 """Over a second or two. Who computes gets at least that, also where many others do."""
@@ -39,16 +39,16 @@ _ORDER = {
 class Evidence:
     """`ranks` are those of nodes that are heard; what the others said last is in the picture only."""
 
-    picture: Picture
+    picture: ClusterState
 
     @cached_property
-    def ranks(self) -> list[RankFacts]:
-        silent = {one.node for one in self.picture.silent}
+    def ranks(self) -> list[RankState]:
+        silent = {one.node for one in self.picture.lost}
         found = (rank for node in self.picture.nodes if node.node not in silent for rank in node.ranks)
         return sorted(found, key=lambda rank: rank.rank)
 
     @cached_property
-    def in_loop(self) -> list[RankFacts]:
+    def in_loop(self) -> list[RankState]:
         """Those who run, and neither left nor failed."""
         out = (*OUT, Phase.FAILED)
         return [rank for rank in self.ranks if not has_ended(rank) and rank.phase not in out]
@@ -59,7 +59,7 @@ class Evidence:
 
     def about(
         self,
-        rank: RankFacts,
+        rank: RankState,
         cause: Cause,
         *,
         what: str,
@@ -91,7 +91,7 @@ class Evidence:
         }
 
     @cached_property
-    def behind(self) -> list[RankFacts]:
+    def behind(self) -> list[RankState]:
         """Those who did not enter what others are in, or are at an earlier place of the same step."""
         alive = self.in_loop
         front = _front(alive)
@@ -106,25 +106,25 @@ class Evidence:
         return late or [rank for rank in alive if rank.collective < newest]
 
 
-def has_ended(rank: RankFacts) -> bool:
+def has_ended(rank: RankState) -> bool:
     return rank.state in GONE or rank.exit is not None
 
 
-def is_done(rank: RankFacts) -> bool:
+def is_done(rank: RankState) -> bool:
     """Out of the loop, and in order as far as it knows."""
     return rank.phase in OUT if rank.exit is None else rank.exit in ORDERLY_EXITS
 
 
-def is_busy(rank: RankFacts) -> bool:
+def is_busy(rank: RankState) -> bool:
     return rank.cpu >= BUSY_CORES or rank.has_io
 
 
-def pending(rank: RankFacts) -> Collective | None:
+def pending(rank: RankState) -> Collective | None:
     """The oldest collective that it entered and that is not done."""
     return next((one for one in rank.collectives if not one.is_done), None)
 
 
-def _front(ranks: Sequence[RankFacts]) -> Collective | None:
+def _front(ranks: Sequence[RankState]) -> Collective | None:
     """The collective that most ranks wait in."""
     waits = Counter((one.group, one.number) for rank in ranks if (one := pending(rank)))
     if not waits:
@@ -135,21 +135,21 @@ def _front(ranks: Sequence[RankFacts]) -> Collective | None:
     )
 
 
-def _last(rank: RankFacts, group: str) -> int:
+def _last(rank: RankState, group: str) -> int:
     return max((one.number for one in rank.collectives if one.group == group), default=-1)
 
 
-def _place(rank: RankFacts) -> tuple[int, int, int] | None:
+def _place(rank: RankState) -> tuple[int, int, int] | None:
     order = _ORDER.get(rank.phase)
     return None if order is None else (rank.step, rank.micro, order)
 
 
-def seems_to_wait(rank: RankFacts) -> bool:
+def seems_to_wait(rank: RankState) -> bool:
     """For others: in a collective, as far as can be told."""
     return pending(rank) is not None or _is_stuck_in_meeting(rank)
 
 
-def _is_stuck_in_meeting(rank: RankFacts) -> bool:
+def _is_stuck_in_meeting(rank: RankState) -> bool:
     """By stack, or without one by phase: a rank that waits for others most often waits in its backward pass."""
     if rank.answers is False or rank.state in "TtD":
         return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from drumline.watch.beats.phase import Phase
+from drumline.watch.cluster_state import RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.error_texts import ended_on_request, is_lost_peer, is_mismatch
 from drumline.watch.diagnosis.evidence import Evidence, has_ended, is_done, pending
@@ -18,7 +18,7 @@ from drumline.watch.diagnosis.left_loop import judge_left
 from drumline.watch.diagnosis.phrases import at, collective, count, name, names, signal_name
 from drumline.watch.diagnosis.stack_frames import innermost, is_meeting, operation
 from drumline.watch.diagnosis.unreachable import may_be_gone
-from drumline.watch.facts import RankFacts
+from drumline.watch.heartbeat import Phase
 
 _ECHO_S, _LONGEST_ECHO_S = 2.5, 3.2
 """A host that is gone is known to be after some seconds only. By the longer one it is told all the same: the launcher
@@ -77,20 +77,20 @@ def _may_be_an_echo(evidence: Evidence, ago_s: float) -> bool:
     return ago_s < _LONGEST_ECHO_S and may_be_gone(evidence.picture, ago_s)
 
 
-def _has_own_end(rank: RankFacts) -> bool:
+def _has_own_end(rank: RankState) -> bool:
     if _ago(rank) is None or is_done(rank) or (rank.failure and is_lost_peer(rank.failure)):
         return False
     return not ended_on_request(rank)
 
 
-def _not_ended_by_launcher(ranks: list[RankFacts]) -> list[RankFacts]:
+def _not_ended_by_launcher(ranks: list[RankState]) -> list[RankState]:
     """A launcher that says how ranks ended says nothing of those that it ended itself, when one was gone."""
     if all(rank.exit is None for rank in ranks):
         return ranks
     return [rank for rank in ranks if rank.exit is not None or rank.failure or rank.memory]
 
 
-def _ago(rank: RankFacts) -> float | None:
+def _ago(rank: RankState) -> float | None:
     """How long ago it ended or failed; None: it did not."""
     if has_ended(rank):
         # It may have told its failure some time before it was gone.
@@ -98,7 +98,7 @@ def _ago(rank: RankFacts) -> float | None:
     return rank.age_s if rank.failure or rank.phase is Phase.FAILED else None
 
 
-def _strength(rank: RankFacts) -> int:
+def _strength(rank: RankState) -> int:
     """How sure it is that this one was not dragged along."""
     if rank.memory or (rank.exit is not None and rank.exit < 0) or rank.failure:
         return 3
@@ -106,19 +106,19 @@ def _strength(rank: RankFacts) -> int:
     return 2 if rank.exit is None else 1
 
 
-def _first(ranks: list[RankFacts]) -> RankFacts:
+def _first(ranks: list[RankState]) -> RankState:
     longest = max(_ago(rank) or 0.0 for rank in ranks)
     early = [rank for rank in ranks if (_ago(rank) or 0.0) >= longest - _AT_ONCE_S]
     return max(early, key=lambda rank: (_strength(rank), _ago(rank) or 0.0, -rank.rank))
 
 
-def _theirs(ranks: list[RankFacts]) -> str:
+def _theirs(ranks: list[RankState]) -> str:
     if all(rank.exit is not None and rank.exit < 0 for rank in ranks):
         return "a signal"
     return "itself" if len(ranks) == 1 else "themselves"
 
 
-def _diagnosis(evidence: Evidence, rank: RankFacts, also: str) -> Diagnosis:
+def _diagnosis(evidence: Evidence, rank: RankState, also: str) -> Diagnosis:
     cause, how, next_step = _how(evidence, rank)
     return evidence.about(
         rank,
@@ -130,7 +130,7 @@ def _diagnosis(evidence: Evidence, rank: RankFacts, also: str) -> Diagnosis:
     )
 
 
-def _how(evidence: Evidence, rank: RankFacts) -> tuple[Cause, str, str]:
+def _how(evidence: Evidence, rank: RankState) -> tuple[Cause, str, str]:
     where = at(evidence, rank)
     number = None if rank.exit is None or rank.exit >= 0 else -rank.exit
     if rank.memory:
@@ -152,7 +152,7 @@ def _how(evidence: Evidence, rank: RankFacts) -> tuple[Cause, str, str]:
     )
 
 
-def _after_signal(rank: RankFacts, number: int) -> str:
+def _after_signal(rank: RankState, number: int) -> str:
     if number == signal.SIGABRT:
         return "look at the end of its log: a library gave up, as gloo does when ranks enter different collectives"
     if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE):
@@ -160,7 +160,7 @@ def _after_signal(rank: RankFacts, number: int) -> str:
     return f"find who sent it: an operator, a batch system, or the kernel for want of memory (dmesg on {rank.host})"
 
 
-def _after_failure(rank: RankFacts) -> str:
+def _after_failure(rank: RankState) -> str:
     text = rank.failure.lower()
     if any(sign in text for sign in ("no space left", "disk is full", "disk quota")):
         return "make room on that file system; the run then goes on from its newest whole checkpoint"
@@ -171,7 +171,7 @@ def _after_failure(rank: RankFacts) -> str:
     return "see its traceback at the end of its log"
 
 
-def _rest(evidence: Evidence, first: RankFacts) -> str:
+def _rest(evidence: Evidence, first: RankState) -> str:
     """Who fell with it, or waits for it still."""
     dragged = [rank for rank in evidence.ranks if rank is not first and is_lost_peer(rank.failure)]
     if dragged:
@@ -180,7 +180,7 @@ def _rest(evidence: Evidence, first: RankFacts) -> str:
     return f"; {names(stopped)} is stopped by a signal besides" if stopped else ""
 
 
-def _torn_by_mismatch(evidence: Evidence, first: RankFacts, own: list[RankFacts]) -> Diagnosis | None:
+def _torn_by_mismatch(evidence: Evidence, first: RankState, own: list[RankState]) -> Diagnosis | None:
     """Gloo ends a process by SIGABRT when more arrives than it expects: ranks had entered different collectives. Its
     words are in the rank's log alone, so this is told by where it was."""
     aborted = [rank for rank in own if rank.exit == -signal.SIGABRT or is_mismatch(rank.failure)]
@@ -212,11 +212,11 @@ def _torn_by_mismatch(evidence: Evidence, first: RankFacts, own: list[RankFacts]
     )
 
 
-def _but(evidence: Evidence, ranks: list[RankFacts]) -> list[RankFacts]:
+def _but(evidence: Evidence, ranks: list[RankState]) -> list[RankState]:
     return [rank for rank in evidence.picture.ranks if rank not in ranks]
 
 
-def _entered(ranks: list[RankFacts]) -> str:
+def _entered(ranks: list[RankState]) -> str:
     """What the first of them of which that is known was in when it ended: by its flight recorder, else by its stack."""
     for rank in ranks:
         if rank.collectives:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from drumline.watch.beats.phase import Phase
+from drumline.watch.cluster_state import Collective, RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.error_texts import is_lost_peer
 from drumline.watch.diagnosis.evidence import (
@@ -20,7 +20,7 @@ from drumline.watch.diagnosis.evidence import (
 from drumline.watch.diagnosis.mismatch import signature
 from drumline.watch.diagnosis.phrases import name, names, seconds, who_waits
 from drumline.watch.diagnosis.stack_frames import innermost
-from drumline.watch.facts import Collective, RankFacts
+from drumline.watch.heartbeat import Phase
 
 # What the last ranks of a run do that ends in order, after others have left.
 _ENDING = (Phase.BETWEEN, Phase.EVALUATION, Phase.SAVE, Phase.OPTIMIZER)
@@ -48,12 +48,12 @@ def judge_left(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _has_left(rank: RankFacts) -> bool:
+def _has_left(rank: RankState) -> bool:
     """In order, or to be ended by gloo in a collective that comes after the loop."""
     return is_done(rank) or (rank.phase in OUT and rank.exit == -signal.SIGABRT)
 
 
-def _goes_on(evidence: Evidence, left: list[RankFacts], staying: list[RankFacts]) -> Diagnosis:
+def _goes_on(evidence: Evidence, left: list[RankState], staying: list[RankState]) -> Diagnosis:
     """Most have left: then it is the few others who are odd."""
     first = staying[0]
     after = f" after step {max(rank.step for rank in left)}" if evidence.has_steps else ""
@@ -68,7 +68,7 @@ def _goes_on(evidence: Evidence, left: list[RankFacts], staying: list[RankFacts]
     )
 
 
-def _needs_them(rank: RankFacts, left: list[RankFacts]) -> bool:
+def _needs_them(rank: RankState, left: list[RankState]) -> bool:
     """Whether this one cannot go on: it is in a collective that those who left never entered, or lost them."""
     if rank.failure:
         return is_lost_peer(rank.failure)
@@ -81,7 +81,7 @@ def _needs_them(rank: RankFacts, left: list[RankFacts]) -> bool:
     return rank.phase not in (*_ENDING, Phase.DATA, Phase.START) and not is_busy(rank) and seems_to_wait(rank)
 
 
-def _has_entered(rank: RankFacts, waits: Collective) -> bool:
+def _has_entered(rank: RankState, waits: Collective) -> bool:
     """It, and not another one that has its number by now."""
     return any(
         (one.group, one.number, signature(one)) == (waits.group, waits.number, signature(waits))
@@ -89,7 +89,7 @@ def _has_entered(rank: RankFacts, waits: Collective) -> bool:
     )
 
 
-def _rest(evidence: Evidence, left: list[RankFacts], staying: list[RankFacts]) -> str:
+def _rest(evidence: Evidence, left: list[RankState], staying: list[RankState]) -> str:
     lost = [rank for rank in staying if rank.failure]
     if lost:
         return (

@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from drumline.watch.cluster_state import Collective, RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.evidence import Evidence, has_ended
 from drumline.watch.diagnosis.phrases import at, collective, names
 from drumline.watch.diagnosis.stack_frames import users_frame
-from drumline.watch.facts import Collective, RankFacts
 
 # Of these every rank must give the same sizes; to scatter or gather, some give nothing.
 _SAME_SIZES = ("all_reduce", "allreduce", "broadcast", "reduce", "all_gather", "allgather", "reduce_scatter")
@@ -29,7 +29,7 @@ class CollectiveMismatch:
 
     group: str
     number: int
-    sides: tuple[tuple[Collective, tuple[RankFacts, ...]], ...]
+    sides: tuple[tuple[Collective, tuple[RankState, ...]], ...]
 
     @property
     def has_majority(self) -> bool:
@@ -69,16 +69,16 @@ def judge_mismatch(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def find_split(ranks: Sequence[RankFacts]) -> CollectiveMismatch | None:
+def find_split(ranks: Sequence[RankState]) -> CollectiveMismatch | None:
     """The first number at which ranks differ, and which did not come to its end on all of them."""
     is_broken = any(has_ended(rank) or rank.failure for rank in ranks)
-    entries: dict[tuple[str, int], list[tuple[RankFacts, Collective]]] = defaultdict(list)
+    entries: dict[tuple[str, int], list[tuple[RankState, Collective]]] = defaultdict(list)
     for rank in ranks:
         for one in rank.collectives:
             if not one.op.startswith(_BETWEEN_TWO):
                 entries[one.group, one.number].append((rank, one))
     for (group, number), met in sorted(entries.items(), key=lambda item: (item[0][1], item[0][0])):
-        sides: dict[Signature, list[tuple[RankFacts, Collective]]] = defaultdict(list)
+        sides: dict[Signature, list[tuple[RankState, Collective]]] = defaultdict(list)
         for rank, one in met:
             sides[signature(one)].append((rank, one))
         if len(sides) > 1 and (is_broken or not all(one.is_done for _, one in met)):
@@ -94,7 +94,7 @@ def signature(one: Collective) -> Signature:
     return one.op, one.sizes if one.op.removeprefix("_").startswith(_SAME_SIZES) else ()
 
 
-def _breaks_the_order(split: CollectiveMismatch, ranks: Sequence[RankFacts]) -> int | None:
+def _breaks_the_order(split: CollectiveMismatch, ranks: Sequence[RankState]) -> int | None:
     """Of two sides of equal size: the one that is not what came here before, after the same two collectives; else the
     one that never came before at all. None: both may be right."""
     history = _before(split, ranks)
@@ -107,7 +107,7 @@ def _breaks_the_order(split: CollectiveMismatch, ranks: Sequence[RankFacts]) -> 
     return None
 
 
-def _before(split: CollectiveMismatch, ranks: Sequence[RankFacts]) -> list[Signature]:
+def _before(split: CollectiveMismatch, ranks: Sequence[RankState]) -> list[Signature]:
     """The order up to there, on which all agreed; by the rank that has most of it."""
     histories = [
         [signature(one) for one in rank.collectives if one.group == split.group and one.number < split.number]
@@ -125,11 +125,11 @@ def _what_followed(history: Sequence[Signature]) -> Signature | None:
     return None
 
 
-def _rest(split: CollectiveMismatch, odd: int) -> Iterator[tuple[tuple[RankFacts, ...], Collective]]:
+def _rest(split: CollectiveMismatch, odd: int) -> Iterator[tuple[tuple[RankState, ...], Collective]]:
     for position, (one, ranks) in enumerate(split.sides):
         if position != odd:
             yield ranks, one
 
 
-def _others(ranks: Sequence[RankFacts]) -> str:
+def _others(ranks: Sequence[RankState]) -> str:
     return "the others" if len(ranks) > 1 else names(ranks)

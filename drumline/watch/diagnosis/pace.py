@@ -7,8 +7,8 @@ import statistics
 from collections import deque
 from collections.abc import Hashable
 
-from drumline.watch.beats.phase import Phase
-from drumline.watch.facts import Picture, RankFacts
+from drumline.watch.cluster_state import ClusterState, RankState
+from drumline.watch.heartbeat import Phase
 
 _LATE_S = 1.0
 """The most that one look may add: a sidecar that got no CPU did not see that nothing moved."""
@@ -38,7 +38,7 @@ class IdleTime:
         self._was_quiet = True
         self._gaps: deque[tuple[float, float, bool]] = deque(maxlen=4 * int(_RECENT_S))
 
-    def look(self, picture: Picture, now: float, *, counts: bool, is_busy: bool = False) -> bool:
+    def look(self, picture: ClusterState, now: float, *, counts: bool, is_busy: bool = False) -> bool:
         """Whether anything moved. `counts`: whether the time before it is typical of the run; `is_busy`: whether
         somebody has computed in it."""
         self.pass_time(now, at_most_s=_LATE_S)
@@ -75,6 +75,6 @@ def _unusual_s(gaps: list[float]) -> float:
     return 2.0 * max(heapq.nlargest(2, gaps)[1], statistics.median_low(gaps[-_NUM_USUAL:]))
 
 
-def _key(rank: RankFacts) -> Hashable:
+def _key(rank: RankState) -> Hashable:
     """What changes when a rank moves."""
-    return rank.step, rank.phase, rank.micro, rank.beats, rank.moves, rank.collective
+    return rank.step, rank.phase, rank.micro, rank.num_marks, rank.num_moves, rank.collective

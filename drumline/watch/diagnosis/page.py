@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 from drumline.terminal import one_line
 from drumline.text import number_ranges
+from drumline.watch.cluster_state import ClusterState, RankState
 from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.evidence import Evidence, pending
 from drumline.watch.diagnosis.phrases import collective, names, seconds, signal_name
-from drumline.watch.facts import Picture, RankFacts
 
 _STATES = {
     "R": "runs",
@@ -30,7 +30,7 @@ _HEADINGS = ("", "rank", "host", "state", "phase", "step", "in it for", "CPU", "
 _RIGHT = (1, 5, 6, 7)
 
 
-def page(alarm: str, diagnosis: Diagnosis, picture: Picture, *, action: str, at: float) -> str:
+def page(alarm: str, diagnosis: Diagnosis, picture: ClusterState, *, action: str, at: float) -> str:
     """The whole text of a diagnosis's file."""
     when = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     parts = [
@@ -44,7 +44,7 @@ def page(alarm: str, diagnosis: Diagnosis, picture: Picture, *, action: str, at:
     return "\n\n".join("\n".join(map(one_line, part)) for part in parts if part) + "\n"
 
 
-def _table(diagnosis: Diagnosis, picture: Picture) -> Iterator[str]:
+def _table(diagnosis: Diagnosis, picture: ClusterState) -> Iterator[str]:
     has_steps = Evidence(picture).has_steps
     rows = [_HEADINGS, *(_row(diagnosis, rank, has_steps) for rank in picture.ranks)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
@@ -56,7 +56,7 @@ def _table(diagnosis: Diagnosis, picture: Picture) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _row(diagnosis: Diagnosis, rank: RankFacts, has_steps: bool) -> tuple[str, ...]:
+def _row(diagnosis: Diagnosis, rank: RankState, has_steps: bool) -> tuple[str, ...]:
     is_named = rank.rank == diagnosis.rank or (diagnosis.rank is None and rank.host == diagnosis.host)
     waits = pending(rank)
     last = rank.collectives[-1] if rank.collectives else None
@@ -74,19 +74,19 @@ def _row(diagnosis: Diagnosis, rank: RankFacts, has_steps: bool) -> tuple[str, .
     )
 
 
-def _state(rank: RankFacts) -> str:
+def _state(rank: RankState) -> str:
     if rank.exit is not None:
         return f"killed: {signal_name(-rank.exit)}" if rank.exit < 0 else f"ended: {rank.exit}"
     return _STATES.get(rank.state, rank.state)
 
 
-def _remarks(picture: Picture) -> Iterator[str]:
+def _remarks(picture: ClusterState) -> Iterator[str]:
     """What does not fit a column."""
-    for one in picture.silent:
+    for one in picture.lost:
         how = f" ({one.how})" if one.how else ""
-        yield f"{one.host}, with ranks {number_ranges(one.ranks)}: not heard for {seconds(one.silent_s)}{how}"
-    for one in picture.unheard:
-        yield f"{one.host}: never heard, in {seconds(one.silent_s)}{f' ({one.how})' if one.how else ''}"
+        yield f"{one.host}, with ranks {number_ranges(one.ranks)}: not heard for {seconds(one.no_heartbeat_s)}{how}"
+    for one in picture.never_seen:
+        yield f"{one.host}: never heard, in {seconds(one.no_heartbeat_s)}{f' ({one.how})' if one.how else ''}"
     for node in picture.nodes:
         if node.link:
             yield f"{node.host}: {node.link}"
@@ -100,10 +100,10 @@ def _remarks(picture: Picture) -> Iterator[str]:
             yield f"rank {rank.rank}: Python does not answer in it"
 
 
-def _stacks(diagnosis: Diagnosis, picture: Picture) -> Iterator[tuple[str, Sequence[str]]]:
+def _stacks(diagnosis: Diagnosis, picture: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:
     """By stack, the named rank's first; then those of its workers and the others'."""
     ranks = sorted(picture.ranks, key=lambda rank: (rank.rank != diagnosis.rank, rank.rank))
-    alike: dict[tuple[str, ...], list[RankFacts]] = {}
+    alike: dict[tuple[str, ...], list[RankState]] = {}
     for rank in ranks:
         alike.setdefault(rank.stack, []).append(rank)
     for stack, who in alike.items():
@@ -119,8 +119,8 @@ def _stacks(diagnosis: Diagnosis, picture: Picture) -> Iterator[tuple[str, Seque
             yield head, worker.stack or ("no stack",)
 
 
-def _collectives(picture: Picture) -> Iterator[tuple[str, Sequence[str]]]:
-    alike: dict[tuple[str, ...], list[RankFacts]] = {}
+def _collectives(picture: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:
+    alike: dict[tuple[str, ...], list[RankState]] = {}
     for rank in picture.ranks:
         lines = tuple(
             f"{collective(one, with_sizes=True)}{'' if one.is_done else '  <- not done'}"

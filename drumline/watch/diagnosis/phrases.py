@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from drumline.text import number_ranges
-from drumline.watch.beats.phase import Phase
+from drumline.watch.cluster_state import Collective, RankState
 from drumline.watch.diagnosis.evidence import Evidence
-from drumline.watch.facts import Collective, RankFacts
+from drumline.watch.heartbeat import Phase
 
 DOING = {
     Phase.START: "its start",
@@ -28,11 +28,11 @@ DOING = {
 _MOST_HOSTS = 4
 
 
-def name(rank: RankFacts) -> str:
+def name(rank: RankState) -> str:
     return f"rank {rank.rank} on {rank.host}"
 
 
-def names(ranks: Sequence[RankFacts]) -> str:
+def names(ranks: Sequence[RankState]) -> str:
     """`rank 3 on node-b`, `ranks 0-2 on node-a, 5 on node-b`; of many hosts their number."""
     if len(ranks) == 1:
         return name(ranks[0])
@@ -55,12 +55,12 @@ def seconds(value: float) -> str:
     return f"{value:.0f} s" if value < 120 else f"{value / 60:.0f} min"
 
 
-def since(evidence: Evidence, rank: RankFacts) -> str:
+def since(evidence: Evidence, rank: RankState) -> str:
     """`since step 812`; where nobody counts steps, `for 12 s`."""
     return f"since step {rank.step}" if evidence.has_steps else f"for {seconds(rank.still_s)}"
 
 
-def at(evidence: Evidence, rank: RankFacts) -> str:
+def at(evidence: Evidence, rank: RankState) -> str:
     """` at step 812, in forward`, as far as that is known."""
     parts = [f"at step {rank.step}"] if evidence.has_steps else []
     if rank.phase not in (Phase.FAILED, Phase.LEFT, Phase.LEAVING, Phase.START):
@@ -75,7 +75,7 @@ def collective(one: Collective, *, with_sizes: bool = False) -> str:
     return f"{text} of {sizes}" if with_sizes and one.sizes else text
 
 
-def who_waits(evidence: Evidence, culprits: Sequence[RankFacts]) -> str:
+def who_waits(evidence: Evidence, culprits: Sequence[RankState]) -> str:
     """`; 7 ranks wait in all_reduce #4410`, or nothing."""
     named = {rank.rank for rank in culprits}
     waits = Counter(

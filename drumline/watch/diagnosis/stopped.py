@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from drumline.watch.cluster_state import RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.evidence import Evidence, has_ended
 from drumline.watch.diagnosis.phrases import DOING, name, names, seconds, since, who_waits
 from drumline.watch.diagnosis.stack_frames import innermost, is_at_prompt
-from drumline.watch.facts import RankFacts
 
 CERTAINLY_STOPPED_S = 1.0
 """Tools that pause a process by signals (cpulimit, a snapshot) let it continue within a fraction of this; debuggers and
@@ -51,7 +51,7 @@ def judge_debugged(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def judge_storage(evidence: Evidence, rank: RankFacts) -> Diagnosis | None:
+def judge_storage(evidence: Evidence, rank: RankState) -> Diagnosis | None:
     """A rank in state D that moves no data: the kernel waits for a file system that does not answer."""
     if rank.state != "D" or rank.has_io:
         return None

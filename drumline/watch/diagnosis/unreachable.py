@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from drumline.text import number_ranges
+from drumline.watch.cluster_state import Answer, ClusterState, LostNode, NodeState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.error_texts import is_lost_peer
 from drumline.watch.diagnosis.evidence import Evidence, has_ended, is_done
 from drumline.watch.diagnosis.phrases import seconds, who_waits
-from drumline.watch.facts import Answer, NodeFacts, Picture, Silent
 
 SILENT_S = 3.0
 _REFUSED_S = 5.0
@@ -18,19 +18,19 @@ _UNTRIED_S = 10.0
 """When a new connection was not tried, or came about: a sidecar without CPU is as silent as a host that is gone."""
 
 
-def is_unreachable(one: Silent) -> bool:
+def is_unreachable(one: LostNode) -> bool:
     """Whether a silent node is gone, rather than late. Where connections are taken, the run may be well."""
     if one.answer is Answer.TAKEN:
         return False
     if not one.how:
-        return one.silent_s >= _UNTRIED_S
-    return one.silent_s >= (_REFUSED_S if one.answer is Answer.REFUSED else SILENT_S)
+        return one.no_heartbeat_s >= _UNTRIED_S
+    return one.no_heartbeat_s >= (_REFUSED_S if one.answer is Answer.REFUSED else SILENT_S)
 
 
 def judge_reach(evidence: Evidence) -> Diagnosis | None:
     picture = evidence.picture
     me = next((node for node in picture.nodes if node.node == picture.me), None)
-    gone = [one for one in picture.silent if is_unreachable(one) and not _is_done(picture, one)]
+    gone = [one for one in picture.lost if is_unreachable(one) and not _is_done(picture, one)]
     if me is not None and gone and (me.link or _is_alone(picture, gone)):
         return _cut_off(evidence, me, gone)
     if me is not None and gone and (witness := _witness(picture, gone[0])):
@@ -43,73 +43,76 @@ def judge_reach(evidence: Evidence) -> Diagnosis | None:
 def judge_unheard(evidence: Evidence) -> Diagnosis | None:
     """A host that was gone before its sidecar was ever heard. Its port alone may be closed: that it is gone is known by
     the ranks that have lost it."""
-    gone = [one for one in evidence.picture.unheard if one.how and is_unreachable(one)]
+    gone = [one for one in evidence.picture.never_seen if one.how and is_unreachable(one)]
     has_lost = any(is_lost_peer(rank.failure) for rank in evidence.ranks)
     return _gone(evidence, gone) if gone and has_lost else None
 
 
-def may_be_gone(picture: Picture, since_s: float) -> bool:
+def may_be_gone(picture: ClusterState, since_s: float) -> bool:
     """Whether another node that had ranks left to run was not heard in the last `since_s` seconds. How it is silent
     does not count: a host that goes down refuses connections first, and it takes seconds to learn that it answers no
     more."""
     me = next((node for node in picture.nodes if node.node == picture.me), None)
-    heard_s = {} if me is None else me.heard_s
+    heartbeat_age_s = {} if me is None else me.heartbeat_age_s
     running = [node.node for node in picture.nodes if node.node != picture.me and not _is_out(node)]
-    return bool(picture.unheard) or any(heard_s.get(node, 0.0) >= since_s for node in running)
+    return bool(picture.never_seen) or any(heartbeat_age_s.get(node, 0.0) >= since_s for node in running)
 
 
-def _is_out(node: NodeFacts) -> bool:
+def _is_out(node: NodeState) -> bool:
     """Whether its ranks have ended; before it has seen them, its pulse has none."""
     return bool(node.ranks) and all(has_ended(rank) or is_done(rank) for rank in node.ranks)
 
 
 def judge_late(evidence: Evidence) -> Diagnosis | None:
     """Silence that may still end."""
-    late = [one for one in evidence.picture.silent if not _is_done(evidence.picture, one)]
+    late = [one for one in evidence.picture.lost if not _is_done(evidence.picture, one)]
     return _gone(evidence, late, is_certain=False) if late else None
 
 
-def one_way(picture: Picture) -> tuple[NodeFacts, NodeFacts, float] | None:
+def one_way(picture: ClusterState) -> tuple[NodeState, NodeState, float] | None:
     """(who is not heard, who does not hear it, for how long), of two nodes of which one hears the other."""
-    silent = {one.node for one in picture.silent}
+    silent = {one.node for one in picture.lost}
     nodes = {node.node: node for node in picture.nodes if node.node not in silent}
     found = [
         (nodes[speaker], listener, age)
         for listener in nodes.values()
-        for speaker, age in listener.heard_s.items()
-        if speaker in nodes and age >= SILENT_S and nodes[speaker].heard_s.get(listener.node, age) < _FRESH_S
+        for speaker, age in listener.heartbeat_age_s.items()
+        if speaker in nodes
+        and age >= SILENT_S
+        and nodes[speaker].heartbeat_age_s.get(listener.node, age) < _FRESH_S
     ]
     return max(found, key=lambda one: one[2]) if found else None
 
 
-def _is_done(picture: Picture, one: Silent) -> bool:
+def _is_done(picture: ClusterState, one: LostNode) -> bool:
     """Whether its ranks had left in order when it was last heard: then its sidecar has left too."""
     last = [rank for node in picture.nodes if node.node == one.node for rank in node.ranks]
     return bool(last) and all(map(is_done, last))
 
 
-def _is_alone(picture: Picture, gone: list[Silent]) -> bool:
+def _is_alone(picture: ClusterState, gone: list[LostNode]) -> bool:
     """With three nodes or more, to hear none of them says more of oneself than of them."""
     return len(gone) >= 2 and all(node.node == picture.me for node in picture.nodes if not _is_in(node, gone))
 
 
-def _is_in(node: NodeFacts, gone: list[Silent]) -> bool:
+def _is_in(node: NodeState, gone: list[LostNode]) -> bool:
     return any(one.node == node.node for one in gone)
 
 
-def _witness(picture: Picture, one: Silent) -> NodeFacts | None:
+def _witness(picture: ClusterState, one: LostNode) -> NodeState | None:
     """Another node, which still hears the one that is silent here."""
     return next(
         (
             node
             for node in picture.nodes
-            if node.node not in (picture.me, one.node) and node.heard_s.get(one.node, SILENT_S) < SILENT_S
+            if node.node not in (picture.me, one.node)
+            and node.heartbeat_age_s.get(one.node, SILENT_S) < SILENT_S
         ),
         None,
     )
 
 
-def _cut_off(evidence: Evidence, me: NodeFacts, gone: list[Silent]) -> Diagnosis:
+def _cut_off(evidence: Evidence, me: NodeState, gone: list[LostNode]) -> Diagnosis:
     why = me.link or f"{len(gone)} of {len(gone) + 1} nodes went silent together"
     hosts = _some([one.host for one in gone])
     return _diagnosis(
@@ -122,12 +125,12 @@ def _cut_off(evidence: Evidence, me: NodeFacts, gone: list[Silent]) -> Diagnosis
     )
 
 
-def _one_way(evidence: Evidence, me: NodeFacts, one: Silent, witness: NodeFacts) -> Diagnosis:
+def _one_way(evidence: Evidence, me: NodeState, one: LostNode, witness: NodeState) -> Diagnosis:
     return _diagnosis(
         evidence,
         one.host,
-        f"{me.host} has not heard {one.host} for {seconds(one.silent_s)}, but {witness.host} hears it: the way from "
-        f"{one.host} to {me.host} is closed",
+        f"{me.host} has not heard {one.host} for {seconds(one.no_heartbeat_s)}, but {witness.host} hears it: the way "
+        f"from {one.host} to {me.host} is closed",
         _between(one.host, me.host),
         [one],
     )
@@ -144,12 +147,12 @@ def _deaf(evidence: Evidence) -> Diagnosis | None:
         f"{speaker.host} hears {listener.host}, but {listener.host} has not heard {speaker.host} for {seconds(age)}: "
         f"the way from {speaker.host} to {listener.host} is closed",
         _between(speaker.host, listener.host),
-        [Silent(node=listener.node, host=listener.host, ranks=(), silent_s=age)],
+        [LostNode(node=listener.node, host=listener.host, ranks=(), no_heartbeat_s=age)],
     )
 
 
-def _gone(evidence: Evidence, gone: list[Silent], *, is_certain: bool = True) -> Diagnosis:
-    first = max(gone, key=lambda one: one.silent_s)
+def _gone(evidence: Evidence, gone: list[LostNode], *, is_certain: bool = True) -> Diagnosis:
+    first = max(gone, key=lambda one: one.no_heartbeat_s)
     how = f" ({first.how})" if first.how else " (it takes connections, but its sidecar says nothing)"
     own = (
         f", with {'rank' if len(first.ranks) == 1 else 'ranks'} {number_ranges(first.ranks)}"
@@ -165,7 +168,7 @@ def _gone(evidence: Evidence, gone: list[Silent], *, is_certain: bool = True) ->
         if answers
         else f"see whether {first.host} is up, then {_between(me, first.host)}"
     )
-    what = f"no heartbeat from {first.host} for {seconds(first.silent_s)}{how}{own}{too}"
+    what = f"no heartbeat from {first.host} for {seconds(first.no_heartbeat_s)}{how}{own}{too}"
     num_nodes = len({node.node for node in evidence.picture.nodes} | {one.node for one in gone})
     if num_nodes == 2 and not answers:  # the other one says the same of this one
         what += f"; of two nodes either may be cut off, {first.host} or {me}"
@@ -180,12 +183,12 @@ def _some(hosts: list[str]) -> str:
     return ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if hosts[4:] else "")
 
 
-def _longest(gone: list[Silent]) -> float:
-    return max(one.silent_s for one in gone)
+def _longest(gone: list[LostNode]) -> float:
+    return max(one.no_heartbeat_s for one in gone)
 
 
 def _diagnosis(
-    evidence: Evidence, host: str, what: str, next_step: str, gone: list[Silent], *, is_certain: bool = True
+    evidence: Evidence, host: str, what: str, next_step: str, gone: list[LostNode], *, is_certain: bool = True
 ) -> Diagnosis:
     waits = who_waits(evidence, [])
     return Diagnosis(

@@ -13,13 +13,13 @@ from collections import deque
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from drumline.watch.beats.phase import Phase
+from drumline.watch.cluster_state import ClusterState, RankState
 from drumline.watch.diagnosis import triggers
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.evidence import BUSY_CORES, OUT, has_ended, is_done
 from drumline.watch.diagnosis.pace import QUIET, IdleTime
 from drumline.watch.diagnosis.phrases import seconds
-from drumline.watch.facts import Picture, RankFacts
+from drumline.watch.heartbeat import Phase
 
 _SUSPECT_S, _SUSPECT_QUIET_S = 2.0, 5.0
 _AGAIN_S = 5.0
@@ -68,8 +68,8 @@ class Watchdog:
         """`hang_s`: None: what may be innocent is never acted on."""
         self._hang_s, self._world_size = math.inf if hang_s is None else hang_s, world_size
         self._pace = IdleTime()
-        self._picture = Picture(me=0, nodes=())
-        self._seen: dict[int, RankFacts] = {}
+        self._picture = ClusterState(me=0, nodes=())
+        self._seen: dict[int, RankState] = {}
         self._first_step: int | None = None
         self._looked: float | None = None
         self._awake_from = 0.0
@@ -85,7 +85,7 @@ class Watchdog:
         self._has_moved = False
         self.wants_evidence = False
 
-    def observe(self, picture: Picture, now: float) -> Recovery | None:
+    def observe(self, picture: ClusterState, now: float) -> Recovery | None:
         self.wants_evidence = False
         if self._looked is not None and now - self._looked > _AWAKE_S:
             self._awake_from = now + _AWAKE_S
@@ -103,7 +103,7 @@ class Watchdog:
         """Whether there is a sign that is looked into within the second."""
         return not self._signs <= self._gathered
 
-    def decide(self, diagnosis: Diagnosis | None, picture: Picture, now: float) -> Alarm | None:
+    def decide(self, diagnosis: Diagnosis | None, picture: ClusterState, now: float) -> Alarm | None:
         """What to say of it; None: nothing, or nothing new. `picture`: as it is by now. Gathering takes a second or
         two, which count as any others; what went on meanwhile does not stand."""
         self._pace.pass_time(now, at_most_s=_GATHERING_S)
@@ -132,7 +132,7 @@ class Watchdog:
             next_step=f"{diagnosis.next_step}; the watchdog {end}",
         )
 
-    def _follow(self, picture: Picture, now: float) -> None:
+    def _follow(self, picture: ClusterState, now: float) -> None:
         self._picture, self._looked = picture, now
         # A node whose ranks are done goes silent, and what it said last still holds.
         self._seen.update((rank.rank, rank) for rank in picture.ranks)
@@ -254,9 +254,9 @@ class Watchdog:
         is_closing = any(rank.phase is Phase.LEAVING and not has_ended(rank) for rank in ranks)
         return len(ranks) >= self._world_size and all(map(is_done, ranks)) and not is_closing
 
-    def _note(self, picture: Picture) -> None:
+    def _note(self, picture: ClusterState) -> None:
         for rank in picture.ranks:
-            if self._first_step is None and rank.beats:
+            if self._first_step is None and rank.num_marks:
                 self._first_step = rank.step
             recent = self._work.setdefault(rank.rank, deque(maxlen=_NUM_RECENT))
             recent.append(rank.cpu >= BUSY_CORES or rank.has_io or rank.state == "R")
@@ -269,7 +269,7 @@ class Watchdog:
         ranks = self._picture.ranks
         if self._is_plain(ranks):
             return self._pace.num_moves < _NUM_FIRST_MOVES
-        beats = max((rank.beats for rank in ranks), default=0)
+        beats = max((rank.num_marks for rank in ranks), default=0)
         return self._num_steps() < _NUM_FIRST_STEPS and beats < _NUM_FIRST_BEATS
 
     def _num_steps(self) -> int:
@@ -279,9 +279,9 @@ class Watchdog:
             return self._pace.num_moves // _NUM_FIRST_MOVES
         return max(rank.step for rank in ranks) - (self._first_step or 0)
 
-    def _is_plain(self, ranks: list[RankFacts]) -> bool:
+    def _is_plain(self, ranks: list[RankState]) -> bool:
         """A loop without heartbeats: nobody marks what it does, and only collectives and steps of DDP are seen."""
-        return all(rank.beats < 2 or rank.phase in OUT for rank in ranks)
+        return all(rank.num_marks < 2 or rank.phase in OUT for rank in ranks)
 
     def _is_in(self, phases: tuple[Phase, ...]) -> bool:
         ranks = self._picture.ranks
@@ -307,7 +307,7 @@ def _is_waited_for(diagnosis: Diagnosis) -> bool:
     return diagnosis.num_blocked > 0 or diagnosis.cause is Cause.TEARDOWN
 
 
-def _reached(picture: Picture) -> tuple[int, int]:
+def _reached(picture: ClusterState) -> tuple[int, int]:
     ranks = picture.ranks
     return max((rank.step for rank in ranks), default=0), max((rank.collective for rank in ranks), default=0)
 

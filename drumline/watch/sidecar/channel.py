@@ -113,16 +113,16 @@ class Channel:
             log.warning(f"a message to node {node} was not sent: {error.what}")
             return False
 
-    def heard_s(self) -> dict[int, float]:
+    def heartbeat_age_s(self) -> dict[int, float]:
         """By node, how long ago it was last heard; infinite for one that never was."""
         now = time.monotonic()
         return {node: now - self._heard.get(node, -math.inf) for node in self.peers}
 
-    def up_s(self) -> float:
+    def open_s(self) -> float:
         """For how long this channel has been open: a node that was never heard may not have had its time."""
         return time.monotonic() - self._begun
 
-    def how_silent(self, node: int) -> str:
+    def connect_result(self, node: int) -> str:
         """What came of the last try to reach a node that is silent; empty while it is heard."""
         return self._how.get(node, "")
 
@@ -256,6 +256,6 @@ async def _connect(peer: Peer) -> socket.socket:
     return call
 
 
-def heard_at_all(heard_s: Mapping[int, float]) -> dict[int, float]:
-    """The same without nodes that never were."""
-    return {node: age for node, age in heard_s.items() if age < math.inf}
+def known_ages(ages: Mapping[int, float]) -> dict[int, float]:
+    """Without nodes that never sent anything."""
+    return {node: age for node, age in ages.items() if age < math.inf}

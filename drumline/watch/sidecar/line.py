@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from drumline.net.handshake import SEAL_BYTES
-from drumline.watch.facts import Answer
+from drumline.watch.cluster_state import Answer
 from drumline.watch.sidecar.wire import (
     MAX_BYTES,
     MAX_STRANGER_BYTES,

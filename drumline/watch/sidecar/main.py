@@ -1,7 +1,7 @@
-"""The sidecar: a process that the first rank of each node starts (rank/beside.py); its terms come on stdin.
+"""The sidecar: a process that the first rank of each node starts (rank/sidecar_process.py); its options come on stdin.
 
-It looks at its ranks five times a second and tells the hubs twice a second, and at once when one has ended or is
-stopped. Nothing that happens to it is felt by the ranks.
+It observes its ranks five times a second and sends a heartbeat to the hubs twice a second, and at once when a rank has
+exited or is stopped. Nothing that happens to it affects the ranks.
 """
 
 from __future__ import annotations
@@ -15,47 +15,48 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from drumline.launch.node.watch_folder import SIDECAR, hold
 from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.evidence import is_done
-from drumline.watch.facts import to_json
-from drumline.watch.sidecar.channel import NUM_HUBS, Channel, heard_at_all
-from drumline.watch.sidecar.chief import SILENT_S, Chief, is_said, urgent
-from drumline.watch.sidecar.ending import Ending
-from drumline.watch.sidecar.node import Node
-from drumline.watch.sidecar.noted import Noted
-from drumline.watch.sidecar.telling import Teller
-from drumline.watch.sidecar.terms import Terms, terms_from_json
-from drumline.watch.status.record import StepRates, status_record
+from drumline.watch.diagnosis.triggers import urgent_symptoms
+from drumline.watch.sidecar.channel import NUM_HUBS, Channel, known_ages
+from drumline.watch.sidecar.leader import LOST_AFTER_S, Leader, is_printed
+from drumline.watch.sidecar.local_ranks import LocalRanks, ScriptReports
+from drumline.watch.sidecar.sidecar_options import SidecarOptions
+from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
+from drumline.watch.status_file import StepRates, status_record
 
 TICK_S = 0.2
-CONSIDER_S = 0.4
-PULSE_S = 0.5
+DECIDE_S = 0.4
+HEARTBEAT_S = 0.5
 STATUS_S = 1.0
 # Behind the ranks, where they leave no core free; when they hang, they do.
 NICE = 5
 # In which this process did not run, and so could see nothing.
 LATE_S = 1.0
+# After the ranks of this node are done: for those of other nodes, and for what is still to be reported of a failure.
+LINGER_S = 6.0
 
 
 class Sidecar:
     """One node's."""
 
-    def __init__(self, terms: Terms) -> None:
-        self.terms = terms
-        self.teller = Teller(terms)
-        listener = None if terms.listener is None else socket.socket(fileno=terms.listener)
-        self.node = Node(terms, "" if listener is None else listener.getsockname()[0])
+    def __init__(self, options: SidecarOptions) -> None:
+        self.options = options
+        self.reporter = SidecarReporter(options)
+        listener = None if options.listener is None else socket.socket(fileno=options.listener)
+        self.ranks = LocalRanks(options, "" if listener is None else listener.getsockname()[0])
         self.channel = None if listener is None else self._open_channel(listener)
-        self.chief = Chief(terms, self.node, self.channel, self.teller, self._act)
-        self.noted = Noted(terms)
-        self.ending = Ending(Path(terms.folder), self.node, self.chief)
-        self._considering: asyncio.Task[None] | None = None
+        self.leader = Leader(options, self.ranks, self.channel, self.reporter, self._act)
+        self.scripts = ScriptReports(options)
+        self.exit = ExitCondition(Path(options.folder), self.ranks, self.leader)
+        self._deciding: asyncio.Task[None] | None = None
         self._awake_s = 0.0
-        self._pulse_at = self._status_at = self._considered_at = 0.0
+        self._heartbeat_at = self._status_at = self._decided_at = 0.0
         self._rates = StepRates()
         self._tasks: set[asyncio.Task[None]] = set()
         self._errors: set[str] = set()
@@ -63,182 +64,208 @@ class Sidecar:
     async def run(self) -> None:
         """To the end of the node's ranks."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._told_to_end)
-        loop.add_reader(sys.stdin.fileno(), self._starter_closed)
+        loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
+        loop.add_reader(sys.stdin.fileno(), self._on_stdin_closed)
         if self.channel is not None:
             await self.channel.start()
         before = time.monotonic()
-        while not self.ending.is_due(time.monotonic()):
+        while not self.exit.is_met(time.monotonic()):
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             self._awake_s += min(now - before, LATE_S)
             before = now
-            seen = urgent(self.node.facts)
-            is_urgent = urgent(self.node.look(now, self._heard())) != seen
-            self.chief.has_news |= is_urgent
-            self.node.hear_ends(loop)
-            self._share_notes()
-            self._send_pulse(now, at_once=is_urgent)
-            self._consider(now)
-            self._show_status(now)
+            symptoms = urgent_symptoms(self.ranks.state.ranks)
+            is_urgent = urgent_symptoms(self.ranks.observe(now, self._heartbeat_ages()).ranks) != symptoms
+            self.leader.is_urgent |= is_urgent
+            self.ranks.observe_exits(loop)
+            self._share_scripts()
+            self._send_heartbeat(now, at_once=is_urgent)
+            self._decide(now)
+            self._write_status(now)
         await self._leave()
 
-    def _told_to_end(self) -> None:
-        self.ending.is_told = True
+    def _on_sigterm(self) -> None:
+        self.exit.is_requested = True
 
-    def _starter_closed(self) -> None:
+    def _on_stdin_closed(self) -> None:
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        self.ending.has_lost_starter = True
+        self.exit.has_lost_starter = True
 
-    def _heard(self) -> dict[int, float]:
-        return {} if self.channel is None else heard_at_all(self.channel.heard_s())
+    def _heartbeat_ages(self) -> dict[int, float]:
+        return {} if self.channel is None else known_ages(self.channel.heartbeat_age_s())
 
-    def _is_chief(self) -> bool:
-        heard = self._heard()
-        lower = [
-            node
-            for node in range(min(self.terms.node, NUM_HUBS))
-            if heard.get(node, SILENT_S + 1) <= SILENT_S
-        ]
-        return not lower
+    def _leads(self) -> bool:
+        ages = self._heartbeat_ages()
+        lower = range(min(self.options.node, NUM_HUBS))
+        return not any(ages.get(node, LOST_AFTER_S + 1) <= LOST_AFTER_S for node in lower)
 
-    def _consider(self, now: float) -> None:
-        if self._considering is not None and self._considering.done():
-            self._note_error(self._considering)
-            self._considering = None
-        is_due = now - self._considered_at >= CONSIDER_S or self.chief.has_news
-        if self._considering is None and self.node.has_begun and is_due:
-            self._considered_at = now
-            work = self.chief.consider(lambda: self._awake_s, speaks=self._is_chief())
-            self._considering = asyncio.ensure_future(work)
+    def _decide(self, now: float) -> None:
+        if self._deciding is not None and self._deciding.done():
+            self._report_error(self._deciding)
+            self._deciding = None
+        is_due = now - self._decided_at >= DECIDE_S or self.leader.is_urgent
+        if self._deciding is None and self.ranks.have_started and is_due:
+            self._decided_at = now
+            work = self.leader.update(lambda: self._awake_s, leads=self._leads())
+            self._deciding = asyncio.ensure_future(work)
 
-    def _share_notes(self) -> None:
-        for rank, record in self.noted.look(self.channel):
+    def _share_scripts(self) -> None:
+        for rank, record in self.scripts.update(self.channel):
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-                self.chief.hear_note(rank, record)
+                self.leader.receive_script(rank, record)
 
-    def _send_pulse(self, now: float, *, is_last: bool = False, at_once: bool = False) -> None:
-        if self.channel is None or (now - self._pulse_at < PULSE_S and not (is_last or at_once)):
+    def _send_heartbeat(self, now: float, *, is_last: bool = False, at_once: bool = False) -> None:
+        if self.channel is None or (now - self._heartbeat_at < HEARTBEAT_S and not (is_last or at_once)):
             return
-        self._pulse_at = now
-        message = {"kind": "pulse", "facts": to_json(self.node.facts), "is_last": is_last}
-        for peer in self.terms.peers:
+        self._heartbeat_at = now
+        message = {"kind": "heartbeat", "state": asdict(self.ranks.state), "is_last": is_last}
+        for peer in self.options.peers:
             self.channel.send(peer.node, message)
 
-    def _show_status(self, now: float, *, is_last: bool = False) -> None:
-        if (
-            not self.node.has_begun
-            or not self._is_chief()
-            or (now - self._status_at < STATUS_S and not is_last)
-        ):
+    def _write_status(self, now: float, *, is_last: bool = False) -> None:
+        is_due = is_last or now - self._status_at >= STATUS_S
+        if not self.ranks.have_started or not is_due or not self._leads():
             return
         self._status_at = now
-        picture = self.chief.picture()
+        cluster = self.leader.cluster()
         record = status_record(
-            picture,
+            cluster,
             now=time.time(),
-            world_size=self.terms.world_size,
-            hang_s=self.terms.hang_s,
-            rates=self._rates.look(picture, now),
-            words=self.chief.last_words,
-            # After a hang or a failure the launcher may start it again.
-            has_ended=is_last and all(map(is_done, picture.ranks)),
+            world_size=self.options.world_size,
+            hang_s=self.options.hang_s,
+            rates=self._rates.update(cluster, now),
+            notices=self.leader.notices,
+            # After a hang or a failure the launcher may restart it.
+            has_ended=is_last and all(map(is_done, cluster.ranks)),
         )
-        self.teller.show_status(record)
+        self.reporter.write_status(record)
+
+    # Messages of other sidecars
 
     def _open_channel(self, listener: socket.socket) -> Channel:
         return Channel(
-            me=self.terms.node,
-            peers=self.terms.peers,
-            secret=self.terms.secret.encode(),
-            on_message=self._hear,
+            me=self.options.node,
+            peers=self.options.peers,
+            secret=self.options.secret.encode(),
+            on_message=self._receive,
             listener=listener,
         )
 
-    def _hear(self, node: int, message: dict[str, Any]) -> None:
-        """Of a peer that knows the secret; what makes no sense is of another version, and left aside."""
+    def _receive(self, node: int, message: dict[str, Any]) -> None:
+        """From a peer that knows the secret; what makes no sense comes from another version, and is ignored."""
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
             match message["kind"]:
-                case "pulse":
-                    self.chief.hear_pulse(node, message)
-                case "note":
-                    self.chief.hear_note(int(message["rank"]), message["note"])
-                case "gathered":
-                    self.chief.hear_gathered(node, message)
-                case "gather":
-                    self._spawn(self._answer(node, int(message["number"])))
+                case "heartbeat":
+                    self.leader.receive_heartbeat(node, message)
+                case "script":
+                    self.leader.receive_script(int(message["rank"]), message["report"])
+                case "inspected":
+                    self.leader.receive_inspected(node, message)
+                case "inspect":
+                    task = asyncio.ensure_future(self._inspect(node, int(message["number"])))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                    task.add_done_callback(self._report_error)
                 case "act":
-                    self._end_ranks(
-                        message["alarm"], Diagnosis.from_json(message["diagnosis"]), message["action"]
-                    )
+                    diagnosis = Diagnosis.from_json(message["diagnosis"])
+                    self._act_here(message["alarm"], diagnosis, message["action"])
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(self._note_error)
-
-    def _note_error(self, task: asyncio.Task[None]) -> None:
-        """One of our own making. It is told once of a kind, and the next look may be a better one."""
+    def _report_error(self, task: asyncio.Task[None]) -> None:
+        """An error in the sidecar itself: once of a kind, and the next decision may be a better one."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         where = traceback.extract_tb(error.__traceback__)[-1]
-        told = f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
-        if told not in self._errors:
-            self._errors.add(told)
-            self.teller.say(f"the watch on {self.terms.host} has an error of its own, and goes on: {told}")
+        text = f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
+        if text not in self._errors:
+            self._errors.add(text)
+            self.reporter.print(f"the sidecar on {self.options.host} had an error, and continues: {text}")
 
-    async def _answer(self, node: int, number: int) -> None:
-        facts = await self.node.look_closely(self._heard())
+    async def _inspect(self, node: int, number: int) -> None:
+        state = await self.ranks.inspect(self._heartbeat_ages())
         assert self.channel is not None
-        self.channel.send(node, {"kind": "gathered", "number": number, "facts": to_json(facts)})
+        self.channel.send(node, {"kind": "inspected", "number": number, "state": asdict(state)})
 
     def _act(self, alarm: str, diagnosis: Diagnosis, action: str) -> None:
-        """As the chief: all nodes do the same, this one last."""
+        """As the leader: all nodes do the same, this one last."""
         message = {"kind": "act", "alarm": alarm, "diagnosis": diagnosis.to_json(), "action": action}
-        for peer in self.terms.peers:
+        for peer in self.options.peers:
             if self.channel is not None:
                 self.channel.send(peer.node, message)
-        self._end_ranks(alarm, diagnosis, action, was_told=is_said(diagnosis))
+        self._act_here(alarm, diagnosis, action, was_told=is_printed(diagnosis))
 
-    def _end_ranks(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_told: bool = False) -> None:
+    def _act_here(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_told: bool = False) -> None:
         with contextlib.suppress(OSError):
-            self.teller.hand_to_launcher(alarm, diagnosis, action, was_told=was_told)
+            self.reporter.write_for_launcher(alarm, diagnosis, action, was_told=was_told)
         if action in ("restart", "stop"):
-            self.chief.has_acted = True
-            self.node.kill()
+            self.leader.has_acted = True
+            self.ranks.kill()
         elif alarm == "failure":
-            self.chief.has_acted = True  # or it would be told once more when the chief has left
+            self.leader.has_acted = True  # or it would be reported once more when the leader has exited
 
     async def _leave(self) -> None:
-        self._share_notes()
-        if self._is_chief() and not self.chief.has_acted:
-            self.chief.report_differences()
+        self._share_scripts()
+        if self._leads() and not self.leader.has_acted:
+            self.leader.report_differences()
         if self.channel is not None:
-            self._send_pulse(time.monotonic(), is_last=True)
+            self._send_heartbeat(time.monotonic(), is_last=True)
             await asyncio.sleep(0)
-        await self.teller.drain()
-        self._show_status(time.monotonic(), is_last=True)
-        await self.teller.drain()
+        await self.reporter.drain()
+        self._write_status(time.monotonic(), is_last=True)
+        await self.reporter.drain()
         if self.channel is not None:
             await self.channel.close()
-        if self.terms.owns_folder:
-            shutil.rmtree(self.terms.folder, ignore_errors=True)
+        if self.options.owns_folder:
+            shutil.rmtree(self.options.folder, ignore_errors=True)
+
+
+class ExitCondition:
+    """A sidecar exits when its ranks are done, and all that is to be reported of them was reported.
+
+    A job may also end before all its ranks have started; its folder may be removed, or another sidecar take its place
+    (a second group in the same processes starts one of its own)."""
+
+    def __init__(self, folder: Path, ranks: LocalRanks, leader: Leader) -> None:
+        self._pid_file = folder / SIDECAR
+        self._ranks, self._leader = ranks, leader
+        self.is_requested = False
+        """By SIGTERM, which a launcher may send to all of a job's processes: its ranks must end first."""
+        self.has_lost_starter = False
+        """The rank that started this process has exited, or is out of its loop."""
+        self._done_since: float | None = None
+
+    def is_met(self, now: float) -> bool:
+        never_started = self.has_lost_starter and not self._ranks.have_started
+        if not self._has_place() or (self.is_requested and (self._leader.has_acted or never_started)):
+            return True
+        if not (self._ranks.are_done or never_started):
+            self._done_since = None
+            return False
+        if self._done_since is None:
+            self._done_since = now
+        # Ranks that ended in order need no report; of others it must be said what happened.
+        is_reported = self._leader.has_acted or (self._ranks.ended_well and self._leader.all_have_left())
+        return is_reported or now - self._done_since > LINGER_S
+
+    def _has_place(self) -> bool:
+        try:
+            return self._pid_file.read_text(encoding="utf-8") == str(os.getpid())
+        except OSError:
+            return False
 
 
 def main() -> None:
-    """Read the terms, and watch."""
+    """Read the options, and observe."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
-    terms = terms_from_json(sys.stdin.readline())
+    options = SidecarOptions.from_json(sys.stdin.readline())
     try:
-        Path(terms.folder, SIDECAR).write_text(str(os.getpid()), encoding="utf-8")
-        if terms.owns_folder:
-            hold(Path(terms.folder))  # to the end
+        Path(options.folder, SIDECAR).write_text(str(os.getpid()), encoding="utf-8")
+        if options.owns_folder:
+            hold(Path(options.folder))  # to the end
     except FileNotFoundError:  # the job was over before this process was there
         return
-    asyncio.run(Sidecar(terms).run())
+    asyncio.run(Sidecar(options).run())
     sys.stdout.flush()
-    # Not waiting for a thread that may hang in the run folder.
+    # Without waiting for a thread that may be blocked in the run folder.
     os._exit(0)

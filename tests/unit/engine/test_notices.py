@@ -14,7 +14,7 @@ from drumline.engine.notices import WatchNotices
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter, read_events
 from drumline.metrics.json_lines import JsonLines
-from drumline.watch.sidecar.telling import NOTICES
+from drumline.watch.sidecar.sidecar_reporter import NOTICES
 from tests.jobs import Classify, make_config, train_here
 
 SLOW = "rank 3 on node-b takes 5.1x as long as its peers in forward"

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from drumline.watch.beats.phase import Phase
-from drumline.watch.facts import NodeFacts, Picture, RankFacts
+from drumline.watch.cluster_state import ClusterState, NodeState, RankState
+from drumline.watch.heartbeat import Phase
 
 Work = Callable[[int, int, Phase], float]
 """How long this rank's own work takes in this step and phase."""
@@ -47,7 +47,7 @@ class SimulatedRun:
 
     def pictures(
         self, every_s: float = 0.5, lag_s: Callable[[str], float] = lambda host: 0.0
-    ) -> Iterator[tuple[float, Picture]]:
+    ) -> Iterator[tuple[float, ClusterState]]:
         """`lag_s`: how old what is known of a host is."""
         hosts = sorted(set(self.hosts))
         for number in range(1, int(self.seconds / every_s)):
@@ -55,10 +55,10 @@ class SimulatedRun:
             seen = {host: max(0.0, now - lag_s(host)) for host in hosts}
             ranks = [self._facts(rank, seen[host]) for rank, host in enumerate(self.hosts)]
             nodes = [
-                NodeFacts(node=node, host=host, ranks=tuple(one for one in ranks if one.host == host))
+                NodeState(node=node, host=host, ranks=tuple(one for one in ranks if one.host == host))
                 for node, host in enumerate(hosts)
             ]
-            yield now, Picture(me=0, nodes=tuple(nodes))
+            yield now, ClusterState(me=0, nodes=tuple(nodes))
 
     def _mark(self, rank: int, time: float, phase: Phase, step: int) -> None:
         self.marks[rank].append((time, phase, step))
@@ -73,11 +73,11 @@ class SimulatedRun:
             self._mark(rank, clocks[rank], phase, step)
             clocks[rank] = max(clocks)
 
-    def _facts(self, rank: int, now: float) -> RankFacts:
+    def _facts(self, rank: int, now: float) -> RankState:
         marks = self.marks[rank]
         last = bisect_right(marks, now, key=lambda mark: mark[0]) - 1
         begin, phase, step = marks[last]
-        return RankFacts(
+        return RankState(
             rank=rank,
             host=self.hosts[rank],
             pid=100 + rank,

@@ -9,48 +9,48 @@ from typing import Any
 
 import pytest
 
-from drumline.watch.beats.phase import Phase
-from drumline.watch.facts import NodeFacts, Picture, RankFacts, Silent
-from drumline.watch.status.record import StepRates, read_status, status_record
-from drumline.watch.status.rows import Level, all_rows, fitting_rows, in_a_line
+from drumline.watch.cluster_state import ClusterState, LostNode, NodeState, RankState
+from drumline.watch.heartbeat import Phase
+from drumline.watch.status_file import Notice, StepRates, read_status, status_record
+from drumline.watch.status_table import RowLevel, all_rows, fitting_rows, summary_line
 
 
-def rank(number: int, host: str = "node-a", **facts: Any) -> RankFacts:
+def rank(number: int, host: str = "node-a", **facts: Any) -> RankState:
     usual: dict[str, Any] = {"step": 812, "phase": Phase.FORWARD, "age_s": 0.04, "cpu": 1.0, "state": "R"}
-    return RankFacts(rank=number, host=host, pid=100 + number, **{**usual, **facts})
+    return RankState(rank=number, host=host, pid=100 + number, **{**usual, **facts})
 
 
-def picture(*ranks: RankFacts, silent: tuple[Silent, ...] = ()) -> Picture:
+def picture(*ranks: RankState, lost: tuple[LostNode, ...] = ()) -> ClusterState:
     hosts = sorted({one.host for one in ranks})
     nodes = [
-        NodeFacts(node=node, host=host, ranks=tuple(one for one in ranks if one.host == host))
+        NodeState(node=node, host=host, ranks=tuple(one for one in ranks if one.host == host))
         for node, host in enumerate(hosts)
     ]
-    return Picture(me=0, nodes=tuple(nodes), silent=silent)
+    return ClusterState(me=0, nodes=tuple(nodes), lost=lost)
 
 
-def status(*ranks: RankFacts, silent: tuple[Silent, ...] = (), **options: Any) -> dict[str, Any]:
-    size = len(ranks) + sum(len(one.ranks) for one in silent)
-    return status_record(picture(*ranks, silent=silent), now=1000.0, world_size=size, hang_s=60, **options)
+def status(*ranks: RankState, lost: tuple[LostNode, ...] = (), **options: Any) -> dict[str, Any]:
+    size = len(ranks) + sum(len(one.ranks) for one in lost)
+    return status_record(picture(*ranks, lost=lost), now=1000.0, world_size=size, hang_s=60, **options)
 
 
 def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
-    gone = Silent(node=1, host="node-b", ranks=(2, 3), silent_s=5.04, how="no answer")
-    words = [f"stall: {number}" for number in range(7)]
+    gone = LostNode(node=1, host="node-b", ranks=(2, 3), no_heartbeat_s=5.04, how="no answer")
+    notices = [Notice("stall", f"stall: {number}") for number in range(7)]
     record = status(
-        rank(0), rank(1, failure="ValueError: no"), silent=(gone,), rates={0: 3.14159}, words=words
+        rank(0), rank(1, failure="ValueError: no"), lost=(gone,), rates={0: 3.14159}, notices=notices
     )
     file = tmp_path / "status.json"
     assert read_status(file) is None
     file.write_text(json.dumps(record))
     assert read_status(file) == record
-    assert (record["chief"], record["world_size"], record["hang_s"], record["has_ended"]) == (
+    assert (record["leader"], record["world_size"], record["hang_s"], record["has_ended"]) == (
         "node-a",
         4,
         60,
         False,
     )
-    assert record["words"] == words[2:]
+    assert record["notices"] == [notice._asdict() for notice in notices[2:]]
     assert record["ranks"][0] == {
         "rank": 0, "host": "node-a", "step": 812, "phase": "forward", "age_s": 0.04, "rate": 3.142, "state": "R",
         "cpu": 1.0, "exit": None, "failure": "",
@@ -58,8 +58,8 @@ def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
     for other in (
         "",
         "[]",
-        json.dumps({**record, "form": 2}),
-        '{"form": 1}',
+        json.dumps({**record, "version": 1}),
+        '{"version": 2}',
         json.dumps({**record, "ranks": [{}]}),
     ):
         file.write_text(other)
@@ -68,12 +68,12 @@ def test_what_is_written_is_read_and_nothing_else(tmp_path: Path) -> None:
 
 def test_rates_are_of_the_last_seconds_and_of_this_process() -> None:
     rates = StepRates(10.0)
-    assert rates.look(picture(rank(0, step=0)), 0.0) == {}
+    assert rates.update(picture(rank(0, step=0)), 0.0) == {}
     for second in range(1, 31):
-        found = rates.look(picture(rank(0, step=second * 4 if second < 15 else 60 + second)), float(second))
+        found = rates.update(picture(rank(0, step=second * 4 if second < 15 else 60 + second)), float(second))
     assert found[0] == pytest.approx(1.0)
     again = replace(rank(0, step=0), pid=7)
-    assert rates.look(picture(again, rank(1)), 31.0) == {}
+    assert rates.update(picture(again, rank(1)), 31.0) == {}
 
 
 WAITS = {"phase": Phase.BACKWARD, "age_s": 5.0, "cpu": 0.01, "state": "S"}
@@ -82,53 +82,57 @@ WAITS = {"phase": Phase.BACKWARD, "age_s": 5.0, "cpu": 0.01, "state": "S"}
 @pytest.mark.parametrize(
     ("facts", "words", "level"),
     [
-        ({}, "trains", Level.GOOD),
-        ({"phase": Phase.START, "age_s": 90.0}, "starts", Level.GOOD),
-        ({"phase": Phase.EVALUATION}, "evaluates", Level.GOOD),
-        ({"phase": Phase.SAVE}, "saves", Level.GOOD),
-        ({"phase": Phase.SAVE, "age_s": 9.0, "cpu": 0.0}, "saves, 3 ranks waiting", Level.ODD),
-        (WAITS, "waits for others", Level.GOOD),
-        ({"phase": Phase.DATA, "age_s": 5.0}, "loads data, 3 ranks waiting", Level.ODD),
-        ({"phase": Phase.DATA, "age_s": 5.0, "cpu": 0.0}, "stands still in data, 3 ranks waiting", Level.ODD),
-        ({"age_s": 5.0}, "computes, 3 ranks waiting", Level.ODD),
+        ({}, "trains", RowLevel.GOOD),
+        ({"phase": Phase.START, "age_s": 90.0}, "starts", RowLevel.GOOD),
+        ({"phase": Phase.EVALUATION}, "evaluates", RowLevel.GOOD),
+        ({"phase": Phase.SAVE}, "saves", RowLevel.GOOD),
+        ({"phase": Phase.SAVE, "age_s": 9.0, "cpu": 0.0}, "saves, 3 ranks waiting", RowLevel.SUSPECT),
+        (WAITS, "waits for others", RowLevel.GOOD),
+        ({"phase": Phase.DATA, "age_s": 5.0}, "loads data, 3 ranks waiting", RowLevel.SUSPECT),
+        (
+            {"phase": Phase.DATA, "age_s": 5.0, "cpu": 0.0},
+            "blocked in data, 3 ranks waiting",
+            RowLevel.SUSPECT,
+        ),
+        ({"age_s": 5.0}, "computes, 3 ranks waiting", RowLevel.SUSPECT),
         (
             {"age_s": 5.0, "state": "D", "cpu": 0.0},
             "waits for storage or a device (state D), 3 ranks waiting",
-            Level.ODD,
+            RowLevel.SUSPECT,
         ),
-        ({"state": "T"}, "stopped by a signal", Level.BAD),
-        ({"state": "t"}, "held by a debugger", Level.ODD),
-        ({"state": "X"}, "gone", Level.BAD),
-        ({"exit": -9}, "ended by SIGKILL", Level.BAD),
-        ({"exit": -99}, "ended by 99", Level.BAD),
-        ({"exit": 1}, "ended with exit code 1", Level.BAD),
-        ({"exit": 0}, "done", Level.GOOD),
-        ({"phase": Phase.FAILED, "failure": "KeyError: 7"}, "failed: KeyError: 7", Level.BAD),
-        ({"phase": Phase.LEFT}, "has left the loop; others have not", Level.ODD),
+        ({"state": "T"}, "stopped by a signal", RowLevel.BAD),
+        ({"state": "t"}, "paused by a debugger", RowLevel.SUSPECT),
+        ({"state": "X"}, "exited", RowLevel.BAD),
+        ({"exit": -9}, "killed by SIGKILL", RowLevel.BAD),
+        ({"exit": -99}, "killed by signal 99", RowLevel.BAD),
+        ({"exit": 1}, "exited with code 1", RowLevel.BAD),
+        ({"exit": 0}, "done", RowLevel.GOOD),
+        ({"phase": Phase.FAILED, "failure": "KeyError: 7"}, "failed: KeyError: 7", RowLevel.BAD),
+        ({"phase": Phase.LEFT}, "left the loop; others have not", RowLevel.SUSPECT),
     ],
 )
-def test_what_a_rank_does_in_words(facts: dict[str, Any], words: str, level: Level) -> None:
+def test_what_a_rank_does_in_words(facts: dict[str, Any], words: str, level: RowLevel) -> None:
     found = all_rows(status(rank(0, **WAITS), rank(1, **facts), rank(2, **WAITS), rank(3, **WAITS)))
     assert (found[1].state, found[1].level) == (words, level)
     assert {row.state for row in (found[0], *found[2:])} == {"waits for others"}
 
 
-def test_all_have_left_and_long_work_that_nobody_waits_for_are_nothing_odd() -> None:
+def test_ranks_that_have_left_and_long_work_that_nobody_waits_for_are_good() -> None:
     assert {row.state for row in all_rows(status(*(rank(n, phase=Phase.LEFT) for n in range(3))))} == {"done"}
     compiles = all_rows(status(rank(0, age_s=30.0), rank(1, age_s=30.0)))
-    assert {(row.state, row.level) for row in compiles} == {("computes", Level.GOOD)}
+    assert {(row.state, row.level) for row in compiles} == {("computes", RowLevel.GOOD)}
 
 
-def test_a_host_that_is_silent_comes_first() -> None:
-    gone = Silent(node=1, host="node-b", ranks=(2, 3), silent_s=5.04, how="no answer")
+def test_a_lost_host_comes_first() -> None:
+    gone = LostNode(node=1, host="node-b", ranks=(2, 3), no_heartbeat_s=5.04, how="no answer")
     record = status(
-        rank(0, age_s=120.0), rank(1, step=813, age_s=1.5), silent=(gone,), rates={0: 3.14159, 1: 0.123}
+        rank(0, age_s=120.0), rank(1, step=813, age_s=1.5), lost=(gone,), rates={0: 3.14159, 1: 0.123}
     )
     first, *others = all_rows(record)
-    assert (first.host, first.rank, first.state) == ("node-b", "2-3", "not heard for 5 s: no answer")
-    assert [(row.age, row.rate) for row in others] == [("2 min", "3.1"), ("1.5 s", "0.12")]
-    assert in_a_line(record) == "step 812-813, 3.1 steps/s: 4 ranks on 2 hosts, 1 odd"
-    assert in_a_line(status(rank(0, step=0))) == "step 0: 1 rank on 1 host"
+    assert (first.host, first.rank, first.state) == ("node-b", "2-3", "no heartbeat for 5 s: no answer")
+    assert [(row.age, row.rate) for row in others] == [("2 min 00 s", "3.1"), ("1.5 s", "0.12")]
+    assert summary_line(record) == "step 812-813, 3.1 steps/s: 4 ranks on 2 hosts, 1 needs attention"
+    assert summary_line(status(rank(0, step=0))) == "step 0: 1 rank on 1 host"
 
 
 @pytest.mark.parametrize("room", [1, 2, 5, 12, 40, 256, 300])
@@ -138,7 +142,7 @@ def test_256_ranks_fit_and_the_odd_ones_are_seen(room: int, odd: int) -> None:
     rows = fitting_rows(status(*ranks, rates=dict.fromkeys(range(256), 2.0)), room=room)
     assert 0 < len(rows) <= room
     if odd:
-        assert max(row.level for row in rows) is Level.BAD
+        assert max(row.level for row in rows) is RowLevel.BAD
         assert rows[0].state == "stopped by a signal" or room >= 256
     if room == 40 and odd == 1:
         assert len(rows) == 33
@@ -153,4 +157,4 @@ def test_256_ranks_fit_and_the_odd_ones_are_seen(room: int, odd: int) -> None:
         assert rows[-1].host == "21 hosts"
         assert rows[-1].state == "trains"
     if room == 5 and odd == 100:
-        assert rows[-1].state.endswith("do otherwise")
+        assert rows[-1].state.endswith(" differ")

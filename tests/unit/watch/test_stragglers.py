@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from drumline.watch.beats.phase import Phase
-from drumline.watch.facts import Picture
+from drumline.watch.cluster_state import ClusterState
+from drumline.watch.heartbeat import Phase
 from drumline.watch.stragglers import SlowPhases, Straggler, Stragglers
 from tests.unit.watch.simulated_run import SimulatedRun
 
@@ -183,7 +183,7 @@ def test_a_job_that_starts_anew_is_looked_at_anew() -> None:
     pictures = [picture for _, picture in run.pictures()]
     stragglers = Stragglers(2.0)
 
-    def restarted(picture: Picture) -> Picture:
+    def restarted(picture: ClusterState) -> ClusterState:
         nodes = [
             replace(node, ranks=tuple(replace(rank, pid=rank.pid + 50) for rank in node.ranks))
             for node in picture.nodes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from drumline.watch.beats.phase import Phase
-from drumline.watch.facts import Collective, NodeFacts, Picture, RankFacts, Silent, WorkerFacts
+from drumline.watch.cluster_state import ClusterState, Collective, LostNode, NodeState, RankState, WorkerState
+from drumline.watch.heartbeat import Phase
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 IN_BACKWARD = (
@@ -56,7 +56,7 @@ def recorded(last: int, *, waits: bool, size: int = 77290) -> tuple[Collective, 
     )
 
 
-def waits(rank: int, *, on: int = 4410, **changes: Any) -> RankFacts:
+def waits(rank: int, *, on: int = 4410, **changes: Any) -> RankState:
     """A rank that waits in its backward pass."""
     usual: dict[str, Any] = {
         "phase": Phase.BACKWARD,
@@ -67,43 +67,45 @@ def waits(rank: int, *, on: int = 4410, **changes: Any) -> RankFacts:
     return person(rank, **{**usual, **changes})
 
 
-def stands(rank: int, phase: Phase, **changes: Any) -> RankFacts:
+def stands(rank: int, phase: Phase, **changes: Any) -> RankState:
     """A rank that did not enter what the others wait in."""
     usual: dict[str, Any] = {"phase": phase, "collectives": recorded(4409, waits=False), "answers": True}
     return person(rank, **{**usual, **changes})
 
 
-def person(rank: int, **changes: Any) -> RankFacts:
+def person(rank: int, **changes: Any) -> RankState:
     usual: dict[str, Any] = {
         "rank": rank,
         "host": "node-a" if rank < 4 else "node-b",
         "pid": 4700 + rank,
         "step": 812,
         "micro": 1 if changes.get("phase") in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER) else 0,
-        "beats": 4000,
+        "num_marks": 4000,
         "age_s": 4.0,
         "state_s": 4.0,
     }
-    return RankFacts(**{**usual, **changes})
+    return RankState(**{**usual, **changes})
 
 
 def worker(
     number: int, state: str = "S", stack: tuple[str, ...] = WORKER_IDLE, **changes: Any
-) -> WorkerFacts:
-    return WorkerFacts(number=number, pid=5000 + number, state=state, stack=stack, **changes)
+) -> WorkerState:
+    return WorkerState(number=number, pid=5000 + number, state=state, stack=stack, **changes)
 
 
-def picture(*odd: RankFacts, world_size: int = 8, silent: tuple[Silent, ...] = (), **nodes: Any) -> Picture:
+def picture(
+    *odd: RankState, world_size: int = 8, lost: tuple[LostNode, ...] = (), **nodes: Any
+) -> ClusterState:
     """The run with these ranks, and all others waiting. `nodes`: changes of node_0, node_1, ... ."""
     ranks = {rank: waits(rank) for rank in range(world_size)} | {one.rank: one for one in odd}
-    away = {number for one in silent for number in one.ranks}
-    hosts: dict[str, list[RankFacts]] = {}
+    away = {number for one in lost for number in one.ranks}
+    hosts: dict[str, list[RankState]] = {}
     for number, rank in sorted(ranks.items()):
         if number not in away:
             hosts.setdefault(rank.host, []).append(rank)
     found = [
-        NodeFacts(node="abcdef".index(host[-1]), host=host, ranks=tuple(there))
+        NodeState(node="abcdef".index(host[-1]), host=host, ranks=tuple(there))
         for host, there in hosts.items()
     ]
-    changed = (NodeFacts(**{**vars(node), **nodes.get(f"node_{node.node}", {})}) for node in found)
-    return Picture(me=0, nodes=tuple(changed), silent=silent)
+    changed = (NodeState(**{**vars(node), **nodes.get(f"node_{node.node}", {})}) for node in found)
+    return ClusterState(me=0, nodes=tuple(changed), lost=lost)

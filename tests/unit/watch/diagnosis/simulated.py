@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from drumline.watch.beats.phase import Phase
+from drumline.watch.cluster_state import ClusterState, Collective, LostNode, NodeState, RankState
 from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.watchdog import Alarm, Recovery, Watchdog
-from drumline.watch.facts import Collective, NodeFacts, Picture, RankFacts, Silent
+from drumline.watch.heartbeat import Phase
 from tests.unit.watch.diagnosis.sample_ranks import IN_BACKWARD
 
 FOR_EVER = math.inf
@@ -59,10 +59,10 @@ class Run:
     unheard_from: dict[int, float] = field(default_factory=dict)
     """By node: since when it is listened for in vain."""
 
-    def picture(self, now: float, *, closely: bool = False) -> Picture:
+    def picture(self, now: float, *, closely: bool = False) -> ClusterState:
         ranks = [self._rank(rank, now, closely) for rank in range(len(self.lines))]
         nodes = [
-            NodeFacts(node=number, host=host_of(number), ranks=tuple(ranks[low : low + self.ranks_per_node]))
+            NodeState(node=number, host=host_of(number), ranks=tuple(ranks[low : low + self.ranks_per_node]))
             for number, low in enumerate(range(0, len(ranks), self.ranks_per_node))
         ]
         silent = [
@@ -76,25 +76,25 @@ class Run:
             if now > self.unheard_from.get(node.node, now)
         ]
         away = {one.node for one in (*silent, *unheard)}
-        return Picture(
+        return ClusterState(
             me=0,
             nodes=tuple(node for node in nodes if node.node not in away),
-            silent=tuple(silent),
-            unheard=tuple(unheard),
+            lost=tuple(silent),
+            never_seen=tuple(unheard),
         )
 
-    def _rank(self, rank: int, now: float, closely: bool) -> RankFacts:
+    def _rank(self, rank: int, now: float, closely: bool) -> RankState:
         line = self.lines[rank]
         index = bisect.bisect_right(line, now, key=lambda one: one.at) - 1
         here = line[max(index, 0)]
         waits = here.phase is Phase.BACKWARD and here.cpu == 0
-        facts = RankFacts(
+        facts = RankState(
             rank=rank,
             host=host_of(rank // self.ranks_per_node),
             pid=4700 + rank,
             step=here.step,
             phase=here.phase,
-            beats=index + 1,
+            num_marks=index + 1,
             collective=here.entered,
             age_s=now - here.at,
             cpu=here.cpu,
@@ -113,13 +113,13 @@ class Run:
         return replace(facts, **change(now - begun)) if change and now >= begun else facts
 
 
-def _silent(node: NodeFacts, silent_s: float) -> Silent:
-    return Silent(
+def _silent(node: NodeState, no_heartbeat_s: float) -> LostNode:
+    return LostNode(
         node=node.node,
         host=node.host,
         ranks=tuple(rank.rank for rank in node.ranks),
-        silent_s=silent_s,
-        how="no answer" if silent_s > 1 else "",
+        no_heartbeat_s=no_heartbeat_s,
+        how="no answer" if no_heartbeat_s > 1 else "",
     )
 
 
@@ -196,7 +196,7 @@ def watch(
             asked = run.picture(now, closely=True)
             now += gather_s
             by_now = run.picture(now)
-            diagnosis = diagnose(replace(asked, silent=by_now.silent, unheard=by_now.unheard))
+            diagnosis = diagnose(replace(asked, lost=by_now.lost, never_seen=by_now.never_seen))
             if (
                 alarm := watchdog.decide(diagnosis, run.picture(now), now)
             ) is not None and diagnosis is not None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
-from drumline.watch.beats.phase import Phase
+from drumline.watch.cluster_state import (
+    Answer,
+    ClusterState,
+    LostNode,
+    NodeState,
+    RankState,
+    node_from_json,
+)
 from drumline.watch.diagnosis import triggers
 from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.stack_frames import is_loading, is_meeting, users_frame
-from drumline.watch.facts import Answer, NodeFacts, Picture, RankFacts, Silent, node_from_json, to_json
+from drumline.watch.heartbeat import Phase
 from drumline.watch.sidecar import line
 from tests.unit.watch.diagnosis.sample_ranks import (
     CLOSED,
@@ -36,22 +43,22 @@ IN_LOSS = (
     "/home/me/job/losses.py:44 in contrastive",
     "/venv/lib/python3.11/site-packages/drumline/engine/step.py:80 in _forward",
 )
-B_GONE = Silent(node=1, host="node-b", ranks=(4, 5, 6, 7), silent_s=3.4, how="no answer")
+B_GONE = LostNode(node=1, host="node-b", ranks=(4, 5, 6, 7), no_heartbeat_s=3.4, how="no answer")
 
 
-def found(given: Picture) -> Diagnosis:
+def found(given: ClusterState) -> Diagnosis:
     diagnosis = diagnose(given)
     assert diagnosis is not None
     assert Diagnosis.from_json(diagnosis.to_json()) == diagnosis
     return diagnosis
 
 
-def ended(rank: int, exit: int | None, **changes: Any) -> RankFacts:
+def ended(rank: int, exit: int | None, **changes: Any) -> RankState:
     usual: dict[str, Any] = {"phase": Phase.FORWARD, "state": "X", "exit": exit, "state_s": 0.6, "age_s": 0.7}
     return person(rank, **{**usual, **changes})
 
 
-def dragged(rank: int, **changes: Any) -> RankFacts:
+def dragged(rank: int, **changes: Any) -> RankState:
     return person(rank, **{"phase": Phase.FAILED, "failure": CLOSED, "age_s": 0.5, **changes})
 
 
@@ -177,7 +184,7 @@ WHOLE = [
         id="teardown",
     ),
     pytest.param(
-        picture(silent=(B_GONE,)),
+        picture(lost=(B_GONE,)),
         Cause.UNREACHABLE,
         "hang: no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; of two nodes either may be cut off, "
         "node-b or node-a; 4 ranks wait in all_reduce #4410. "
@@ -186,7 +193,7 @@ WHOLE = [
         id="unreachable",
     ),
     pytest.param(
-        picture(node_0={"heard_s": {1: 0.3}}, node_1={"heard_s": {0: 4.0}}),
+        picture(node_0={"heartbeat_age_s": {1: 0.3}}, node_1={"heartbeat_age_s": {0: 4.0}}),
         Cause.UNREACHABLE,
         "hang: node-a hears node-b, but node-b has not heard node-a for 4 s: the way from node-a to node-b is closed; "
         "8 ranks wait in all_reduce #4410. Next: check cable and security group between node-a and node-b: "
@@ -222,14 +229,14 @@ WHOLE = [
 
 
 @pytest.mark.parametrize(("given", "cause", "sentence"), WHOLE)
-def test_each_cause_in_one_sentence(given: Picture, cause: Cause, sentence: str) -> None:
+def test_each_cause_in_one_sentence(given: ClusterState, cause: Cause, sentence: str) -> None:
     diagnosis = found(given)
     assert diagnosis.cause is cause
     assert diagnosis.sentence(sentence.partition(":")[0]) == sentence
     assert diagnosis.is_certain == (sentence.partition(":")[0] != "stall")
     # What it is judged by has come through JSON from other nodes.
     assert (
-        diagnose(replace(given, nodes=tuple(node_from_json(to_json(node)) for node in given.nodes)))
+        diagnose(replace(given, nodes=tuple(node_from_json(asdict(node)) for node in given.nodes)))
         == diagnosis
     )
 
@@ -321,15 +328,15 @@ def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
     assert found(picture(*echoes)).is_certain is False
     assert found(picture(*(replace(one, state="X", exit=1) for one in echoes))).is_certain
     # Where a host went silent, it is the cause of them.
-    diagnosis = found(picture(*(dragged(rank) for rank in range(4)), silent=(B_GONE,)))
+    diagnosis = found(picture(*(dragged(rank) for rank in range(4)), lost=(B_GONE,)))
     assert (diagnosis.cause, diagnosis.host) == (Cause.UNREACHABLE, "node-b")
 
 
-def b_alone(*ranks: RankFacts, how: str, up_s: float, answer: Answer = Answer.NONE) -> Picture:
+def b_alone(*ranks: RankState, how: str, up_s: float, answer: Answer = Answer.NONE) -> ClusterState:
     """Node b, whose sidecar has never heard that of node a: of the ranks there nothing is known."""
-    node = NodeFacts(node=1, host="node-b", ranks=ranks)
-    a = Silent(node=0, host="node-a", ranks=(), silent_s=up_s, how=how, answer=answer)
-    return Picture(me=1, nodes=(node,), unheard=(a,))
+    node = NodeState(node=1, host="node-b", ranks=ranks)
+    a = LostNode(node=0, host="node-a", ranks=(), no_heartbeat_s=up_s, how=how, answer=answer)
+    return ClusterState(me=1, nodes=(node,), never_seen=(a,))
 
 
 def test_a_host_that_was_gone_before_it_was_ever_heard() -> None:
@@ -356,13 +363,13 @@ def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(endi
     """The launcher ends a rank by SIGTERM, too, when another one has lost its connection."""
     lost = dragged(0, state="X", exit=1, age_s=2.6, state_s=2.5)
     other = dragged(1, state="X", **{"age_s": 2.6, "state_s": 2.4, **ending})
-    for heard_s, is_certain in ((0.4, True), (2.8, False)):
-        given = picture(lost, other, world_size=8, node_0={"heard_s": {1: heard_s}})
-        assert found(given).is_certain is is_certain, heard_s
+    for heartbeat_age_s, is_certain in ((0.4, True), (2.8, False)):
+        given = picture(lost, other, world_size=8, node_0={"heartbeat_age_s": {1: heartbeat_age_s}})
+        assert found(given).is_certain is is_certain, heartbeat_age_s
     # It spoke once, before it had seen a rank of its own.
-    begins = NodeFacts(node=1, host="node-b")
-    me = NodeFacts(node=0, host="node-a", ranks=(lost, other), heard_s={1: 2.8})
-    assert found(Picture(me=0, nodes=(me, begins))).is_certain is False
+    begins = NodeState(node=1, host="node-b")
+    me = NodeState(node=0, host="node-a", ranks=(lost, other), heartbeat_age_s={1: 2.8})
+    assert found(ClusterState(me=0, nodes=(me, begins))).is_certain is False
 
 
 def test_who_is_told_to_end_is_no_cause_unless_it_is_alone() -> None:
@@ -375,9 +382,7 @@ def test_who_is_told_to_end_is_no_cause_unless_it_is_alone() -> None:
         "rank 3 on node-a was killed by SIGTERM at step 812, in forward; 3 ranks lost"
     )
     # The launcher ends the rest after a host was lost.
-    diagnosis = found(
-        picture(*(ended(rank, -15) for rank in (0, 1)), dragged(2), dragged(3), silent=(B_GONE,))
-    )
+    diagnosis = found(picture(*(ended(rank, -15) for rank in (0, 1)), dragged(2), dragged(3), lost=(B_GONE,)))
     assert diagnosis.cause is Cause.UNREACHABLE
 
 
@@ -420,30 +425,36 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
     """32 hosts with 8 ranks each."""
 
     def big(
-        *odd: RankFacts, every: Callable[[int], RankFacts] = waits, silent: tuple[Silent, ...] = ()
-    ) -> Picture:
+        *odd: RankState, every: Callable[[int], RankState] = waits, lost: tuple[LostNode, ...] = ()
+    ) -> ClusterState:
         ranks = [every(rank) for rank in range(256)]
         for one in odd:
             ranks[one.rank] = one
         nodes = [
-            NodeFacts(
+            NodeState(
                 node=node,
                 host=f"node-{node}",
                 ranks=tuple(replace(one, host=f"node-{node}") for one in ranks[8 * node : 8 * node + 8]),
             )
             for node in range(32)
         ]
-        return Picture(me=0, nodes=tuple(nodes), silent=silent)
+        return ClusterState(me=0, nodes=tuple(nodes), lost=lost)
 
-    def everywhere(rank: int) -> RankFacts:
+    def everywhere(rank: int) -> RankState:
         return stands(rank, Phase.FORWARD, stack=(f"/home/me/job/train.py:{rank} in main",), collectives=())
 
-    def alone(rank: int) -> RankFacts:
+    def alone(rank: int) -> RankState:
         one = replace(reduced(4410), number=rank)
         return waits(rank, collectives=(replace(one, group=f"group {rank}"),))
 
     away = tuple(
-        Silent(node=n, host=f"node-{n}", ranks=tuple(range(8 * n, 8 * n + 8)), silent_s=4.0, how="no answer")
+        LostNode(
+            node=n,
+            host=f"node-{n}",
+            ranks=tuple(range(8 * n, 8 * n + 8)),
+            no_heartbeat_s=4.0,
+            how="no answer",
+        )
         for n in range(1, 24)
     )
     pictures = {
@@ -453,7 +464,7 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
         "mismatch": big(*(waits(r, collectives=(reduced(4410, 3),)) for r in range(0, 256, 3))),
         "everywhere": big(every=everywhere),
         "unknown": big(every=alone),
-        "unreachable": big(silent=away),
+        "unreachable": big(lost=away),
         "killed": big(*(ended(rank, -9) for rank in range(40, 130))),
     }
     for what, given in pictures.items():
@@ -622,35 +633,39 @@ def test_sizes_may_differ_where_they_need_not_be_the_same() -> None:
 
 
 def test_hosts_that_are_late_are_not_gone() -> None:
-    assert found(picture(silent=(replace(B_GONE, silent_s=2.5),))).is_certain is False
+    assert found(picture(lost=(replace(B_GONE, no_heartbeat_s=2.5),))).is_certain is False
     assert (
-        found(picture(silent=(replace(B_GONE, how=line.REFUSED, answer=Answer.REFUSED),))).is_certain is False
+        found(picture(lost=(replace(B_GONE, how=line.REFUSED, answer=Answer.REFUSED),))).is_certain is False
     )
-    quiet = found(picture(silent=(replace(B_GONE, how=""),)))
+    quiet = found(picture(lost=(replace(B_GONE, how=""),)))
     assert quiet.is_certain is False
     assert "(it takes connections, but its sidecar says nothing)" in quiet.what
     for how in (line.MUTE, line.CLOSED, line.LATE):  # its sidecar died, and was not started again
-        mute = found(picture(silent=(replace(B_GONE, how=how, answer=line.ANSWERS[how], silent_s=500.0),)))
+        mute = found(
+            picture(lost=(replace(B_GONE, how=how, answer=line.ANSWERS[how], no_heartbeat_s=500.0),))
+        )
         assert (mute.is_certain, mute.host) == (False, "node-b")
         assert mute.next_step == "see on node-b what ended the job there; the host itself answers"
-    refused = found(picture(silent=(replace(B_GONE, how=line.REFUSED, answer=Answer.REFUSED, silent_s=6.0),)))
+    refused = found(
+        picture(lost=(replace(B_GONE, how=line.REFUSED, answer=Answer.REFUSED, no_heartbeat_s=6.0),))
+    )
     assert refused.is_certain
     assert refused.next_step == "see on node-b what ended the job there; the host itself answers"
-    both = Silent(node=2, host="node-c", ranks=(8,), silent_s=3.1, how="no answer")
-    d = NodeFacts(node=3, host="node-d", ranks=(waits(9, host="node-d"),), heard_s={1: 4.0, 2: 4.0})
-    given = picture(silent=(B_GONE, both))
+    both = LostNode(node=2, host="node-c", ranks=(8,), no_heartbeat_s=3.1, how="no answer")
+    d = NodeState(node=3, host="node-d", ranks=(waits(9, host="node-d"),), heartbeat_age_s={1: 4.0, 2: 4.0})
+    given = picture(lost=(B_GONE, both))
     assert "; none from node-c either" in found(replace(given, nodes=(*given.nodes, d))).what
 
 
 def test_a_node_that_hears_nobody_is_cut_off_itself() -> None:
-    c_gone = Silent(node=2, host="node-c", ranks=(8, 9), silent_s=3.6, how="no answer")
-    diagnosis = found(picture(silent=(B_GONE, c_gone)))
+    c_gone = LostNode(node=2, host="node-c", ranks=(8, 9), no_heartbeat_s=3.6, how="no answer")
+    diagnosis = found(picture(lost=(B_GONE, c_gone)))
     assert (diagnosis.cause, diagnosis.host, diagnosis.rank) == (Cause.UNREACHABLE, "node-a", None)
     assert diagnosis.what == (
         "node-a is cut off from the other nodes: 2 of 3 nodes went silent together; it has not heard node-b, node-c "
         "for 3.6 s; 4 ranks wait in all_reduce #4410"
     )
-    diagnosis = found(picture(silent=(B_GONE,), node_0={"link": "eth0 is down"}))
+    diagnosis = found(picture(lost=(B_GONE,), node_0={"link": "eth0 is down"}))
     assert diagnosis.host == "node-a"
     assert diagnosis.what.startswith(
         "node-a is cut off from the other nodes: eth0 is down; it has not heard node-b"
@@ -659,8 +674,8 @@ def test_a_node_that_hears_nobody_is_cut_off_itself() -> None:
 
 
 def test_a_third_node_tells_that_a_way_is_closed() -> None:
-    c = NodeFacts(node=2, host="node-c", ranks=(waits(8, host="node-c"),), heard_s={0: 0.2, 1: 0.4})
-    given = picture(silent=(B_GONE,))
+    c = NodeState(node=2, host="node-c", ranks=(waits(8, host="node-c"),), heartbeat_age_s={0: 0.2, 1: 0.4})
+    given = picture(lost=(B_GONE,))
     diagnosis = found(replace(given, nodes=(*given.nodes, c)))
     assert diagnosis.what.startswith(
         "node-a has not heard node-b for 3.4 s, but node-c hears it: the way from node-b to node-a is closed; 5 ranks"
@@ -668,7 +683,7 @@ def test_a_third_node_tells_that_a_way_is_closed() -> None:
 
 
 def test_pictures_with_little_in_them() -> None:
-    assert diagnose(Picture(me=0, nodes=())) is None
+    assert diagnose(ClusterState(me=0, nodes=())) is None
     # Beats alone: who is behind in the step.
     few = [person(rank, phase=Phase.BACKWARD) for rank in range(3)]
     diagnosis = found(picture(*few, person(3, phase=Phase.DATA), world_size=4))
@@ -709,7 +724,7 @@ def test_pictures_with_little_in_them() -> None:
 
 def test_an_outdated_silence_is_no_unreachable_host() -> None:
     """A sidecar that had no CPU was silent to the other one, and both say so for a moment."""
-    stale = diagnose(picture(node_0={"heard_s": {1: 1.9}}, node_1={"heard_s": {0: 4.0}}))
+    stale = diagnose(picture(node_0={"heartbeat_age_s": {1: 1.9}}, node_1={"heartbeat_age_s": {0: 4.0}}))
     assert stale is None or stale.cause is not Cause.UNREACHABLE
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from drumline.watch.beats.phase import Phase
+from drumline.watch.cluster_state import ClusterState, LostNode
 from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.diagnosis_files import read_diagnoses, write_diagnosis
-from drumline.watch.facts import Picture, Silent
+from drumline.watch.heartbeat import Phase
 from tests.unit.watch.diagnosis.sample_ranks import (
     IN_QUEUE,
     WORKER_IN_SAMPLE,
@@ -32,7 +32,7 @@ STUCK = picture(
 )
 
 
-def told(folder: Path, given: Picture = STUCK, **changes: Any) -> Path:
+def told(folder: Path, given: ClusterState = STUCK, **changes: Any) -> Path:
     diagnosis = diagnose(given)
     assert diagnosis is not None
     usual: dict[str, Any] = {"alarm": "hang", "action": "restart", "launch": "a1b2", "at": 1_700_000_000.0}
@@ -47,7 +47,7 @@ def test_a_stranger_reads_it(tmp_path: Path) -> None:
 
 
 def test_remarks_on_hosts_and_last_words(tmp_path: Path) -> None:
-    gone = Silent(node=1, host="node-b", ranks=(4, 5, 6, 7), silent_s=4.0, how="no answer")
+    gone = LostNode(node=1, host="node-b", ranks=(4, 5, 6, 7), no_heartbeat_s=4.0, how="no answer")
     killed = person(1, state="X", exit=-9, phase=Phase.FORWARD, memory="the limit of 512 MiB")
     mute = person(2, answers=False, phase=Phase.FORWARD, tracer="gdb", collective=7)
     failed = person(3, exit=1, failure="ValueError: bad label", phase=Phase.FAILED)
@@ -55,10 +55,12 @@ def test_remarks_on_hosts_and_last_words(tmp_path: Path) -> None:
         killed,
         mute,
         failed,
-        silent=(gone,),
+        lost=(gone,),
         node_0={"link": "eth0 is down", "kernel": ("oom-kill: task=python",)},
     )
-    odd = replace(odd, unheard=(Silent(node=2, host="node-c", ranks=(), silent_s=3.1, how="no answer"),))
+    odd = replace(
+        odd, never_seen=(LostNode(node=2, host="node-c", ranks=(), no_heartbeat_s=3.1, how="no answer"),)
+    )
     text = told(tmp_path, odd, alarm="failure", action="stop").with_suffix(".txt").read_text()
     for line in (
         "2023-11-14 22:13:20 UTC. What follows: the job is ended, and not started again.",

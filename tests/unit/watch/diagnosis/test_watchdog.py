@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.watch.beats.phase import Phase
+from drumline.watch.cluster_state import ClusterState, RankState
 from drumline.watch.diagnosis.diagnosis import Cause
 from drumline.watch.diagnosis.pace import IdleTime
 from drumline.watch.diagnosis.watchdog import Alarm, Watchdog
-from drumline.watch.facts import Picture, RankFacts
+from drumline.watch.heartbeat import Phase
 from tests.unit.watch.diagnosis.sample_ranks import CLOSED, IN_QUEUE, picture, stands, worker
 from tests.unit.watch.diagnosis.simulated import (
     FOR_EVER,
@@ -230,7 +230,7 @@ def test_a_silent_host_is_certain_unless_the_run_moves_or_the_sidecar_slept() ->
         watchdog.observe(moving.picture(now * 0.5), now * 0.5)
     watchdog.observe(moving.picture(9.5), 30.0)
     assert not watchdog.wants_evidence
-    late = replace(moving.picture(9.5), silent=run.picture(begun + 20).silent)
+    late = replace(moving.picture(9.5), lost=run.picture(begun + 20).lost)
     watchdog.observe(late, 30.5)
     assert not watchdog.wants_evidence
 
@@ -320,7 +320,7 @@ def test_a_run_that_ends_in_order_hears_nothing() -> None:
     reports = lambda s: (  # noqa: E731
         {**left(s - 700), "collectives": flight(20, waits=False)}
         if s >= 700
-        else {"phase": Phase.USER, "stack": IN_LOSS, "cpu": 0.0, "state": "S", "beats": 900, "age_s": s}
+        else {"phase": Phase.USER, "stack": IN_LOSS, "cpu": 0.0, "state": "S", "num_marks": 900, "age_s": s}
     )
     run.broken = {0: (over, reports), **dict.fromkeys((1, 2, 3), (over, left))}
     run.silent_from = {}
@@ -331,11 +331,11 @@ def test_a_run_that_ends_in_order_hears_nothing() -> None:
 
 
 def test_a_script_that_knows_nothing_of_us_moves_by_its_collectives() -> None:
-    def plain(rank: RankFacts) -> RankFacts:
-        return replace(rank, step=0, phase=Phase.USER, micro=0, beats=1)
+    def plain(rank: RankState) -> RankState:
+        return replace(rank, step=0, phase=Phase.USER, micro=0, num_marks=1)
 
     class Plain(Run):
-        def picture(self, now: float, *, closely: bool = False) -> Picture:
+        def picture(self, now: float, *, closely: bool = False) -> ClusterState:
             whole = super().picture(now, closely=closely)
             nodes = (replace(node, ranks=tuple(map(plain, node.ranks))) for node in whole.nodes)
             return replace(whole, nodes=tuple(nodes))
@@ -406,7 +406,7 @@ def test_a_breakpoint_is_waited_at_for_ever() -> None:
 def test_a_better_reason_is_told_after_an_unknown_one() -> None:
     watchdog = Watchdog(hang_s=60.0, world_size=8)
     moving = [
-        picture(*(stands(rank, Phase.FORWARD, beats=beats) for rank in range(8))) for beats in (100, 101)
+        picture(*(stands(rank, Phase.FORWARD, num_marks=beats) for rank in range(8))) for beats in (100, 101)
     ]
     for now, one in enumerate(moving):
         assert watchdog.observe(one, float(now)) is None
@@ -429,7 +429,7 @@ def test_one_long_wait_of_a_run_that_has_hardly_begun_is_not_usual() -> None:
     pace, beats = IdleTime(), 0
     for now in range(60):
         beats += now in (1, 2, 3, 53)
-        pace.look(picture(stands(0, Phase.FORWARD, beats=beats)), float(now), counts=True)
+        pace.look(picture(stands(0, Phase.FORWARD, num_marks=beats)), float(now), counts=True)
     assert pace.stood_s == 50
     assert pace.limit_s < 10
 

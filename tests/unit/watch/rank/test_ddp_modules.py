@@ -6,13 +6,13 @@ import weakref
 
 from torch import nn
 
-from drumline.watch.rank.ddp_modules import _Module
+from drumline.watch.rank.ddp_modules import _ObservedModule
 
 
 def steps(versions: list[int], alone: set[int] = frozenset()) -> list[int]:  # type: ignore[assignment]
     """Given the number of changes of a parameter at each pass; `alone`: passes in no_sync."""
-    module = _Module("Net", (0, 1), weakref.ref(nn.Linear(1, 1)))
-    found = [module.next_step(version, is_alone=place in alone) for place, version in enumerate(versions)]
+    module = _ObservedModule("Net", (0, 1), weakref.ref(nn.Linear(1, 1)))
+    found = [module.next_step(version, is_no_sync=place in alone) for place, version in enumerate(versions)]
     return [step for step in found if step is not None]
 
 

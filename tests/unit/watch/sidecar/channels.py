@@ -58,7 +58,9 @@ class Node:
     async def _pulse(self) -> None:
         while True:
             for peer in self.peers:
-                self.channel.send(peer.node, {"from": self.me, "heard_s": self.channel.heard_s()})
+                self.channel.send(
+                    peer.node, {"from": self.me, "heartbeat_age_s": self.channel.heartbeat_age_s()}
+                )
             await asyncio.sleep(PULSE_S)
 
 
@@ -94,4 +96,6 @@ async def until_all_talk(all_nodes: list[Node]) -> None:
     def all_more() -> bool:
         return all(a.num_heard(b) > before[a.me, b] for a in all_nodes for b in a.channel.peers)
 
-    await until(all_more, f"not all hear each other: {[(a.me, a.channel.heard_s()) for a in all_nodes]}")
+    await until(
+        all_more, f"not all hear each other: {[(a.me, a.channel.heartbeat_age_s()) for a in all_nodes]}"
+    )

@@ -1,4 +1,4 @@
-"""Real processes to look at: plain Python without torch, each with a beat and the answering side of a rank."""
+"""Real processes to observe: plain Python without torch, each with a heartbeat and the answering side of a rank."""
 
 from __future__ import annotations
 
@@ -18,28 +18,26 @@ RANK = """
 import ctypes, os, signal, sys, threading, time
 from contextlib import suppress
 from pathlib import Path
-from drumline.watch.beats.phase import Phase
-from drumline.watch.beats.record import BeatWriter
-from drumline.watch.rank.flight import answer
-from drumline.watch.rank.stacks import answer_on_this_thread, register_stacks
+from drumline.watch.heartbeat import HeartbeatWriter, Phase
+from drumline.watch.rank.self_report import name_answering_thread, register_stack_signals, write_report
 
 folder = Path(sys.argv[1])
 
-def attend():
-    answer_on_this_thread()
+def serve():
+    name_answering_thread()
     is_there.set()
     while True:
-        answer(folder, 3, os.read(fifo, 4096)[-1])
+        write_report(folder, 3, os.read(fifo, 4096)[-1])
 
-register_stacks(folder / "rank-00003.stacks")
+register_stack_signals(folder / "rank-00003.stacks")
 os.mkfifo(folder / "rank-00003.ask")
 fifo = os.open(folder / "rank-00003.ask", os.O_RDWR)
 is_there = threading.Event()
-threading.Thread(target=attend, daemon=True).start()
+threading.Thread(target=serve, daemon=True).start()
 is_there.wait()
-beat = BeatWriter(folder / "rank-00003.beat", rank=3)
-beat.begin_step(812)
-beat.mark(Phase.DATA)
+heartbeat = HeartbeatWriter(folder / "rank-00003.heartbeat", rank=3)
+heartbeat.begin_step(812)
+heartbeat.mark(Phase.DATA)
 
 def say(word):
     print(word, flush=True)

@@ -34,12 +34,12 @@ def test_lines_go_between_hubs_and_all_others() -> None:
             assert not four.send(3, {}), "3 is no hub"
             assert not four.send(4, {})
             assert not four.send(99, {})
-            assert all(age < 5 for age in zero.heard_s().values())
+            assert all(age < 5 for age in zero.heartbeat_age_s().values())
             assert {zero.how_silent(node) for node in range(5)} == {""}
             last = five[4].heard[0][-1]
             assert last["from"] == 0
-            assert set(last["heard_s"]) == {"1", "2", "3", "4"}
-            assert math.inf in five[4].heard[0][0]["heard_s"].values(), "never heard travels too"
+            assert set(last["heartbeat_age_s"]) == {"1", "2", "3", "4"}
+            assert math.inf in five[4].heard[0][0]["heartbeat_age_s"].values(), "never heard travels too"
             assert not any(one.channel.refused for one in five)
 
     asyncio.run(run(), debug=True)
@@ -97,7 +97,7 @@ def test_it_is_said_how_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> Non
                     f"node {node}: {one.channel.how_silent(node)!r}",
                 )
             assert one.channel.send(2, {}), "the line itself is still there"
-            assert one.channel.heard_s()[2] < 15
+            assert one.channel.heartbeat_age_s()[2] < 15
             await until(lambda: not one.channel.send(2, {}) or not one.channel.send(0, {}), "never broken")
             for each in silent:
                 await each.close()
@@ -118,7 +118,7 @@ def test_nobody_there_is_refused_and_never_heard(monkeypatch: pytest.MonkeyPatch
         for other in (0, 2):
             await until(lambda other=other: node.channel.how_silent(other), "nothing is said")
             assert node.channel.how_silent(other) == "connection refused"
-        assert node.channel.heard_s() == {0: math.inf, 2: math.inf}
+        assert node.channel.heartbeat_age_s() == {0: math.inf, 2: math.inf}
         assert 0 < node.channel.up_s() < 60
         await node.close()
         await node.close()
@@ -199,7 +199,7 @@ def test_alone_there_is_nothing_to_do() -> None:
             me=0, peers=[Peer(0, "a", "127.0.0.1", 1)], secret=SECRET, on_message=print, listener=None
         )
         await channel.start()
-        assert channel.heard_s() == {}
+        assert channel.heartbeat_age_s() == {}
         await channel.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 

@@ -210,7 +210,7 @@ def test_nobody_on_the_way_can_change_repeat_leave_out_or_add(monkeypatch: pytes
                     lambda n=number: zero.channel.refused[wire.BROKEN_SEAL] == n + 1, f"{name}: taken"
                 )
             await until_all_talk([zero, one])
-            assert all(set(message) == {"from", "heard_s"} for message in zero.heard[1])
+            assert all(set(message) == {"from", "heartbeat_age_s"} for message in zero.heard[1])
             # All of an earlier conversation, again: the listener's number is another one now.
             reader, writer = await asyncio.open_connection(zero.peers[0].address, zero.peers[0].port)
             writer.writelines(middle.recorded[:10])

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from drumline.watch.sidecar.link import link_problem
+from drumline.watch.sidecar.kernel_evidence import link_problem
 from tests.multinode.needs import missing, tool
 
 # A pair of interfaces, one of which stands for the switch: without it the other has no carrier.
 SCRIPT = """
 import subprocess, sys, time
-from drumline.watch.sidecar.link import link_problem
+from drumline.watch.sidecar.kernel_evidence import link_problem
 
 def ip(line):
     subprocess.run([sys.argv[1], *line.split()], check=True)

@@ -1,4 +1,4 @@
-"""A sidecar beside real processes that beat like ranks: what it says, what it ends, and how it ends itself."""
+"""A sidecar and real processes with heartbeats like ranks: what it reports, what it kills, and when it exits."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ import pytest
 RANK = """
 import os, sys, time
 from pathlib import Path
-from drumline.watch.beats.phase import Phase
-from drumline.watch.beats.record import read_beat
-from drumline.watch.rank.attend import attend_script
+from drumline.watch.heartbeat import Phase, read_heartbeat
+from drumline.watch.rank.watched_rank import watch_script
 
-attendance = attend_script(os.environ)
-beat, rank, done = attendance.beat, attendance.rank, Path(sys.argv[1])
-peers = [attendance.folder / f"rank-{other:05d}.beat" for other in range(2) if other != rank]
+watched = watch_script(os.environ)
+heartbeat, rank, done = watched.heartbeat, watched.rank, Path(sys.argv[1])
+peers = [watched.folder / f"rank-{other:05d}.heartbeat" for other in range(2) if other != rank]
 step = 0
 while not done.exists():
     for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD):
-        beat.mark(phase)
+        heartbeat.mark(phase)
         time.sleep(0.005)
-    while any((other := read_beat(peer)) is None or other.step < step for peer in peers) and not done.exists():
+    while any((other := read_heartbeat(peer)) is None or other.step < step for peer in peers) and not done.exists():
         time.sleep(0.002)
-    beat.mark(Phase.OPTIMIZER)
+    heartbeat.mark(Phase.OPTIMIZER)
     step += 1
-    beat.begin_step(step)
-beat.mark(Phase.LEFT)
-attendance.close()
+    heartbeat.begin_step(step)
+heartbeat.mark(Phase.LEFT)
+watched.close()
 """
 
 
@@ -148,7 +147,7 @@ def test_a_stopped_rank_is_named_and_the_run_is_ended_by_the_next_sidecar_too(ru
     assert page.read_text().startswith(event["message"].partition(". Next")[0])
     status = run.status()
     assert status is not None
-    assert status["words"] == [event["message"]]
+    assert status["notices"] == [{"kind": event["kind"], "message": event["message"]}]
     assert not status["has_ended"], "its launcher may start it again"
 
 

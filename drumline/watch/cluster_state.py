@@ -1,0 +1,182 @@
+"""What sidecars observe of ranks and nodes and send each other: plain values that go through JSON and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from drumline.watch.heartbeat import Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One collective as a rank's flight recorder has it."""
+
+    group: str
+    """The process group, as torch calls it: `default_pg`."""
+    number: int
+    """Among those of its group on this rank: the same collective has the same number on every rank."""
+    op: str
+    """`all_reduce`, `broadcast`, ..."""
+    sizes: tuple[tuple[int, ...], ...]
+    is_done: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerState:
+    """A process that loads data for a rank."""
+
+    number: int
+    pid: int
+    state: str
+    """As in /proc: R S D T t Z; X: exited."""
+    cpu: float = 0.0
+    """Cores that it used since the last observation."""
+    in_fork_s: float = 0.0
+    """For how long it sleeps without having left `fork`; 0: it has left."""
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankState:
+    """One rank. The first part is in every heartbeat of its node; the second is gathered when something is wrong."""
+
+    rank: int
+    host: str
+    pid: int
+    step: int = 0
+    phase: Phase = Phase.START
+    micro: int = 0
+    num_marks: int = 0
+    collective: int = 0
+    """How many its process group has begun."""
+    num_moves: int = 0
+    """How often its monitor thread saw progress without a mark: rank/progress_monitor.py."""
+    age_s: float = 0.0
+    """How long it has been in this phase."""
+    moved_s: float | None = None
+    """How long ago the last of its moves was seen; None: there was none."""
+    state: str = "S"
+    """As in /proc: R S D T t Z; X: exited."""
+    state_s: float = 0.0
+    """For how long it was seen in that state, without another one in between."""
+    cpu: float = 0.0
+    """Cores that it and all it started used since the last observation."""
+    has_io: bool = False
+    """Whether it read or wrote files since the last observation."""
+    exit: int | None = None
+    """Its exit code, or minus the signal that killed it; None: it runs, or nobody knows."""
+    failure: str = ""
+    """Its own last error."""
+    spent_s: tuple[float, ...] = ()
+    """By phase: see Heartbeat.spent_ns."""
+
+    memory: str = ""
+    """Evidence that the kernel killed it out of memory: `the limit of 512 MiB of its control group`."""
+    tracer: str = ""
+    """The process that debugs it."""
+    workers: tuple[WorkerState, ...] = ()
+    stack: tuple[str, ...] = ()
+    """Of its main thread, the innermost call first: `file.py:12 in name`."""
+    answers: bool | None = None
+    """Whether Python runs in it: a thread of its own answered. None: it was not asked."""
+    collectives: tuple[Collective, ...] = ()
+    """The latest ones, the newest last."""
+
+    @property
+    def still_s(self) -> float:
+        """For how long it has shown no progress."""
+        return self.age_s if self.moved_s is None else min(self.age_s, self.moved_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """What one sidecar observes."""
+
+    node: int
+    host: str
+    ranks: tuple[RankState, ...] = ()
+    heartbeat_age_s: Mapping[int, float] = field(default_factory=dict)
+    """By node: how long ago it heard from the sidecar there. Where a network drops one direction, the two ends
+    differ."""
+    link: str = ""
+    """What is wrong with its own network interface: `eth0 is down`."""
+    kernel: tuple[str, ...] = ()
+    """Lines of the kernel's log that may matter."""
+    activity: tuple[RankState, ...] = ()
+    """Of ranks that run a script: where their time goes, and how often they have called backward, in place of steps."""
+
+
+class Answer(StrEnum):
+    """Of a node to a new connection."""
+
+    NONE = "none"
+    REFUSED = "refused"
+    """The host is up; its sidecar, and the rank that keeps the port, are not."""
+    TAKEN = "taken"
+    """The first rank still has the port: only its sidecar is dead or has no CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostNode:
+    """A node whose sidecar sends no heartbeats."""
+
+    node: int
+    host: str
+    ranks: tuple[int, ...]
+    no_heartbeat_s: float
+    how: str = ""
+    """What a new connection to it gives, in words: `no answer`, `connection refused`; empty: none was tried."""
+    answer: Answer = Answer.NONE
+    """The same, for decisions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterState:
+    """All that one sidecar knows of the run at a moment."""
+
+    me: int
+    """The node of this sidecar."""
+    nodes: tuple[NodeState, ...]
+    """What each node said last, lost ones included."""
+    lost: tuple[LostNode, ...] = ()
+    never_seen: tuple[LostNode, ...] = ()
+    """Nodes that have not connected yet since this sidecar listens: nothing is known of their ranks."""
+
+    @property
+    def ranks(self) -> list[RankState]:
+        """Of all nodes, in order."""
+        return sorted((rank for node in self.nodes for rank in node.ranks), key=lambda rank: rank.rank)
+
+
+def node_from_json(record: Mapping[str, Any]) -> NodeState:
+    """From `asdict` of one. Raises TypeError, KeyError, ValueError or AttributeError for anything else."""
+    return NodeState(
+        **{
+            **record,
+            "ranks": tuple(map(_rank, record["ranks"])),
+            "heartbeat_age_s": {int(node): float(age) for node, age in record["heartbeat_age_s"].items()},
+            "kernel": tuple(map(str, record["kernel"])),
+            "activity": tuple(map(_rank, record["activity"])),
+        }
+    )
+
+
+def _rank(record: Mapping[str, Any]) -> RankState:
+    workers = (WorkerState(**{**worker, "stack": tuple(worker["stack"])}) for worker in record["workers"])
+    return RankState(
+        **{
+            **record,
+            "phase": Phase(record["phase"]),
+            "spent_s": tuple(record["spent_s"]),
+            "workers": tuple(workers),
+            "stack": tuple(record["stack"]),
+            "collectives": collectives_from_json(record["collectives"]),
+        }
+    )
+
+
+def collectives_from_json(records: Any) -> tuple[Collective, ...]:
+    return tuple(Collective(**{**one, "sizes": tuple(map(tuple, one["sizes"]))}) for one in records)

@@ -1,0 +1,95 @@
+"""A thread that checks once a second whether a rank makes progress where it marks no phases.
+
+A script that knows nothing of the watchdog, or a loop with torch's own DataLoader, marks none: collectives that begin,
+and parameters that change, are the signs of progress. Marks say more, and sooner: where there are some, these signs are
+ignored.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Hashable
+from datetime import timedelta
+
+from drumline.watch.heartbeat import HeartbeatWriter, Phase
+
+EVERY_S = 1.0
+AFTER_PATIENCE_S = 90.0
+"""torch's own timeouts name no rank: they must come this long after the watchdog, which needs some seconds."""
+
+
+class ProgressMonitor:
+    """Runs until it is closed. It never loads torch."""
+
+    def __init__(
+        self,
+        heartbeat: HeartbeatWriter,
+        *,
+        patience_s: float | None = None,
+        sign: Callable[[], Hashable] = lambda: None,
+        also: Callable[[], None] = lambda: None,
+        every_s: float = EVERY_S,
+    ) -> None:
+        """`patience_s`: how long the watchdog waits; no process group may time out before. `sign`: what else changes
+        when this rank makes progress. `also`: what else this thread does as often."""
+        self._heartbeat = heartbeat
+        self._patience_s = patience_s
+        self._sign, self._also = sign, also
+        self._every_s = every_s
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="drumline-progress", daemon=True)
+        self._thread.start()
+        # A thread that is in torch when Python exits may end the process by SIGABRT.
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        self._closed.set()
+        self._thread.join(timeout=self._every_s)
+
+    def _run(self) -> None:
+        count, sign, marks = None, None, 0
+        while not self._closed.wait(self._every_s):
+            last, last_marks = (count, sign), marks
+            count = num_collectives()
+            # The main thread may be changing what is read: the next second tells.
+            with contextlib.suppress(Exception):
+                sign = self._sign()
+            marks = self._heartbeat.num_marks
+            if (count, sign) != last and marks == last_marks:
+                self._heartbeat.move(count)
+                if not marks:
+                    self._heartbeat.mark(Phase.USER)
+                    marks = self._heartbeat.num_marks
+            if self._patience_s is not None:
+                raise_group_timeouts(self._patience_s + AFTER_PATIENCE_S)
+            with contextlib.suppress(Exception):
+                self._also()
+
+
+def num_collectives() -> int | None:
+    """That the default group has begun, as the backend counts them; None where there is no group."""
+    dist = sys.modules.get("torch.distributed")
+    try:
+        if dist is None or not dist.is_available() or not dist.is_initialized():
+            return None
+        return int(dist.distributed_c10d._get_default_group()._get_sequence_number_for_group())
+    except (AttributeError, RuntimeError, ValueError):  # torch is being loaded, or the group destroyed
+        return None
+
+
+def raise_group_timeouts(timeout_s: float) -> None:
+    """Of every group that has a shorter one; for collectives that begin from now on."""
+    dist = sys.modules.get("torch.distributed")
+    wanted = timedelta(seconds=timeout_s)
+    try:
+        groups = [] if dist is None else list(dist.distributed_c10d._world.pg_map)
+        backends = [group._get_backend(device) for group in groups for device in group._device_types]
+        for backend in backends:
+            if backend.options._timeout < wanted:
+                backend._set_default_timeout(wanted)
+    except (AttributeError, RuntimeError, ValueError):
+        return  # as above, or a backend without a timeout

@@ -1,0 +1,168 @@
+"""Runs a script with the watchdog: `python -m drumline.watch.rank.script_runner SCRIPT.py ARGS`, or `-m MODULE ARGS`.
+
+`drumline launch --watch` starts ranks so. The script is run as Python itself would: it is `__main__`, has its own
+arguments, path, tracebacks and exit code, and torch is loaded only if it loads it. What is added: a heartbeat, the
+answers to a sidecar, one thread that counts collectives once a second, and, once the script has imported torch, a
+report of what can be compared with the other ranks (torch_hooks.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import errno
+import io
+import os
+import runpy
+import sys
+from importlib.machinery import SourceFileLoader
+from types import CodeType, ModuleType, TracebackType
+
+from drumline.launch.topology import own_variables, topology_from
+from drumline.terminal import show
+from drumline.watch.heartbeat import HeartbeatWriter, Phase
+from drumline.watch.rank import torch_hooks
+from drumline.watch.rank.progress_monitor import ProgressMonitor
+from drumline.watch.rank.script_recorder import ScriptRecorder
+from drumline.watch.rank.watched_rank import WatchedRank, watch_script
+
+CANNOT_OPEN = 2
+
+
+def main(words: list[str]) -> None:
+    """Never returns before the script does; what it raises is raised."""
+    if not words:
+        sys.exit("usage: python -m drumline.watch.rank.script_runner SCRIPT.py|-m MODULE [arguments]")
+    watched = _WatchedScript(words)
+    try:
+        if words[0] == "-m":
+            _run_module(words[1:])
+        else:
+            _run_script(words)
+    except BaseException as error:
+        watched.fail(error)
+        _hide_own_frames(error)
+        raise
+
+
+class _WatchedScript:
+    """Observes this process to its very end, but not what it forks."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._rank = watch_script(own_variables())
+        self._heartbeat = HeartbeatWriter() if self._rank is None else self._rank.heartbeat
+        self._recorder: ScriptRecorder | None = None
+        activity: HeartbeatWriter | None = None
+        if self._rank is not None:
+            self._recorder, activity = _observe(self._rank, words)
+        self._monitor = ProgressMonitor(
+            self._heartbeat,
+            patience_s=None if self._rank is None else self._rank.patience_s,
+            sign=lambda: None if activity is None else activity.num_marks,
+            also=self._recorder.write if self._recorder else lambda: None,
+        )
+        self._error: BaseException | None = None
+        self._pid = os.getpid()
+        # Those that the script registers come before it, and its threads end before those.
+        atexit.register(self._close)
+
+    def fail(self, error: BaseException) -> None:
+        if isinstance(error, Exception) and os.getpid() == self._pid:
+            self._error = error
+            text = str(error).partition("\n")[0]
+            self._heartbeat.fail(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+    def _close(self) -> None:
+        if os.getpid() == self._pid:
+            self._monitor.close()
+            if self._recorder is not None:
+                self._recorder.write()
+            if self._error is None:
+                self._heartbeat.mark(Phase.LEFT)
+            if self._rank is not None:
+                self._rank.close()
+
+
+def _observe(
+    rank: WatchedRank, words: list[str]
+) -> tuple[ScriptRecorder, HeartbeatWriter] | tuple[None, None]:
+    variables = own_variables()
+    topology = topology_from(variables)
+    if topology is None or topology.world_size == 1:
+        return None, None
+    recorder = ScriptRecorder(
+        rank.file("script"),
+        topology,
+        node_rank=int(variables.get("GROUP_RANK", "0")),
+        arguments=words[1:] if words[0] != "-m" else words[2:],
+    )
+    activity = HeartbeatWriter(rank.file("activity"), rank=topology.rank)
+    torch_hooks.observe_torch(activity, recorder)
+    return recorder, activity
+
+
+def _run_script(words: list[str]) -> None:
+    path, code = os.path.abspath(words[0]), _compiled(words[0])  # noqa: PTH100 - as Python: links stay
+    sys.argv = words
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))  # noqa: PTH120
+    module = ModuleType("__main__")
+    module.__dict__.update(
+        __file__=path, __loader__=SourceFileLoader("__main__", path), __cached__=None, __package__=None
+    )
+    _become(module)
+    exec(code, module.__dict__)  # noqa: S102
+
+
+def _become(module: ModuleType) -> None:
+    """For good, unlike runpy: what a script leaves running after its last line is still of `__main__`."""
+    module.__dict__.update(__builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = module
+
+
+def _compiled(script: str) -> CodeType:
+    path = os.path.abspath(script)  # noqa: PTH100
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        where = f"[Errno {error.errno}] {os.strerror(error.errno or errno.ENOENT)}"
+        show(f"{sys.executable}: can't open file {path!r}: {where}", stream=sys.stderr)
+        sys.exit(CANNOT_OPEN)
+    return compile(source, path, "exec", dont_inherit=True)
+
+
+def _run_module(words: list[str]) -> None:
+    """As `python -m` does it; that function of Python has no public name."""
+    sys.argv = ["-m", *words[1:]]
+    _become(ModuleType("__main__"))
+    runpy._run_module_as_main(words[0])  # type: ignore[attr-defined]
+
+
+def _hide_own_frames(error: BaseException) -> None:
+    """A traceback begins where the script does."""
+    hook = sys.excepthook
+
+    def from_script_on(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        trace = _without_own_frames(trace)
+        hook(kind, value.with_traceback(trace) if value is error else value, trace)
+
+    sys.excepthook = from_script_on
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    kept, entry = trace, trace
+    while entry is not None:
+        if entry.tb_frame.f_code.co_filename == __file__:
+            kept = entry.tb_next
+        entry = entry.tb_next
+    entry = kept
+    while entry is not None:  # nor does it show where torch is observed
+        while entry.tb_next is not None and entry.tb_next.tb_frame.f_globals is vars(torch_hooks):
+            entry.tb_next = entry.tb_next.tb_next
+        entry = entry.tb_next
+    return kept
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

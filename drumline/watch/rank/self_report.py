@@ -1,0 +1,166 @@
+"""What a rank shows of itself when the sidecar asks: its Python stack, the DataLoader workers that it waits for, and
+its flight recorder's latest collectives.
+
+A thread of the rank answers. When none does, Python is blocked in the rank, and the sidecar sends a signal: C code
+then writes the stacks, without Python's lock. It reads the stacks of other threads as they are, and a thread that ran
+meanwhile would pull its stack away from under it, which ends the process; so the signal is only for a rank that does
+not answer.
+
+Workers that a rank forks inherit the handler and the open file: several processes are asked one after the other. They
+have a signal of their own, whose handler they register when they leave `fork`: the rank's handler would end a process
+that is still in there.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+# SIGUSR1 and SIGTERM mean preemption; the first real-time signals are used by C libraries and profilers.
+STACK_SIGNAL = signal.SIGRTMIN + 7
+WORKER_SIGNAL = signal.SIGRTMIN + 8
+ANSWERING_THREAD = "drumline-answer"
+REPORT_SUFFIX = "report.json"
+MAX_CALLS = 48
+NUM_COLLECTIVES = 16
+# NCCL has a recorder of its own; the other one has gloo's collectives. The only use of these private functions.
+RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+
+
+def write_report(folder: Path, rank: int, number: int) -> None:
+    """Answer the question of this number, in a file that appears whole or not at all."""
+    path = folder / f"rank-{rank:05d}.{REPORT_SUFFIX}"
+    new = path.with_suffix(".new")
+    report: dict[str, Any] = {
+        "number": number,
+        "calls": main_thread_calls(),
+        "workers": [],
+        "collectives": [],
+    }
+    try:
+        report.update(workers=awaited_workers(), **flight_record())
+    except (
+        Exception
+    ) as error:  # that Python answers is worth reporting, whatever became of torch's private functions
+        report["error"] = f"{type(error).__name__}: {error}"
+    new.write_text(json.dumps(report), encoding="utf-8")
+    new.replace(path)
+
+
+# Stacks
+
+
+def register_stack_signals(path: Path) -> None:
+    """From now on STACK_SIGNAL adds the stacks of all threads to this file. Only on the main thread of a process that
+    runs no other handler for that signal."""
+    # Opened to append: the reader empties the file, and the next stacks begin it again.
+    file = path.open("a", encoding="utf-8")
+    faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
+    # In a worker it is the main thread that gets the signal, and its own stack is enough.
+    os.register_at_fork(
+        after_in_child=lambda: faulthandler.register(WORKER_SIGNAL, file=file, all_threads=False, chain=False)
+    )
+    # An abort in a library (gloo's, when shapes differ) ends Python without saying where.
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file, all_threads=True)
+
+
+def name_answering_thread() -> None:
+    """Mark the calling thread, which only waits for questions, as the one to send the signal to: it may run while the
+    main thread is blocked in the kernel, and no call of the main thread is interrupted."""
+    try:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(
+            ANSWERING_THREAD, encoding="utf-8"
+        )
+    except OSError:
+        return  # then the main thread gets it
+
+
+def main_thread_calls() -> list[tuple[str, int | None, str]]:
+    """File, line and name of the main thread's calls, the innermost first. This thread holds Python's lock, so they
+    cannot change."""
+    calls: list[tuple[str, int | None, str]] = []
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and len(calls) < MAX_CALLS:
+        calls.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return calls
+
+
+def awaited_workers() -> list[tuple[int, int]]:
+    """Number and pid of each DataLoader worker that the main thread waits for: those of the iterator that it is in,
+    whoever made it. What other forks are for nobody knows. A worker whose part of the data is done may exit, and so may
+    all of an iterator that is being closed."""
+    torchs = sys.modules.get("torch.utils.data.dataloader")
+    kind = getattr(torchs, "_MultiProcessingDataLoaderIter", None)
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and kind is not None:
+        if frame.f_code.co_filename == torchs.__file__:  # type: ignore[union-attr]
+            iterator = frame.f_locals.get("self")
+            if isinstance(iterator, kind) and not iterator._shutdown:
+                # There is no such list before all of them are started.
+                needed = getattr(iterator, "_workers_status", [True] * len(iterator._workers))
+                # Workers may be added meanwhile.
+                pairs = zip(list(iterator._workers), needed, strict=False)
+                return [(n, one.pid) for n, (one, is_needed) in enumerate(pairs) if is_needed]
+        frame = frame.f_back
+    return []
+
+
+# The flight recorder
+
+
+def flight_record() -> dict[str, Any]:
+    """`{"collectives": [...]}`, records with the fields of cluster_state.Collective, the newest last; empty when there
+    is no process group. Does not load torch."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return {}
+    functions = sys.modules.get("torch._C._distributed_c10d")
+    entries = []
+    for name in RECORDERS:
+        if dump := getattr(functions, name, None):
+            entries += json.loads(dump(True, False)).get("entries", [])
+    return {"collectives": latest_collectives(entries)}
+
+
+def latest_collectives(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The newest of each group, all in the order in which they began."""
+    by_group: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for entry in sorted(entries, key=lambda entry: int(entry["time_created_ns"])):
+        if not entry.get("is_p2p"):
+            by_group.setdefault((_group(entry), _backend(entry)), []).append(entry)
+    kept = [entry for group in by_group.values() for entry in group[-NUM_COLLECTIVES:]]
+    names = [group for group, _ in by_group]
+    kept.sort(key=lambda entry: int(entry["time_created_ns"]))
+    return [
+        {
+            # A group for devices and CPU has two backends, each with numbers of its own.
+            "group": f"{_group(entry)} of {_backend(entry)}"
+            if names.count(_group(entry)) > 1
+            else _group(entry),
+            "number": int(entry["collective_seq_id"]),
+            "op": str(entry["profiling_name"]).rpartition(":")[2],
+            "sizes": entry["input_sizes"],
+            # Entries of gloo never get beyond `scheduled`.
+            "is_done": bool(entry["retired"]) or entry["state"] == "completed",
+        }
+        for entry in kept
+    ]
+
+
+def _group(entry: dict[str, Any]) -> str:
+    """Its name; torch gives a number to one that the user left without."""
+    number, name = entry["process_group"]
+    return str(name if name not in ("", "undefined") else number)
+
+
+def _backend(entry: dict[str, Any]) -> str:
+    return str(entry["profiling_name"]).partition(":")[0]

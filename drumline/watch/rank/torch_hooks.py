@@ -1,0 +1,170 @@
+"""Observes a script through functions of torch, which are wrapped when the script imports it.
+
+What is wrapped returns what it always did. Nothing is attached to a module, a loader or an optimizer, so that whatever
+the script copies or pickles is its own; what is being compiled is passed through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import FunctionType, ModuleType
+from typing import Any, cast
+
+from drumline.terminal import print_message
+from drumline.watch.heartbeat import BACKWARD, DATA, FORWARD, OPTIMIZER, HeartbeatWriter, Phase
+from drumline.watch.rank.script_recorder import ScriptRecorder
+
+
+def observe_torch(activity: HeartbeatWriter, recorder: ScriptRecorder) -> None:
+    """From the moment the script has imported torch; never, if it does not."""
+    after = _AfterTorch(lambda: _wrap_torch(_PhaseClock(activity), recorder))
+    if "torch" in sys.modules:
+        after.call_back()
+    else:
+        sys.meta_path.insert(0, after)
+
+
+class _AfterTorch(MetaPathFinder):
+    """Finds no module; calls back when torch has been loaded."""
+
+    def __init__(self, loaded: Callable[[], None]) -> None:
+        self._loaded = loaded
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch" or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            load(module)
+            self.call_back()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def call_back(self) -> None:
+        try:
+            self._loaded()
+        except Exception as error:
+            # The watchdog is no reason not to train.
+            print_message(
+                f"ranks are not compared: this version of torch cannot be observed: {type(error).__name__}: {error}"
+            )
+
+
+class _PhaseClock:
+    """Records which phase the main thread is in: where its time goes, for finding stragglers."""
+
+    def __init__(self, record: HeartbeatWriter) -> None:
+        self.record = record
+        self._phase = int(Phase.BETWEEN)
+        self._main = threading.main_thread().ident
+        self._num_backward = 0
+        record.mark(self._phase)
+
+    def is_main_thread(self) -> bool:
+        return threading.get_ident() == self._main
+
+    def enter(self, phase: int) -> int:
+        """Returns the phase that was left."""
+        before, self._phase = self._phase, phase
+        self.record.mark(phase)
+        return before
+
+    def count_backward(self) -> None:
+        self._num_backward += 1
+        self.record.begin_step(self._num_backward)
+
+
+def _wrap_torch(clock: _PhaseClock, recorder: ScriptRecorder) -> None:
+    import torch
+    from torch._C._distributed_c10d import Work
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+    from torch.utils.data import DataLoader
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    is_compiling = torch.compiler.is_compiling
+
+    def begin_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_compiling() and clock.is_main_thread():
+            recorder.modules.add_optimizer(optimizer)
+            clock.enter(OPTIMIZER)
+
+    def end_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_compiling() and clock.is_main_thread():
+            clock.enter(Phase.BETWEEN)
+
+    def begin_backward() -> None:
+        # Here and not in forward, which may be compiled.
+        clock.count_backward()
+        with contextlib.suppress(Exception):
+            recorder.modules.begin_backward()
+
+    def timed(phase: int, before: Callable[[], None] | None = None) -> Callable[..., Any]:
+        def wrapper(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not clock.is_main_thread():
+                return call(*args, **kwargs)
+            if before is not None:
+                before()
+            last = clock.enter(phase)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                clock.enter(last)
+
+        return wrapper
+
+    def build(call: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> None:
+        call(module, *args, **kwargs)
+        recorder.record_facts()
+        with contextlib.suppress(Exception):
+            recorder.modules.add(module)
+
+    def iterate(call: Callable[..., Any], loader: Any) -> Any:
+        recorder.record_loader(loader, sys._getframe(2))
+        return call(loader)
+
+    _wrap_method(DistributedDataParallel, "__init__", build)
+    _wrap_method(DistributedDataParallel, "forward", timed(FORWARD))
+    _wrap_method(torch.Tensor, "backward", timed(BACKWARD, begin_backward))
+    # A rank waits there for the others, as it does in backward.
+    _wrap_method(Work, "wait", timed(BACKWARD))
+    _wrap_method(DataLoader, "__iter__", iterate)
+    _wrap_method(_BaseDataLoaderIter, "__next__", timed(DATA))
+    register_optimizer_step_pre_hook(begin_optimizer)
+    register_optimizer_step_post_hook(end_optimizer)
+
+
+def _wrap_method(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace a method by `wrapper(method, *its arguments)`."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(method, *args, **kwargs)
+
+    if isinstance(method, FunctionType):
+        # torch.compile decides by its file whether a function is torch's own, which it leaves alone.
+        code = method.__code__
+        inner = cast(FunctionType, wrapped)
+        inner.__code__ = inner.__code__.replace(
+            co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
+        )
+    setattr(owner, name, wrapped)

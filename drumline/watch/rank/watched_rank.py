@@ -1,0 +1,176 @@
+"""A rank with the watchdog: it writes its heartbeat and answers the sidecar, which the first rank of each node starts.
+
+One thread, which sleeps until there is something to do: a question on the rank's pipe, or the exit of the sidecar.
+Training needs neither: heartbeats are stores to memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import select
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drumline.config.schema import WatchConfig
+from drumline.launch.node.watch_folder import hold
+from drumline.launch.rank_environment import watch_settings_from
+from drumline.launch.topology import Topology, topology_from
+from drumline.terminal import print_message
+from drumline.watch.heartbeat import HeartbeatWriter, Phase
+from drumline.watch.rank.met import Met, met_by_launcher
+from drumline.watch.rank.self_report import name_answering_thread, register_stack_signals, write_report
+from drumline.watch.rank.sidecar_process import SidecarProcess
+from drumline.watch.sidecar.sidecar_options import SidecarOptions
+
+if TYPE_CHECKING:
+    from drumline.launch.node.sealed_store import SealedStore
+
+# How long the end of a rank waits for an answer that is being written.
+ANSWER_S = 5.0
+FILES = ("heartbeat", "stacks", "ask", "script", "activity")
+
+
+class WatchedRank:
+    """From `__init__` to `close`."""
+
+    def __init__(self, met: Met, *, rank: int, options: SidecarOptions) -> None:
+        """`options`: for the sidecar, which the first rank of a node starts."""
+        self.folder = met.folder
+        self.rank = rank
+        self.patience_s = options.hang_s
+        """How long the watchdog waits for what may be innocent; None: for ever."""
+        # A launcher holds the folder that it has made.
+        self._hold = hold(self.folder) if options.owns_folder and met.is_first else None
+        # Of an earlier group in this very process.
+        for kind in FILES:
+            self.file(kind).unlink(missing_ok=True)
+        self.heartbeat = HeartbeatWriter(self.file("heartbeat"), rank=rank)
+        register_stack_signals(self.file("stacks"))
+        os.mkfifo(self.file("ask"), 0o600)
+        # For reading and writing: a pipe without a writer would be at its end, again and again.
+        self._questions = os.open(self.file("ask"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_up, self._waker = os.pipe2(os.O_CLOEXEC)
+        self._sidecar = SidecarProcess(options, met.listener)
+        if met.is_first:
+            self._sidecar.start()
+        self._owner = os.getpid()
+        self._thread = threading.Thread(target=self._serve, name="drumline-watch", daemon=True)
+        self._thread.start()
+        atexit.register(self._end_with_python)
+
+    def close(self) -> None:
+        """The rank is out of its loop; the sidecar sees that by itself."""
+        if os.getpid() != self._owner:
+            return
+        atexit.unregister(self._end_with_python)
+        os.write(self._waker, b"\0")
+        self._thread.join(ANSWER_S)
+        if self._thread.is_alive():  # blocked in a library's lock, for an answer
+            return
+        for descriptor in (self._questions, self._wake_up, self._waker):
+            os.close(descriptor)
+        if self._hold is not None:
+            os.close(self._hold)
+        self._sidecar.close()
+
+    def fail(self, error: str) -> None:
+        """The rank's last heartbeat; and its collectives, for a sidecar that asks when it has exited."""
+        self.heartbeat.fail(error)
+        with contextlib.suppress(OSError):
+            os.write(self._questions, b"\0")  # answered by the thread: torch's recorder may block
+
+    def file(self, kind: str) -> Path:
+        return self.folder / f"rank-{self.rank:05d}.{kind}"
+
+    def _end_with_python(self) -> None:
+        """A program that exits without `close`: with the error that Python has just shown, if there was one."""
+        error = getattr(sys, "last_value", None)
+        if error is None:
+            self.heartbeat.mark(Phase.LEFT)
+        else:
+            self.heartbeat.fail(f"{type(error).__name__}: {error}".rstrip(": "))
+
+    def _serve(self) -> None:
+        name_answering_thread()
+        while True:
+            sidecar = self._sidecar.fileno()
+            watched = [self._questions, self._wake_up] + ([] if sidecar is None else [sidecar])
+            ready = select.select(watched, [], [])[0]
+            if self._wake_up in ready:
+                return
+            if self._questions in ready:
+                with contextlib.suppress(OSError):
+                    # The last question: nobody waits for earlier ones.
+                    write_report(self.folder, self.rank, os.read(self._questions, 4096)[-1])
+            if sidecar in ready and (wait_s := self._sidecar.reap()) is not None:
+                if select.select([self._wake_up], [], [], wait_s)[0]:
+                    return
+                self._sidecar.start()
+
+
+def watch_rank(
+    store: SealedStore | None,
+    topology: Topology,
+    watch: WatchConfig,
+    *,
+    run: Path | None,
+    timeout_s: float,
+    environment: Mapping[str, str],
+) -> WatchedRank | None:
+    """Collective over all ranks of a job, which meet in its store; without one, there is a single rank. None: this rank
+    cannot be watched, which is reported."""
+    from drumline.watch.rank.meeting import meet
+
+    given = watch_settings_from(environment)
+    met = meet(
+        store,
+        topology=topology,
+        folder=given.folder,
+        environment=environment,
+        timeout_s=timeout_s,
+    )
+    return _watch(
+        met,
+        topology,
+        owns_folder=given.folder is None,
+        run=run,
+        on_hang=watch.on_hang,
+        hang_s=watch.hang_s,
+        slow_factor=watch.slow_factor,
+    )
+
+
+def watch_script(environment: Mapping[str, str]) -> WatchedRank | None:
+    """For a script that knows nothing of the watchdog: its launcher says which node is where. None: it does not."""
+    given, topology = watch_settings_from(environment), topology_from(environment)
+    if given.folder is None or topology is None:
+        return None
+    met = met_by_launcher(given, topology, node=int(environment.get("GROUP_RANK", "0")))
+    return _watch(met, topology, owns_folder=False, run=given.run, on_hang=given.on_hang, hang_s=given.hang_s)
+
+
+def _watch(met: Met, topology: Topology, *, run: Path | None, **options: Any) -> WatchedRank | None:
+    sidecar_options = SidecarOptions(
+        folder=str(met.folder),
+        node=met.node,
+        host=topology.host,
+        ranks=met.ranks,
+        world_size=topology.world_size,
+        run=None if run is None else str(run.absolute()),
+        secret=met.secret,
+        peers=met.peers,
+        listener=None if met.listener is None else met.listener.fileno(),
+        **options,
+    )
+    try:
+        return WatchedRank(met, rank=topology.rank, options=sidecar_options)
+    except OSError as error:  # the watchdog is no reason not to train
+        print_message(
+            f"rank {topology.rank} on {topology.host} is not watched: {error}. Next: free some space there"
+        )
+        return None

@@ -1,0 +1,204 @@
+"""How the ranks of a script differ, from what each reports. Every difference is reported once, and none ends a job: a
+script may differ across ranks on purpose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any
+
+from drumline.distributed.start.fact_differences import Difference, described, differences
+from drumline.text import by_rank
+from drumline.watch.replica_differences import find_difference
+from drumline.watch.script_report import ModuleReport, ScriptReport
+
+# A hand-made split leaves some ranks one batch more; a script that does not handle that hangs, and is diagnosed.
+MAX_BATCHES_APART = 1
+LABELS = {
+    "arguments": "the argument {}",
+    "variables": "the variable {}",
+    "packages": "{}'s version",
+    "script": "the code of {}",
+}
+"""How a fact is written, by its group."""
+
+NUMBERS = ("rank", "local_rank", "node_rank")
+ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
+# Not a part of 0.1 or of 1e3.
+INTEGER = re.compile(r"(?<![\w.])\d+(?![\w.])|(?<=[A-Za-z_-])\d+(?![\w.])")
+FRACTION = re.compile(r"[-+]?\d*\.?\d+e[-+]?\d+", re.IGNORECASE)
+OWN_NAMES = re.compile(
+    r"(?:^|[-_.])(?:seed|port|hosts?|host[-_]?name|addr|address|ip|ifname|interface"
+    r"|(?:log|out|output|tmp|temp|cache|scratch)s?(?:[-_.]?(?:dir|directory|folder|path|file|root))?"
+    r"|(?:local|global|group|node|host|machine|process|worker|run|job|task)[-_.]?(?:rank|id))$"
+    r"|^-*(?:rank|id)$"
+)
+"""Options whose value each node is expected to choose for itself. `--lora-rank` and `--out-channels` are none."""
+NUMBERED = re.compile(r"(?:^|[-_.])(?<!per[-_.])(?:rank|node|machine|worker|gpu|device|index|idx|shard)$")
+"""Options whose whole value may be the number of a rank or of its node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptDifference:
+    """One that was found."""
+
+    message: str
+    rank: int | None = None
+    host: str = ""
+    step: int = 0
+
+
+class ScriptComparison:
+    """Compares the reports of all ranks as they arrive."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._reported: set[str] = set()
+        self._equal_at: dict[str, int] = {}
+        """The last step at which a module was the same on all ranks."""
+
+    def update(self, reports: Mapping[int, ScriptReport]) -> list[ScriptDifference]:
+        """What was found since the last call."""
+        if len(reports) < max(2, self._world_size):
+            return []
+        everyone = [reports[rank] for rank in sorted(reports)]
+        return [*self._facts(everyone), *self._loaders(everyone), *self._modules(reports)]
+
+    def _is_new(self, key: str) -> bool:
+        is_new = key not in self._reported
+        self._reported.add(key)
+        return is_new
+
+    def _facts(self, everyone: list[ScriptReport]) -> Iterator[ScriptDifference]:
+        if not all(report.facts for report in everyone) or not self._is_new("facts"):
+            return
+        owners = [report.owner for report in everyone]
+        found = [
+            replace(one, name=LABELS[one.group].format(one.name), values=_without_hashes(one.values))
+            for one in differences([report.facts for report in everyone])
+            if not _is_expected(one, owners)
+        ]
+        if found:
+            text, next_step = described(found, _hosts(everyone))
+            yield ScriptDifference(message=f"warning: {text}. Next: {next_step}")
+
+    def _loaders(self, everyone: list[ScriptReport]) -> Iterator[ScriptDifference]:
+        for place in everyone[0].loaders:
+            loaders = [report.loaders[place] for report in everyone if place in report.loaders]
+            if len(loaders) < len(everyone):
+                continue  # rank 0 may well evaluate alone
+            samples = [one.samples for one in loaders if one.samples is not None]
+            batches = [one.batches for one in loaders if one.batches is not None]
+            if len(samples) == len(everyone) and len(set(samples)) > 1:
+                values, what = samples, "the length of the dataset"
+            elif len(batches) == len(everyone) and max(batches) - min(batches) > MAX_BATCHES_APART:
+                values, what = batches, "the number of batches"
+            else:
+                continue
+            if self._is_new(f"loader {place}"):
+                yield ScriptDifference(
+                    message=f"warning: ranks differ in {what} of the DataLoader at {place}: "
+                    f"{by_rank(values, _hosts(everyone))}. Next: give every rank the same dataset, and let a "
+                    "DistributedSampler split it: ranks with more batches wait for the others, or samples are lost"
+                )
+
+    def _modules(self, reports: Mapping[int, ScriptReport]) -> Iterator[ScriptDifference]:
+        keys = dict.fromkeys(
+            (key, module.ranks) for report in reports.values() for key, module in report.modules.items()
+        )
+        for key, ranks in keys:
+            present = {rank: reports[rank] for rank in ranks if rank in reports}
+            modules = {rank: one.modules[key] for rank, one in present.items() if key in one.modules}
+            if key in self._reported or len(modules) < len(ranks):
+                continue
+            for step in sorted(set.intersection(*(set(one.hashes) for one in modules.values()))):
+                tensors = [one.hashes[step].tensors for one in modules.values()]
+                if any(one != tensors[0] for one in tensors) and self._is_new(key):
+                    yield self._module_difference(key, step, modules, present)
+                elif key not in self._reported:
+                    self._equal_at[key] = max(step, self._equal_at.get(key, 0))
+
+    def _module_difference(
+        self,
+        key: str,
+        step: int,
+        modules: Mapping[int, ModuleReport],
+        reports: Mapping[int, ScriptReport],
+    ) -> ScriptDifference:
+        ranks = sorted(modules)
+        hashes = [modules[rank].hashes[step] for rank in ranks]
+        hosts = _hosts([reports[rank] for rank in ranks])
+        found = find_difference(
+            [
+                {"host": host, "tensors": {name: list(one) for name, one in of_rank.tensors.items()}}
+                for host, of_rank in zip(hosts, hashes, strict=True)
+            ],
+            ranks,
+        )
+        names = dict.fromkeys(name for one in hashes for name in one.settings)
+        settings = [
+            f"{name}: {by_rank(values, hosts, ranks)}"
+            for name in names
+            if len(set(map(str, values := [one.settings.get(name) for one in hashes]))) > 1
+        ]
+        cause = f"; their optimizers differ in {', '.join(settings)}" if settings else ""
+        place = found.place(step)
+        return ScriptDifference(
+            message=f"warning: DDP module {modules[ranks[0]].name}: "
+            f"{found.sentence(step, self._equal_at.get(key))}{cause}. Next: look for what differs across ranks: "
+            "learning rate, seed, clipping, code under `if rank`; stop the job: its replicas are no longer one model",
+            rank=place.rank,
+            host=place.host or "",
+            step=step,
+        )
+
+
+def _without_hashes(values: Sequence[Any]) -> list[Any]:
+    """Hashes stand for secrets: only which ranks have the same one is shown."""
+    hashes = list(dict.fromkeys(one["hash"] for one in values if isinstance(one, Mapping)))
+    return [
+        f"hidden value {hashes.index(one['hash']) + 1}" if isinstance(one, Mapping) else one for one in values
+    ]
+
+
+def _hosts(everyone: Sequence[ScriptReport]) -> list[str]:
+    return [str(report.owner["host"]) for report in everyone]
+
+
+def _is_expected(one: Difference, owners: Sequence[Mapping[str, Any]]) -> bool:
+    return one.group == "arguments" and is_own_value(one.name, list(map(str, one.values)), owners)
+
+
+def is_own_value(name: str, values: Sequence[str], owners: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an option's values, one for each rank, differ only in who the rank is: its rank, host or address.
+    `owners`: the `host` of each, and NUMBERS."""
+    if OWN_NAMES.search(name.lower()):
+        return True
+    places = [
+        ADDRESS.sub("#", _without_host(value, str(owner["host"])))
+        for value, owner in zip(values, owners, strict=True)
+    ]
+    if len({PurePath(place).name if "/" in place else place for place in places}) == 1:
+        return True  # the same file on another disk
+    if not NUMBERED.search(name.lower()) and not all(re.search("[A-Za-z/]", place) for place in places):
+        return False  # `--epochs 1`, which may be the number of a rank by chance
+    return any(
+        len({_without_number(place, owner[number], first) for place, owner in pairs}) == 1
+        for pairs in [list(zip(places, owners, strict=True))]
+        for number in NUMBERS
+        for first in (0, 1)
+    )
+
+
+def _without_host(value: str, host: str) -> str:
+    for name in (host, host.partition(".")[0]):
+        value = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "#", value) if name else value
+    return value
+
+
+def _without_number(value: str, number: object, first: int) -> str:
+    if FRACTION.fullmatch(value):
+        return value
+    return INTEGER.sub(lambda found: "#" if int(found.group()) - first == number else found.group(), value)

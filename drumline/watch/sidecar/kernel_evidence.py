@@ -1,0 +1,201 @@
+"""What the kernel knows of a fault: its log, out-of-memory kills, and the state of a network interface.
+
+Out-of-memory kills are counted for each control group. The counters are read when a rank is first seen and compared
+when it has exited. They do not say which process of the group was killed; the log does, by pids that are only valid
+outside of containers.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from drumline.net.interfaces import interfaces, is_enabled
+from drumline.text import memory_size
+
+KERNEL_LOG = "/dev/kmsg"
+MAX_LINES = 20
+MAX_READ_S = 0.1
+SLACK_S = 1.0
+# What can end, stop or slow a rank, in the kernel's words.
+_MATTERS = re.compile(
+    r"out of memory|oom-kill:|invoked oom-killer|blocked for more than|soft lockup|hard lockup|I/O error"
+    r"|not responding|NVRM: Xid|segfault at|link is (down|up)|link is not ready|carrier lost|machine check"
+    r"|hardware error|remounting filesystem read-only|-fs error",
+    re.IGNORECASE,
+)
+MOUNTS = Path("/proc/self/mountinfo")
+# Of a process in no process namespace but the first: its pid is the one in the kernel's log.
+FIRST_NAMESPACE = "pid:[4026531836]"
+COUNTERS = ("memory.events", "memory.oom_control")
+LIMITS = ("memory.max", "memory.limit_in_bytes")
+NO_LIMIT = 1 << 60
+_OOM_KILL = re.compile(
+    r"oom-kill:constraint=(?P<constraint>\w+).*task_memcg=(?P<group>[^,]*),task=.*,pid=(?P<pid>\d+)"
+)
+
+
+# The log
+
+
+def kernel_lines(since: float) -> tuple[str, ...]:
+    """Lines that may matter since that moment of time.monotonic(), the newest last. Empty where the log may not be
+    read."""
+    # The log's clock is not adjusted by NTP as time.monotonic() is: on a machine that is up for months they differ by
+    # minutes.
+    age_s = time.monotonic() - since
+    begin_us = (time.clock_gettime(time.CLOCK_MONOTONIC_RAW) - age_s - SLACK_S) * 1e6
+    records = map(parse_log_record, _log_records())
+    lines = (text for moment_us, text in records if moment_us >= begin_us and _MATTERS.search(text))
+    return tuple(list(lines)[-MAX_LINES:])
+
+
+def parse_log_record(record: bytes) -> tuple[int, str]:
+    """`6,339,5140900,-;text`: when it was written, in microseconds of the kernel's clock, and the text; no text for
+    lines of other programs, which may write there too."""
+    head, _, text = record.decode(errors="replace").partition(";")
+    priority, _, moment_us = head.split(",")[:3]
+    is_kernel = int(priority) < 8  # above the lowest three bits is the kind of program; the kernel's is 0
+    return int(moment_us), text.partition("\n")[0] if is_kernel else ""
+
+
+def _log_records() -> list[bytes]:
+    """The whole log, as far as it is still kept; a record is one read."""
+    records: list[bytes] = []
+    try:
+        fd = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return records
+    end = time.monotonic() + MAX_READ_S
+    try:
+        while time.monotonic() < end:
+            with suppress(
+                BrokenPipeError
+            ):  # it was overwritten meanwhile: continue with the oldest that is left
+                records.append(os.read(fd, 8192))
+    except OSError:
+        pass  # BlockingIOError: that was the last one; or it may be opened but not read
+    finally:
+        os.close(fd)
+    return records
+
+
+# Out of memory
+
+
+class OutOfMemoryCheck:
+    """Made while the process lives; asked when it has exited."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._since = time.monotonic()
+        self._group = _group_name(pid)
+        self._folder, self._top = group_folder(self._group)
+        self._num_kills = num_kills(self._folder)
+        self._limit = tightest_limit(self._folder, self._top)
+
+    def evidence(self) -> str:
+        """Whose memory was used up, when the kernel killed this process for it: `the limit of 512 MiB of its control
+        group`. Empty: nothing says so."""
+        found = [match for line in kernel_lines(self._since) if (match := _OOM_KILL.match(line))]
+        if _sees_all_processes():
+            if mine := [match for match in found if int(match["pid"]) == self._pid]:
+                return self._whose(is_group=mine[-1]["constraint"] == "CONSTRAINT_MEMCG")
+            if found:
+                return ""  # it killed others
+        if num_kills(self._folder) <= self._num_kills:
+            return ""
+        mine = [match for match in found if match["group"].endswith(self._group)]
+        return self._whose(is_group=not mine or mine[-1]["constraint"] == "CONSTRAINT_MEMCG")
+
+    def _whose(self, *, is_group: bool) -> str:
+        limit = tightest_limit(self._folder, self._top) or self._limit
+        if is_group and limit:
+            return f"the limit of {memory_size(limit)} of its control group"
+        host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return f"the memory of the whole host, {memory_size(host_bytes)}"
+
+
+def num_kills(folder: Path | None) -> int:
+    """How many processes of the group were killed so far."""
+    texts = [_text(folder / name) for name in COUNTERS] if folder else []
+    for text in texts:
+        pairs = (line.split() for line in text.splitlines())
+        counts = [int(count) for kind, count in pairs if kind == "oom_kill"]
+        if counts:
+            return counts[0]
+    return 0
+
+
+def tightest_limit(folder: Path | None, top: Path | None) -> int | None:
+    """The smallest in force, of the group or one that it is in; None: there is none."""
+    if folder is None or top is None:
+        return None
+    folders = [one for one in (folder, *folder.parents) if one.is_relative_to(top)]
+    texts = (_text(one / name).strip() for one in folders for name in LIMITS)
+    limits = [int(text) for text in texts if text.isdigit()]
+    return min((limit for limit in limits if limit < NO_LIMIT), default=None)
+
+
+def group_folder(group: str) -> tuple[Path | None, Path | None]:
+    """Where the kernel shows this group, and the uppermost one above it that can be seen from here."""
+    for line in _text(MOUNTS).splitlines():
+        mount, _, kind = line.partition(" - ")
+        options = kind.split()
+        if not (options[0] == "cgroup2" or (options[0] == "cgroup" and "memory" in options[2].split(","))):
+            continue
+        root, top = mount.split()[3:5]
+        # In a container the mount begins at the container's own group, whatever the name says.
+        inner = group.removeprefix(root.rstrip("/")).lstrip("/") if group.startswith(root) else ""
+        for folder in (Path(top, inner), Path(top)):
+            if any((folder / name).exists() for name in COUNTERS):
+                return folder, Path(top)
+    return None, None
+
+
+def _group_name(pid: int) -> str:
+    """The memory controller's group, or the only one where there is one tree for all."""
+    lines = [line.split(":", 2) for line in _text(Path(f"/proc/{pid}/cgroup")).splitlines()]
+    groups = {controllers: path for _, controllers, path in lines}
+    own = [path for controllers, path in groups.items() if "memory" in controllers.split(",")]
+    return own[0] if own else groups.get("", "/")
+
+
+def _sees_all_processes() -> bool:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink()) == FIRST_NAMESPACE
+    except OSError:
+        return False
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+# The network interface
+
+
+def link_problem(address: str) -> str:
+    """Of the interface that has this address: `eth0 is down`; empty where nothing is known. Sends nothing."""
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    except ValueError:
+        return ""
+    # Whether the kernel lets somebody listen there: second addresses of an interface count as well.
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return f"no interface has the address {address} any more"
+    holder = next((one for one in interfaces() if address in (one.address, *one.ipv6)), None)
+    if holder is None or holder.is_up:
+        return ""
+    return f"{holder.name} has no carrier" if is_enabled(holder.name) else f"{holder.name} is down"

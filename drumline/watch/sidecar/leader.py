@@ -1,0 +1,238 @@
+"""The sidecar that leads knows the state of all nodes: it sees when something is wrong, has all nodes inspect their
+ranks, and decides what it is.
+
+Every hub follows the run as if it led; the lowest one that sends heartbeats reports and acts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from drumline.launch.rank_environment import WITHOUT_WATCH
+from drumline.text import join_names
+from drumline.watch.cluster_state import Answer, ClusterState, LostNode, NodeState, node_from_json
+from drumline.watch.diagnosis.diagnose import diagnose
+from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
+from drumline.watch.diagnosis.triggers import urgent_symptoms
+from drumline.watch.diagnosis.watchdog import Watchdog
+from drumline.watch.heartbeat import Phase
+from drumline.watch.script_differences import ScriptComparison
+from drumline.watch.script_report import ScriptReport, script_report_from_json
+from drumline.watch.sidecar.channel import Channel, Peer, known_ages
+from drumline.watch.sidecar.line import ANSWERS
+from drumline.watch.sidecar.local_ranks import LocalRanks
+from drumline.watch.sidecar.sidecar_options import SidecarOptions
+from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
+from drumline.watch.status_file import Notice
+from drumline.watch.stragglers import Stragglers
+
+# Heartbeats come twice a second.
+LOST_AFTER_S = 1.5
+INSPECT_S = 2.0
+# Sidecars start after the rendezvous of all ranks, so nearly at once; on a busy host that takes a while.
+CONNECT_S = 30.0
+MAX_NAMED = 3
+
+
+class Leader:
+    """What one sidecar knows of all nodes, and decides."""
+
+    def __init__(
+        self,
+        options: SidecarOptions,
+        local_ranks: LocalRanks,
+        channel: Channel | None,
+        reporter: SidecarReporter,
+        act: Callable[[str, Diagnosis, str], None],
+    ) -> None:
+        """`act`: tell all nodes of an alarm, and what to do about it."""
+        self.options = options
+        self.local_ranks = local_ranks
+        self.channel = channel
+        self.reporter = reporter
+        self._act = act
+        self._latest: dict[int, NodeState] = {}
+        self._left: set[int] = set()
+        self._inspected: dict[int, NodeState] = {}
+        self._inspection = 0
+        self._watchdog = Watchdog(hang_s=options.hang_s, world_size=options.world_size)
+        self._stragglers = Stragglers(options.slow_factor)
+        self._scripts: dict[int, ScriptReport] = {}
+        self._has_new_scripts = False
+        self._comparison = ScriptComparison(options.world_size)
+        self._has_checked_connections = False
+        self.notices: list[Notice] = []
+        self.is_urgent = False
+        """Whether a rank has exited or was stopped since the last decision: the next one need not wait."""
+        self.has_acted = False
+        """Whether the run was ended: nothing that follows is news."""
+
+    # What it receives
+
+    def receive_heartbeat(self, node: int, message: Mapping[str, Any]) -> None:
+        before, state = self._latest.get(node), node_from_json(message["state"])
+        self.is_urgent |= before is not None and urgent_symptoms(before.ranks) != urgent_symptoms(state.ranks)
+        self._latest[node] = state
+        if message.get("is_last"):
+            self._left.add(node)
+
+    def receive_script(self, rank: int, record: Mapping[str, Any]) -> None:
+        self._scripts[rank] = script_report_from_json(record)
+        self._has_new_scripts = True
+
+    def receive_inspected(self, node: int, message: Mapping[str, Any]) -> None:
+        if message["number"] == self._inspection:
+            self._inspected[node] = node_from_json(message["state"])
+
+    def cluster(self, inspected: Mapping[int, NodeState] | None = None) -> ClusterState:
+        """As of now; with what was inspected, where there is something."""
+        self._latest[self.options.node] = self.local_ranks.state
+        nodes = {**self._latest, **(inspected or {})}
+        ages = {} if self.channel is None else self.channel.heartbeat_age_s()
+        mine = replace(nodes[self.options.node], heartbeat_age_s=known_ages(ages))
+        nodes[self.options.node] = mine
+        # What a lost node sent last still holds, and may explain why it is lost.
+        return ClusterState(
+            me=self.options.node,
+            nodes=tuple(state for _, state in sorted(nodes.items())),
+            lost=tuple(
+                self._lost_node(peer, nodes.get(peer.node), mine.heartbeat_age_s[peer.node])
+                for peer in self.options.peers
+                if peer.node not in self._left and mine.heartbeat_age_s.get(peer.node, 0.0) > LOST_AFTER_S
+            ),
+            never_seen=tuple(self._never_seen(ages)),
+        )
+
+    def _lost_node(self, peer: Peer, last: NodeState | None, no_heartbeat_s: float) -> LostNode:
+        how = "" if self.channel is None else self.channel.connect_result(peer.node)
+        return LostNode(
+            node=peer.node,
+            host=peer.host if last is None else last.host,
+            ranks=() if last is None else tuple(rank.rank for rank in last.ranks),
+            no_heartbeat_s=no_heartbeat_s,
+            how=how,
+            answer=ANSWERS.get(how, Answer.NONE),
+        )
+
+    def _never_seen(self, ages: Mapping[int, float]) -> Iterator[LostNode]:
+        """They have not started yet, or have exited already. Later on their port is closed to us while their ranks
+        train, which is a warning."""
+        open_s = math.inf if self.channel is None else self.channel.open_s()
+        for peer in self.options.peers:
+            if ages.get(peer.node) == math.inf and open_s < CONNECT_S:
+                yield self._lost_node(peer, None, open_s)
+
+    def all_have_left(self) -> bool:
+        """Whether every known rank is out of its loop; of a node without heartbeats nothing is known."""
+        ranks = self.cluster().ranks
+        return len(ranks) < self.options.world_size or all(rank.phase is Phase.LEFT for rank in ranks)
+
+    # What it decides
+
+    async def update(self, clock: Callable[[], float], *, leads: bool) -> None:
+        """`clock`: seconds in which this process was awake. `leads`: whether it reports and acts."""
+        cluster, now = self.cluster(), clock()
+        recovery = self._watchdog.observe(cluster, now)
+        self.is_urgent = self._watchdog.is_in_grace
+        if not leads or self.has_acted:
+            return
+        if recovery is not None:
+            found = recovery.diagnosis
+            self._notify("stall", rank=found.rank, host=found.host, message=recovery.sentence)
+        self.report_differences()
+        for one in self._stragglers.observe(_with_activity(cluster), now):
+            kind = "recovery" if one.is_over else "straggler"
+            self._notify(kind, rank=one.rank, host=one.host, message=one.sentence, what=one.what)
+        self._check_connections(now)
+        if self._watchdog.wants_evidence:
+            inspected = self.cluster(await self._inspect())
+            self._decide(diagnose(inspected), inspected, clock())
+
+    def report_differences(self) -> None:
+        """Of ranks that run a script."""
+        if not self._has_new_scripts:
+            return
+        self._has_new_scripts = False
+        for one in self._comparison.update(self._scripts):
+            self._notify("difference", rank=one.rank, host=one.host, step=one.step, message=one.message)
+
+    def _notify(self, kind: str, *, message: str, **place: Any) -> None:
+        self.reporter.notify(kind, message=message, **place)
+        self.notices.append(Notice(kind, message))
+
+    def _check_connections(self, now: float) -> None:
+        """Warn once of nodes whose sidecar never connected though their ranks train: most often a closed port."""
+        channel = self.channel
+        if channel is None or self._has_checked_connections or now < CONNECT_S:
+            return
+        self._has_checked_connections = True
+        missing = [channel.peers[node] for node, age in channel.heartbeat_age_s().items() if age == math.inf]
+        if not missing:
+            return
+        names = []
+        for peer in missing:
+            how = channel.connect_result(peer.node)
+            names.append(f"{peer.host} ({peer.address} port {peer.port}{f': {how}' if how else ''})")
+        message = (
+            f"warning: the sidecar on {self.options.host} has no connection with {join_names(names, most=MAX_NAMED)}: "
+            "each side watches its own ranks alone, and may not know who holds up the run. Next: let the hosts reach "
+            "each other on all TCP ports (drumline doctor --hosts finds those that cannot), or train without the "
+            f"watchdog: {WITHOUT_WATCH}"
+        )
+        self.reporter.print(message)
+        self.notices.append(Notice("warning", message))
+
+    def _decide(self, diagnosis: Diagnosis | None, inspected: ClusterState, now: float) -> None:
+        alarm = self._watchdog.decide(diagnosis, self.cluster(), now)
+        if alarm is None or diagnosis is None:
+            return
+        if alarm == "stall":
+            diagnosis = self._watchdog.with_duration(diagnosis, ends_job=self.options.on_hang != "report")
+        action = self.options.on_hang if alarm == "hang" else "none"
+        message = diagnosis.sentence(alarm)
+        if is_printed(diagnosis):
+            self.reporter.print(message)
+        self.notices.append(Notice(alarm, message))
+        self.reporter.write_diagnosis(alarm, diagnosis, inspected, action, time.time())
+        if alarm != "stall":
+            self.has_acted = action in ("restart", "stop") or alarm == "failure"
+            self._act(alarm, diagnosis, action)
+
+    async def _inspect(self) -> dict[int, NodeState]:
+        """Every node that sends heartbeats, this one too."""
+        self._inspection += 1
+        self._inspected = {}
+        asked = {
+            node
+            for node, age in ({} if self.channel is None else self.channel.heartbeat_age_s()).items()
+            if age <= LOST_AFTER_S
+            and node not in self._left
+            and self.channel is not None
+            and self.channel.send(node, {"kind": "inspect", "number": self._inspection})
+        }
+        mine = asyncio.ensure_future(self.local_ranks.inspect(self.local_ranks.state.heartbeat_age_s))
+        deadline = time.monotonic() + INSPECT_S
+        while (not mine.done() or not asked <= self._inspected.keys()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        found = dict(self._inspected)
+        if mine.done():
+            found[self.options.node] = mine.result()
+        else:
+            mine.cancel()
+        return found
+
+
+def _with_activity(cluster: ClusterState) -> ClusterState:
+    """With what scripts are seen to do, where ranks mark no phases themselves."""
+    nodes = tuple(replace(node, ranks=node.activity or node.ranks) for node in cluster.nodes)
+    return replace(cluster, nodes=nodes)
+
+
+def is_printed(diagnosis: Diagnosis) -> bool:
+    """Whether the sidecar prints it; an error is printed by the rank itself, or by the launcher."""
+    return diagnosis.cause is not Cause.EXCEPTION

@@ -1,0 +1,42 @@
+"""What a sidecar gets when it starts, as JSON on its stdin: nothing secret is on a command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+from drumline.watch.sidecar.channel import Peer
+
+
+@dataclass(frozen=True, kw_only=True)
+class SidecarOptions:
+    """The node, its ranks, the other nodes, and what to do about a hang."""
+
+    folder: str
+    """The watch folder: of this node and this start of its ranks."""
+    owns_folder: bool
+    """Whether the sidecar removes it at its end; a launcher removes its own."""
+    node: int
+    host: str
+    ranks: tuple[int, ...]
+    world_size: int
+    run: str | None = None
+    """The run folder, where diagnoses are written."""
+    on_hang: str = "restart"
+    hang_s: float | None = None
+    """None: what may be innocent is reported, and never acted on."""
+    slow_factor: float = 2.0
+    secret: str = field(default="", repr=False)
+    peers: tuple[Peer, ...] = ()
+    """The other nodes."""
+    listener: int | None = None
+    """The socket that it inherits from the first rank of its node, which keeps it open for the next sidecar."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> SidecarOptions:
+        record = json.loads(text)
+        peers = tuple(Peer(**peer) for peer in record["peers"])
+        return cls(**{**record, "ranks": tuple(record["ranks"]), "peers": peers})

@@ -1,0 +1,151 @@
+"""Where a sidecar reports what it found: the terminal at once, the watch folder for the launcher, the run folder for
+later.
+
+The run folder may be what hangs. So a thread of its own writes to it, and nobody waits long for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from drumline.errors import as_lines
+from drumline.metrics.json_lines import JsonLines
+from drumline.terminal import print_message
+from drumline.untrusted import check_own_folder, make_own_folder, parse_json, read_regular, replace_text
+from drumline.watch.cluster_state import ClusterState
+from drumline.watch.diagnosis.diagnosis import Diagnosis
+from drumline.watch.diagnosis.diagnosis_files import write_diagnosis
+from drumline.watch.sidecar.sidecar_options import SidecarOptions
+from drumline.watch.status_file import STATUS_FILE
+
+LAUNCH_FILE = Path("watch") / "launch.json"
+NOTICES = "notices.jsonl"
+# How long the end of a sidecar waits for the run folder.
+DRAIN_S = 3.0
+
+
+class SidecarReporter:
+    """Of one sidecar."""
+
+    def __init__(self, options: SidecarOptions) -> None:
+        self._folder = Path(options.folder)
+        self._run = None if options.run is None else Path(options.run)
+        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._num_events = 0
+        self._reported_errors: set[int | None] = set()
+        threading.Thread(target=self._work, name="run-folder", daemon=True).start()
+
+    def print(self, message: str) -> None:
+        """On lines of its own, whatever a display has on the terminal."""
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            print_message(*as_lines(message))
+
+    def write_diagnosis(
+        self, alarm: str, diagnosis: Diagnosis, cluster: ClusterState, action: str, at: float
+    ) -> None:
+        """In the run folder: the diagnosis with all that was observed, and the event."""
+
+        def write(run: Path) -> None:
+            if run.exists():
+                check_own_folder(run, follow_links=True)
+            write_diagnosis(
+                run / "diagnoses",
+                alarm=alarm,
+                diagnosis=diagnosis,
+                picture=cluster,
+                action=action,
+                launch=launch_of(run),
+                at=at,
+            )
+            place = {"rank": diagnosis.rank, "host": diagnosis.host, "step": diagnosis.step}
+            text = {"cause": diagnosis.cause, "action": action, "message": diagnosis.sentence(alarm)}
+            self._append_event(run, {"time": at, "kind": alarm, **place, **text})
+
+        self._queue(write)
+
+    def write_for_launcher(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_told: bool) -> None:
+        """In the watch folder, before anything is killed: the launcher reads it when its ranks have exited. `was_told`:
+        on this node's terminal."""
+        record = {"alarm": alarm, "action": action, "was_told": was_told, "diagnosis": diagnosis.to_json()}
+        replace_text(self._folder / "diagnosis.json", json.dumps(record))
+
+    def notify(
+        self, kind: str, *, rank: int | None, host: str, message: str, what: str = "", step: int = 0
+    ) -> None:
+        """For rank 0 to report with its next log line. Where nobody does so (there is no such file: a script, a loop of
+        the user's own, or another node) it is printed here, and logged as an event."""
+        record = {
+            "kind": kind,
+            "time": time.time(),
+            "rank": rank,
+            "host": host,
+            "message": message,
+            "what": what,
+        }
+        try:
+            with (self._folder / NOTICES).open("r+b") as file:
+                file.seek(0, os.SEEK_END)
+                file.write(json.dumps(record).encode() + b"\n")
+        except OSError:
+            self.print(message)
+            self._queue(lambda run: self._append_event(run, {"step": step, **record}))
+
+    def write_status(self, record: Mapping[str, Any]) -> None:
+        """What `drumline watch` reads; skipped while the one before is still being written."""
+        if not self._jobs.unfinished_tasks:
+            self._queue(lambda run: write_status_file(run, record))
+
+    async def drain(self) -> None:
+        deadline = time.monotonic() + DRAIN_S
+        while self._jobs.unfinished_tasks and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
+    def _queue(self, write: Callable[[Path], None]) -> None:
+        if (run := self._run) is not None:
+            self._jobs.put(lambda: write(run))
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                job()
+            except OSError as error:
+                # Once of a kind: a full disk is full every second.
+                if error.errno not in self._reported_errors:
+                    self._reported_errors.add(error.errno)
+                    self.print(f"the watchdog could not write to the run folder: {error}")
+            finally:
+                self._jobs.task_done()
+
+    def _append_event(self, run: Path, event: Mapping[str, Any]) -> None:
+        make_own_folder(run, follow_links=True)
+        make_own_folder(run / "events")
+        lines = JsonLines(run / "events" / "watch.jsonl")
+        lines.append(json.dumps({"number": self._num_events, **event}))
+        lines.close()
+        self._num_events += 1
+
+
+def launch_of(run: Path) -> str:
+    """The name of this launch, which rank 0 has written and a restart keeps."""
+    try:
+        return str(parse_json(read_regular(run / LAUNCH_FILE))["launch"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def write_status_file(run: Path, record: Mapping[str, Any]) -> None:
+    """Not before the run has made its folder."""
+    if run.is_dir():
+        check_own_folder(run, follow_links=True)
+        make_own_folder((run / STATUS_FILE).parent)
+        replace_text(run / STATUS_FILE, json.dumps(record))

@@ -1,1 +1,0 @@
-"""How a run stands, for whoever follows it from outside: `drumline watch`."""

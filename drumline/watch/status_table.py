@@ -1,0 +1,179 @@
+"""A status as rows for people: what each rank does, and which need attention; on 256 ranks too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from drumline.terminal import one_line
+from drumline.text import duration, plural, signal_name
+
+LONG_S = 3.0
+"""In one phase, before it is worth a remark."""
+OUT = ("leaving", "left")
+IDLE = 0.1
+"""Of a core."""
+WAITING = ("backward", "user")
+SHORT_WORK = {"start": "starts", "evaluation": "evaluates", "save": "saves"}
+LONG_WORK = {"data": "loads data", "evaluation": "evaluates", "save": "saves"}
+
+
+class RowLevel(IntEnum):
+    """How much a row matters."""
+
+    GOOD = 0
+    SUSPECT = 1
+    """Others wait for it."""
+    BAD = 2
+    """It cannot continue by itself."""
+
+
+@dataclass(frozen=True)
+class StatusRow:
+    """One rank, or several that are alike."""
+
+    host: str
+    rank: str
+    step: str
+    phase: str
+    age: str
+    rate: str
+    state: str
+    level: RowLevel = RowLevel.GOOD
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        cells = self.host, self.rank, self.step, self.phase, self.age, self.rate, self.state
+        return tuple(map(one_line, cells))
+
+
+HEADINGS = StatusRow("host", "rank", "step", "phase", "for", "steps/s", "state")
+
+
+def all_rows(status: Mapping[str, Any]) -> list[StatusRow]:
+    """One for each lost host, then one for each rank of the others, in order."""
+    ranks = status["ranks"]
+    num_waiting = sum(map(_waits, ranks))
+    lost = [
+        StatusRow(
+            one["host"], _span(one["ranks"]), "", "", "", "",
+            f"no heartbeat for {one['no_heartbeat_s']:.0f} s" + (f": {one['how']}" if one["how"] else ""),
+            RowLevel.BAD,
+        )
+        for one in status["lost"]
+    ]  # fmt: skip
+    return [*lost, *(_row(rank, num_waiting, ranks) for rank in ranks)]
+
+
+def fitting_rows(status: Mapping[str, Any], *, room: int) -> list[StatusRow]:
+    """Of many ranks those that matter, and the rest by host: never more rows than there is room for."""
+    rows = all_rows(status)
+    if len(rows) <= room:
+        return rows
+    marked = sorted((row for row in rows if row.level), key=lambda row: -row.level)
+    shown = marked[: max(1, room // 2)]
+    rest = [row for row in rows if row not in shown]
+    left = room - len(shown)
+    hosts = {
+        host: [row for row in rest if row.host == host] for host in dict.fromkeys(row.host for row in rest)
+    }
+    by_host = [_merged(host, group) for host, group in hosts.items()]
+    if len(by_host) <= left:
+        return [*shown, *by_host]
+    kept = max(0, left - 1)
+    others = [row for host in list(hosts)[kept:] for row in hosts[host]]
+    return [*shown, *by_host[:kept], _merged(f"{len(by_host) - kept} hosts", others)][:room]
+
+
+def summary_line(status: Mapping[str, Any]) -> str:
+    """`step 812, 3.1 steps/s: 8 ranks on 2 hosts, 1 needs attention`."""
+    rows, ranks = all_rows(status), status["ranks"]
+    hosts = {rank["host"] for rank in ranks} | {one["host"] for one in status["lost"]}
+    rates = sorted(rank["rate"] for rank in ranks if rank["rate"] is not None)
+    speed = f", {_rate(rates[len(rates) // 2])} steps/s" if rates else ""
+    marked = sum(row.level > RowLevel.GOOD for row in rows)
+    many = f"{plural(status['world_size'], 'rank')} on {plural(len(hosts), 'host')}"
+    end = f", {marked} need{'s' if marked == 1 else ''} attention" if marked else ""
+    return f"step {_span(rank['step'] for rank in ranks)}{speed}: {many}{end}"
+
+
+def _row(rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[str, Any]]) -> StatusRow:
+    return StatusRow(
+        rank["host"],
+        str(rank["rank"]),
+        str(rank["step"]),
+        rank["phase"],
+        duration(max(0.0, rank["age_s"])),
+        "" if rank["rate"] is None else _rate(rank["rate"]),
+        *_state(rank, num_waiting, ranks),
+    )
+
+
+def _state(
+    rank: Mapping[str, Any], num_waiting: int, ranks: Sequence[Mapping[str, Any]]
+) -> tuple[str, RowLevel]:
+    phase, state, code = rank["phase"], rank["state"], rank["exit"]
+    if code is not None:
+        text = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        return (text, RowLevel.BAD) if code else ("done", RowLevel.GOOD)
+    if phase == "failed":
+        return f"failed: {rank['failure']}", RowLevel.BAD
+    if state in ("X", "Z"):
+        return "exited", RowLevel.BAD
+    if state == "T":
+        return "stopped by a signal", RowLevel.BAD
+    if state == "t":
+        return "paused by a debugger", RowLevel.SUSPECT
+    if phase in OUT:
+        is_alone = any(other["phase"] not in OUT for other in ranks)
+        return ("left the loop; others have not", RowLevel.SUSPECT) if is_alone else ("done", RowLevel.GOOD)
+    if rank["age_s"] < LONG_S or phase == "start":
+        return SHORT_WORK.get(phase, "trains"), RowLevel.GOOD
+    if _waits(rank):
+        return "waits for others", RowLevel.GOOD
+    does = LONG_WORK.get(phase, "computes")
+    if state == "D":
+        does = "waits for storage or a device (state D)"
+    elif rank["cpu"] < IDLE and phase != "save":
+        does = f"blocked in {phase}"
+    if num_waiting:
+        return f"{does}, {plural(num_waiting, 'rank')} waiting", RowLevel.SUSPECT
+    return does, RowLevel.GOOD
+
+
+def _waits(rank: Mapping[str, Any]) -> bool:
+    """For others, as far as can be told: in backward, for long, and with little to do."""
+    is_well = rank["exit"] is None and rank["state"] in ("S", "R")
+    return is_well and rank["phase"] in WAITING and rank["age_s"] >= LONG_S and rank["cpu"] < 0.5
+
+
+def _merged(host: str, rows: Sequence[StatusRow]) -> StatusRow:
+    if len(rows) == 1:
+        return rows[0]
+    phases = {row.phase for row in rows}
+    rates = sorted((row.rate for row in rows if row.rate), key=float)
+    (state, count), *_ = Counter(row.state for row in rows).most_common()
+    return StatusRow(
+        host,
+        plural(len(rows), "rank"),
+        _span(int(row.step) for row in rows if row.step),
+        phases.pop() if len(phases) == 1 else "",
+        "",
+        rates[len(rates) // 2] if rates else "",
+        state if count == len(rows) else f"{state}; {len(rows) - count} differ",
+        max(row.level for row in rows),
+    )
+
+
+def _span(numbers: Iterable[int]) -> str:
+    known = sorted(numbers)
+    if not known:
+        return "-"
+    return str(known[0]) if known[0] == known[-1] else f"{known[0]}-{known[-1]}"
+
+
+def _rate(steps_per_s: float) -> str:
+    return f"{steps_per_s:.1f}" if steps_per_s >= 1 or not steps_per_s else f"{steps_per_s:.2g}"

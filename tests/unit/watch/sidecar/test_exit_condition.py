@@ -1,0 +1,140 @@
+"""When a sidecar exits, and what it reports of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from drumline.watch.sidecar.channel import Channel, Peer
+from drumline.watch.sidecar.leader import CONNECT_S, Leader
+from drumline.watch.sidecar.local_ranks import LocalRanks
+from drumline.watch.sidecar.main import LINGER_S, ExitCondition, Sidecar
+from drumline.watch.sidecar.sidecar_options import SidecarOptions
+from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
+
+
+@dataclass
+class Ranks:
+    """Of this node, and what was reported of the run."""
+
+    have_started: bool = True
+    are_done: bool = False
+    ended_well: bool = False
+    has_acted: bool = False
+    others_left: bool = True
+
+    def all_have_left(self) -> bool:
+        return self.others_left
+
+
+def condition(
+    folder: Path, ranks: Ranks, *, is_requested: bool = False, has_lost_starter: bool = False
+) -> ExitCondition:
+    (folder / "sidecar.pid").write_text(str(os.getpid()))
+    one = ExitCondition(folder, cast(Any, ranks), cast(Any, ranks))
+    one.is_requested, one.has_lost_starter = is_requested, has_lost_starter
+    return one
+
+
+@pytest.mark.parametrize(
+    ("ranks", "signs", "at_once", "later"),
+    [
+        (Ranks(), {}, False, False),
+        (Ranks(), {"is_requested": True}, False, False),
+        (Ranks(), {"has_lost_starter": True}, False, False),
+        (Ranks(has_acted=True), {}, False, False),
+        (Ranks(has_acted=True), {"is_requested": True}, True, True),
+        (Ranks(are_done=True, ended_well=True), {}, True, True),
+        (Ranks(are_done=True, ended_well=True, others_left=False), {}, False, True),
+        (Ranks(are_done=True), {}, False, True),
+        (Ranks(are_done=True, has_acted=True), {}, True, True),
+        (Ranks(have_started=False), {}, False, False),
+        (Ranks(have_started=False), {"is_requested": True}, False, False),
+        (Ranks(have_started=False), {"has_lost_starter": True}, False, True),
+        (Ranks(have_started=False), {"has_lost_starter": True, "is_requested": True}, True, True),
+    ],
+)
+def test_a_sidecar_ends_when_nothing_is_left_to_say(
+    tmp_path: Path, ranks: Ranks, signs: dict[str, bool], at_once: bool, later: bool
+) -> None:
+    one = condition(tmp_path, ranks, **signs)
+    assert one.is_met(100.0) is at_once
+    assert one.is_met(100.0 + LINGER_S / 2) is at_once
+    assert one.is_met(100.1 + LINGER_S) is later
+
+
+def test_a_sidecar_whose_place_is_taken_or_gone_leaves_at_once(tmp_path: Path) -> None:
+    one = condition(tmp_path, Ranks())
+    assert not one.is_met(0.0)
+    (tmp_path / "sidecar.pid").write_text(str(os.getppid()))
+    assert one.is_met(0.2)
+    (tmp_path / "sidecar.pid").unlink()
+    assert one.is_met(0.4)
+
+
+def options_of(folder: Path) -> SidecarOptions:
+    run = str(folder / "run")
+    return SidecarOptions(
+        folder=str(folder), owns_folder=False, node=0, host="node-a", ranks=(0,), world_size=1, run=run
+    )
+
+
+def test_an_error_of_its_own_is_reported_once_and_it_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fail() -> None:
+        raise KeyError("heartbeat")
+
+    async def run() -> None:
+        sidecar = Sidecar(options_of(tmp_path))
+        for _ in range(3):
+            asyncio.ensure_future(fail()).add_done_callback(sidecar._report_error)
+        await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+    (line,) = capsys.readouterr().err.splitlines()
+    text = "drumline: the sidecar on node-a had an error, and continues: KeyError: 'heartbeat' (test_exit_condition.py"
+    assert line.startswith(text)
+
+
+def test_a_run_folder_that_takes_nothing_is_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "watch").touch()  # no folder can be made there
+
+    async def run() -> None:
+        reporter = SidecarReporter(options_of(tmp_path))
+        for _ in range(3):
+            reporter.write_status({})
+            await reporter.drain()
+
+    asyncio.run(run())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("drumline: the watchdog could not write to the run folder: ")
+
+
+def test_nodes_that_never_connected_are_a_warning_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peers = [Peer(number, f"node-{number}", f"10.0.0.{number}", 4000 + number) for number in range(1, 7)]
+    channel = Channel(me=0, peers=peers, secret=b"", on_message=lambda node, message: None, listener=None)
+    channel._heard[6] = 0.0
+    channel._how[1] = "timed out"
+    options = options_of(tmp_path)
+    leader = Leader(options, LocalRanks(options), channel, SidecarReporter(options), lambda *_: None)
+    leader._check_connections(CONNECT_S - 1)
+    assert leader.notices == []
+    for _ in range(2):
+        leader._check_connections(CONNECT_S + 1)
+    ((kind, warning),) = leader.notices
+    assert kind == "warning"
+    assert "the sidecar on node-a has no connection with node-1 (10.0.0.1 port 4001: timed out), " in warning
+    assert "node-3 (10.0.0.3 port 4003) and 2 more: each side watches its own ranks alone" in warning
+    assert "Next: let the hosts reach each other on all TCP ports" in warning
+    assert capsys.readouterr().err == f"drumline: {warning}\n"

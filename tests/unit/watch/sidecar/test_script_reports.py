@@ -1,0 +1,96 @@
+"""The reports of scripts on their way to other sidecars: heartbeats come first, and what is too long is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drumline.watch.sidecar.line import Line
+from drumline.watch.sidecar.local_ranks import MAX_REPORT_BYTES, ScriptReports
+from drumline.watch.sidecar.sidecar_options import SidecarOptions
+from tests.unit.watch.sidecar.channels import Node, nodes, until, until_all_talk
+
+
+def reports_of(folder: Path, node: Node) -> ScriptReports:
+    options = SidecarOptions(
+        folder=str(folder),
+        owns_folder=False,
+        node=node.me,
+        host="host-0",
+        ranks=(0, 1, 2),
+        world_size=6,
+        peers=tuple(peer for peer in node.peers if peer.node != node.me),
+    )
+    return ScriptReports(options)
+
+
+def write(folder: Path, rank: int, report: Any) -> None:
+    (folder / f"rank-{rank:05d}.script").write_text(json.dumps(report))
+
+
+def reports_received(node: Node) -> list[tuple[int, int]]:
+    return [(one["rank"], len(one["report"])) for one in node.heard.get(0, []) if one.get("kind") == "script"]
+
+
+def test_a_report_that_is_too_long_is_a_warning_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with nodes(2) as (zero, one):
+            await until_all_talk([zero, one])
+            reports = reports_of(tmp_path, zero)
+            for length in (MAX_REPORT_BYTES, MAX_REPORT_BYTES + 1):
+                write(tmp_path, 1, "x" * length)
+                assert [rank for rank, _ in reports.update(zero.channel)] == [1], "this node compares it"
+                assert list(reports.update(zero.channel)) == []
+            write(tmp_path, 0, "short")
+            list(reports.update(zero.channel))
+            await until(lambda: reports_received(one), "no report came")
+            await until_all_talk([zero, one])
+            assert reports_received(one) == [(0, 5)]
+
+    with caplog.at_level(logging.WARNING, "drumline"):
+        asyncio.run(run())
+    assert [record.getMessage() for record in caplog.records] == [
+        f"rank 1 is not compared with the ranks of other nodes: {MAX_REPORT_BYTES + 2} bytes about its script and its "
+        f"parameters are more than the {MAX_REPORT_BYTES} that sidecars send each other"
+    ]
+
+
+def test_reports_leave_room_for_heartbeats(tmp_path: Path) -> None:
+    """Three long reports for a peer that reads nothing for a while: two of them would fill its line."""
+    long = MAX_REPORT_BYTES - 2
+
+    async def run() -> None:
+        async with nodes(2) as (zero, one):
+            await until_all_talk([zero, one])
+            reports, line = reports_of(tmp_path, zero), one.channel._lines[0]
+            _transport(line).pause_reading()
+            # The kernel would take megabytes.
+            sending = _transport(zero.channel._lines[1])
+            sending.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+            for rank in range(3):
+                write(tmp_path, rank, "x" * long)
+            for _ in range(20):
+                list(reports.update(zero.channel))
+                assert zero.channel.send(1, {"kind": "heartbeat"}), "a heartbeat was refused"
+                assert sending.get_write_buffer_size() < 1.5 * long
+            _transport(line).resume_reading()
+            await until(
+                lambda: list(reports.update(zero.channel)) or len(reports_received(one)) == 3,
+                "not all reports came",
+            )
+            assert sorted(reports_received(one)) == [(rank, long) for rank in range(3)]
+
+    asyncio.run(run())
+
+
+def _transport(line: Line) -> asyncio.Transport:
+    assert line._transport is not None
+    return line._transport
