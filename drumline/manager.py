@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drumline.config.load import check_section
+from drumline.config.resolve import check_section
 from drumline.config.schema import WatchConfig
 from drumline.data.evaluation_loader import make_evaluation_loader
 from drumline.data.fingerprint import fingerprint

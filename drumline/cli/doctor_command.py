@@ -97,7 +97,7 @@ exit codes: 0 fit to train, 2 wrong usage, 3 something must be fixed,
 
 def run(argv: Sequence[str]) -> int:
     """The verb."""
-    flags = read_flags(argv, own={name: kind for name, (kind, *_) in OWN_FLAGS.items()})
+    flags = read_flags(argv, OWN_FLAGS, no_settings="is a setting of a run; the doctor takes none")
     given = flags.own
     if given.get("help"):
         show(_help(), end="")
@@ -114,7 +114,6 @@ def run(argv: Sequence[str]) -> int:
 def _wrong_flags(flags: Flags) -> Iterator[str]:
     yield from flags.layer.problems
     given = flags.own
-    yield from (f"--{path}: is a setting of a run; the doctor takes none" for path in flags.layer.settings)
     wheres = [name for name in ("hosts", "hostfile") if name in given]
     by_hand = [name for name in OF_NODES if name in given]
     if len(wheres) > 1:

@@ -15,7 +15,7 @@ from drumline.cli.launch_hosts import launch_on_hosts
 from drumline.cli.launch_kubernetes import write_manifest
 from drumline.cli.launch_slurm import run_as_node, submit_to_slurm
 from drumline.config import read_flags
-from drumline.config.values import SWITCH_WORDS
+from drumline.config.values import SWITCHES
 from drumline.errors import ConfigError, ExitCode
 from drumline.terminal import show
 
@@ -46,7 +46,7 @@ exit codes: 0 success, 2 wrong usage, 3 a host could not take part or the nodes
 def run(argv: Sequence[str]) -> int:
     """The verb. Everything that can be wrong with the command is said before torch is imported."""
     own, target, arguments = split_command(argv)
-    flags = read_flags(own, own={name: kind for name, (kind, *_) in OWN_FLAGS.items()})
+    flags = read_flags(own, OWN_FLAGS, no_settings="a setting of the task goes after its name")
     if flags.own.get("help"):
         show(_help(), end="")
         return ExitCode.SUCCESS
@@ -71,7 +71,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], str | None, list[str]
         flag, equals, _ = argv[position].partition("=")
         following = argv[position + 1] if position + 1 < len(argv) else "-"
         is_switch = OWN_FLAGS.get(flag.removeprefix("--"), (str,))[0] is bool or flag in ("-h", "--help")
-        takes_next = following.lower() in SWITCH_WORDS if is_switch else not following.startswith("-")
+        takes_next = following.lower() in SWITCHES if is_switch else not following.startswith("-")
         position += 2 if takes_next and not equals else 1
     own = list(argv[:position])
     rest = list(argv[position + 1 :] if argv[position : position + 1] == ["--"] else argv[position:])

@@ -175,8 +175,6 @@ def wrong_flags(flags: Flags) -> Iterator[str]:
         yield (
             " and ".join(f"--{name}" for name in wheres) + " exclude each other: each says where the job runs"
         )
-    for path in flags.layer.settings:
-        yield f"--{path}: settings of a task stand behind its name"
     if "env-file" in wheres and "procs" in given:
         yield "--procs: NUMBER_OF_GPUS in the --env-file says how many ranks this node has"
     if "kubernetes" in wheres:

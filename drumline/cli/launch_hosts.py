@@ -90,6 +90,5 @@ def _job(
 
 
 def _run_folder(program: Program) -> Path:
-    own = {name: kind for name, (kind, *_) in train_command.OWN_FLAGS.items()}
-    flags = read_flags(program.words[1:], own=own, max_words=1)
+    flags = read_flags(program.words[1:], train_command.OWN_FLAGS, max_positional=1)
     return train_command.run_folder(flags, program.words[1])

@@ -17,7 +17,7 @@ from drumline.launch.rank_environment import DEFAULT_ON_HANG, ScriptWatch
 
 
 def is_script(target: str) -> bool:
-    """`train.py` is a script; `digits` and `tasks.py:MyTask` are tasks."""
+    """`train_command.py` is a script; `digits` and `tasks.py:MyTask` are tasks."""
     return target.endswith(".py")
 
 
@@ -26,8 +26,7 @@ def program_of(target: str, arguments: Sequence[str], *defaults: tuple[str, str 
     if is_script(target):
         return Program((target, *arguments))
     program = task_program(target, arguments, *defaults)
-    own = {name: kind for name, (kind, *_) in train_command.OWN_FLAGS.items()}
-    flags = read_flags(program.words[1:], own=own, max_words=1)
+    flags = read_flags(program.words[1:], train_command.OWN_FLAGS, max_positional=1)
     for name in ("procs", "max-restarts"):
         if name in flags.own:
             raise UsageError(

@@ -71,12 +71,8 @@ exit codes: 0 proved, 1 not proved, or a run failed, 2 wrong usage, 3 a run was 
 
 def run(argv: Sequence[str]) -> int:
     """The verb: 0 proved, 1 not, 2 wrong usage; or what a run that failed by itself ended with."""
-    own = (
-        {name: kind for name, (kind, *_) in OWN_FLAGS.items()}
-        | dict.fromkeys(ELSEWHERE, str)
-        | {"fresh": bool}
-    )
-    flags = read_flags(argv, own=own, max_words=1)
+    own = {**{name: train_command.OWN_FLAGS[name] for name in ELSEWHERE}, **OWN_FLAGS}
+    flags = read_flags(argv, own, max_positional=1)
     if flags.own.get("help"):
         terminal.show(_help(), end="")
         return ExitCode.SUCCESS
@@ -105,7 +101,7 @@ def run(argv: Sequence[str]) -> int:
 def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     """The options, the arguments of `drumline train`, and what is changed in them; every mistake is said at once, and
     before torch is imported: what depends on the user's own task, whose file imports it, comes last."""
-    task, file = flags.words[0] if flags.words else None, flags.own.get("config")
+    task, file = flags.positional[0] if flags.positional else None, flags.own.get("config")
     layers = read_layers(flags, config_file=Path(file) if file else None, environment={})
     options = _options(flags)
     problems = [f"--{name}: {reason}" for name, reason in ELSEWHERE.items() if name in flags.own]
@@ -121,7 +117,7 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     if problems or task is None:
         raise ConfigError(problems, next_step="`drumline prove-resume --help` says what it takes")
     arguments = settings.arguments(task, config_file=file)
-    given = read_flags(arguments, own={"config": str}, max_words=1)
+    given = read_flags(arguments, train_command.OWN_FLAGS, max_positional=1)
     ranks_layers = read_layers(given, config_file=Path(file) if file else None, environment=os.environ)
     resolve(ranks_layers, defaults, task=task)  # what each rank would refuse is said here, once
     return options, arguments, settings.describe_changes()

@@ -44,8 +44,8 @@ USAGE = (
 
 def run(argv: Sequence[str]) -> int:
     """The verb. Everything that can be wrong with the command is said before torch is imported."""
-    flags = read_flags(argv, own={name: kind for name, (kind, *_) in OWN_FLAGS.items()}, max_words=1)
-    task = flags.words[0] if flags.words else None
+    flags = read_flags(argv, OWN_FLAGS, max_positional=1)
+    task = flags.positional[0] if flags.positional else None
     if flags.own.get("help"):
         show(_help(task), end="", is_painted=True)
         return ExitCode.SUCCESS

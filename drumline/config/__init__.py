@@ -1,10 +1,11 @@
-"""What a run is: the schema, and the way from flags, file and task defaults to one Config. Never imports torch."""
+"""Step 1 of a run: its settings, and the way from flags, file and task defaults to one Config. Never imports torch."""
 
 from __future__ import annotations
 
-from drumline.config.flags import Flags, read_flags
-from drumline.config.load import Layers, check_layers, read_layers, resolve
+from drumline.config.config_file import to_toml
+from drumline.config.flags import Flags, FlagTable, read_flags
 from drumline.config.presets import PRESETS, Preset
+from drumline.config.resolve import Layers, check_layers, read_layers, resolve
 from drumline.config.schema import (
     CheckpointConfig,
     Config,
@@ -16,15 +17,15 @@ from drumline.config.schema import (
     TrainConfig,
     WatchConfig,
 )
-from drumline.config.write import to_toml
 
-# `config.help` is imported by the verb that prints it: nobody else needs it.
+# `config.help` is imported only by a verb that prints it.
 __all__ = [
     "PRESETS",
     "CheckpointConfig",
     "Config",
     "DataConfig",
     "DistConfig",
+    "FlagTable",
     "Flags",
     "Layers",
     "LogConfig",

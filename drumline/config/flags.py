@@ -1,6 +1,6 @@
-"""The command line, read into settings: `--a.b value`, `--a.b=value`, `--a.b` and `--no-a.b` for true and false.
+"""The command line of every verb: `--a.b value`, `--a.b=value`, `--a.b` and `--no-a.b` for true and false.
 
-Why not a library: argparse and tyro both stop at the first mistake, and a user should hear of all mistakes at once.
+Not a library: argparse and tyro both stop at the first mistake, and here all of them are reported at once.
 """
 
 from __future__ import annotations
@@ -13,61 +13,73 @@ from typing import Any
 
 from drumline.config.fields import annotation_of
 from drumline.config.layer import Layer, Setting, check_layer
-from drumline.config.values import SWITCH_WORDS, Mismatch, describe, is_optional
+from drumline.config.values import SWITCHES, Mismatch, describe, is_optional
+from drumline.errors import did_you_mean
 
-NEGATIVE_NUMBER = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
-# Each value is a text, taken as it is; the flag's value is a list of them.
+FlagTable = Mapping[str, tuple[Any, str, str]]
+"""Flags of a verb itself, which are not settings: the type of each, what stands for its value in the help, and its
+help."""
+NO_FLAGS: FlagTable = MappingProxyType({})
 REPEATED = list[str]
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+"""The type of a flag that may be given several times: its value is the list of texts, as they are."""
+_NEGATIVE_NUMBER = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Flags:
-    """A command line taken apart."""
+    """A parsed command line."""
 
     layer: Layer
     """The settings, and every problem of the whole line."""
     own: Mapping[str, Any]
-    """Values of the command's own flags, as far as they were given and are right."""
-    words: tuple[str, ...]
-    """What is not a flag nor a flag's value, in order."""
+    """Values of the verb's own flags that were given and are right."""
+    positional: tuple[str, ...]
+    """What is neither a flag nor a flag's value, in order."""
 
 
-def read_flags(argv: Sequence[str], *, own: Mapping[str, Any] = NOTHING, max_words: int = 0) -> Flags:
-    """Take a command line apart; never raises, problems are kept in `layer`.
+def read_flags(
+    argv: Sequence[str], own: FlagTable = NO_FLAGS, *, max_positional: int = 0, no_settings: str | None = None
+) -> Flags:
+    """Parse a command line; never raises, problems are kept in `layer`.
 
-    `own` names the flags that belong to the command itself and are no settings, with the type of each
-    (`{"run": str, "procs": Count, "fresh": bool}`; one of REPEATED may be given again and again); `max_words` says how
-    many words may stand beside the flags.
+    `no_settings`: the verb takes no settings of a run; the end of the message about one that is given all the same.
     """
-    reader = _Reader(list(argv), own, max_words)
+    reader = _FlagReader(list(argv), {name: kind for name, (kind, *_) in own.items()}, max_positional)
     while reader.tokens:
         reader.take_one()
-    layer = check_layer(
-        (setting for path, setting in reader.given.items() if path not in own), besides=frozenset(own)
-    )
+    settings = [setting for path, setting in reader.given.items() if path not in own]
+    if no_settings is None:
+        layer = check_layer(settings, besides=frozenset(own))
+    else:
+        layer = Layer({}, tuple(_not_a_flag(setting, own, no_settings) for setting in settings))
     own_values = reader.own_values()
     layer = Layer(layer.settings, (*reader.problems, *layer.problems), layer.broken | reader.broken)
-    return Flags(layer, own_values, tuple(reader.words))
+    return Flags(layer, own_values, tuple(reader.positional))
 
 
-class _Reader:
+def _not_a_flag(given: Setting, own: FlagTable, no_settings: str) -> str:
+    if annotation_of(given.path) is not None:
+        return f"{given.where}: {no_settings}"
+    return f"{given.where}: unknown flag; {did_you_mean(f'--{given.path}', [f'--{name}' for name in own])}"
+
+
+class _FlagReader:
     """Walks over the tokens; what it has found so far is in its attributes."""
 
-    def __init__(self, tokens: list[str], own: Mapping[str, Any], max_words: int) -> None:
+    def __init__(self, tokens: list[str], own: Mapping[str, Any], max_positional: int) -> None:
         self.tokens = tokens
         self.own = own
-        self.max_words = max_words
+        self.max_positional = max_positional
         self.given: dict[str, Setting] = {}
         self.repeated: dict[str, list[str]] = {}
-        self.words: list[str] = []
+        self.positional: list[str] = []
         self.problems: list[str] = []
         self.broken: set[str] = set()
 
     def take_one(self) -> None:
         token = self.tokens.pop(0)
         if not _is_flag(token):
-            self._take_word(token)
+            self._take_positional(token)
             return
         flag, equals, text = ("--help" if token == "-h" else token).partition("=")
         path = flag.removeprefix("--")
@@ -92,21 +104,21 @@ class _Reader:
                 self.problems.append(str(mismatch))
         return values
 
-    def _take_word(self, word: str) -> None:
-        if len(self.words) < self.max_words:
-            self.words.append(word)
+    def _take_positional(self, token: str) -> None:
+        if len(self.positional) < self.max_positional:
+            self.positional.append(token)
         else:
-            self.problems.append(f"{word!r}: stray word; a setting is given as --section.name value")
+            self.problems.append(f"{token!r}: unexpected argument; a flag is given as --name value")
 
     def _value_after(self, flag: str, path: str) -> str:
         following = self.tokens[0] if self.tokens else None
-        if self._type_of(path) is bool:
-            return self.tokens.pop(0) if (following or "").lower() in SWITCH_WORDS else "true"
+        annotation = self._type_of(path)
+        if annotation is bool:
+            return self.tokens.pop(0) if (following or "").lower() in SWITCHES else "true"
         if following is not None and not _is_flag(following):
             return self.tokens.pop(0)
-        annotation = self._type_of(path)
         if annotation is None:
-            return "true"  # an unknown flag: that it is unknown is all there is to say
+            return "true"  # an unknown flag: that it is unknown is reported, and nothing else
         raise Mismatch(f"{flag}: the value is missing ({describe(annotation)})")
 
     def _check_can_be_turned_off(self, flag: str, path: str, *, has_value: bool) -> None:
@@ -130,4 +142,4 @@ class _Reader:
 
 
 def _is_flag(token: str) -> bool:
-    return token.startswith("-") and token.strip("-") != "" and not NEGATIVE_NUMBER.match(token)
+    return token.startswith("-") and token.strip("-") != "" and not _NEGATIVE_NUMBER.match(token)

@@ -1,4 +1,4 @@
-"""The text of `drumline train --help`: every setting with what it takes, its default and its doc."""
+"""The text of `--help`: a verb's own flags, and for `drumline train` every setting with its type, default and doc."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from drumline.config.fields import FIELDS, SECTIONS, docs
+from drumline.config.flags import FlagTable
 from drumline.config.presets import PRESETS
 from drumline.config.values import describe, show
 
@@ -18,7 +19,7 @@ OWN_TASK = "FILE.py:CLASS"
 GRAMMAR = (
     "A setting is given as --section.name value, or in a TOML file (--config FILE) as `name = value` under "
     "[section]. A true | false setting is turned on by its name alone, and off by --no-section.name. "
-    "A flag beats the file, the file beats DATASET_DIR, and that beats the task's defaults. "
+    "A flag overrides the file, the file overrides DATASET_DIR, and that overrides the task's defaults. "
     "[Brackets] hold the default."
 )
 
@@ -39,39 +40,29 @@ def render_help(
         lines = [f"{_title(section, bold)}  {(cls.__doc__ or '').strip()}"]
         for path in (path for path in FIELDS if path.startswith(f"{section}.")):
             flag = f"--{path}.NAME" if FIELDS[path].is_table else f"--{path}"
-            default = _default(path, task, task_defaults)
-            lines.append(
-                render_entry(
-                    flag, describe(FIELDS[path].annotation), texts[path], default=default, width=width
-                )
-            )
+            takes, default = describe(FIELDS[path].annotation), _default(path, task, task_defaults)
+            lines.append(render_entry(flag, takes, texts[path], default=default, width=width))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
 
 
 def render_entry(flag: str, takes: str, doc: str, *, default: str | None = None, width: int = 80) -> str:
-    """One flag: a line with what it takes, and its doc below. The command's own flags look the same with it."""
+    """One flag: a line with what it takes, and its doc below."""
     head = f"  {flag}  {takes}".rstrip() + ("" if default is None else f"  [{default}]")
     if len(head) > width:  # what does not fit beside the flag goes below it, in one piece
         head = head.replace("  [", f"\n{' ' * DOC_INDENT}[")
     return "\n".join([head, *_wrapped(doc, width, indent=DOC_INDENT)])
 
 
-def render_flags(groups: Mapping[str, Mapping[str, tuple[Any, str, str]]], *, width: int = 80) -> str:
-    """A verb's own flags (type, what it takes, doc), below the title of each group."""
+def render_flags(groups: Mapping[str, FlagTable], *, width: int = 80) -> str:
+    """A verb's own flags, below the title of each group."""
     width = max(MIN_WIDTH, min(width, MAX_WIDTH))
-    blocks = [
-        "\n".join(
-            [
-                *textwrap.wrap(title, width),
-                *(
-                    render_entry(f"--{name}", takes, doc, width=width)
-                    for name, (_, takes, doc) in flags.items()
-                ),
-            ]
-        )
-        for title, flags in groups.items()
-    ]
+    blocks = []
+    for title, flags in groups.items():
+        entries = [
+            render_entry(f"--{name}", takes, doc, width=width) for name, (_, takes, doc) in flags.items()
+        ]
+        blocks.append("\n".join([*textwrap.wrap(title, width), *entries]))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -90,10 +81,9 @@ def _tasks(width: int) -> Iterator[str]:
 
 
 def _default(path: str, task: str | None, task_defaults: Mapping[str, Any]) -> str:
+    prefix = f"{path}."
     options = {
-        key.removeprefix(f"{path}."): task_defaults[key]
-        for key in task_defaults
-        if key.startswith(f"{path}.")
+        key.removeprefix(prefix): task_defaults[key] for key in task_defaults if key.startswith(prefix)
     }
     if path in task_defaults or options:
         return f"{task or 'task'}: {_shown(options or task_defaults[path])}"

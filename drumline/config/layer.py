@@ -1,6 +1,6 @@
 """One source of settings (the flags, the file, the environment, a task), checked as far as it can be by itself.
 
-A layer keeps going after a problem, so that the user hears of all of them at once.
+A layer continues after a problem, so that all of them are reported at once.
 """
 
 from __future__ import annotations
@@ -9,31 +9,30 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from drumline.config.fields import FIELDS, annotation_of
-from drumline.config.suggest import nearest, unknown_setting
+from drumline.config.fields import FIELDS, annotation_of, nearest, unknown_setting
 from drumline.config.values import Mismatch, from_text, from_value, show
 
 EXCLUSIVE_PAIRS = (
     ("train.batch_size", "train.batch_size_per_rank"),
     ("train.epochs", "train.steps"),
 )
-"""Two ways to say one thing. Across layers the stronger one's member displaces the other."""
+"""Two ways to set one thing. Across layers the stronger layer's one replaces the other."""
 
 SCHEMA_DEFAULT = "the default"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A value for a setting, and who gave it: `--optim.lr`, `run.toml:3`, `DATASET_DIR`, `MyTask.defaults`."""
+    """A value for a setting, and where it comes from: `--optim.lr`, `run.toml:3`, `DATASET_DIR`, `MyTask.defaults`."""
 
     path: str
     value: Any
     where: str
     is_text: bool = False
-    """Given as a command-line string, by a flag or variable whose name already says which setting it is."""
+    """Given as a command-line string, by a flag or variable that names the setting."""
 
     def coerced(self, annotation: Any) -> Setting:
-        """The same, with a value of the right type; raises Mismatch with the whole sentence."""
+        """The same, with a value of the right type; raises Mismatch with the whole message."""
         try:
             value = (from_text if self.is_text else from_value)(annotation, self.value)
         except Mismatch as mismatch:
@@ -42,26 +41,26 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """How a sentence about it begins."""
+        """How a message about it begins."""
         return self.where if self.is_text else f"{self.where}: {self.path}"
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What one source gives: the settings that are right, and the problems with the others."""
+    """The settings of one source that are right, and the problems with the others."""
 
     settings: Mapping[str, Setting]
     problems: tuple[str, ...] = ()
     broken: frozenset[str] = frozenset()
-    """Settings that the user tried to give: what is wrong is said already, so no rule speaks about them."""
+    """Settings that the user tried to give: their problem is reported already, so no rule checks them."""
 
 
 def check_layer(given: Iterable[Setting], *, besides: Collection[str] = ()) -> Layer:
-    """Check names, types, bounds and exclusive pairs. `besides`: names that are no settings but may be meant."""
+    """Check names, types, bounds and exclusive pairs. `besides`: other names that may have been meant."""
     settings: dict[str, Setting] = {}
     problems: list[str] = []
     broken: set[str] = set()
-    for setting in _one_by_one(given):
+    for setting in _options_apart(given):
         try:
             settings[setting.path] = setting.coerced(_annotation(setting, besides))
         except Mismatch as mismatch:
@@ -76,7 +75,7 @@ def check_layer(given: Iterable[Setting], *, besides: Collection[str] = ()) -> L
 
 
 def evidence(settings: Iterable[Setting]) -> str:
-    """The values behind a problem, and where each comes from; what nobody has set is left out."""
+    """The values behind a problem, and where each comes from; those not set are left out."""
     return ", ".join(
         f"{setting.path} = {show(setting.value)} ({setting.where})"
         for setting in settings
@@ -84,7 +83,7 @@ def evidence(settings: Iterable[Setting]) -> str:
     )
 
 
-def _one_by_one(given: Iterable[Setting]) -> Iterator[Setting]:
+def _options_apart(given: Iterable[Setting]) -> Iterator[Setting]:
     """A table of options becomes one setting per option, so that layers can differ in some of them."""
     for setting in given:
         field = FIELDS.get(setting.path)

@@ -1,4 +1,4 @@
-"""What the built-in tasks set by default.
+"""The default settings of the built-in tasks.
 
 Here and not in `tasks/`, so that the config of such a run is resolved and checked before torch is imported.
 """
@@ -34,7 +34,7 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
     "cifar10": Preset(
-        "MiniResNet on CIFAR-10, from the folder that --data.dir names",
+        "MiniResNet on CIFAR-10 in the folder --data.dir",
         {
             "model.name": "mini_resnet",
             "model.widths": (64, 128, 256),
@@ -50,7 +50,7 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
     "text": Preset(
-        "GPT on the text or tokens that --data.dir names; without it, on the source of Python itself",
+        "GPT on the text or tokens in --data.dir; without it, on the source of Python itself",
         {
             "model.name": "gpt",
             "data.name": "tokens",
@@ -66,7 +66,7 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
     "synthetic": Preset(
-        "MiniResNet on made-up images; for a first look at speed and at a cluster",
+        "MiniResNet on synthetic images, to try the speed and a cluster",
         {
             "model.name": "mini_resnet",
             "data.name": "synthetic_images",

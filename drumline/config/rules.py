@@ -1,6 +1,6 @@
-"""Settings that are right one by one but cannot stand together.
+"""Settings that are valid one by one but not together.
 
-A rule is data: the fields it is about, when it is broken, what to say. The loader adds the values and their sources.
+A rule is data: its fields, when it is broken, and the message. The values and their sources are added to that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Rule:
 
     fields: tuple[str, ...]
     is_broken: Callable[..., bool]
-    sentence: str
+    message: str
 
 
 WEB_ADDRESS = re.compile(r"https?://(\[[^]]+\]|[^][/:@?#]+)(:\d+)?([/?#]|$)")
@@ -26,12 +26,12 @@ RULES = (
     Rule(
         ("train.epochs", "train.steps"),
         lambda epochs, steps: epochs is None and steps is None,
-        "how long to train is not said; give --train.epochs or --train.steps",
+        "the length of the run is not set; give --train.epochs or --train.steps",
     ),
     Rule(
         ("train.batch_size", "train.batch_size_per_rank"),
         lambda whole, per_rank: whole is None and per_rank is None,
-        "the batch size is not said; give --train.batch_size or --train.batch_size_per_rank",
+        "the batch size is not set; give --train.batch_size or --train.batch_size_per_rank",
     ),
     Rule(
         ("train.accumulate", "train.batch_size"),
@@ -46,7 +46,7 @@ RULES = (
     Rule(
         ("train.accumulate", "train.micro_batch_size"),
         lambda accumulate, size: accumulate > 1 and size is not None,
-        "train.accumulate says how many micro-batches there are, train.micro_batch_size how large: give one of them",
+        "train.accumulate sets the number of micro-batches, train.micro_batch_size their size: give one of them",
     ),
     Rule(
         ("train.shards", "train.batch_size", "train.exact"),
@@ -66,13 +66,12 @@ RULES = (
     Rule(
         ("train.step", "train.exact"),
         lambda step, exact: exact == "elastic" and step != "eager",
-        "the elastic mode computes shard by shard, operation by operation: it goes with --train.step eager",
+        "the elastic mode computes shard by shard, operation by operation: it needs --train.step eager",
     ),
     Rule(
         ("train.step", "train.deterministic"),
         lambda step, deterministic: deterministic and step == "auto",
-        "auto chooses by the clock, so it does not choose the same each time; name the step that "
-        "--train.deterministic is to repeat",
+        "auto chooses by measured time, so its choice may change between runs; with --train.deterministic name a step",
     ),
     Rule(
         ("train.step", "dist.device"),
@@ -82,12 +81,12 @@ RULES = (
     Rule(
         ("train.cudnn_benchmark", "train.deterministic"),
         lambda benchmark, deterministic: benchmark and deterministic,
-        "cuDNN's search goes by the clock, so it does not find the same kernel each time",
+        "cuDNN's search goes by measured time, so it may find another kernel in each run",
     ),
     Rule(
         ("optim.scale_lr", "train.batch_size_per_rank"),
         lambda scale, per_rank: scale != "none" and per_rank is None,
-        "the rate is scaled only where the batch grows with the world: optim.scale_lr needs "
+        "the rate is scaled only where the batch grows with the world size: optim.scale_lr needs "
         "train.batch_size_per_rank",
     ),
     Rule(
@@ -118,7 +117,7 @@ RULES = (
     Rule(
         ("dist.sync_batchnorm", "dist.device"),
         lambda sync, device: sync and device == "cpu",
-        "torch has no synchronised BatchNorm for the CPU",
+        "torch has no synchronized BatchNorm for the CPU",
     ),
     Rule(
         ("dist.static_graph", "dist.find_unused_parameters"),
@@ -128,23 +127,23 @@ RULES = (
     Rule(
         ("watch.notice",),
         lambda notice: notice is not None and "://" in notice and not WEB_ADDRESS.match(notice),
-        "a notice is looked for in a file, at http://HOST/PATH or https://HOST/PATH (without a name or password), or "
-        "by path/to/file.py:function",
+        "watch.notice is a file, http://HOST/PATH or https://HOST/PATH (without a name or password), or "
+        "path/to/file.py:function",
     ),
     Rule(
         ("watch.notice",),
         lambda notice: notice is not None and bool(re.search(r"\.py(?!:[^\W\d]\w*$)(:|$)", notice)),
-        "a function that is asked for a notice is given with its name, as path/to/file.py:function",
+        "the function is missing: write path/to/file.py:function",
     ),
 )
 
 
 def broken_rules(settled: Mapping[str, Setting], *, besides: Collection[str]) -> Iterator[str]:
-    """A sentence for each broken rule, of those whose fields are all settled and not `besides` already at fault."""
+    """A message for each broken rule, of those whose fields all have a value and are not in `besides`."""
     for rule in RULES:
         if not all(path in settled and path not in besides for path in rule.fields):
             continue
         involved = [settled[path] for path in rule.fields]
         if rule.is_broken(*(setting.value for setting in involved)):
             values = evidence(involved)
-            yield f"{rule.sentence}: {values}" if values else rule.sentence
+            yield f"{rule.message}: {values}" if values else rule.message

@@ -47,7 +47,7 @@ class ModelConfig:
     context: Count = 128
     """gpt: tokens in one sample."""
     dropout: Fraction = 0.0
-    """Share of activations dropped in training."""
+    """Fraction of activations dropped in training."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     options: Mapping[str, Scalar] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class OptimConfig:
     eps: Positive = 1e-8
     """adamw: the term that keeps the division finite."""
     weight_decay: NotNegative = 5e-4
-    """Decay of weights; biases and normalisation parameters are left alone."""
+    """Decay of weights; biases and normalization parameters are not decayed."""
     clip_norm: Positive | None = None
     """Clip the gradient of the whole global batch to this norm."""
     schedule: Literal["constant", "linear", "cosine", "step"] = "cosine"
@@ -112,19 +112,19 @@ class OptimConfig:
     warmup_steps: CountOrZero = 0
     """Optimizer steps over which the rate rises to its peak."""
     final_lr_ratio: Fraction = 0.0
-    """linear, cosine: where the rate ends, as a share of its peak."""
+    """linear, cosine: where the rate ends, as a fraction of its peak."""
     step_every: Count = 1000
     """step: optimizer steps between drops."""
     step_factor: Fraction = 0.1
     """step: what the rate is multiplied by at each drop."""
     reset: bool = False
-    """On resume, keep the weights and start the optimizer anew: to change it, say. It acts once: a checkpoint that was
-    saved under it is resumed as it is, so a restart of the same command does not reset again."""
+    """On resume, keep the weights and start a new optimizer, for example to change it. It acts once: a checkpoint that
+    was saved under it is resumed as it is, so a restart of the same command does not reset again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How long, in what portions, in what precision."""
+    """How long, in what batches, in what precision."""
 
     seed: Seed = 0
     """One seed for initial weights, sample order, augmentation and randomness inside the model."""
@@ -136,15 +136,15 @@ class TrainConfig:
     """Samples of one optimizer step over all ranks: the run is the same on any number of them."""
     batch_size_per_rank: Count | None = None
     """Samples of one optimizer step on each rank, instead: the global batch follows from the number of ranks that the
-    run begins with, and stays when it is resumed on another number."""
+    run begins with, and stays when it is resumed on a different number."""
     accumulate: Count = 1
-    """Micro-batches each rank cuts its share of a step into; gradients are synchronised once."""
+    """Micro-batches that each rank cuts its part of a step into; gradients are synchronized once."""
     micro_batch_size: Count | None = None
-    """Most samples that a rank holds at once, instead: as many micro-batches as that takes."""
+    """Most samples in a micro-batch, instead: as many micro-batches as that takes."""
     exact: Literal["world", "elastic"] = "world"
     """`world`: the same bits after a resume on the same number of ranks. `elastic`: on any number of them."""
     shards: Count = 8
-    """elastic: pieces the global batch is cut into, whatever the number of ranks; fastest with one for each rank."""
+    """elastic: shards of the global batch, whatever the number of ranks; fastest with one for each rank."""
     step: Literal["eager", "compile", "graph", "compiled_graph", "auto"] = "eager"
     """How a step runs: operation by operation; compiled by torch; captured once as a CUDA graph and replayed; both; or
     whichever of these is fastest in the first steps of the run."""
@@ -152,16 +152,16 @@ class TrainConfig:
     """Layout of images and convolutions; `auto`: channels_last for convolutional models on CUDA."""
     tf32: Literal["auto", "on", "off"] = "auto"
     """CUDA: whether fp32 matrix products and convolutions may round their inputs to 10 bits of mantissa, which is much
-    faster; `auto`: torch's own choice, which is convolutions only."""
+    faster; `auto`: torch's default, which is convolutions only."""
     cudnn_benchmark: bool = False
     """CUDA: let cuDNN try its kernels for each new shape and keep the fastest; bits may then differ between runs."""
     deterministic: bool = False
-    """Only kernels that give the same bits each time (CUDA; on the CPU they do). `elastic` turns it on."""
+    """CUDA: only kernels that give the same bits each time (on the CPU all do). `elastic` turns it on."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Type of autocast arithmetic; fp16 brings loss scaling. Weights stay fp32."""
+    """Type of autocast arithmetic; fp16 uses loss scaling. Weights stay fp32."""
     on_nan: Literal["stop", "skip", "warn"] = "stop"
-    """When a loss is NaN or infinite: stop the run and name the step, the rank and the module; leave such an update out
-    on all ranks (a gradient that is not finite counts, too), and report how many; or only report it."""
+    """When a loss is NaN or infinite: stop the run and name the step, the rank and the module; skip such an update on
+    all ranks (also if a gradient is not finite), and report how many; or only report it."""
     eval_every_epochs: CountOrZero = 1
     """Evaluate after this many epochs; 0 evaluates at the end only."""
     eval_batch_size: Count = 256
@@ -170,7 +170,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DistConfig:
-    """How ranks talk to each other."""
+    """How ranks communicate."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where ranks compute; `auto` takes a GPU if there is one."""
@@ -179,23 +179,23 @@ class DistConfig:
     start_timeout_s: Positive = 180.0
     """How long ranks wait for each other at the start."""
     train_timeout_s: Positive = 600.0
-    """How long one collective may take once training runs. In a watched run at least 90 s more than
-    `watch.hang_s`: the watchdog, which names the rank, comes first."""
+    """How long one collective may take once training runs. With the watchdog at least 90 s more than `watch.hang_s`,
+    so that the watchdog, which names the rank, acts first."""
     same_code: bool = True
-    """Ranks whose own modules differ are refused; off, for nodes that each import a module of their own."""
+    """Refuse ranks whose code differs; turn it off for nodes that each import a module of their own."""
     sync_batchnorm: bool = False
     """Batch statistics over all ranks (CUDA only: torch has no CPU version)."""
     find_unused_parameters: bool = False
     """For models that use some parameters only in some steps; costs time in every step."""
     threads: Count | None = None
-    """CPU threads a rank computes with; by default torch's choice, and 1 in the elastic mode, whose bits must not
-    depend on how many ranks share a machine."""
+    """CPU threads of a rank; by default torch's choice, and 1 in the elastic mode, whose bits must not depend on how
+    many ranks share a machine."""
     broadcast_buffers: bool = True
     """Send rank 0's buffers (BatchNorm statistics) to all ranks at each step."""
     bucket_cap_mb: Positive = 25.0
     """Size of the buckets in which gradients are reduced."""
     gradient_as_bucket_view: bool = True
-    """Let gradients live in the buckets: one copy less."""
+    """Store gradients in the buckets: one copy less."""
     static_graph: bool = False
     """Promise that every step uses the same parameters in the same order."""
 
@@ -213,43 +213,43 @@ class CheckpointConfig:
     keep_best: CountOrZero = 1
     """How many of the best checkpoints stay besides, by the evaluation metric the task names."""
     background: bool = True
-    """Stop the step for a copy of the state only, and write it while training goes on."""
+    """Pause training only to copy the state, and write it while training continues."""
     when_busy: Literal["wait", "skip"] = "wait"
-    """When a save comes due while the one before is still being written: wait for it, or leave the new one out. The
-    last save of a run always waits."""
+    """When a save is due while the one before is still being written: wait for it, or skip the new one. The last save
+    of a run always waits."""
     writers: Literal["one", "nodes", "ranks"] = "one"
-    """Who writes: rank 0; or the first rank of each node, or every rank, each a share, to a run folder that all nodes
-    have (a shared volume)."""
+    """Who writes: rank 0; or the first rank of each node, or every rank, each a part, to a run folder on a volume that
+    all nodes share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchConfig:
-    """What is looked after while it runs."""
+    """What is checked while it runs."""
 
     replicas_every: CountOrZero = 100
     """Compare the replicas' weights, buffers and optimizer state across ranks after this many steps, and before
     each save; 0 turns it off."""
     on_difference: Literal["stop", "broadcast"] = "stop"
-    """When replicas differ: stop the run, or give all ranks the majority's tensors and warn."""
+    """When replicas differ: stop the run, or send the majority's tensors to all ranks and warn."""
     sidecar: Literal["auto", "on", "off"] = "auto"
-    """A process on each node that watches its ranks, and says which one holds up the run and why; `auto`: where there
-    are several ranks."""
+    """A process on each node that watches its ranks, and reports which one blocks the run and why; `auto`: if there are
+    several ranks."""
     on_hang: Literal["restart", "stop", "report"] = "restart"
-    """What then follows: the job is ended and started again from the newest checkpoint, as often as the launcher's
-    --max-restarts allows; or it is ended; or it is only told."""
+    """When the run hangs: end it and restart it from the newest checkpoint, as often as the launcher's --max-restarts
+    allows; or end it; or only report it."""
     hang_s: Annotated[float, Bounds(above=0)] = 600.0
-    """How long one rank may keep the others waiting before that follows. It is reported after some seconds, and again
-    at growing intervals. What cannot continue by itself (a rank that was stopped, a lost host) is not waited for."""
+    """How long one rank may block the others before `watch.on_hang` is applied. A stall is reported after some seconds,
+    and again at growing intervals. What cannot continue by itself (a stopped rank, a lost host) is handled at once."""
     slow_factor: Annotated[float, Bounds(above=1)] = 2.0
-    """A rank whose own work takes so many times as long as that of its peers is named."""
+    """Report a rank whose own work takes this many times as long as that of its peers."""
     notice: str | None = None
-    """Where a notice of reclaim shows up: a file, an http address (of a cloud's metadata, say), or your own function
-    `path/to/file.py:function`. The run then saves and leaves, as after a SIGTERM."""
+    """Where a spot reclaim notice appears: a file, an http address (such as a cloud's metadata service), or your own
+    function `path/to/file.py:function`. The run then saves and exits, as after a SIGTERM."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """What is written down, and shown."""
+    """What is logged and shown."""
 
     every_steps: Count = 10
     """Log the loss every so many optimizer steps; steps in between do not wait for the device."""

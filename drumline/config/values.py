@@ -1,6 +1,6 @@
-"""Values and their types: what a file, a flag or a task gives, made into what the schema asks for, or refused.
+"""Values and their types: what a file, a flag or a task gives becomes the type that the schema declares, or is refused.
 
-A refusal is a `Mismatch`, whose text completes a sentence that begins with the name of the setting.
+A refusal is a `Mismatch`, whose text completes a message that begins with the name of the setting.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from drumline.config.schema import Bounds
 
-SWITCH_WORDS: Mapping[str, bool] = {
+SWITCHES: Mapping[str, bool] = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
@@ -47,7 +47,7 @@ def from_value(annotation: Any, value: Any) -> Any:
 
 
 def show(value: Any) -> str:
-    """A value as it stands in a sentence or in help."""
+    """A value as it is shown in a message or in help."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
@@ -81,12 +81,12 @@ def _inner(annotation: Any) -> Any:
 
 
 def _is_none(value: Any) -> bool:
-    # TOML has no null, so the word is accepted there too: else a file could not undo a task's default.
+    # TOML has no null, so "none" is accepted there too: else a file could not undo a task's default.
     return value is None or (isinstance(value, str) and value.lower() == "none")
 
 
 def _read(annotation: Any, text: str) -> Any:
-    """What a TOML file would hold in place of this text; what cannot be read stays text, for `from_value` to refuse."""
+    """What a TOML file would hold in place of this text; what cannot be parsed stays text: `from_value` refuses it."""
     kind, arguments = get_origin(annotation) or annotation, get_args(annotation)
     if kind is Annotated:
         return _read(arguments[0], text)
@@ -97,7 +97,7 @@ def _read(annotation: Any, text: str) -> Any:
     if kind is tuple:
         return [_read(arguments[0], part.strip()) for part in text.split(",")]
     if kind is bool:
-        return SWITCH_WORDS.get(text.lower(), text)
+        return SWITCHES.get(text.lower(), text)
     return _read_number(kind, text) if kind in (int, float) else text
 
 
@@ -117,7 +117,7 @@ def _read_scalar(text: str) -> Any:
 
 
 def _wrong_kind(value: Any, kind: type[Any], words: str) -> Mismatch:
-    # Text that could be read has come from a file or from Python: on a command line it would have been read.
+    # Text that could be parsed comes from a file or from Python: on a command line it would have been parsed.
     is_quoted = isinstance(value, str) and not isinstance(_read(kind, value), str)
     return Mismatch(f"{show(value)} is not {words}{'; write it without quotes' if is_quoted else ''}")
 
@@ -140,7 +140,7 @@ def _number(value: Any) -> float:
     return number
 
 
-def _switch(value: Any) -> bool:
+def _boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise _wrong_kind(value, bool, "true or false")
     return value
@@ -215,7 +215,7 @@ def _limits(bounds: Bounds) -> str:
 PLAIN_KINDS: Mapping[Any, Callable[[Any], Any]] = {
     int: _whole,
     float: _number,
-    bool: _switch,
+    bool: _boolean,
     str: _text,
     collections.abc.Mapping: _table,
 }

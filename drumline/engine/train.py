@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from drumline.config.write import to_toml
+from drumline.config.config_file import to_toml
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import told_of_refused_kernels
 from drumline.distributed.failure import summary

@@ -17,7 +17,7 @@ import pytest
 
 from drumline.audit.verify import verify_run
 from drumline.cli.watch_look import Looker
-from drumline.config.files import read_file
+from drumline.config.config_file import read_file
 from drumline.doctor.machine.folder_hashes import FileEntry, _code_hash
 from drumline.engine.notices import WatchNotices
 from drumline.engine.run_folder import RunFolder

@@ -344,8 +344,8 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
             ["digits", "--procs", "2"],
             ["--procs stands behind the task's name\n  next: drumline launch --procs N digits"],
         ),
-        (["--optim.lr", "1", "digits"], ["--optim.lr: settings of a task stand behind its name"]),
-        (["--prcs", "2", "digits"], ["1 problem", "--prcs: unknown setting; did you mean 'procs'?"]),
+        (["--optim.lr", "1", "digits"], ["--optim.lr: a setting of the task goes after its name"]),
+        (["--prcs", "2", "digits"], ["1 problem", "--prcs: unknown flag; did you mean '--procs'?"]),
         (["--prcs", "digits"], ["1 problem", "did you mean 'procs'?"]),
         (["--hosts", "a,b", "x.py"], ["there is no file x.py (looked in "]),
         (

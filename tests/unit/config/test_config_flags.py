@@ -9,7 +9,9 @@ import pytest
 from drumline.config.flags import REPEATED, read_flags
 from drumline.config.schema import Count
 
-OWN = {"run": str, "procs": Count, "fresh": bool, "help": bool}
+OWN = {
+    name: (kind, "", "") for name, kind in {"run": str, "procs": Count, "fresh": bool, "help": bool}.items()
+}
 
 
 def values(*argv: str) -> dict[str, Any]:
@@ -71,8 +73,8 @@ def test_the_grammar(argv: list[str], expected: dict[str, Any]) -> None:
             "--no-optim.clip_norm: only a true | false setting can be turned off this way; "
             "write --optim.clip_norm none",
         ),
-        (["digits"], "'digits': stray word; a setting is given as --section.name value"),
-        (["--"], "'--': stray word; a setting is given as --section.name value"),
+        (["digits"], "'digits': unexpected argument; a flag is given as --name value"),
+        (["--"], "'--': unexpected argument; a flag is given as --name value"),
         (["--model.options.a-b", "1"], "--model.options.a-b: 'a-b' cannot be the name of a keyword argument"),
         (
             ["--model.options", "1"],
@@ -100,9 +102,9 @@ def test_an_option_set_to_none_does_not_count_for_an_exclusive_pair() -> None:
 
 def test_the_commands_own_flags_and_words_are_told_from_settings() -> None:
     argv = ["--fresh", "digits", "--procs", "2", "--optim.lr", "0.5", "--run=out", "-h"]
-    flags = read_flags(argv, own=OWN, max_words=1)
+    flags = read_flags(argv, own=OWN, max_positional=1)
     assert flags.own == {"fresh": True, "procs": 2, "run": "out", "help": True}
-    assert flags.words == ("digits",)
+    assert flags.positional == ("digits",)
     assert list(flags.layer.settings) == ["optim.lr"]
     assert flags.layer.problems == ()
 
@@ -114,14 +116,28 @@ def test_the_commands_own_flags_and_words_are_told_from_settings() -> None:
         (["--procs", "0"], "--procs: 0 must be at least 1"),
         (["--run"], "--run: the value is missing (text)"),
         (["--prcos", "2"], "--prcos: unknown setting; did you mean 'procs'?"),
-        (["digits", "again"], "'again': stray word; a setting is given as --section.name value"),
+        (["digits", "again"], "'again': unexpected argument; a flag is given as --name value"),
     ],
 )
 def test_problems_with_the_commands_own_flags_are_collected_too(argv: list[str], problem: str) -> None:
-    assert read_flags(argv, own=OWN, max_words=1).layer.problems == (problem,)
+    assert read_flags(argv, own=OWN, max_positional=1).layer.problems == (problem,)
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["--optim.lr", "1"], "--optim.lr: is for a run"),
+        (["--prcos", "2"], "--prcos: unknown flag; did you mean '--procs'?"),
+        (["--zzz"], "--zzz: unknown flag; known: --fresh, --help, --procs, --run"),
+    ],
+)
+def test_a_verb_without_settings_knows_its_own_flags_only(argv: list[str], problem: str) -> None:
+    flags = read_flags([*argv, "--procs", "3"], OWN, no_settings="is for a run")
+    assert flags.layer.problems == (problem,)
+    assert flags.own == {"procs": 3}
 
 
 def test_a_repeated_flag_keeps_each_value_as_it_is() -> None:
-    flags = read_flags(["--env", "A=1", "--env=B=true", "--env", "A=2"], own={"env": REPEATED})
+    flags = read_flags(["--env", "A=1", "--env=B=true", "--env", "A=2"], own={"env": (REPEATED, "", "")})
     assert flags.own == {"env": ["A=1", "B=true", "A=2"]}
     assert not flags.layer.problems

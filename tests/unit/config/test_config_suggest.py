@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.config.fields import FIELDS
-from drumline.config.suggest import OTHER_NAMES, nearest, unknown_section, unknown_setting
+from drumline.config.fields import FIELDS, OTHER_NAMES, nearest, unknown_setting
 
 
 @pytest.mark.parametrize(
@@ -53,10 +52,3 @@ def test_names_of_other_tools_point_at_settings_that_exist() -> None:
 )
 def test_the_sentence_about_an_unknown_setting(path: str, sentence: str) -> None:
     assert unknown_setting(path) == sentence
-
-
-def test_the_sentence_about_an_unknown_section() -> None:
-    assert unknown_section("optm") == "unknown section; did you mean 'optim'?"
-    assert unknown_section("zzz") == (
-        "unknown section; the sections are model, data, optim, train, dist, checkpoint, watch, log"
-    )

@@ -1,4 +1,4 @@
-"""From what the user gave to one Config: flags > file > environment > the task's defaults > the schema's defaults.
+"""From all sources of settings to one Config: flags > file > environment > the task's defaults > the schema's.
 
 Two stages, because a task of the user's own imports torch: `check_layers` finds what can be found before that,
 `resolve` adds the task's defaults and finds the rest. Both raise one ConfigError that lists every problem.
@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from drumline.config.config_file import read_file
 from drumline.config.fields import FIELDS, SECTIONS
-from drumline.config.files import read_file
 from drumline.config.flags import Flags
 from drumline.config.layer import EXCLUSIVE_PAIRS, SCHEMA_DEFAULT, Layer, Setting, check_layer
 from drumline.config.rules import broken_rules
@@ -37,7 +37,7 @@ class Layers:
 
 
 def read_layers(flags: Flags, *, config_file: Path | None, environment: Mapping[str, str]) -> Layers:
-    """Read every source of settings but the task; never raises, so that `check_layers` or `resolve` can say all."""
+    """Read every source of settings but the task; never raises: `check_layers` or `resolve` reports all problems."""
     return Layers(
         flags=flags.layer,
         file=Layer({}) if config_file is None else read_file(config_file),
@@ -46,12 +46,12 @@ def read_layers(flags: Flags, *, config_file: Path | None, environment: Mapping[
 
 
 def check_layers(layers: Layers) -> None:
-    """Stage 1, before any code of the user's is imported: whatever is wrong with or without the task's defaults."""
+    """Stage 1, before any code of the user is imported: what is wrong whatever the task's defaults are."""
     _raise_problems(layers.strongest_first(), _settle(layers.strongest_first()))
 
 
 def resolve(layers: Layers, task_defaults: Mapping[str, Any], *, task: str = "task") -> Config:
-    """Stage 2: the config of the run. `task` names the task, should its defaults be wrong."""
+    """Stage 2: the config of the run. `task` names the task in messages about its defaults."""
     where = f"{task}.defaults"
     of_task = check_layer(Setting(path, value, where) for path, value in task_defaults.items())
     everything = (*layers.strongest_first(), of_task, DEFAULTS)
@@ -61,7 +61,7 @@ def resolve(layers: Layers, task_defaults: Mapping[str, Any], *, task: str = "ta
 
 
 def check_section(section: str, values: Any) -> None:
-    """For one that was made in Python, where nobody has looked at its values yet."""
+    """Check the values of a section that was made in Python."""
     where = type(values).__name__
     given = check_layer(
         Setting(f"{section}.{field.name}", getattr(values, field.name), where) for field in fields(values)
@@ -73,7 +73,7 @@ def _read_environment(environment: Mapping[str, str]) -> Layer:
     return check_layer(
         Setting(path, environment[variable], where=variable, is_text=True)
         for variable, path in ENVIRONMENT_VARIABLES.items()
-        if environment.get(variable)  # an empty variable is as good as none
+        if environment.get(variable)  # an empty variable counts as none
     )
 
 
@@ -98,16 +98,12 @@ def _raise_problems(layers: Sequence[Layer], settled: Mapping[str, Setting]) -> 
 
 def _build(settled: Mapping[str, Setting]) -> Config:
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for path in FIELDS:
+    for path, field in FIELDS.items():
         section, _, name = path.partition(".")
-        values[section][name] = _options(path, settled) if FIELDS[path].is_table else settled[path].value
+        if field.is_table:
+            options = sorted(option for option in settled if option.startswith(f"{path}."))
+            value: Any = {option.removeprefix(f"{path}."): settled[option].value for option in options}
+        else:
+            value = settled[path].value
+        values[section][name] = value
     return Config(**{section: cls(**values[section]) for section, cls in SECTIONS.items()})
-
-
-def _options(table: str, settled: Mapping[str, Setting]) -> dict[str, Any]:
-    prefix = f"{table}."
-    return {
-        path.removeprefix(prefix): setting.value
-        for path, setting in sorted(settled.items())
-        if path.startswith(prefix)
-    }

@@ -92,12 +92,12 @@ def test_none_for_one_member_of_a_pair_leaves_the_other_alone(read: Read) -> Non
 BROKEN_RULES = [
     (
         ["--train.epochs", "none"],
-        "how long to train is not said; give --train.epochs or --train.steps: "
+        "the length of the run is not set; give --train.epochs or --train.steps: "
         "train.epochs = none (--train.epochs)",
     ),
     (
         ["--train.batch_size", "none"],
-        "the batch size is not said; give --train.batch_size or --train.batch_size_per_rank: "
+        "the batch size is not set; give --train.batch_size or --train.batch_size_per_rank: "
         "train.batch_size = none (--train.batch_size)",
     ),
     (
@@ -114,13 +114,14 @@ BROKEN_RULES = [
     ),
     (
         ["--optim.scale_lr", "linear"],
-        "the rate is scaled only where the batch grows with the world: optim.scale_lr needs train.batch_size_per_rank: "
+        "the rate is scaled only where the batch grows with the world size: optim.scale_lr needs "
+        "train.batch_size_per_rank: "
         "optim.scale_lr = 'linear' (--optim.scale_lr), "
         "train.batch_size_per_rank = none (train.batch_size is set)",
     ),
     (
         ["--train.accumulate", "2", "--train.micro_batch_size", "4"],
-        "train.accumulate says how many micro-batches there are, train.micro_batch_size how large: give one of them: "
+        "train.accumulate sets the number of micro-batches, train.micro_batch_size their size: give one of them: "
         "train.accumulate = 2 (--train.accumulate), "
         "train.micro_batch_size = 4 (--train.micro_batch_size)",
     ),
@@ -145,14 +146,13 @@ BROKEN_RULES = [
     ),
     (
         ["--train.exact", "elastic", "--train.step", "compile"],
-        "the elastic mode computes shard by shard, operation by operation: it goes with --train.step eager: "
+        "the elastic mode computes shard by shard, operation by operation: it needs --train.step eager: "
         "train.step = 'compile' (--train.step), "
         "train.exact = 'elastic' (--train.exact)",
     ),
     (
         ["--train.deterministic", "--train.step", "auto"],
-        "auto chooses by the clock, so it does not choose the same each time; name the step that --train.deterministic "
-        "is to repeat: "
+        "auto chooses by measured time, so its choice may change between runs; with --train.deterministic name a step: "
         "train.step = 'auto' (--train.step), "
         "train.deterministic = true (--train.deterministic)",
     ),
@@ -164,7 +164,7 @@ BROKEN_RULES = [
     ),
     (
         ["--train.deterministic", "--train.cudnn_benchmark"],
-        "cuDNN's search goes by the clock, so it does not find the same kernel each time: "
+        "cuDNN's search goes by measured time, so it may find another kernel in each run: "
         "train.cudnn_benchmark = true (--train.cudnn_benchmark), "
         "train.deterministic = true (--train.deterministic)",
     ),
@@ -202,7 +202,7 @@ BROKEN_RULES = [
     ),
     (
         ["--dist.sync_batchnorm", "--dist.device", "cpu"],
-        "torch has no synchronised BatchNorm for the CPU: "
+        "torch has no synchronized BatchNorm for the CPU: "
         "dist.sync_batchnorm = true (--dist.sync_batchnorm), "
         "dist.device = 'cpu' (--dist.device)",
     ),
@@ -214,12 +214,12 @@ BROKEN_RULES = [
     ),
     (
         ["--watch.notice", "ftp://host/notice"],
-        "a notice is looked for in a file, at http://HOST/PATH or https://HOST/PATH (without a name or password), or "
-        "by path/to/file.py:function: watch.notice = 'ftp://host/notice' (--watch.notice)",
+        "watch.notice is a file, http://HOST/PATH or https://HOST/PATH (without a name or password), or "
+        "path/to/file.py:function: watch.notice = 'ftp://host/notice' (--watch.notice)",
     ),
     (
         ["--watch.notice", "probes/mine.py"],
-        "a function that is asked for a notice is given with its name, as path/to/file.py:function: "
+        "the function is missing: write path/to/file.py:function: "
         "watch.notice = 'probes/mine.py' (--watch.notice)",
     ),
 ]
@@ -233,7 +233,7 @@ def test_each_rule_names_the_values_and_where_they_come_from(
 
 
 def test_every_rule_has_a_test() -> None:
-    said = {rule.sentence for rule in RULES}
+    said = {rule.message for rule in RULES}
     assert len(said) == len(BROKEN_RULES) == len(RULES)
     assert all(any(problem.startswith(sentence) for _, problem in BROKEN_RULES) for sentence in said)
 
@@ -299,8 +299,8 @@ def test_stage_one_knows_that_one_member_of_a_pair_rules_out_the_other(read: Rea
 
 def test_a_task_without_defaults_is_told_which_flags_to_give(read: Read) -> None:
     assert problems(lambda: resolve(read(), {})) == (
-        "how long to train is not said; give --train.epochs or --train.steps",
-        "the batch size is not said; give --train.batch_size or --train.batch_size_per_rank",
+        "the length of the run is not set; give --train.epochs or --train.steps",
+        "the batch size is not set; give --train.batch_size or --train.batch_size_per_rank",
     )
 
 
@@ -323,7 +323,7 @@ def test_six_kinds_of_problems_are_reported_in_one_go(read: Read, stage: Callabl
     with pytest.raises(ConfigError) as raised:
         stage(read(*SIX_FLAGS, file=SIX_FILE))
     assert raised.value.problems == (
-        "'stray': stray word; a setting is given as --section.name value",
+        "'stray': unexpected argument; a flag is given as --name value",
         "--optim.learning_rate: unknown setting; did you mean 'optim.lr'?",
         "--optim.lr: 'fast' is not a number",
         "run.toml:5: optim.momentum = 1.5 must be between 0 and 1",
@@ -358,5 +358,5 @@ def test_importing_config_imports_neither_torch_nor_numpy() -> None:
     code = "import sys, drumline.config, drumline.config.help; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = run.stdout.split()
-    assert "drumline.config.load" in loaded
+    assert "drumline.config.resolve" in loaded
     assert {"torch", "numpy", "rich"} & set(loaded) == set()

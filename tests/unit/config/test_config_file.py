@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from drumline.config.config_file import read_file
 from drumline.config.fields import FIELDS
-from drumline.config.files import read_file
 
 
 @pytest.fixture

@@ -1,0 +1,140 @@
+"""A config as a TOML file: read with `--config run.toml`, and written to the run folder as `config.toml`.
+
+Every field is written, with "none" for what is not set: read by a task or a later version with other defaults, the file
+still describes the same run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from drumline.config.fields import FIELDS, SECTIONS, values_of
+from drumline.config.layer import Layer, Setting, check_layer
+from drumline.config.schema import Config
+from drumline.config.values import show
+from drumline.errors import did_you_mean
+from drumline.untrusted import TEXT_BYTES, parse_toml, read_regular
+
+# Of a line without the spaces at its start; neither may try two ways to read the same spaces.
+_HEADER = re.compile(r"\[\[?([^\[\]]+)\]")
+_KEY = re.compile(r"([\w.\-\"' \t]+)=")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_ESCAPES = {
+    **{code: f"\\u{code:04x}" for code in (*range(0x20), 0x7F)},
+    ord('"'): '\\"',
+    ord("\\"): "\\\\",
+}
+
+
+def read_file(path: Path) -> Layer:
+    """The settings in a TOML file; never raises, problems are kept in the layer."""
+    try:
+        text = read_regular(path, most=TEXT_BYTES, follow_links=True).decode("utf-8-sig")
+    except FileNotFoundError:
+        return _unreadable(f"{path}: there is no such file (looked in {Path.cwd()})")
+    except OSError as error:
+        return _unreadable(f"{path}: cannot be read: {error.strerror}")
+    except UnicodeDecodeError as error:
+        return _unreadable(f"{path}: is not UTF-8 text (byte {error.start})")
+    try:
+        document = parse_toml(text)
+    except ValueError as error:
+        return _unreadable(f"{path}: is not valid TOML: {error}")
+    return _read_document(document, _LineNumbers(path, text))
+
+
+def _unreadable(problem: str) -> Layer:
+    # What the file would have set is unknown, so no rule may report that something is missing.
+    return Layer({}, (problem,), broken=frozenset(FIELDS))
+
+
+def _read_document(document: Mapping[str, Any], lines: _LineNumbers) -> Layer:
+    problems = []
+    settings: list[Setting] = []
+    for section, content in document.items():
+        where = lines.of(section)
+        if section in SECTIONS and isinstance(content, dict):
+            settings += _settings(section, content, lines)
+        elif section in SECTIONS:
+            problems.append(f"{where}: {section} = {show(content)} is not a section; write [{section}]")
+        elif isinstance(content, dict):
+            hint = did_you_mean(section, SECTIONS, known_as="the sections are")
+            problems.append(f"{where}: {section}: unknown section; {hint}")
+        else:
+            settings.append(Setting(section, content, where))
+    layer = check_layer(settings)
+    return Layer(layer.settings, (*problems, *layer.problems), layer.broken)
+
+
+def _settings(section: str, content: Mapping[str, Any], lines: _LineNumbers) -> Iterator[Setting]:
+    """The settings of a section; those of a table inside it one by one, so that each has its own line."""
+    for key, value in content.items():
+        path = f"{section}.{key}"
+        if isinstance(value, dict) and path in FIELDS and FIELDS[path].is_table:
+            yield from _settings(path, value, lines)
+        else:
+            yield Setting(path, value, lines.of(path))
+
+
+class _LineNumbers:
+    """Line numbers of keys, which tomllib does not report: found in the text, as well as that is possible."""
+
+    def __init__(self, file: Path, text: str) -> None:
+        self.file = file
+        self.lines: dict[str, int] = {}
+        section = ""
+        for number, line in enumerate(map(str.lstrip, text.splitlines()), start=1):
+            if header := _HEADER.match(line):
+                section = _unquoted(header[1])
+                self.lines.setdefault(section, number)
+            elif key := _KEY.match(line):
+                self.lines.setdefault(".".join(filter(None, (section, _unquoted(key[1])))), number)
+
+    def of(self, path: str) -> str:
+        """`run.toml:3`; the line of the section for a key of an inline table."""
+        number = self.lines.get(path) or self.lines.get(path.rpartition(".")[0])
+        return f"{self.file}:{number}" if number else f"{self.file}"
+
+
+def _unquoted(key: str) -> str:
+    return re.sub(r"[\"' \t]", "", key)
+
+
+def to_toml(config: Config, *, header: str | None = None) -> str:
+    """The whole config, sections and fields in the order of the schema; `header` becomes a comment at the top."""
+    values = values_of(config)
+    parts = ["\n".join(f"# {line}".rstrip() for line in header.splitlines())] if header else []
+    for section in SECTIONS:
+        paths = [path for path in FIELDS if path.startswith(f"{section}.")]
+        tables = [path for path in paths if FIELDS[path].is_table and values[path]]
+        plain = {path.partition(".")[2]: values[path] for path in paths if not FIELDS[path].is_table}
+        parts.append(_table(section, plain))
+        parts += [_table(path, values[path]) for path in tables]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(name: str, values: Mapping[str, Any]) -> str:
+    lines = (
+        f"{key if _BARE_KEY.fullmatch(key) else _string(key)} = {_value(value)}"
+        for key, value in values.items()
+    )
+    return "\n".join([f"[{name}]", *lines])
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return '"none"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    return repr(value)
+
+
+def _string(text: str) -> str:
+    return f'"{text.translate(_ESCAPES)}"'
