@@ -346,7 +346,7 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
         ),
         (["--optim.lr", "1", "digits"], ["--optim.lr: a setting of the task goes after its name"]),
         (["--prcs", "2", "digits"], ["1 problem", "--prcs: unknown flag; did you mean '--procs'?"]),
-        (["--prcs", "digits"], ["1 problem", "did you mean 'procs'?"]),
+        (["--prcs", "digits"], ["1 problem", "did you mean '--procs'?"]),
         (["--hosts", "a,b", "x.py"], ["there is no file x.py (looked in "]),
         (
             ["--hosts", "a,-b,a", "digits"],
