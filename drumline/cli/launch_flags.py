@@ -24,7 +24,7 @@ from drumline.launch.node_plan import (
     TASK_RESTARTS,
 )
 from drumline.launch.rank_environment import DEFAULT_ON_HANG
-from drumline.launch.ssh.variables import NAMES, PREFIXES
+from drumline.launch.ssh.hosts_job import NAMES, PREFIXES
 
 # Its type, what stands for the value in the help, and the help.
 FlagTable = Mapping[str, tuple[Any, str, str]]

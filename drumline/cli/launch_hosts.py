@@ -24,9 +24,8 @@ from drumline.launch.node.guard import GRACE_S, new_job
 from drumline.launch.node_plan import DEFAULT_PORT, NodePlan, Program, nodes_of_hosts, torchrun_command
 from drumline.launch.ssh.attempts import run_on_hosts
 from drumline.launch.ssh.client import ssh_client
-from drumline.launch.ssh.hosts_job import HostsJob
+from drumline.launch.ssh.hosts_job import HostsJob, variables_for_ranks, wrong_variables
 from drumline.launch.ssh.sync import Sync
-from drumline.launch.ssh.variables import variables_for_ranks, wrong_variables
 from drumline.terminal import print_message, show
 
 

@@ -24,7 +24,7 @@ from drumline.doctor.report import verdict
 from drumline.errors import ExitCode
 from drumline.launch.hosts import Host
 from drumline.launch.ssh.client import ssh_words
-from drumline.launch.ssh.variables import variables_for_ranks
+from drumline.launch.ssh.hosts_job import variables_for_ranks
 
 NODE_MODULE = "drumline.doctor.pairs.node"
 # Within the time that a host has for its first word, so that ssh itself says what is wrong: it knows best.

@@ -17,7 +17,7 @@ from drumline.engine.failure_report import _append
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.run_folder import RunFolder, job_at_work, locked, set_aside, write_whole
 from drumline.errors import UsageError
-from drumline.launch.ssh.follow import Follower, last_lines
+from drumline.launch.ssh.log_follower import LogFollower, last_lines
 from drumline.launch.ssh.supervisor import refusals
 from drumline.metrics.json_lines import JsonLines
 from drumline.untrusted import check_own_folder, open_append, open_log, replace_text
@@ -194,7 +194,7 @@ def test_nothing_is_appended_through(tmp_path: Path, victim: Path, kind: str) ->
         ledger._write({"kind": "start"})  # warns, and the run continues
         ledger.close()
         assert last_lines(path, 5) == []
-        assert Follower(path).read() == []
+        assert LogFollower(path).read() == []
     assert is_untouched(victim)
 
 

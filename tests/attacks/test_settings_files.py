@@ -26,8 +26,7 @@ from drumline.launch.env_file import _unquoted, read_env_file
 from drumline.launch.hosts import Host, hosts_from_file, read_counts
 from drumline.launch.kubernetes import _literal
 from drumline.launch.ssh.frames import decode
-from drumline.launch.ssh.sync import _names
-from drumline.launch.ssh.tree import code_files
+from drumline.launch.ssh.sync import _listed, code_files
 from drumline.metrics import json_lines
 from drumline.metrics.json_lines import parse_line, read_lines
 from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
@@ -261,9 +260,9 @@ def test_watch_and_doctor_wait_for_no_fifo(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", ["", "welcome", "[7]", "{}", "[" * 100_000, "\n\n"])
 def test_a_host_that_answers_sync_with_anything_is_an_error(answer: str) -> None:
-    with bounded(), pytest.raises(PreflightError, match="a does not say which files it has after --sync"):
-        _names(Host("a"), answer)
-    assert _names(Host("a"), 'welcome\n["x.py"]\n') == ["x.py"]
+    with bounded(), pytest.raises(PreflightError, match="a does not list its files after --sync"):
+        _listed(Host("a"), answer)
+    assert _listed(Host("a"), 'welcome\n["x.py"]\n') == ["x.py"]
 
 
 # Words that others expand

@@ -27,12 +27,12 @@ from drumline.doctor.report import report
 from drumline.errors import PreflightError
 from drumline.launch.hosts import Host, hosts_from_file
 from drumline.launch.node_plan import Program, nodes_of_hosts
+from drumline.launch.ssh.client import not_reached
 from drumline.launch.ssh.conclusion import conclude
 from drumline.launch.ssh.controller import Controller
-from drumline.launch.ssh.errors import not_reached
-from drumline.launch.ssh.follow import Follower
 from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
+from drumline.launch.ssh.log_follower import LogFollower
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.metrics.live import LiveDisplay
@@ -148,7 +148,7 @@ def log_of_a_rank_on_a_host(text: str, path: Path, capsys: pytest.CaptureFixture
     (path / "log").write_bytes(text.replace("\r", "").encode(errors="surrogateescape") + b"\n")
 
     def act(controller: Controller) -> None:
-        hear(controller.remotes[0], "lines", rank=0, stream="err", lines=Follower(path / "log").read())
+        hear(controller.remotes[0], "lines", rank=0, stream="err", lines=LogFollower(path / "log").read())
 
     return on_screen(act, path)
 

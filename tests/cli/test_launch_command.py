@@ -299,7 +299,10 @@ def test_a_manifest_is_printed_or_written(
     assert main([*words, "--out", "no/job.yaml", "digits"]) == 2
     assert "no/job.yaml cannot be written: No such file" in capsys.readouterr().err
     assert main([*words, "___.py"]) == 2
-    assert "no --name, and the job would be named after ___.py: '' is no name" in capsys.readouterr().err
+    assert (
+        "no --name, and the job would be named after ___.py: '' is not a Kubernetes name"
+        in capsys.readouterr().err
+    )
 
 
 # No cluster runs here; this stands for kubectl, to see what it is given.
@@ -350,7 +353,7 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
         (["--hosts", "a,b", "x.py"], ["there is no file x.py (looked in "]),
         (
             ["--hosts", "a,-b,a", "digits"],
-            ["'-b': a host's name does not start with a dash", "a is there twice"],
+            ["'-b': a host's name does not start with a dash", "a is listed twice"],
         ),
         (["--hosts", "a", "--exclude", "x", "digits"], ["--exclude: belongs to --sync"]),
         (
@@ -386,7 +389,12 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
         (["--image", "i", "--print", "x.py"], ["--image: belongs to --kubernetes"]),
         (
             ["--kubernetes", "--print", "--name", "A_B", "--namespace", "n", "x.py"],
-            ["3 problems", "--image: is missing", "--print: --kubernetes writes", "--name: 'A_B' is no name"],
+            [
+                "3 problems",
+                "--image: is missing",
+                "--print: --kubernetes writes",
+                "--name: 'A_B' is not a Kubernetes name",
+            ],
         ),
         (["--env-file", "e", "x.py", "--print"], ["there is no file x.py"]),
         (["--env-file", "e", "--print", "x.py"], ["e cannot be read: No such file"]),

@@ -27,7 +27,7 @@ from drumline.doctor.pairs.messages import Message, MessageError, want, want_lis
 from drumline.doctor.pairs.probe import Outcome
 from drumline.doctor.pairs.rounds import Pair, rounds_of
 from drumline.doctor.pairs.survey import HostSeen, Survey
-from drumline.launch.ssh.errors import Cause, known_cause, last_words
+from drumline.launch.ssh.client import SshProblem, known_problem, last_line
 
 Opener = Callable[[], Awaitable[Channel]]
 Progress = Callable[[str], None]
@@ -108,10 +108,10 @@ class Coordinator:
             host.absent = error.what
             host.absent_fix = f"look at what {host.name} is doing, and run the doctor again"
 
-    def _cause(self, name: str, code: int | None, said: Sequence[str]) -> Cause:
-        known = known_cause(name, code, said, python=self.python, cwd=str(Path.cwd()))
-        unknown = f"the doctor's program ended there: {last_words(said, code)}"
-        return known or Cause(unknown, f"ssh {name} {self.python} -V, and look what it says")
+    def _cause(self, name: str, code: int | None, said: Sequence[str]) -> SshProblem:
+        known = known_problem(name, code, said, python=self.python, cwd=str(Path.cwd()))
+        unknown = f"the doctor's program ended there: {last_line(said, code)}"
+        return known or SshProblem(unknown, f"ssh {name} {self.python} -V, and look what it says")
 
     # 1. Welcome
 

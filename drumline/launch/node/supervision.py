@@ -16,7 +16,7 @@ from typing import Any
 from drumline.launch.node import guard
 from drumline.launch.node.standby import Standby
 from drumline.launch.rank_environment import ScriptWatch
-from drumline.launch.ssh.follow import is_traceback, last_lines
+from drumline.launch.ssh.log_follower import is_traceback, last_lines
 
 # A traceback that was written this short before the end was about the end.
 LAST_WORDS_S = 30.0

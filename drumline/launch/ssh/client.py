@@ -1,17 +1,22 @@
-"""How a command is started on another host: OpenSSH's own client, with the user's own config, keys and jump hosts."""
+"""How a command runs on another host, by OpenSSH's own client with the user's config, keys and jump hosts; and why not.
+
+A failure is explained from ssh's exit code and messages: what happened, and what to do.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
+from typing import NamedTuple
 
-from drumline.errors import UsageError
+from drumline.errors import DrumlineError, PreflightError, TrainingError, UsageError
 from drumline.launch.hosts import Host
 
 VARIABLE = "DRUMLINE_SSH"
 CONNECT_TIMEOUT_S = 10
-# A cut network looks like silence, not like an end. Our own heartbeats notice first (`remote.py`), and say so.
+# A cut network shows as silence, not as an end. Our own heartbeats notice first (`connection.py`), and say so.
 ALIVE_EVERY_S = 5
 ALIVE_COUNT = 5
 OPTIONS = (
@@ -19,10 +24,71 @@ OPTIONS = (
     f"ConnectTimeout={CONNECT_TIMEOUT_S}",
     f"ServerAliveInterval={ALIVE_EVERY_S}",
     f"ServerAliveCountMax={ALIVE_COUNT}",
-    # A connection that is there already may be used; one that we open is ours alone, and ends with us.
+    # A shared connection that exists may be used; one that we open is ours alone, and ends with us.
     "ControlMaster=no",
     "ForwardAgent=no",
     "ForwardX11=no",
+)
+SSH_FAILED = 255
+# ssh's messages, what each means, and what to do; the first match counts.
+OF_SSH = (
+    (
+        r"Could not resolve hostname",
+        "its name does not resolve here",
+        "check the name, and add it to DNS or /etc/hosts: `ssh {host}` must work",
+    ),
+    (
+        r"Permission denied",
+        "it rejected the ssh key",
+        "`ssh {host}` must work without a password: ssh-copy-id {host}",
+    ),
+    (
+        r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "its host key is not the known one",
+        "run `ssh {host}` once and check what it asks",
+    ),
+    (
+        r"Connection refused",
+        "it refuses ssh connections",
+        "start sshd on {host}, or set its port in ~/.ssh/config",
+    ),
+    (
+        r"during banner exchange",
+        "its sshd accepts the connection and does not answer: it hangs, or the host is overloaded",
+        "restart sshd on {host} from its console",
+    ),
+    (
+        r"timed out|No route to host|Network is unreachable|not responding",
+        "it is unreachable: it is down, or a firewall drops the packets",
+        "start {host}, or open its ssh port (TCP 22)",
+    ),
+)
+# Messages of `env` and Python on the host:
+OF_COMMAND = (
+    (
+        r"cannot change directory",
+        "the folder {cwd} does not exist there",
+        "copy it there (`drumline launch --sync` does), or share it between hosts",
+    ),
+    (
+        r"unrecognized option.*chdir|illegal option",
+        "its `env` does not know --chdir",
+        "install GNU coreutils 8.28 or later",
+    ),
+    (
+        r"{python}.*(No such file|not found|Permission denied)",
+        "there is no Python at {python}",
+        "set its path on the hosts: --python PATH",
+    ),
+    (
+        r"No module named|ModuleNotFoundError|SyntaxError|ImportError",
+        "{python} cannot import drumline there",
+        "install the same version there, or set the Python that has it: --python PATH",
+    ),
+)
+STUCK = (
+    "ssh connects, but nothing starts",
+    "see what `ssh {host} {python} -V` waits for: the login's own commands, or a file system",
 )
 
 
@@ -37,9 +103,54 @@ def ssh_client(given: str | None, environment: Mapping[str, str]) -> list[str]:
 
 
 def ssh_words(client: Sequence[str], host: Host, command: Sequence[str], *, cwd: PurePath) -> list[str]:
-    """To be started here: the command on that host, in that folder. Nothing secret belongs into it: whoever may list
-    processes reads it, here and there; secrets go through the command's stdin."""
+    """The local command that runs a command on that host, in that folder. It must contain nothing secret: anyone who
+    may list processes can read it, here and there; secrets go through the command's stdin."""
     options = [word for option in OPTIONS for word in ("-o", option)]
-    # ssh hands one text to the shell over there, so it is quoted as a whole here.
+    # ssh gives one text to the shell over there, so it is quoted as a whole here.
     remote = shlex.join(["env", f"--chdir={cwd}", *command])
     return [*client, *options, "-T", "--", host.name, remote]
+
+
+class SshProblem(NamedTuple):
+    """Why a command failed, with the last line of output; and what to do."""
+
+    what: str
+    next_step: str
+
+
+def known_problem(
+    host: str, code: int | None, said: Sequence[str], *, python: str, cwd: str, is_stuck: bool = False
+) -> SshProblem | None:
+    """Of a command over ssh that has failed; None when nothing of its output is known. `is_stuck`: it was ended
+    because it did not start."""
+    place = {"host": host, "python": python, "cwd": cwd}
+    known = [("", *STUCK)] if is_stuck else OF_SSH if code == SSH_FAILED else OF_COMMAND
+    for pattern, what, step in known:
+        if re.search(pattern.replace("{python}", re.escape(python)), "\n".join(said)):
+            return SshProblem(f"{what.format(**place)} ({last_line(said, code)})", step.format(**place))
+    return None
+
+
+def last_line(said: Sequence[str], code: int | None) -> str:
+    return next((line.strip() for line in reversed(said) if line.strip()), f"exit code {code}")
+
+
+def not_reached(
+    host: Host, code: int, said: Sequence[str], *, python: str, cwd: str, is_stuck: bool = False
+) -> DrumlineError:
+    """The error for a host on which nothing has begun."""
+    what = "ssh could not log in" if code == SSH_FAILED else "the supervisor could not be started"
+    unknown = SshProblem(f"{what} ({last_line(said, code)})", f"see what `ssh {host.name}` says")
+    problem = known_problem(host.name, code, said, python=python, cwd=cwd, is_stuck=is_stuck) or unknown
+    return PreflightError(f"{host.name}: {problem.what}", next_step=problem.next_step)
+
+
+def was_lost(host: Host, code: int | None, said: Sequence[str]) -> DrumlineError:
+    """The error for a host on which ranks ran. It may be up: all that is known is that the connection is not."""
+    closed = code is None or code < 0 or code == SSH_FAILED
+    unknown = "it was closed" if closed else f"its supervisor exited with {code}"
+    why = next((line for line in reversed(said) if line.strip()), unknown)
+    return TrainingError(
+        f"the connection to {host.name} was lost: {why}",
+        next_step="check that it is up and its network works; its part of the job has ended, or will within seconds",
+    )

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drumline.launch.hosts import Host
-from drumline.launch.ssh.errors import NOT_STARTED
-from drumline.launch.ssh.follow import decoded
 from drumline.launch.ssh.frames import MAX_LINE, decode_from_host, encode
+from drumline.launch.ssh.log_follower import decoded
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LEASE_S
 from drumline.net.dial import Patience
@@ -58,6 +57,8 @@ class Connection:
     """What came on stderr since the last thing that went well: ssh's own words, or why there is no supervisor."""
     greeting: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     """What a shell over there says to whoever comes, or to whom it does not let in."""
+    is_stuck: bool = False
+    """Whether it was closed because nothing started in time."""
     ssh_code: int | None = None
     """None: it has not ended, as far as we know."""
     heard_at: float = 0.0
@@ -154,7 +155,8 @@ class Connection:
             name, waited = self.host.address, f"{patience.waited_s:.0f} s so far"
             self.screen.say(f"waiting for {name} to start, {waited}", is_error=True)
         if patience.waited_s > self.start_timeout_s:
-            self.said.append(f"{NOT_STARTED} {patience.waited_s:.0f} s")
+            self.is_stuck = True
+            self.said.append(f"no answer within {patience.waited_s:.0f} s")
             self.hang_up()
 
     async def _read_frames(self, stdout: asyncio.StreamReader) -> None:

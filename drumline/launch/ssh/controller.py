@@ -17,9 +17,8 @@ from drumline.errors import DrumlineError, ExitCode, PreflightError, TrainingErr
 from drumline.launch.hosts import Host
 from drumline.launch.node.local import how_it_ended
 from drumline.launch.node.watch_folder import DIAGNOSIS_S
-from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, ssh_words
+from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, not_reached, ssh_words, was_lost
 from drumline.launch.ssh.connection import BEAT_S, Connection
-from drumline.launch.ssh.errors import not_reached, was_lost
 from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.reconnect import Reconnect, Search
@@ -128,7 +127,7 @@ class Controller:
             remote.connection.ssh_code, remote.was_refused = -1, True
             what = f"{self.job.client[0]} cannot be started: {error.strerror}"
             self._fail(
-                PreflightError(what, next_step="install OpenSSH's client, or say how to call it: --ssh")
+                PreflightError(what, next_step="install OpenSSH's client, or set how to call it: --ssh")
             )
 
     def _start_all(self) -> None:
@@ -239,7 +238,14 @@ class Controller:
             if self.is_ending:
                 return
             said, job = list(connection.said) or list(connection.greeting), self.job
-            error = not_reached(remote.host, code or 0, said, python=job.python, cwd=str(job.cwd))
+            error = not_reached(
+                remote.host,
+                code or 0,
+                said,
+                python=job.python,
+                cwd=str(job.cwd),
+                is_stuck=connection.is_stuck,
+            )
             if job.earlier:  # it was there before
                 what = f"no answer for {self.reconnect.limit_s:g} s: {error.what}"
                 error = TrainingError(what, next_step=error.next_step)

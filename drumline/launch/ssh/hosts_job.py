@@ -1,8 +1,9 @@
-"""What a launch over ssh runs, and where; and the same once more, when a host's part of it was lost."""
+"""What a launch over ssh runs, where, and with which variables; and the next attempt, when a host was lost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,11 @@ from drumline.launch.node_plan import NodePlan, Program
 from drumline.launch.rank_environment import RESTARTED, ScriptWatch
 from drumline.launch.ssh.frames import PROTOCOL
 from drumline.net.secrets import new_secret
+
+# Variables that set up the libraries between ranks, and must be the same on all of them.
+PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "UCX_", "FI_")
+NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "DATASET_DIR")
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,23 +40,23 @@ class HostsJob:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     grace_s: float
     min_nodes: int | None = None
-    """As long as so many hosts are there, the loss of one that is not the first does not end the job; None: all."""
+    """While so many hosts are left, the loss of one that is not the first does not end the job; None: all."""
     secret: str = field(default_factory=new_secret, repr=False)
-    """What the nodes of this attempt know each other by."""
+    """Shared by the nodes of this attempt."""
     script_watch: ScriptWatch | None = None
     standby: bool = True
     """Whether processes with torch loaded wait for a restart."""
     spares: Sequence[Host] = ()
     """Hosts that take the place of one that does not answer."""
     next_job: str = field(default_factory=new_job)
-    """The name of the next attempt: nothing of this one is taken for a part of that. What waits for it carries it."""
+    """The name of the next attempt, which processes that wait for it carry: none of this attempt is taken for one."""
     earlier: tuple[str, ...] = ()
-    """The names of the attempts before this one; what is left of them on a host is ended first."""
+    """The names of the attempts before this one; their processes that are left on a host are ended first."""
     first_start: int = 0
     """Starts of ranks are numbered over all attempts: each has log files of its own."""
 
     def spec(self, node: NodePlan) -> dict[str, Any]:
-        """What a supervisor is told first."""
+        """The first frame to a supervisor."""
         return {
             "kind": "spec",
             "protocol": PROTOCOL,
@@ -70,13 +76,18 @@ class HostsJob:
         }
 
     def placed(self, hosts: Sequence[Host]) -> list[NodePlan]:
-        """The nodes on these hosts, of which some may be spares; they meet at the first."""
+        """The nodes on these hosts, of which some may be spares; their rendezvous is at the first."""
         port = self.nodes[0].endpoint.rpartition(":")[2]
         endpoint, peers = f"{hosts[0].address}:{port}", tuple(host.address for host in hosts)
-        procs = [host.slots or node.num_procs for node, host in zip(self.nodes, hosts, strict=True)]
         return [
-            replace(node, endpoint=endpoint, peers=peers, address=host.address, num_procs=num_procs)
-            for node, host, num_procs in zip(self.nodes, hosts, procs, strict=True)
+            replace(
+                node,
+                endpoint=endpoint,
+                peers=peers,
+                address=host.address,
+                num_procs=host.slots or node.num_procs,
+            )
+            for node, host in zip(self.nodes, hosts, strict=True)
         ]
 
     def again(
@@ -95,3 +106,25 @@ class HostsJob:
             earlier=(*self.earlier, self.job),
             first_start=first_start,
         )
+
+
+def wrong_variables(given: Iterable[str], environment: Mapping[str, str]) -> Iterator[str]:
+    """What is wrong with the values of `--env`; only the name is shown."""
+    for number, word in enumerate(given, start=1):
+        name, equals, _ = word.partition("=")
+        if not VARIABLE_NAME.fullmatch(name):
+            yield f"--env: number {number} is neither NAME nor NAME=VALUE"
+        elif not equals and name not in environment:
+            yield f"--env {name}: is not set here; set it, or give --env {name}=VALUE"
+
+
+def variables_for_ranks(given: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment to add on every host: a few by themselves, others by `--env`. The values go through ssh's stdin,
+    so that no command line and no message has them."""
+    chosen = {
+        name: value for name, value in environment.items() if name.startswith(PREFIXES) or name in NAMES
+    }
+    for word in given:
+        name, equals, value = word.partition("=")
+        chosen[name] = value if equals else environment[name]
+    return chosen

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from drumline.launch.hosts import Host
+from drumline.launch.ssh.client import SSH_FAILED
 from drumline.launch.ssh.connection import BEAT_S, HANG_UP_S
-from drumline.launch.ssh.errors import SSH_FAILED
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen

@@ -25,8 +25,8 @@ from typing import Any
 from drumline.launch.node.guard import job_processes
 from drumline.launch.node.supervision import LAST_LINES, rank_output
 from drumline.launch.ssh.agent_process import AgentProcess
-from drumline.launch.ssh.follow import Follower, last_lines
 from drumline.launch.ssh.frames import PROTOCOL, FrameReader, FrameWriter
+from drumline.launch.ssh.log_follower import LogFollower, last_lines
 from drumline.processes import Termination, descendants
 from drumline.untrusted import make_own_folder, open_log
 
@@ -90,8 +90,8 @@ class Supervisor:
         self.logs = Path(spec["logs"])
         self.node_log = self.logs / f"node-{spec['node']['node_rank']}.log"
         self.ending: Termination | None = None
-        self.followers: dict[tuple[int | None, str], Follower] = {}
-        self.followers[None, "err"] = Follower(self.node_log, from_end=True)
+        self.followers: dict[tuple[int | None, str], LogFollower] = {}
+        self.followers[None, "err"] = LogFollower(self.node_log, from_end=True)
         self.agent = waiting if waiting and waiting.is_alive else AgentProcess(spec, self.node_log)
         self.waiting: AgentProcess | None = None
         """For the next attempt."""
@@ -195,10 +195,10 @@ class Supervisor:
         self.followers = {key: follower for key, follower in self.followers.items() if key[0] is None}
         for rank in ranks:
             output = rank_output(self.logs, rank, start)
-            self.followers[rank, "out"] = Follower(output.out)
-            self.followers[rank, "err"] = Follower(output.err)
+            self.followers[rank, "out"] = LogFollower(output.out)
+            self.followers[rank, "err"] = LogFollower(output.err)
             for path in self._diverted(rank):
-                self.followers[rank, "log"] = Follower(path, from_end=True)
+                self.followers[rank, "log"] = LogFollower(path, from_end=True)
 
     def _last_words(self, rank: int, start: int) -> list[str]:
         output = rank_output(self.logs, rank, start)

@@ -1,29 +1,38 @@
-"""`--sync`: the code of the current folder goes to the same place on every host, and is proved to be there.
+"""`--sync`: copies the code of the current folder to the same place on every host, and checks that it is the same.
 
-rsync copies over the same ssh; it adds and replaces, and deletes nothing. Then every host says what its files hold, and
-a host where they differ stops the start.
+rsync copies over the same ssh; it adds and replaces, and deletes nothing. Then every host compares its files with a
+list of hashes (`python -m drumline.launch.ssh.sync`, which reads the list from stdin), and a host where they differ
+stops the start.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from drumline.errors import PreflightError, UsageError
 from drumline.launch.hosts import Host
 from drumline.launch.node import guard
-from drumline.launch.ssh.client import OPTIONS, ssh_words
-from drumline.launch.ssh.errors import not_reached
-from drumline.launch.ssh.tree import code_files, digests, tree_digest
+from drumline.launch.ssh.client import OPTIONS, not_reached, ssh_words
 from drumline.launch.topology import own_variables
+from drumline.terminal import show
 from drumline.untrusted import parse_json
 
+# Never code, whatever a .gitignore says.
+EXCLUDED = (
+    *(".git", "runs", ".venv", "venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"),
+    *("*.pyc", ".DS_Store", "node_modules"),
+)
 MAX_AT_ONCE = 32
 MAX_NAMED = 5
 GRACE_S = 2.0
@@ -34,7 +43,7 @@ INSTALL = "apt-get install rsync (or your system's way), or copy the code yourse
 
 @dataclass(frozen=True)
 class Sync:
-    """The way to the hosts, and the folder."""
+    """The folder, and how to reach the hosts."""
 
     folder: Path
     client: Sequence[str]
@@ -49,47 +58,49 @@ class Sync:
             raise UsageError(
                 f"--sync would copy all of {self.folder}", next_step="go to the folder of the project first"
             )
-        files = digests(self.folder, code_files(self.folder, exclude))
+        files = file_hashes(self.folder, code_files(self.folder, exclude))
         if not files:
             raise UsageError(f"--sync: there is no file to copy in {self.folder}")
         watcher = guard.Guard(self.job, GRACE_S)
         with ThreadPoolExecutor(min(MAX_AT_ONCE, len(hosts))) as pool:
             try:
-                errors = list(pool.map(_caught(lambda host: self._to(host, files)), hosts))
+                problems = [error for error in pool.map(lambda host: self._try(host, files), hosts) if error]
             finally:
                 # After Ctrl-C too: the pool waits for its threads, and those for what they have started.
                 watcher.close(has_succeeded=False)
-        problems = [error for error in errors if error is not None]
         if len({error.what for error in problems}) > 1:
             raise PreflightError("; ".join(error.what for error in problems), next_step=problems[0].next_step)
         if problems:
             raise problems[0]
-        return tree_digest(files)
+        return hash_of(files)
 
-    def _to(self, host: Host, files: dict[str, str]) -> None:
+    def _try(self, host: Host, files: dict[str, str]) -> PreflightError | UsageError | None:
+        """Returns the error, so that one host's does not hide another's."""
+        try:
+            self._copy_to(host, files)
+        except (PreflightError, UsageError) as error:
+            return error
+        return None
+
+    def _copy_to(self, host: Host, files: dict[str, str]) -> None:
         self._call(host, ["mkdir", "-p", "--", str(self.folder)], "", cwd=PurePosixPath("/"))
-        self._copy(host, files)
+        self._rsync(host, files)
         given = [f"PYTHONPATH={self.python_path}"] if self.python_path else []
-        command = [*given, self.python, "-m", "drumline.launch.ssh.tree"]
+        command = [*given, self.python, "-m", "drumline.launch.ssh.sync"]
         answer = self._call(host, command, json.dumps(files), cwd=self.folder)
-        if different := _names(host, answer):
+        if different := _listed(host, answer):
             named = ", ".join(different[:MAX_NAMED]) + (", ..." if len(different) > MAX_NAMED else "")
             raise PreflightError(
-                f"{host.name} has other code in {self.folder} after --sync: {named}",
-                next_step="see whether something writes there, or --exclude what is no code",
+                f"{host.name} has different code in {self.folder} after --sync: {named}",
+                next_step="see whether something writes there, or --exclude what is not code",
             )
 
-    def _copy(self, host: Host, files: dict[str, str]) -> None:
+    def _rsync(self, host: Host, files: dict[str, str]) -> None:
         options = [word for option in OPTIONS for word in ("-o", option)]
-        # By content: a file of the same size and time may still be another one.
+        # By content: a file of the same size and time may still differ.
         command = ["rsync", "--archive", "--checksum", "--protect-args", "--from0", "--files-from=-"]
-        command += [
-            "-e",
-            shlex.join([*self.client, *options]),
-            "--",
-            f"{self.folder}/",
-            f"{host.name}:{self.folder}/",
-        ]
+        command += ["-e", shlex.join([*self.client, *options])]
+        command += ["--", f"{self.folder}/", f"{host.name}:{self.folder}/"]
         try:
             done = self._run(command, "\0".join(files))
         except FileNotFoundError:
@@ -97,11 +108,25 @@ class Sync:
         if NOT_FOUND.search(done.stderr):
             raise PreflightError(f"{host.name}: rsync is not installed there", next_step=INSTALL)
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+            first = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
             raise PreflightError(
-                f"{host.name}: the code could not be copied: {last}",
+                f"{host.name}: the code could not be copied: {first}",
                 next_step=f"see whether {self.folder} can be written to there",
             )
+
+    def _call(self, host: Host, command: Sequence[str], text: str, *, cwd: PurePosixPath | Path) -> str:
+        words = ssh_words(self.client, host, command, cwd=cwd)
+        try:
+            done = self._run(words, text)
+        except OSError as error:
+            raise UsageError(
+                f"{words[0]} cannot be started: {error.strerror}",
+                next_step="install OpenSSH's client, or set how to call it: --ssh",
+            ) from error
+        if done.returncode:
+            said = done.stderr.splitlines()
+            raise not_reached(host, done.returncode, said, python=self.python, cwd=str(self.folder))
+        return done.stdout
 
     def _run(self, words: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -114,42 +139,90 @@ class Sync:
             check=False,
         )
 
-    def _call(self, host: Host, command: Sequence[str], text: str, *, cwd: PurePosixPath | Path) -> str:
-        words = ssh_words(self.client, host, command, cwd=cwd)
-        try:
-            done = self._run(words, text)
-        except OSError as error:
-            raise UsageError(
-                f"{words[0]} cannot be started: {error.strerror}",
-                next_step="install OpenSSH's client, or say how to call it: --ssh",
-            ) from error
-        if done.returncode:
-            said = done.stderr.splitlines()
-            raise not_reached(host, done.returncode, said, python=self.python, cwd=str(self.folder))
-        return done.stdout
 
-
-def _names(host: Host, answer: str) -> list[str]:
+def _listed(host: Host, answer: str) -> list[str]:
+    """The files that differ, in the last line of the answer: a login may print others before."""
     try:
         names = parse_json(answer.rstrip().rpartition("\n")[2])
     except ValueError:
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise PreflightError(
-            f"{host.name} does not say which files it has after --sync",
+            f"{host.name} does not list its files after --sync",
             next_step=f"see what a login to {host.name} prints, or copy the code yourself and leave --sync out",
         )
     return names
 
 
-def _caught(call: Callable[[Host], None]) -> Callable[[Host], PreflightError | UsageError | None]:
-    """So that one host's error does not hide that another was given up."""
+# Which files are code, and their hashes
 
-    def caught(host: Host) -> PreflightError | UsageError | None:
-        try:
-            call(host)
-        except (PreflightError, UsageError) as error:
-            return error
+
+def code_files(folder: Path, exclude: Sequence[str] = ()) -> list[str]:
+    """Paths below the folder: what git would take if it is a repository, else all; less what is excluded."""
+    patterns = [*EXCLUDED, *(pattern.rstrip("/") for pattern in exclude)]
+    found = _of_git(folder)
+    listed = found if found is not None else _walk(folder, patterns)
+    return sorted(
+        {
+            path
+            for path in listed
+            if not is_excluded(path, patterns) and ((folder / path).is_symlink() or (folder / path).is_file())
+        }
+    )
+
+
+def is_excluded(path: str, patterns: Iterable[str]) -> bool:
+    """A pattern is the name of a file or folder at any depth, or a path from the top; `*` matches anything."""
+    whole = PurePosixPath(path)
+    tops = [str(whole), *(str(parent) for parent in whole.parents)]
+    return any(
+        fnmatchcase(name, pattern) for pattern in patterns for name in (*whole.parts, *tops) if name != "."
+    )
+
+
+def _of_git(folder: Path) -> list[str] | None:
+    # A repository may name commands for git to run; whoever copies it need not trust it.
+    command = ["git", "-c", "core.fsmonitor=", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never"]
+    command += ["ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
         return None
+    return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
-    return caught
+
+def _walk(folder: Path, patterns: Sequence[str]) -> Iterator[str]:
+    for place, folders, files in os.walk(folder):
+        here = PurePosixPath(place).relative_to(folder)
+        folders[:] = [name for name in folders if not is_excluded(str(here / name), patterns)]
+        yield from (str(here / name) for name in files)
+        yield from (str(here / name) for name in folders if (folder / here / name).is_symlink())
+
+
+def file_hashes(folder: Path, paths: Iterable[str]) -> dict[str, str]:
+    """The hash of each file, of a link that of its target's name. Missing files are left out."""
+    found = {}
+    for path in paths:
+        file = folder / path
+        try:
+            data = os.fsencode(file.readlink()) if file.is_symlink() else file.read_bytes()
+        except OSError:
+            continue
+        found[path] = hashlib.blake2b(data, digest_size=16).hexdigest()
+    return found
+
+
+def hash_of(files: Mapping[str, str]) -> str:
+    """One hash for all of them."""
+    return hashlib.blake2b(json.dumps(sorted(files.items())).encode(), digest_size=16).hexdigest()
+
+
+def main() -> None:
+    """Print which of the files on stdin are missing or differ in the current folder."""
+    wanted: dict[str, str] = json.load(sys.stdin)
+    here = file_hashes(Path(), wanted)
+    show(json.dumps([path for path, digest in wanted.items() if here.get(path) != digest]))
+
+
+if __name__ == "__main__":
+    main()

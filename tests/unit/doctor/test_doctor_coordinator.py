@@ -84,7 +84,7 @@ HELLO = """print('{"doctor": "drumline", "form": 1}', flush=True)\n"""
     [
         (
             "import sys; print('ssh: connect to host b port 22: No route to host', file=sys.stderr); sys.exit(255)",
-            "it does not answer: it is down, or a firewall drops",
+            "it is unreachable: it is down, or a firewall drops",
         ),
         (HELLO + "input(); print('what?', flush=True); input()", "what came is no JSON: b'what?"),
         (

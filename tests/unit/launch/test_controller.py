@@ -325,7 +325,7 @@ def test_of_many_hosts_one_that_refuses_us_ends_the_start(make: Make, said: Path
     screen = make().screen
     assert asyncio.run(run_attempts(job, screen)) == 3
     screen.close()
-    assert "drumline: error: h13: it refused our key (Permission denied)\n" in said.read_text()
+    assert "drumline: error: h13: it rejected the ssh key (Permission denied)\n" in said.read_text()
     called = log.read_text().split()
     assert "h13" in called
     assert len(called) < 40, "the last ones were not asked any more"
@@ -346,6 +346,6 @@ def test_a_host_that_says_nothing_is_named_and_an_ssh_that_does_not_listen_is_ki
     assert asyncio.run(run_attempts(controller.job, controller.screen)) == 3
     controller.screen.close()
     assert (
-        "drumline: error: slow: ssh is there, but nothing starts (nothing has started within 1 s)\n"
+        "drumline: error: slow: ssh connects, but nothing starts (no answer within 1 s)\n"
         "  next: see what `ssh slow /py thon -V` waits for: "
     ) in said.read_text()

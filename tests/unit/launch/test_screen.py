@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 from drumline.launch.ssh.frames import FrameReader, FrameWriter, decode
+from drumline.launch.ssh.hosts_job import variables_for_ranks, wrong_variables
 from drumline.launch.ssh.screen import MAX_WAITING, Screen
-from drumline.launch.ssh.variables import variables_for_ranks, wrong_variables
 
 
 def test_lines_have_their_label_and_go_where_they_belong(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Follows a file that a rank writes to, and gives what is new as lines for a screen; the file keeps all as it was.
+"""Follows a file that a rank writes to, and returns what is new as lines for a screen; the file keeps everything.
 
-A screen is slower than a file: of what comes too fast a part is left out, and how much is said.
+A screen is slower than a file: when too much is written, a part is left out, and a line says how much.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from drumline.untrusted import open_regular
 
 MAX_LINE = 4000
 MAX_READ = 1 << 16
-# Who is further behind than this jumps to the end, but for the first and the last few lines.
+# A follower that is further behind than this skips to the end, but for the first and the last few lines.
 MAX_LAG = 1 << 22
 KEPT_OF_LAG = 1 << 13
 # At the end there is no later: more than a screen can take at once would cost the last lines.
@@ -23,8 +23,8 @@ WITHOUT_TRACEBACK = 20
 PROGRESS_EVERY_S = 2.0
 
 
-class Follower:
-    """One file, which need not be there yet, and may be moved away and made anew."""
+class LogFollower:
+    """One file, which need not exist yet, and may be moved away and made anew."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self.path = path
@@ -35,14 +35,14 @@ class Follower:
         self._shown_at = time.monotonic()
 
     def read(self, max_lag: int = MAX_LAG) -> list[str]:
-        """The lines that are whole by now."""
+        """The lines that are complete by now."""
         most = KEPT_OF_LAG if self._lag() > max_lag else MAX_READ
         return [*self._take(self._new_bytes(most)), *self._skip_lag(max_lag)]
 
     def rest(self) -> list[str]:
-        """When nobody writes any more: what is left, its last line whole or not."""
+        """When nobody writes any more: what is left, its last line complete or not."""
         lines = self.read(MAX_REST)
-        # What a rank has left behind may write on, faster than it is read.
+        # A process that a rank left behind may still write, faster than this reads.
         end = (_size_and_inode(self.path) or (0, 0))[0]
         while self._offset < end and (more := self._new_bytes()):
             lines += self._take(more)
@@ -69,8 +69,7 @@ class Follower:
         return data
 
     def _lag(self) -> int:
-        found = _size_and_inode(self.path)
-        return 0 if found is None else found[0] - self._offset
+        return (_size_and_inode(self.path) or (self._offset, 0))[0] - self._offset
 
     def _skip_lag(self, max_lag: int) -> list[str]:
         if (lag := self._lag()) <= max_lag:
@@ -78,7 +77,7 @@ class Follower:
         skipped = lag - KEPT_OF_LAG
         self._offset += skipped
         self._partial, self._in_long_line = b"", True  # until the next line begins
-        return [f"... {skipped:,} bytes are not shown; all is in {self.path}"]
+        return [f"... {skipped:,} bytes are not shown; see {self.path}"]
 
     def _take(self, data: bytes) -> list[str]:
         *whole, self._partial = (self._partial + data).split(b"\n")
@@ -100,7 +99,7 @@ class Follower:
 
 
 def decoded(line: bytes) -> str:
-    """A line for a screen: without what a progress bar wrote over, and not too long."""
+    """A line for a screen: without what a progress bar has overwritten, and not too long."""
     text = line.rstrip(b"\r").rpartition(b"\r")[2][: 4 * MAX_LINE].decode(errors="replace")
     return text if len(text) <= MAX_LINE else f"{text[:MAX_LINE]} ..."
 
@@ -118,7 +117,6 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def is_traceback(line: str) -> bool:
-    """Whether it begins here."""
     return line.lstrip().startswith("Traceback (most recent call last)")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from drumline.errors import ExitCode
 from drumline.launch.hosts import Host
-from drumline.launch.ssh.errors import not_reached, was_lost
+from drumline.launch.ssh.client import not_reached, was_lost
 
 
 @pytest.mark.parametrize(
@@ -15,20 +15,35 @@ from drumline.launch.ssh.errors import not_reached, was_lost
         (
             255,
             "ssh: Could not resolve hostname b: Name unknown",
-            "its name is not known here",
+            "its name does not resolve here",
             "check the name",
         ),
-        (255, "me@b: Permission denied (publickey).", "it refused our key", "ssh-copy-id me@b"),
-        (255, "Host key verification failed.", "its host key is not the known one", "type `ssh me@b` once"),
-        (255, "ssh: connect to host b port 22: Connection refused", "nothing listens for ssh", "start sshd"),
-        (255, "ssh: connect to host b port 22: Connection timed out", "it does not answer", "start me@b"),
-        (255, "Connection timed out during banner exchange", "it lets ssh connect, and then", "restart sshd"),
+        (255, "me@b: Permission denied (publickey).", "it rejected the ssh key", "ssh-copy-id me@b"),
+        (255, "Host key verification failed.", "its host key is not the known one", "run `ssh me@b` once"),
+        (
+            255,
+            "ssh: connect to host b port 22: Connection refused",
+            "it refuses ssh connections",
+            "start sshd",
+        ),
+        (255, "ssh: connect to host b port 22: Connection timed out", "it is unreachable", "start me@b"),
+        (
+            255,
+            "Connection timed out during banner exchange",
+            "its sshd accepts the connection",
+            "restart sshd",
+        ),
         (255, "kex_exchange_identification: odd", "ssh could not log in", "see what `ssh me@b` says"),
-        (125, "env: cannot change directory to '/c': No such file", "the folder /c is not there", "--sync"),
-        (125, "env: unrecognized option '--chdir=/c'", "its `env` knows no --chdir", "coreutils"),
+        (
+            125,
+            "env: cannot change directory to '/c': No such file",
+            "the folder /c does not exist there",
+            "--sync",
+        ),
+        (125, "env: unrecognized option '--chdir=/c'", "its `env` does not know --chdir", "coreutils"),
         (127, "env: '/p': No such file or directory", "there is no Python at /p", "--python PATH"),
         (126, "env: '/p': Permission denied", "there is no Python at /p", "--python PATH"),
-        (1, "/p: No module named drumline", "drumline cannot be loaded by /p there", "the same version"),
+        (1, "/p: No module named drumline", "/p cannot import drumline there", "the same version"),
         (9, "", "the supervisor could not be started (exit code 9)", "see what"),
     ],
 )

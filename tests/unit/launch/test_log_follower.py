@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from drumline.launch.ssh import follow
-from drumline.launch.ssh.follow import MAX_LAG, MAX_LINE, Follower, decoded, last_lines
+from drumline.launch.ssh import log_follower
+from drumline.launch.ssh.log_follower import MAX_LAG, MAX_LINE, LogFollower, decoded, last_lines
 
 
 def test_lines_are_given_when_they_are_whole(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    follower = Follower(path)
+    follower = LogFollower(path)
     assert follower.read() == []
     with path.open("wb", buffering=0) as file:
         file.write(b"one\ntw")
@@ -27,7 +27,7 @@ def test_lines_are_given_when_they_are_whole(tmp_path: Path) -> None:
 def test_a_file_that_is_made_anew_is_read_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old\n")
-    follower = Follower(path, from_end=True)
+    follower = LogFollower(path, from_end=True)
     assert follower.read() == []
     path.rename(tmp_path / "aside")
     path.write_text("fresh\n")
@@ -38,8 +38,8 @@ def test_a_file_that_is_made_anew_is_read_from_its_start(tmp_path: Path) -> None
 
 def test_a_long_line_is_cut_and_the_next_one_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_bytes(b"y" * 3 * follow.MAX_READ + b"\nnext\n")
-    follower = Follower(path)
+    path.write_bytes(b"y" * 3 * log_follower.MAX_READ + b"\nnext\n")
+    follower = LogFollower(path)
     lines = [line for _ in range(5) for line in follower.read()]
     assert lines == ["y" * MAX_LINE + " ...", "next"]
 
@@ -47,28 +47,28 @@ def test_a_long_line_is_cut_and_the_next_one_is_whole(tmp_path: Path) -> None:
 def test_who_is_far_behind_jumps_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"first\n" + b"many\n" * MAX_LAG)
-    lines = Follower(path).rest()
-    skipped = 5 * MAX_LAG + 6 - 2 * follow.KEPT_OF_LAG
-    notice = f"... {skipped:,} bytes are not shown; all is in {path}"
+    lines = LogFollower(path).rest()
+    skipped = 5 * MAX_LAG + 6 - 2 * log_follower.KEPT_OF_LAG
+    notice = f"... {skipped:,} bytes are not shown; see {path}"
     assert lines[0] == "first"
     assert set(lines[1:]) == {"many", notice}
-    assert len(lines) < follow.KEPT_OF_LAG
+    assert len(lines) < log_follower.KEPT_OF_LAG
 
 
 def test_of_a_flood_at_the_end_the_last_lines_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    path.write_bytes(b"many\n" * follow.MAX_REST + b"no end")
-    lines = Follower(path).rest()
+    path.write_bytes(b"many\n" * log_follower.MAX_REST + b"no end")
+    lines = LogFollower(path).rest()
     assert lines[-2:] == ["many", "no end"]
-    assert any("bytes are not shown; all is in" in line for line in lines)
+    assert any("bytes are not shown; see" in line for line in lines)
     assert len(lines) < 20_000, "as many as wait for a screen"
 
 
 def test_the_rest_has_an_end_though_somebody_writes_on(tmp_path: Path) -> None:
-    class Growing(Follower):
+    class Growing(LogFollower):
         num_reads = 0
 
-        def _new_bytes(self, most: int = follow.MAX_READ) -> bytes:
+        def _new_bytes(self, most: int = log_follower.MAX_READ) -> bytes:
             self.num_reads += 1
             assert self.num_reads < 10
             with self.path.open("ab") as file:
@@ -82,11 +82,11 @@ def test_the_rest_has_an_end_though_somebody_writes_on(tmp_path: Path) -> None:
 
 def test_a_progress_bar_is_shown_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    follower = Follower(path)
+    follower = LogFollower(path)
     with path.open("wb", buffering=0) as file:
         file.write(b"\r 10%\r 20%")
         assert follower.read() == []
-        monkeypatch.setattr(follow, "PROGRESS_EVERY_S", 0)
+        monkeypatch.setattr(log_follower, "PROGRESS_EVERY_S", 0)
         assert follower.read() == [" 10%"]
         file.write(b"\r100%\n")
         assert follower.read() == ["100%"]
