@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from drumline.checkpoint.load import load_checkpoint
+    from drumline.checkpoint.state import load_checkpoint
     from drumline.config.schema import Config, WatchConfig
     from drumline.data.dataset import BatchDataset, TwoPartDataset
     from drumline.data.draws import Draws
@@ -28,7 +28,7 @@ _HOMES = {
     "Task": "drumline.tasks.base:Task",
     "TwoPartDataset": "drumline.data.dataset:TwoPartDataset",
     "WatchConfig": "drumline.config.schema:WatchConfig",
-    "load_checkpoint": "drumline.checkpoint.load:load_checkpoint",
+    "load_checkpoint": "drumline.checkpoint.state:load_checkpoint",
     "register_model": "drumline.models.model_registry:register_model",
 }
 __all__ = [

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from drumline.checkpoint import look, store
+from drumline.checkpoint import catalog, store
 from drumline.config.schema import CheckpointConfig, Config, DataConfig, LogConfig, OptimConfig, TrainConfig
 from drumline.engine.job import Progress, make_manager
 from drumline.engine.run_settings import RunRequest
@@ -190,7 +190,7 @@ def train_each_on(world_size: int, *jobs: tuple[Config, type[Task], Path]) -> No
 
 def newest(run: Path) -> store.Snapshot:
     """What the newest checkpoint of a run holds."""
-    path = look.newest_valid(run / "checkpoints").path
+    path = catalog.newest_valid(run / "checkpoints").path
     assert path is not None, f"{run} has no checkpoint: {sorted(run.iterdir())}"
     return store.read(path)
 

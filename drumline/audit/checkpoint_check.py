@@ -10,11 +10,10 @@ from typing import Any
 from drumline.audit.event_check import EventSummary
 from drumline.audit.ledger_history import FILE
 from drumline.audit.section import Section
-from drumline.checkpoint import look
-from drumline.checkpoint.disk import readable_size
-from drumline.checkpoint.manifest import FILE_NAME, Manifest, TornCheckpointError
+from drumline.checkpoint import catalog
+from drumline.checkpoint.manifest import FILE_NAME, CorruptCheckpointError, Manifest
 from drumline.errors import CheckpointError
-from drumline.text import join_names
+from drumline.text import file_size, join_names
 
 Progress = Callable[[str], None]
 
@@ -32,15 +31,17 @@ class SavedPosition:
 def check_checkpoints(root: Path, part: Section, progress: Progress) -> list[SavedPosition]:
     """Read all checkpoints; returns where the whole ones stand, in the order of their steps."""
     try:
-        steps = look.list_steps(root)
-        hidden = sorted(path.name for path in look.folders(root) if look.HIDDEN_NAME.fullmatch(path.name))
+        steps = catalog.list_steps(root)
+        hidden = sorted(
+            path.name for path in catalog.folders(root) if catalog.HIDDEN_NAME.fullmatch(path.name)
+        )
     except CheckpointError as error:
         part.problem(root.name, error.what)
         part.summary = "cannot be listed"
         return []
     whole = {}
     for number, step in enumerate(steps, start=1):
-        path = root / look.folder_name(step)
+        path = root / catalog.folder_name(step)
         progress(f"checkpoint {number} of {len(steps)}: {path.name}{_size(path)}")
         if (found := _check(path, part)) is not None:
             whole[path] = found
@@ -66,11 +67,11 @@ def check_checkpoints(root: Path, part: Section, progress: Progress) -> list[Sav
 def _check(path: Path, part: Section) -> Manifest | None:
     for is_last_try in (False, True):
         try:
-            return look.verify(path)
-        except TornCheckpointError as error:
+            return catalog.verify(path)
+        except CorruptCheckpointError as error:
             # A job at work may remove an old one, or replace this one, while it is read.
             if is_last_try and path.is_dir():
-                part.problem(f"{path.parent.name}/{path.name}", f"torn: {error.reason}")
+                part.problem(f"{path.parent.name}/{path.name}", f"corrupt or incomplete: {error.reason}")
     return None
 
 
@@ -88,14 +89,14 @@ def _note_others(path: Path, found: Manifest, part: Section) -> None:
 def _position(path: Path, manifest: Manifest, part: Section) -> SavedPosition | None:
     where = f"{path.parent.name}/{path.name}/progress.json"
     try:
-        progress: Any = look.read_document(path, "progress")
+        progress: Any = catalog.read_document(path, "progress")
         cursor = progress["cursor"]
         found = SavedPosition(
             progress["step"], cursor["epoch"], cursor["position"], manifest.non_finite is None
         )
         if not all(type(value) is int for value in astuple(found)[:3]):
             raise ValueError("not a position")
-    except (TornCheckpointError, ValueError, KeyError, TypeError):
+    except (CorruptCheckpointError, ValueError, KeyError, TypeError):
         if path.is_dir():
             part.problem(where, "does not say where the run stood")
         return None
@@ -107,7 +108,7 @@ def _position(path: Path, manifest: Manifest, part: Section) -> SavedPosition | 
 
 def _size(path: Path) -> str:
     try:
-        return f", {readable_size(sum(file.stat().st_size for file in path.iterdir()))}"
+        return f", {file_size(sum(file.stat().st_size for file in path.iterdir()))}"
     except OSError:
         return ""
 
@@ -117,7 +118,7 @@ def _summary(count: int, whole: list[int], num_bytes: int) -> str:
         return "none yet"
     steps = ", ".join(map(str, whole)) if len(whole) <= 4 else f"{whole[0]} ... {whole[-1]}"
     named = f" (step {steps})" if whole else ""
-    return f"{len(whole)} of {count} whole{named}, {readable_size(num_bytes)}"
+    return f"{len(whole)} of {count} whole{named}, {file_size(num_bytes)}"
 
 
 def check_newest_save(root: Path, part: Section, reported: EventSummary, *, is_at_work: bool) -> None:
@@ -126,7 +127,7 @@ def check_newest_save(root: Path, part: Section, reported: EventSummary, *, is_a
         part.summary = "none is left"
     if reported.stands is None or is_at_work:
         return
-    name = look.folder_name(reported.stands.step)
+    name = catalog.folder_name(reported.stands.step)
     # Killed while it replaced one of the same step, a save leaves that one aside, for the run to go on from.
     if (root / name).exists() or (root / f".{name}.replaced").exists():
         return

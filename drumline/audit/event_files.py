@@ -1,7 +1,7 @@
 """A rank's file of events, read: what each attempt of the job reported, and what is lost or damaged in the file.
 
 A process numbers its events from 0, so a file is a row of attempts that each count up. A process that is killed may
-leave a torn line at the end of its attempt; anywhere else an event was lost.
+leave an incomplete line at the end of its attempt; anywhere else an event was lost.
 """
 
 from __future__ import annotations
@@ -85,21 +85,21 @@ def read_rank(path: Path, rank: int, part: Section) -> RankEvents:
 
 
 def _read(path: Path, events: RankEvents, part: Section) -> None:
-    torn: Line | None = None
+    cut: Line | None = None
     for line in read_lines(path):
         if line.record is None:
-            if torn is not None:
-                part.problem(f"{events.where}, line {torn.number}", "unreadable; an event is lost")
-            torn = line
+            if cut is not None:
+                part.problem(f"{events.where}, line {cut.number}", "unreadable; an event is lost")
+            cut = line
             continue
-        _take(events, line, torn, part)
-        torn = None
-    if torn is not None:
-        what = "torn by a kill, or being written" if not torn.is_ended else "unreadable; an event is lost"
-        (part.problem if torn.is_ended else part.note)(f"{events.where}, line {torn.number}", what)
+        _take(events, line, cut, part)
+        cut = None
+    if cut is not None:
+        what = "cut off by a kill, or being written" if not cut.is_ended else "unreadable; an event is lost"
+        (part.problem if cut.is_ended else part.note)(f"{events.where}, line {cut.number}", what)
 
 
-def _take(events: RankEvents, line: Line, torn: Line | None, part: Section) -> None:
+def _take(events: RankEvents, line: Line, cut: Line | None, part: Section) -> None:
     record, where = line.record or {}, f"{events.where}, line {line.number}"
     current = events.attempts[-1] if events.attempts else None
     expected = None if current is None else current.next_number
@@ -110,12 +110,12 @@ def _take(events: RankEvents, line: Line, torn: Line | None, part: Section) -> N
     if not _is_count(number):
         number = expected if damage is not None else None
     begins = number == 0 or current is None or (number is None and record.get("kind") == "start")
-    if torn is not None:
-        _tell_torn(f"{events.where}, line {torn.number}", part, is_end_of_attempt=begins)
+    if cut is not None:
+        _report_cut(f"{events.where}, line {cut.number}", part, is_end_of_attempt=begins)
     if begins and number not in (None, 0):
         part.problem(where, f"the first {plural(number, 'event')} are missing above it")
     elif not begins and number != expected and number is not None and expected is not None:
-        _tell_gap(where, part, number, expected, was_torn=torn is not None)
+        _tell_gap(where, part, number, expected, was_cut=cut is not None)
         begins = number < expected - 1
     if begins or current is None:
         current = Attempt()
@@ -147,15 +147,15 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _tell_torn(where: str, part: Section, *, is_end_of_attempt: bool) -> None:
+def _report_cut(where: str, part: Section, *, is_end_of_attempt: bool) -> None:
     if is_end_of_attempt:
-        part.note(where, "torn by a kill, at the end of an attempt")
+        part.note(where, "cut off by a kill, at the end of an attempt")
     else:
         part.problem(where, "unreadable; an event is lost")
 
 
-def _tell_gap(where: str, part: Section, number: int, expected: int, *, was_torn: bool) -> None:
-    missing = number - expected - was_torn  # the torn line was one of them, and has been told
+def _tell_gap(where: str, part: Section, number: int, expected: int, *, was_cut: bool) -> None:
+    missing = number - expected - was_cut  # the cut line was one of them, and has been reported
     if missing > 0:
         part.problem(
             where, f"{plural(missing, 'event')} missing above it: its number is {number}, not {expected}"

@@ -86,7 +86,7 @@ def read_history(path: Path, part: Section) -> History:
         elif isinstance(entry, StepRange):
             _take_stretch(history, entry, part)
         else:
-            part.note(f"{FILE}, line {line.number}", "torn by a kill or a full disk")
+            part.note(f"{FILE}, line {line.number}", "incomplete: cut off by a kill or a full disk")
     return history
 
 

@@ -1,4 +1,4 @@
-"""Room 7 of the house: what is saved (`state`, `rng`), how it survives (`store`, `look`), what stays (`retention`).
+"""What is saved (`state`, `rng`), how it is copied (`copying`), written (`store`), listed (`catalog`) and kept.
 
-Nothing is imported here, so that what only looks at checkpoints (`drumline verify`) does without torch.
+Nothing is imported here, so that `drumline verify` needs no torch.
 """

@@ -1,11 +1,11 @@
-"""The copy that a save stops the step for: of tensors that the next step changes, into memory that it does not touch.
+"""The copy that a save pauses training for: tensors that the next step changes, into memory that it does not touch.
 
 Where the copy goes is decided here, by what there is room for:
 
 - `device`: beside the model on the GPU. The copy is queued like any other work of the step, and nobody waits for it;
 - `pinned`: in host memory that the GPU writes to itself; it is allocated once, and used again by later saves;
 - `host`: in plain host memory. For a model on the CPU that is the one way there is;
-- `none`: there is no room. The live tensors are written at once, and the step waits for that.
+- `none`: there is no  The live tensors are written at once, and the step waits for that.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from drumline.checkpoint import room, tensor_file
+from drumline.checkpoint import tensor_file
 from drumline.checkpoint.staging import Staging, make_event
 
 Kind = Literal["device", "pinned", "host", "none"]
@@ -28,6 +29,49 @@ _ALIGNMENT = 512
 # which most of a state is in, has its own, and is spared the view.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COPIED_AS = (torch.float32, *_INTEGERS.values())
+_DEVICE_MARGIN = 1 << 29
+_HOST_MARGIN = 1 << 28
+_UNKNOWN = 1 << 62
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+# The next step must never run out of memory because of a copy. So what counts as free on a GPU is what is left at the
+# run's own peak, and on the host what the system and the limit of a container or a Slurm job leave.
+
+
+def device_room(device: torch.device) -> int:
+    """Bytes that a copy may take on a GPU. What the allocator holds unused now, the next step may need again."""
+    free, _ = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_stats(device)
+    needed_at_peak = held.get("allocated_bytes.all.peak", 0) - held.get("reserved_bytes.all.current", 0)
+    return int(free - needed_at_peak - _DEVICE_MARGIN)
+
+
+def host_room() -> int:
+    """Bytes that a copy may take in the host's memory."""
+    return min(_left_in_system(), _left_in_group()) - _HOST_MARGIN
+
+
+def _left_in_system() -> int:
+    try:
+        lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
+        return next(int(words[1]) << 10 for words in lines if words[0] == "MemAvailable:")
+    except (OSError, ValueError, IndexError, StopIteration):
+        return _UNKNOWN
+
+
+def _left_in_group() -> int:
+    """What this process's control group leaves it; the file cache that it holds can be had back."""
+    try:
+        own = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::/")[2].strip()
+        group = next(path for path in (_GROUPS / own, _GROUPS) if (path / "memory.max").is_file())
+        limit = (group / "memory.max").read_text(encoding="utf-8").strip()
+        used = int((group / "memory.current").read_text(encoding="utf-8"))
+        lines = (line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
+        cache = next(int(count) for name, count in lines if name == "inactive_file")
+    except (OSError, ValueError, StopIteration):
+        return _UNKNOWN
+    return _UNKNOWN if limit == "max" else int(limit) - used + cache
 
 
 @dataclass(frozen=True)
@@ -61,8 +105,8 @@ class Copier:
         self,
         device: torch.device,
         *,
-        device_room: Callable[[torch.device], int] = room.device_room,
-        host_room: Callable[[], int] = room.host_room,
+        device_room: Callable[[torch.device], int] = device_room,
+        host_room: Callable[[], int] = host_room,
     ) -> None:
         self._device = device
         self._device_room = device_room

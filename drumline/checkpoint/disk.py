@@ -1,7 +1,4 @@
-"""Bytes to disk and back: files that are flushed to the device, their checksums, and what a full disk is called.
-
-The store is built on these few operations.
-"""
+"""Writes files with their checksums, flushed to the device; folders; and errors of the system in words."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from drumline.checkpoint.manifest import FileRecord
+from drumline.text import file_size
 from drumline.untrusted import descriptor_of
 
 # Large enough that a thread which hashes or writes seldom needs Python's lock back, which the training thread has.
@@ -92,11 +90,7 @@ def delete_folder(folder: Path) -> None:
 def explain(error: OSError, *, folder: Path, needed: int | None = None) -> tuple[str, str]:
     """What an error of the system means for a folder, and what to do next."""
     free = _free(folder)
-    room = (
-        ""
-        if needed is None or free is None
-        else f" ({readable_size(needed)} needed, {readable_size(free)} free)"
-    )
+    room = "" if needed is None or free is None else f" ({file_size(needed)} needed, {file_size(free)} free)"
     make_room = (
         f"delete some files on the disk of {folder}: it has bytes left but may have no inodes (see df -i)"
         if (free or 0) > (needed or 0)
@@ -116,15 +110,6 @@ def explain(error: OSError, *, folder: Path, needed: int | None = None) -> tuple
     unknown = (error.strerror or str(error), f"check the disk of {folder}, and that no other run uses it")
     reason, next_step = reasons.get(error.errno or 0, unknown)
     return reason + room, next_step
-
-
-def readable_size(size: float) -> str:
-    """A number of bytes for people."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 def _free(folder: Path) -> int | None:

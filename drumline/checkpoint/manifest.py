@@ -1,7 +1,6 @@
 """The manifest: what a checkpoint folder must hold, byte for byte. Written last, read first.
 
-It lists the size and checksum of every file, and a digest of itself, so that a folder proves that it is whole.
-No torch here: a tool that only lists checkpoints can read manifests alone.
+It lists the size and checksum of every file, and a digest of itself. Needs no torch.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
 """Of a file in a checkpoint: it leads nowhere else."""
 
 
-class TornCheckpointError(CheckpointError):
-    """A checkpoint folder is not what its manifest says; `reason` names the file and what is wrong."""
+class CorruptCheckpointError(CheckpointError):
+    """A checkpoint folder differs from its manifest; `reason` names the file and what is wrong."""
 
     def __init__(self, folder: Path, reason: str) -> None:
         super().__init__(
-            f"the checkpoint {folder} is torn: {reason}",
+            f"the checkpoint {folder} is corrupt or incomplete: {reason}",
             next_step="use an earlier checkpoint, or restore this folder from a copy",
         )
         self.reason = reason
@@ -124,11 +123,11 @@ def read(folder: Path) -> Manifest:
     try:
         return parse(read_regular(folder / FILE_NAME))
     except FileNotFoundError as error:
-        raise TornCheckpointError(folder, f"{FILE_NAME} is missing") from error
+        raise CorruptCheckpointError(folder, f"{FILE_NAME} is missing") from error
     except OSError as error:
-        raise TornCheckpointError(folder, f"{FILE_NAME} cannot be read: {error.strerror}") from error
+        raise CorruptCheckpointError(folder, f"{FILE_NAME} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise TornCheckpointError(folder, f"{FILE_NAME}: {error}") from error
+        raise CorruptCheckpointError(folder, f"{FILE_NAME}: {error}") from error
 
 
 def _to_bytes(content: Mapping[str, Any]) -> bytes:

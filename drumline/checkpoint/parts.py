@@ -1,9 +1,9 @@
-"""One checkpoint, written by several ranks: who writes which tensors, and what they tell each other.
+"""One checkpoint written by several ranks: which rank writes which tensors, and how rank 0 collects their files.
 
-All ranks hold the same replica, so any of them can write any tensor. Each writer puts files of its own into the folder
-that rank 0 has made, and says through the store what they are; rank 0 makes sure that they are there, and only then
-writes the manifest. What is said is JSON under keys of that save. Everything here is asked for again and again rather
-than waited for: a rank's thread that waits in the store would keep it for itself.
+All ranks hold the same replica, so any of them can write any tensor. Each writer puts its own files into the folder
+that rank 0 made, and publishes their sizes and checksums in the store; rank 0 checks that they are there, and only then
+writes the manifest. Messages are JSON under keys of that save. The store is polled: a thread that blocks in it blocks
+the other threads of its process.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class WritingRank:
         return f"rank {self.rank} on {self.host}"
 
 
-def deal(tensors: Mapping[str, Mapping[str, Tensor]], ranks: Sequence[int]) -> dict[int, Files]:
-    """The tensors of every file among these ranks, to each about as many bytes: the same deal wherever it is made."""
+def assign(tensors: Mapping[str, Mapping[str, Tensor]], ranks: Sequence[int]) -> dict[int, Files]:
+    """Assign the tensors of every file to these ranks, about as many bytes to each; the same on every rank."""
     shares: dict[int, Files] = {rank: {} for rank in ranks}
     loads = [(0, position, rank) for position, rank in enumerate(ranks)]
     sized = [(file, name, tensor) for file, group in tensors.items() for name, tensor in group.items()]
@@ -54,23 +54,23 @@ def deal(tensors: Mapping[str, Mapping[str, Tensor]], ranks: Sequence[int]) -> d
         shares[rank].setdefault(store.part_name(file, rank), {})[name] = tensor
         heapq.heappush(loads, (load + tensor.nbytes, position, rank))
     for file, group in tensors.items():
-        if not group:  # that there is nothing is to be read too
+        if not group:  # an empty file is part of the checkpoint, too
             shares[ranks[0]][file] = {}
     return shares
 
 
-class Telling:
-    """What one rank says and hears of one save. `store`: a connection of the writing thread's own."""
+class SaveMessages:
+    """The messages of one save. `store`: a connection of the writing thread's own."""
 
     def __init__(self, store: SealedStore, number: int, *, end: threading.Event) -> None:
         self._store = store.under(f"checkpoint/{number}")
         self._end = end
 
-    def say(self, key: str, value: Any) -> None:
+    def send(self, key: str, value: Any) -> None:
         self._store.set(key, json.dumps(value))
 
-    def hear(self, *keys: str) -> tuple[str, Any]:
-        """The first of these keys that somebody sets; at the end of a run that fails, nobody may."""
+    def wait_for(self, *keys: str) -> tuple[str, Any]:
+        """The first of these keys that is set; TimeoutError when the run ends first."""
         while True:
             for key in keys:
                 if (value := self._store.peek(key)) is not None:
@@ -79,53 +79,53 @@ class Telling:
                 raise TimeoutError
             time.sleep(POLL_S)
 
-    def forget(self, *keys: str) -> None:
-        """What all have heard; a run may save many thousand times."""
+    def delete(self, *keys: str) -> None:
+        """Messages that all have read: a run may save many thousand times."""
         for key in keys:
             self._store.delete_key(key)
 
 
 class Collector:
-    """Rank 0's side: it makes the folder, and gathers what the others have written into it."""
+    """Rank 0's side: makes the folder, and collects what the other ranks have written into it."""
 
     def __init__(
         self,
-        telling: Telling,
+        messages: SaveMessages,
         me: WritingRank,
         expected: Mapping[WritingRank, Mapping[str, Iterable[str]]],
         *,
         seen_s: float = SEEN_S,
     ) -> None:
         """`expected`: the files of each of the others, and the tensors in each."""
-        self._telling = telling
+        self._messages = messages
         self._me = me
         self._expected = expected
         self._seen_s = seen_s
 
     def begin(self, partial: Path) -> None:
-        self._telling.say("open", str(self._me))
+        self._messages.send("open", str(self._me))
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         with contextlib.suppress(dist.DistError, RuntimeError):  # the store is gone, and the others with it
-            self._telling.say("given up", True)
+            self._messages.send("cancelled", True)
 
     def collect(self, partial: Path) -> dict[str, FileRecord]:
         files: dict[str, FileRecord] = {}
         for writer, expected in self._expected.items():
             records = self._records_of(writer, {name: sorted(group) for name, group in expected.items()})
             for name, record in records.items():
-                self._make_sure(partial, name, record, writer)
+                self._check_file(partial, name, record, writer)
             files |= records
         with contextlib.suppress(dist.DistError, RuntimeError):  # all that is needed was said
-            self._telling.forget("open", *(f"part/{writer.rank}" for writer in self._expected))
+            self._messages.delete("open", *(f"part/{writer.rank}" for writer in self._expected))
         return files
 
     def _records_of(self, writer: WritingRank, expected: dict[str, list[str]]) -> dict[str, FileRecord]:
         try:
-            _, said = self._telling.hear(f"part/{writer.rank}")
+            _, said = self._messages.wait_for(f"part/{writer.rank}")
         except (TimeoutError, dist.DistError, RuntimeError) as error:
             raise store.PartError(
-                f"{writer} ended before its part was written", "see the output of that rank"
+                f"{writer} exited before its part was written", "see the output of that rank"
             ) from error
         if "failure" in said:
             raise store.PartError(f"{writer}: {said['failure'][0]}", said["failure"][1])
@@ -137,9 +137,9 @@ class Collector:
             )
         return {name: FileRecord(**record) for name, record in said["files"].items()}
 
-    def _make_sure(self, partial: Path, name: str, record: FileRecord, writer: WritingRank) -> None:
+    def _check_file(self, partial: Path, name: str, record: FileRecord, writer: WritingRank) -> None:
         path = partial / name
-        if not _within(self._seen_s, lambda: path.is_file() and path.stat().st_size == record.size):
+        if not _becomes_true(self._seen_s, lambda: path.is_file() and path.stat().st_size == record.size):
             raise store.PartError(
                 f"{name}, which {writer} has written, is not in {partial} on {self._me.host}: the folder is not one "
                 "that all nodes share",
@@ -147,8 +147,8 @@ class Collector:
             )
 
 
-def contribute(
-    telling: Telling,
+def write_own_part(
+    messages: SaveMessages,
     me: WritingRank,
     root: Path,
     step: int,
@@ -157,17 +157,17 @@ def contribute(
     stream: store.Stream,
     seen_s: float = SEEN_S,
 ) -> None:
-    """The other writers' side: write into rank 0's folder, and tell it. What fails is told too: rank 0 then fails."""
+    """The other writers' side: write into rank 0's folder, and report it. A failure is reported, too."""
     partial = store.partial_folder(root, step)
     try:
-        key, maker = telling.hear("open", "given up")
-        if key == "given up":
+        key, maker = messages.wait_for("open", "cancelled")
+        if key == "cancelled":
             return
-        if not _within(seen_s, partial.is_dir):
-            reason = f"it does not see {partial}, which {maker} has made: the folder is not one that all nodes share"
-            telling.say(f"part/{me.rank}", {"failure": [reason, SHARE]})
+        if not _becomes_true(seen_s, partial.is_dir):
+            reason = f"{partial}, which {maker} made, is not visible here: the nodes do not share this folder"
+            messages.send(f"part/{me.rank}", {"failure": [reason, SHARE]})
             return
-        telling.say(f"part/{me.rank}", _written(partial, tensors, stream))
+        messages.send(f"part/{me.rank}", _written(partial, tensors, stream))
     except (TimeoutError, dist.DistError, RuntimeError):  # rank 0 is gone, and the save with it
         pass
 
@@ -185,14 +185,14 @@ def _written(partial: Path, tensors: Files, stream: store.Stream) -> dict[str, A
 
 
 def _difference(written: dict[str, list[str]], expected: dict[str, list[str]]) -> str:
-    """A tensor that one of two deals has and the other has not, with the file that it is in."""
-    ours, theirs = ({(file, name) for file in deal for name in deal[file]} for deal in (expected, written))
+    """A tensor that is in one of them alone, with its file."""
+    ours, theirs = ({(file, name) for file in files for name in files[file]} for files in (expected, written))
     if missing := sorted(ours - theirs):
         return f"no {missing[0][1]} for {missing[0][0]}"
     return f"{min(theirs - ours)[1]} for {min(theirs - ours)[0]}"
 
 
-def _within(seconds: float, is_so: Callable[[], bool]) -> bool:
+def _becomes_true(seconds: float, is_so: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > deadline:

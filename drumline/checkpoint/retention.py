@@ -1,6 +1,5 @@
-"""Which checkpoints stay: the last few and the best few. Called after each save, on rank 0.
-
-One that is not finite never counts among them, so a run that has become NaN deletes no finite checkpoint."""
+"""Which checkpoints are kept: the last few and the best few. One that is not finite never counts, so a run that has
+become NaN deletes no finite one."""
 
 from __future__ import annotations
 
@@ -8,8 +7,8 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from drumline.checkpoint import look, store
-from drumline.checkpoint.manifest import Manifest, TornCheckpointError
+from drumline.checkpoint import catalog, store
+from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
 
 
 def prune(
@@ -26,13 +25,13 @@ def prune(
     `newest`: the one that this process has just written. Without it, every byte is read to find the newest valid one:
     an older one goes only when that is known to be good.
     """
-    newest = newest or look.newest_valid(root).path
+    newest = newest or catalog.newest_valid(root).path
     if newest is None:
         return []
-    # A torn one that is newer than any valid one is left for the user to see: its step will be written again.
-    newest_step = look.glance(newest).step
-    folders = [root / look.folder_name(step) for step in look.list_steps(root) if step <= newest_step]
-    whole = _whole(folders)
+    # A corrupt one that is newer than any valid one is left for the user to see: its step will be written again.
+    newest_step = catalog.check_sizes(newest).step
+    folders = [root / catalog.folder_name(step) for step in catalog.list_steps(root) if step <= newest_step]
+    whole = _checked(folders)
     finite = [path for path in whole if whole[path].non_finite is None]
     last = sorted(finite, key=lambda path: -whole[path].step)[:keep_last]
     keep = {newest, *last, *_best(whole, metric, higher_is_better)[:keep_best]}
@@ -47,7 +46,7 @@ def is_best(root: Path, metrics: Mapping[str, float], *, metric: str, higher_is_
     value = metrics.get(metric, math.nan)
     if not math.isfinite(value):
         return False
-    whole = _whole([root / look.folder_name(step) for step in look.list_steps(root)])
+    whole = _checked([root / catalog.folder_name(step) for step in catalog.list_steps(root)])
     ranked = _best(whole, metric, higher_is_better)
     if not ranked:
         return True
@@ -57,18 +56,18 @@ def is_best(root: Path, metrics: Mapping[str, float], *, metric: str, higher_is_
 
 def best(root: Path, *, metric: str, higher_is_better: bool) -> int | None:
     """The step of the best checkpoint that is there, if any was evaluated."""
-    whole = _whole([root / look.folder_name(step) for step in look.list_steps(root)])
+    whole = _checked([root / catalog.folder_name(step) for step in catalog.list_steps(root)])
     ranked = _best(whole, metric, higher_is_better)
     return whole[ranked[0]].step if ranked else None
 
 
-def _whole(folders: list[Path]) -> dict[Path, Manifest]:
+def _checked(folders: list[Path]) -> dict[Path, Manifest]:
     # Sizes only: reading every byte of all checkpoints at each save would cost more than the save.
     whole = {}
     for path in folders:
         try:
-            whole[path] = look.glance(path)
-        except TornCheckpointError:
+            whole[path] = catalog.check_sizes(path)
+        except CorruptCheckpointError:
             continue
     return whole
 

@@ -1,11 +1,11 @@
-"""How a checkpoint survives: written beside, flushed, renamed when whole; verified before it is used.
+"""Writes checkpoints: into a hidden folder, flushed to the device, renamed when complete; and reads and removes them.
 
 A checkpoint is a folder `ROOT/step-NNNNNNNN/` of safetensors and JSON files with a manifest. This module knows
-nothing of training: it keeps tensors and documents by file name. A file of tensors may be in parts, that several
-processes have written. Hidden names beside it are work in hand:
+nothing of training: it keeps tensors and documents by file name. A file of tensors may be in parts, written by several
+processes. Hidden folders beside it are unfinished work:
 
 - `.step-N.partial`: being written, or left by a process that was killed while writing;
-- `.step-N.replaced`: an earlier one of the same step, until its replacement stands;
+- `.step-N.replaced`: an earlier one of the same step, until its replacement is in place;
 - `.step-N.removed`: being deleted.
 """
 
@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from drumline.checkpoint import disk, look, manifest, tensor_file
+from drumline.checkpoint import catalog, disk, manifest, tensor_file
 from drumline.checkpoint.manifest import FileRecord, Manifest
 from drumline.errors import CheckpointError
 
@@ -39,7 +39,7 @@ class Snapshot:
     documents: dict[str, Any]
 
 
-class Others(Protocol):
+class PartWriters(Protocol):
     """Processes that write parts of the same checkpoint (`parts`)."""
 
     def begin(self, partial: Path) -> None:
@@ -48,7 +48,7 @@ class Others(Protocol):
     def collect(self, partial: Path) -> Mapping[str, FileRecord]:
         """Wait for their files; a PartError says which is not there, and why."""
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """There will be no checkpoint."""
 
 
@@ -73,16 +73,16 @@ def write(
     metrics: Mapping[str, float],
     non_finite: str | None = None,
     stream: Stream = tensor_file.stream,
-    others: Others | None = None,
+    others: PartWriters | None = None,
 ) -> Path:
-    """Save a checkpoint. When this returns it is whole and on the device; until then earlier ones stand.
+    """Save a checkpoint. When this returns it is complete and on the device; until then earlier ones stay.
 
-    `non_finite`: the first tensor that is not finite, if any. `stream`: how the bytes of a file of tensors are had.
-    `others`: who else writes to the folder.
+    `non_finite`: the first tensor that is not finite, if any. `stream`: makes the bytes of a file of tensors.
+    `others`: the other processes that write to the folder.
     """
-    final = root / look.folder_name(step)
+    final = root / catalog.folder_name(step)
     contents = {f"{name}{_TENSORS}": stream(group) for name, group in tensors.items()}
-    texts = {f"{name}{look.DOCUMENT}": _to_json(document) for name, document in documents.items()}
+    texts = {f"{name}{catalog.DOCUMENT}": _to_json(document) for name, document in documents.items()}
     needed = sum(map(tensor_file.num_bytes, tensors.values())) + sum(map(len, texts.values()))
     if manifest.FILE_NAME in texts:
         raise ValueError(f"the name {manifest.FILE_NAME} is taken")
@@ -99,7 +99,7 @@ def write(
         _put_in_place(partial, final)
     except BaseException as error:
         if others is not None:
-            others.give_up()
+            others.cancel()
         _undo(final)
         if isinstance(error, OSError):
             raise _not_saved(final, *disk.explain(error, folder=root, needed=needed)) from error
@@ -112,7 +112,7 @@ def write(
 def write_part(
     partial: Path, tensors: Mapping[str, Mapping[str, Tensor]], stream: Stream = tensor_file.stream
 ) -> dict[str, FileRecord]:
-    """Write files of tensors into a checkpoint that another process makes; when this returns they are on the device."""
+    """Write files of tensors into a checkpoint that another process makes, and flush them to the device."""
     files = {
         f"{name}{_TENSORS}": disk.write_file(partial / f"{name}{_TENSORS}", stream(group))
         for name, group in tensors.items()
@@ -122,27 +122,24 @@ def write_part(
 
 
 def partial_folder(root: Path, step: int) -> Path:
-    """Where a checkpoint is while it is being written."""
-    return _hidden(root / look.folder_name(step), "partial")
+    return _hidden(root / catalog.folder_name(step), "partial")
 
 
 def file_name(name: str) -> str:
-    """What a file of tensors is called on disk."""
     return f"{name}{_TENSORS}"
 
 
 def part_name(name: str, number: int) -> str:
-    """What a part of a file of tensors is called."""
     return f"{name}-part-{number:05d}"
 
 
 def read(path: Path, *, device: str | torch.device = "cpu") -> Snapshot:
     """All that a checkpoint holds; verify it first."""
     names = manifest.read(path).files
-    documents = [name.removesuffix(look.DOCUMENT) for name in names if name.endswith(look.DOCUMENT)]
+    documents = [name.removesuffix(catalog.DOCUMENT) for name in names if name.endswith(catalog.DOCUMENT)]
     return Snapshot(
         tensors={name: read_tensors(path, name, device=device) for name in dict.fromkeys(_whole(names))},
-        documents={name: look.read_document(path, name) for name in documents},
+        documents={name: catalog.read_document(path, name) for name in documents},
     )
 
 
@@ -154,12 +151,12 @@ def read_tensors(path: Path, name: str, *, device: str | torch.device = "cpu") -
 
 
 def _whole(files: Iterable[str]) -> Iterator[str]:
-    """What files of tensors are called that these are, or are parts of."""
+    """The names of the tensor files among these, without the number of a part."""
     return (_PART.sub("", file.removesuffix(_TENSORS)) for file in files if file.endswith(_TENSORS))
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint; killed in the middle of it, no half one is left under a valid name."""
+    """Delete a checkpoint; a kill in the middle leaves no incomplete one under a valid name."""
     hidden = _hidden(path, "removed")
     try:
         disk.delete_folder(hidden)
@@ -173,7 +170,7 @@ def remove(path: Path) -> None:
 
 
 def _fill(
-    partial: Path, contents: Mapping[str, Iterable[bytes | memoryview]], others: Others | None
+    partial: Path, contents: Mapping[str, Iterable[bytes | memoryview]], others: PartWriters | None
 ) -> dict[str, FileRecord]:
     partial.mkdir()
     if others is not None:
@@ -194,14 +191,14 @@ def _put_in_place(partial: Path, final: Path) -> None:
         final.rename(replaced)
     partial.rename(final)
     disk.flush_folder(final.parent)
-    with contextlib.suppress(OSError):  # the new one stands; what is left of the old goes at the next write
+    with contextlib.suppress(OSError):  # what is left of the old one is deleted at the next write
         disk.delete_folder(replaced)
 
 
 def _tidy(root: Path) -> None:
-    """Clear away what a killed process left."""
-    for path in look.folders(root):
-        if not (name := look.HIDDEN_NAME.fullmatch(path.name)):
+    """Delete what a killed process left."""
+    for path in catalog.folders(root):
+        if not (name := catalog.HIDDEN_NAME.fullmatch(path.name)):
             continue
         if name[2] == "replaced" and not (root / name[1]).exists():
             path.rename(root / name[1])
@@ -220,15 +217,15 @@ def _undo(final: Path) -> None:
 def _not_saved(final: Path, reason: str, next_step: str) -> CheckpointError:
     root = final.parent
     try:
-        good = look.newest_valid(root).path
+        good = catalog.newest_valid(root).path
         stands = (
             f"the last good checkpoint, {good}, is untouched" if good else "there is no earlier checkpoint"
         )
     except CheckpointError:
-        stands = "earlier checkpoints cannot be looked at"
+        stands = "earlier checkpoints cannot be read"
     return CheckpointError(
         f"the checkpoint {final} could not be saved: {reason}; {stands}",
-        next_step=f"{next_step}, or use another run folder; then run the same command again",
+        next_step=f"{next_step}, or use another run folder; then rerun the same command",
     )
 
 

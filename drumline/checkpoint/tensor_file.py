@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from drumline.checkpoint.manifest import TornCheckpointError
+from drumline.checkpoint.manifest import CorruptCheckpointError
 from drumline.checkpoint.staging import Staging, as_bytes
 from drumline.errors import CheckpointError
 from drumline.untrusted import open_regular
@@ -68,7 +68,7 @@ def read(path: Path, *, device: str | torch.device = "cpu") -> dict[str, Tensor]
         open_regular(path).close()  # the package would wait for a FIFO
         tensors: dict[str, Tensor] = load_file(path, device=str(device))
     except (OSError, SafetensorError) as error:
-        raise TornCheckpointError(path.parent, f"{path.name} cannot be read: {error}") from error
+        raise CorruptCheckpointError(path.parent, f"{path.name} cannot be read: {error}") from error
     return tensors
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drumline.checkpoint import look, state, store
-from drumline.checkpoint.manifest import TornCheckpointError
-from drumline.checkpoint.nested import decode
+from drumline.checkpoint import catalog, state, store
+from drumline.checkpoint.manifest import CorruptCheckpointError
+from drumline.checkpoint.optimizer_state import decode
 from drumline.checkpoint.rng import CorruptRandomStateError, check_rng, restore_rng
 from drumline.data.sharding import Cursor
 from drumline.distributed.collectives import broadcast_json, broadcast_tensors
@@ -40,9 +40,9 @@ def find_newest(ddp: DDPManager, root: Path) -> FoundCheckpoint | None:
     """Collective: the checkpoint to resume from; None: the run starts."""
     answer: Any = None
     if ddp.is_main_process():
-        path, skipped = look.newest_valid(root, _check_contents)
-        saved = None if path is None else look.read_document(path, "progress")
-        non_finite = None if path is None else look.glance(path).non_finite
+        path, skipped = catalog.newest_valid(root, _check_contents)
+        saved = None if path is None else catalog.read_document(path, "progress")
+        non_finite = None if path is None else catalog.check_sizes(path).non_finite
         answer = [str(path or ""), saved, [(str(one), reason) for one, reason in skipped], non_finite]
     path, saved, skipped, non_finite = broadcast_json(answer, device=ddp.device)
     if skipped and not path:
@@ -62,7 +62,9 @@ def _check_contents(path: Path) -> None:
     found = store.read(path)
     documents = [found.documents.get(name) for name in ("model", "optimizer", "progress")]
     if not {"model", "optimizer", "rng"} <= found.tensors.keys() or not all(map(_is_dict, documents)):
-        raise TornCheckpointError(path, "it does not hold a model, an optimizer, random states and progress")
+        raise CorruptCheckpointError(
+            path, "it does not hold a model, an optimizer, random states and progress"
+        )
     saved = found.documents["progress"]
     facts, cursor = saved.get("facts"), saved.get("cursor")
     is_complete = (
@@ -74,15 +76,15 @@ def _check_contents(path: Path) -> None:
         and all(
             type(count) is int and 0 <= count < 1 << 62 for count in (saved.get("step"), *cursor.values())
         )
-        and saved["step"] == look.glance(path).step
+        and saved["step"] == catalog.check_sizes(path).step
     )
     if not is_complete:
-        raise TornCheckpointError(path, "progress.json does not say where the run was")
+        raise CorruptCheckpointError(path, "progress.json does not say where the run was")
     try:
         for generators in found.tensors["rng"].values():
             check_rng(generators)
     except CorruptRandomStateError as error:
-        raise TornCheckpointError(path, f"rng.safetensors: {error.reason}") from error
+        raise CorruptCheckpointError(path, f"rng.safetensors: {error.reason}") from error
 
 
 def _is_dict(value: Any) -> bool:

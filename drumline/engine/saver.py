@@ -25,8 +25,8 @@ from torch import Tensor
 
 from drumline.checkpoint import state, store, tensor_file
 from drumline.checkpoint.copying import Copier, Copy, Kind
-from drumline.checkpoint.nested import encode
-from drumline.checkpoint.parts import Collector, Telling, WritingRank, contribute, deal
+from drumline.checkpoint.optimizer_state import encode
+from drumline.checkpoint.parts import Collector, SaveMessages, WritingRank, assign, write_own_part
 from drumline.checkpoint.retention import is_best, prune
 from drumline.checkpoint.rng import capture_rng
 from drumline.checkpoint.writer import Writer
@@ -228,7 +228,7 @@ class Saver:
         self._sums = gathered.sums
         parts = {0: gathered.live}  # a rank that writes alone writes whole files
         if len(self._writers) > 1:
-            parts = deal(gathered.live, [writer.rank for writer in self._writers])
+            parts = assign(gathered.live, [writer.rank for writer in self._writers])
         for group in parts[rank].values():
             tensor_file.num_bytes(group)  # refuses what cannot be saved
         copied = (
@@ -346,7 +346,7 @@ class Saver:
         """On another writing rank, in the writer's thread."""
         copied.wait()
         ddp = self._job.ddp
-        contribute(
+        write_own_part(
             self._telling(),
             WritingRank(ddp.rank, ddp.host),
             self._root,
@@ -365,6 +365,6 @@ class Saver:
         }
         return Collector(self._telling(), me, expected)
 
-    def _telling(self) -> Telling:
+    def _telling(self) -> SaveMessages:
         assert self._store is not None
-        return Telling(self._store, self._num_saves, end=self._end)
+        return SaveMessages(self._store, self._num_saves, end=self._end)

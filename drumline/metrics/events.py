@@ -126,7 +126,7 @@ class EventLog(JsonLines):
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a log in order, less the lines that a kill in the middle of a write has torn."""
+    """The events of a log in order, without lines that a kill has cut off."""
     for line in read_lines(path):
         if line.record is not None:
             yield {name: _from_json(value) for name, value in line.record.items()}

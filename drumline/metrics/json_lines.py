@@ -1,7 +1,7 @@
 """A file of JSON lines that outlives kills and full disks: how the events and the sample ledger are kept.
 
-A process that dies while it writes leaves a torn line. The next one to append starts a line of its own, and a reader
-is told of the torn one rather than stopped by it.
+A process that dies while it writes leaves an incomplete line. The next one to append starts a new line, and a reader
+gets the incomplete one as a line without a record.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class JsonLines:
         """Add one line. A process that is killed after this loses nothing of it."""
         line = text.encode() + b"\n"
         rest = line if self._line_is_whole else b"\n" + line
-        # A write that fails half-way leaves a torn line; the next one then starts on a line of its own.
+        # A write that fails half-way leaves an incomplete line; the next one then starts on a line of its own.
         self._line_is_whole = False
         while rest:
             rest = rest[self._file.write(rest) :]
@@ -50,7 +50,7 @@ class Line(NamedTuple):
     number: int
     """Counted from 1, as editors do."""
     record: dict[str, Any] | None
-    """None: it is torn, or not a JSON object."""
+    """None: it is incomplete, or not a JSON object."""
     raw: bytes
 
     @property
@@ -77,7 +77,7 @@ def _next_line(file: BinaryIO) -> bytes:
 
 
 def parse_line(raw: bytes) -> dict[str, Any] | None:
-    """The record of a line; None: it is torn, or not a JSON object."""
+    """The record of a line; None: it is incomplete, or not a JSON object."""
     try:
         record = parse_json(raw)
     except ValueError:

@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from drumline.audit.verify import verify_run
-from drumline.checkpoint import look, manifest, store
-from drumline.checkpoint.load import load_checkpoint
-from drumline.checkpoint.manifest import TornCheckpointError
-from drumline.checkpoint.nested import encode
+from drumline.checkpoint import catalog, manifest, store
+from drumline.checkpoint.manifest import CorruptCheckpointError
+from drumline.checkpoint.optimizer_state import encode
 from drumline.checkpoint.rng import RNG_BYTES, capture_rng, restore_rng
+from drumline.checkpoint.state import load_checkpoint
 from drumline.engine.resume import find_newest
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import CheckpointError
@@ -72,7 +72,7 @@ def checked(run: RunFolder) -> str:
     """What `verify` says, once all three readers have held."""
     with bounded():
         findings = verify_run(run.path, lambda _: None).problems
-        assert look.newest_valid(run.checkpoints).path == run.checkpoints / "step-00000001"
+        assert catalog.newest_valid(run.checkpoints).path == run.checkpoints / "step-00000001"
         with pytest.raises(CheckpointError):
             load_checkpoint(hostile(run), torch.nn.Linear(1, 1))
         load = torch.nn.Module()
@@ -186,7 +186,7 @@ def test_a_document_that_is_hard_to_decode_is_refused(run: RunFolder) -> None:
             {"model.json": {"bytes": record.size, "blake3": record.blake3}}
         ),
     )
-    with bounded(), pytest.raises(TornCheckpointError, match="nested deeper than 200 levels"):
+    with bounded(), pytest.raises(CorruptCheckpointError, match="nested deeper than 200 levels"):
         load_checkpoint(path, torch.nn.Linear(1, 1))
 
 

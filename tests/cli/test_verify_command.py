@@ -70,7 +70,7 @@ def test_what_is_wrong_is_listed_and_the_exit_code_is_1(runs: Path) -> None:
     first, second = result.stdout.split("\n\n")
     assert [line for line in first.splitlines() if line.startswith(("  note", "  wrong"))] == [
         "  note: checkpoints/.step-00000012.partial: left by a save that did not finish; the next save clears it away",
-        "  wrong: checkpoints/step-00000010: torn: rng.safetensors is missing",
+        "  wrong: checkpoints/step-00000010: corrupt or incomplete: rng.safetensors is missing",
     ]
     assert first.splitlines()[-1] == "1 thing is wrong; the newest checkpoint to resume from is of step 5"
     assert second.splitlines()[-1] == "2 things are wrong; the newest checkpoint to resume from is of step 5"

@@ -12,9 +12,8 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from drumline.checkpoint import store
-from drumline.checkpoint.load import load_checkpoint
 from drumline.checkpoint.rng import RNG_BYTES, capture_rng, restore_rng
-from drumline.checkpoint.state import capture, restore
+from drumline.checkpoint.state import capture, load_checkpoint, restore
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drumline.checkpoint import look, store
+from drumline.checkpoint import catalog, store
 from drumline.config.schema import (
     CheckpointConfig,
     Config,
@@ -64,8 +64,8 @@ def train_here(
     config: Config, run: Path, task: type = ImageClassification, forget_after: int | None = None
 ) -> None:
     if forget_after is not None:
-        for later in [step for step in look.list_steps(run / "checkpoints") if step > forget_after]:
-            store.remove(run / "checkpoints" / look.folder_name(later))
+        for later in [step for step in catalog.list_steps(run / "checkpoints") if step > forget_after]:
+            store.remove(run / "checkpoints" / catalog.folder_name(later))
     ddp = make_manager(config)
     ddp.setup()
     try:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drumline.checkpoint import look, store
+from drumline.checkpoint import catalog, store
 from drumline.config.schema import CheckpointConfig, Config, LogConfig, OptimConfig
 from drumline.data.permutation import permute
 from drumline.metrics.events import read_events
@@ -78,7 +78,9 @@ def test_a_captured_step_leaves_out_the_update_that_an_eager_one_does(tmp_path: 
         [after] = [event["loss"] for event in events if event["kind"] == "train" and event["step"] == STEPS]
         assert math.isfinite(after)
     eager, last = (newest(tmp_path / step).tensors["model"] for step in (ways[0], ways[-1]))
-    at_the_nan = store.read(tmp_path / "eager" / "checkpoints" / look.folder_name(FIRST_BAD)).tensors["model"]
+    at_the_nan = store.read(tmp_path / "eager" / "checkpoints" / catalog.folder_name(FIRST_BAD)).tensors[
+        "model"
+    ]
     for name, tensor in eager.items():
         assert bool(torch.isfinite(tensor).all())
         assert not torch.equal(tensor, at_the_nan[name]), "training continues after the skipped update"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from drumline.checkpoint import look, store
+from drumline.checkpoint import catalog, store
 from drumline.config.schema import (
     CheckpointConfig,
     Config,
@@ -50,8 +50,8 @@ def train_on_gpu(config: Config, run: Path, stop_at: int | None = None) -> str |
     ddp.setup()
     try:
         if stop_at is not None:
-            for later in [step for step in look.list_steps(run / "checkpoints") if step > stop_at]:
-                store.remove(run / "checkpoints" / look.folder_name(later))
+            for later in [step for step in catalog.list_steps(run / "checkpoints") if step > stop_at]:
+                store.remove(run / "checkpoints" / catalog.folder_name(later))
         train(RunRequest("digits", config, run, False, ("digits",)), ImageClassification, ddp, Progress())
         return ddp.backend
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.checkpoint import look
+from drumline.checkpoint import catalog
 from drumline.cli import train_command
 from drumline.metrics.events import read_events
 from tests.multinode import needs, processes
@@ -101,7 +101,7 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTes
     assert [(entry["rank"], entry["host"]) for entry in ranks] == [(0, "a"), (1, "b")]
     assert not list(tmp_path.glob("run.before-*"))  # the --fresh of the command was for its first start
 
-    files = look.verify(run / "checkpoints" / "step-00000250").files
+    files = catalog.verify(run / "checkpoints" / "step-00000250").files
     assert {f"model-part-0000{rank}.safetensors" for rank in (0, 1)} <= set(files)  # a share from each host
 
     assert digest(run, with_rng=True) == digest(calm / "whole", with_rng=True)

@@ -13,7 +13,7 @@ import pytest
 from torch import Tensor, nn
 
 from drumline.audit.verify import verify_run
-from drumline.checkpoint import look, store
+from drumline.checkpoint import catalog, store
 from drumline.config.schema import CheckpointConfig
 from drumline.errors import CheckpointError
 from drumline.metrics.events import read_events
@@ -112,7 +112,7 @@ def test_a_checkpoint_is_told_when_it_stands(tmp_path: Path, monkeypatch: pytest
         assert step not in saved
         message = f"skipped the save of step {step}: step 1 is still being written"
         assert (step, message) in notes
-    assert look.list_steps(tmp_path / "checkpoints") == saved
+    assert catalog.list_steps(tmp_path / "checkpoints") == saved
     order = [(e["kind"], e["step"]) for e in read_events(tmp_path / "events" / "rank-00000.jsonl")]
     assert order.index(("checkpoint", 1)) > order.index(("train", 4))
     assert problems(tmp_path) == []
@@ -125,7 +125,7 @@ def test_the_ledger_is_on_the_disk_before_the_checkpoint_and_no_step_waits_for_t
 
     def flush_and_note(lines: JsonLines) -> None:
         flush(lines)
-        seen.append((threading.current_thread().name, look.list_steps(tmp_path / "checkpoints")))
+        seen.append((threading.current_thread().name, catalog.list_steps(tmp_path / "checkpoints")))
 
     monkeypatch.setattr(JsonLines, "flush", flush_and_note)
     train_here(make_config(steps=2, checkpoint=EVERY_STEP), Classify, tmp_path)
@@ -151,7 +151,7 @@ def test_an_error_elsewhere_waits_for_the_checkpoint_in_hand(
     with pytest.raises(ZeroDivisionError, match="the fourth step"):
         train_here(make_config(checkpoint=replace(EVERY_STEP, every_steps=3)), Breaks, tmp_path)
     assert [event["step"] for event in events(tmp_path, "checkpoint")] == [3]
-    assert look.verify(tmp_path / "checkpoints" / "step-00000003").step == 3
+    assert catalog.verify(tmp_path / "checkpoints" / "step-00000003").step == 3
 
 
 def test_an_error_of_the_writer_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_two_ranks_write_a_share_each(tmp_path: Path) -> None:
     for snapshot in (parts, whole):
         snapshot.documents["progress"].pop("facts")
     assert_same_bits(parts, whole)
-    files = look.verify(tmp_path / "parts" / "checkpoints" / "step-00000005").files
+    files = catalog.verify(tmp_path / "parts" / "checkpoints" / "step-00000005").files
     assert {
         f"{name}-part-0000{rank}.safetensors" for name in ("model", "optimizer") for rank in (0, 1)
     } <= set(files)
@@ -200,5 +200,5 @@ def test_two_ranks_write_a_share_each(tmp_path: Path) -> None:
     # On one rank it has no effect, and what two have written is read.
     longer = replace(shared, train=replace(shared.train, epochs=None, steps=6))
     train_here(longer, Normalised, tmp_path / "parts")
-    assert "model.safetensors" in look.verify(tmp_path / "parts" / "checkpoints" / "step-00000006").files
+    assert "model.safetensors" in catalog.verify(tmp_path / "parts" / "checkpoints" / "step-00000006").files
     assert problems(tmp_path / "parts") == []

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils.data import Dataset
 
-from drumline.checkpoint import look, store
+from drumline.checkpoint import catalog, store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.engine.job import build_job
 from drumline.engine.steps.eager import TrainStep
@@ -99,7 +99,7 @@ def test_every_precision_resumes_bit_for_bit_with_its_scale(tmp_path: Path) -> N
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
     for each in precisions:
         for later in (12, 15, 16):
-            store.remove(tmp_path / "again" / each / "checkpoints" / look.folder_name(later))
+            store.remove(tmp_path / "again" / each / "checkpoints" / catalog.folder_name(later))
     train_each_on(2, *((precise(each), SinglePrecision, tmp_path / "again" / each) for each in precisions))
     for each in precisions:
         assert events(tmp_path / "again" / each, "resume")[0]["step"] == 9

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
 from drumline.audit.verify import verify_run
-from drumline.checkpoint import look, store
+from drumline.checkpoint import catalog, store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, LogConfig, OptimConfig
 from drumline.data.permutation import permute
 from drumline.engine.preemption import Preemption
@@ -96,7 +96,7 @@ def test_a_nan_stops_the_run_before_the_next_save_and_names_step_rank_and_module
     assert f"[rank {rank_of_the_marked()} on " in str(failed.value)
     assert f", step {bad}]" in str(failed.value)
     assert "rerun the same command to resume from the newest finite checkpoint; " in str(failed.value)
-    assert look.list_steps(tmp_path / "checkpoints") == [bad - 1]
+    assert catalog.list_steps(tmp_path / "checkpoints") == [bad - 1]
     assert is_finite(newest(tmp_path))
     # Resumed with `skip` it trains to its end.
     train_here(config_of("skip"), Breaks, tmp_path)
@@ -150,9 +150,12 @@ def test_warn_goes_on_but_keeps_the_finite_checkpoint_and_resumes_from_it(tmp_pa
     assert f"the loss is not finite since step {bad} {place}" in messages(tmp_path)
     marked = [message for message in messages(tmp_path) if "the checkpoint is marked" in message]
     assert marked == [f"model/1.weight is not finite; the checkpoint is marked {place}"]
-    last = look.list_steps(tmp_path / "checkpoints")[-1]
-    assert look.list_steps(tmp_path / "checkpoints") == [bad - 1, last]
-    assert look.glance(tmp_path / "checkpoints" / look.folder_name(last)).non_finite == "model/1.weight"
+    last = catalog.list_steps(tmp_path / "checkpoints")[-1]
+    assert catalog.list_steps(tmp_path / "checkpoints") == [bad - 1, last]
+    assert (
+        catalog.check_sizes(tmp_path / "checkpoints" / catalog.folder_name(last)).non_finite
+        == "model/1.weight"
+    )
     found = verify_run(tmp_path, print)
     assert [str(one) for one in found.problems] == [
         f"checkpoints/step-{last:08d}: model/1.weight is not finite (NaN or infinity)"
@@ -160,7 +163,7 @@ def test_warn_goes_on_but_keeps_the_finite_checkpoint_and_resumes_from_it(tmp_pa
     assert found.last_whole_step == bad - 1
     with pytest.raises(TrainingError):
         train_here(config_of("stop"), Breaks, tmp_path)
-    skipped = tmp_path / "checkpoints" / look.folder_name(last)
+    skipped = tmp_path / "checkpoints" / catalog.folder_name(last)
     assert f"the checkpoint {skipped} was skipped: model/1.weight is not finite" in messages(tmp_path)
     resumed = [e for e in read_events(tmp_path / "events" / "rank-00000.jsonl") if e["kind"] == "resume"]
     assert resumed[0]["step"] == bad - 1
@@ -181,7 +184,7 @@ def test_weights_that_a_gradient_made_nan_are_not_saved(tmp_path: Path) -> None:
     ) as caught:
         train_here(config, BadGradient, tmp_path)
     assert caught.value.place.step == 1
-    assert look.list_steps(tmp_path / "checkpoints") == []
+    assert catalog.list_steps(tmp_path / "checkpoints") == []
 
 
 def test_where_the_weights_were_nan_before_the_parameter_is_named(tmp_path: Path) -> None:

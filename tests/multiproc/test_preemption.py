@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from drumline.audit.verify import verify_run
-from drumline.checkpoint import look, store
+from drumline.checkpoint import catalog, store
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.engine import hooks
 from drumline.engine import train as engine
@@ -130,7 +130,7 @@ def test_told_to_leave_and_resumed_is_the_same_run(
     assert marker["rank"] in ranks
     assert step < STEPS
     saved = run / "checkpoints" / f"step-{step:08d}"
-    assert look.newest_valid(run / "checkpoints").path == (saved if step else None)
+    assert catalog.newest_valid(run / "checkpoints").path == (saved if step else None)
     for rank in range(world_size):
         last = list(read_events(run / "events" / f"rank-{rank:05d}.jsonl"))[-1]
         assert (last["kind"], last["step"], last["told_rank"]) == ("preempted", step, marker["rank"])
@@ -176,7 +176,7 @@ def test_told_to_leave_while_a_save_is_written_waits_for_it_and_saves_again(tmp_
         if event["kind"] in ("checkpoint", "preempted")
     ]
     assert told_of == [*(("checkpoint", each) for each in saved), ("preempted", step)]
-    assert look.list_steps(tmp_path / "checkpoints") == saved
+    assert catalog.list_steps(tmp_path / "checkpoints") == saved
     assert verify_run(tmp_path, lambda text: None).problems == []
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from drumline.checkpoint import look
+from drumline.checkpoint import catalog
 from drumline.config.schema import CheckpointConfig, Config, WatchConfig
 from drumline.engine import preemption as preempting
 from drumline.engine import train as engine
@@ -87,7 +87,7 @@ def test_a_notice_is_a_reason_to_save_and_leave(tmp_path: Path, world_size: int)
     marker = json.loads((run / "preempted.json").read_text())
     said = f"a notice at {notice}" if world_size == 2 else f"{notice}: a reclaim at noon"
     assert (marker["step"], marker["signal"], marker["rank"]) == (step, said, 0)
-    assert look.newest_valid(run / "checkpoints").path == run / "checkpoints" / f"step-{step:08d}"
+    assert catalog.newest_valid(run / "checkpoints").path == run / "checkpoints" / f"step-{step:08d}"
     events = list(read_events(run / "events" / "rank-00000.jsonl"))
     assert (events[-1]["kind"], events[-1]["signal"]) == ("preempted", said)
     log = (run / "logs" / "rank-00000.log").read_text()

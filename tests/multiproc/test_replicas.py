@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drumline.checkpoint import look
+from drumline.checkpoint import catalog
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig, WatchConfig
 from drumline.distributed.buffers import LiveBuffers
 from drumline.engine.loop import Loop
@@ -235,7 +235,7 @@ def test_damage_is_not_saved(tmp_path: Path, name: str) -> None:
         assert "the replicas differ at step 4: rank 1 (" in said
         assert f") differs from the other 2 ranks in {name}; all agreed at step 3" in said
         assert compared == [0, 2, 3, 4]
-    assert look.list_steps(tmp_path / "checkpoints") == [2]
+    assert catalog.list_steps(tmp_path / "checkpoints") == [2]
     for rank in range(3):
         errors = [
             event["message"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
-from drumline.checkpoint import look
+from drumline.checkpoint import catalog
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig
 from drumline.engine.job import Progress
 from drumline.engine.saver import Saver
@@ -60,7 +60,7 @@ def interrupted_at(step: int, world_size: int, config: Config, task: type[Task],
     with pytest.raises(RanksFailed) as caught:
         run_ranks(world_size, die_after, step, config, task, run)
     assert set(caught.value.errors.values()) == {"the process ended without a word"}
-    assert look.list_steps(run / "checkpoints")[-1] == step
+    assert catalog.list_steps(run / "checkpoints")[-1] == step
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_run_of_which_no_checkpoint_is_whole_does_not_start_over(tmp_path: Pat
         CheckpointError, match=r"(?s)none of the 1 checkpoints in .* is complete.*model.safetensors.*--fresh"
     ):
         train_here(make_config(epochs=1), Classify, tmp_path)
-    assert look.list_steps(tmp_path / "checkpoints") == [5]
+    assert catalog.list_steps(tmp_path / "checkpoints") == [5]
 
 
 def test_a_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from drumline import load_checkpoint
-from drumline.checkpoint import look, store
+from drumline.checkpoint import catalog, store
 from drumline.config.schema import CheckpointConfig, Config
 from drumline.errors import CheckpointError
 from drumline.metrics.events import read_events
@@ -39,13 +39,13 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_good_checkpoint(
     assert "is untouched" in message
     assert "next: " in message
     assert other != "trained to the end"
-    found = look.newest_valid(run / "checkpoints")
+    found = catalog.newest_valid(run / "checkpoints")
     assert found.path is not None
     assert found.skipped == []
     for path in (run / "checkpoints").iterdir():
         if path != found.path:
             store.remove(path)
-    resumed_at = look.verify(found.path).step
+    resumed_at = catalog.verify(found.path).step
     assert resumed_at > 2
     assert train_on(2, make_config(steps=resumed_at + 1), Classify, run).step == resumed_at + 1
     resumes = [e["step"] for e in read_events(run / "events" / "rank-00000.jsonl") if e["kind"] == "resume"]
@@ -84,7 +84,7 @@ def test_another_model_is_refused_with_every_difference(tmp_path: Path) -> None:
 def test_old_checkpoints_go_and_the_best_stays(tmp_path: Path) -> None:
     config = make_config(epochs=6, checkpoint=CheckpointConfig(every_epochs=1, keep_last=2, keep_best=1))
     train_here(config, Classify, tmp_path)
-    steps = look.list_steps(tmp_path / "checkpoints")
+    steps = catalog.list_steps(tmp_path / "checkpoints")
     assert steps[-2:] == [25, 30]
     assert len(steps) in (2, 3)
 

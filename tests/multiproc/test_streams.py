@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from drumline.checkpoint import look
+from drumline.checkpoint import catalog
 from drumline.config.schema import CheckpointConfig, Config
 from drumline.errors import CheckpointError, UsageError
 from drumline.metrics.events import read_events
@@ -162,4 +162,4 @@ def test_a_state_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
         CheckpointError, match=r"state_dict\(\) of the training data/dataset/seen .* it is a set"
     ):
         train_here(make_config(steps=2), stream_jobs.KeepsASet, tmp_path)
-    assert not look.list_steps(tmp_path / "checkpoints")
+    assert not catalog.list_steps(tmp_path / "checkpoints")

@@ -128,7 +128,13 @@ LEDGER, EVENTS, ZERO = "ledger.jsonl", "events/rank-00001.jsonl", "events/rank-0
 @pytest.mark.parametrize(
     ("damage", "messages"),
     [
-        (flip_a_byte, ["checkpoints/step-00000004: torn: model.safetensors: its checksum differs from the manifest's"]),
+        (
+            flip_a_byte,
+            [
+                "checkpoints/step-00000004: corrupt or incomplete: model.safetensors: its checksum differs from "
+                "the manifest's"
+            ],
+        ),
         (
             change_lines(LEDGER, lambda lines: lines.pop(4)),
             ["ledger.jsonl, line 5: not recorded above it: steps 3 to 4", "epoch 1: positions 16 to 31 (samples "],
@@ -187,7 +193,7 @@ def test_a_torn_end_of_the_ledger_is_a_note_and_the_run_goes_on_from_it(run: Pat
     with (run / LEDGER).open("a") as file:
         file.write('{"kind":"steps","fir')
     assert [str(note) for note in verify(run).notes] == [
-        "ledger.jsonl, line 10: torn by a kill or a full disk"
+        "ledger.jsonl, line 10: incomplete: cut off by a kill or a full disk"
     ]
     train_here(make_config(epochs=3), Classify, run)
     verdict = verify(run)

@@ -85,8 +85,8 @@ def test_a_torn_line_at_the_end_of_an_attempt_is_a_note(tmp_path: Path) -> None:
     part = check(tmp_path)
     assert problems(part) == []
     assert [note.what for note in part.notes] == [
-        "torn by a kill, at the end of an attempt",
-        "torn by a kill, or being written",
+        "cut off by a kill, at the end of an attempt",
+        "cut off by a kill, or being written",
     ]
 
 

@@ -333,7 +333,7 @@ def test_a_torn_line_and_a_late_begin_are_notes(tmp_path: Path) -> None:
     assert part.problems == []
     assert [str(note) for note in part.notes] == [
         "ledger.jsonl, line 1: begins after step 4; what came before is not recorded",
-        "ledger.jsonl, line 4: torn by a kill or a full disk",
+        "ledger.jsonl, line 4: incomplete: cut off by a kill or a full disk",
     ]
 
 

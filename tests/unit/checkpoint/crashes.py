@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from drumline.checkpoint import look, retention, store
+from drumline.checkpoint import catalog, retention, store
 
 TOUCHES_THE_DISK = {
     "mkdir",
@@ -83,8 +83,8 @@ def run_child(work: Callable[[], None]) -> int:
 
 
 def newest_step(root: Path) -> int:
-    path = look.newest_valid(root).path
-    return 0 if path is None else look.verify(path).step
+    path = catalog.newest_valid(root).path
+    return 0 if path is None else catalog.verify(path).step
 
 
 def check_goes_on(root: Path, step: int) -> None:
@@ -92,8 +92,8 @@ def check_goes_on(root: Path, step: int) -> None:
     prune(root)
     assert newest_step(root) == step
     assert not [path for path in root.iterdir() if path.name.startswith(".")], list(root.iterdir())
-    for left in look.list_steps(root):
-        look.verify(root / look.folder_name(left))
+    for left in catalog.list_steps(root):
+        catalog.verify(root / catalog.folder_name(left))
 
 
 def killed_at_every_moment(folder: Path, work: Callable[[Path], object], *, least: int) -> int:

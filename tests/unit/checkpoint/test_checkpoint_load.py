@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from drumline.checkpoint import store
-from drumline.checkpoint.load import load_checkpoint
-from drumline.checkpoint.manifest import TornCheckpointError
-from drumline.checkpoint.state import capture
+from drumline.checkpoint.manifest import CorruptCheckpointError
+from drumline.checkpoint.state import capture, load_checkpoint
 from drumline.errors import CheckpointError
 
 
@@ -86,13 +85,15 @@ def test_a_torn_one_asked_for_by_name_is_refused(tmp_path: Path) -> None:
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(TornCheckpointError, match=r"is torn: model\.safetensors: its checksum differs"):
+    with pytest.raises(
+        CorruptCheckpointError, match=r"is corrupt or incomplete: model\.safetensors: its checksum differs"
+    ):
         load_checkpoint(path, nn.Linear(2, 2))
     (path / "model.json").unlink()
-    with pytest.raises(TornCheckpointError, match=r"is torn: model\.json is missing"):
+    with pytest.raises(CorruptCheckpointError, match=r"is corrupt or incomplete: model\.json is missing"):
         load_checkpoint(path, nn.Linear(2, 2))
     (path / "manifest.json").unlink()
-    with pytest.raises(TornCheckpointError, match=r"is torn: manifest\.json is missing"):
+    with pytest.raises(CorruptCheckpointError, match=r"is corrupt or incomplete: manifest\.json is missing"):
         load_checkpoint(path, nn.Linear(2, 2))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drumline.checkpoint import copying, room, store
+from drumline.checkpoint import copying, store
 from drumline.checkpoint.copying import Copier, Copy
 from drumline.checkpoint.staging import as_bytes
 from drumline.checkpoint.state import capture
@@ -95,14 +95,14 @@ def test_memory_is_given_back_file_by_file() -> None:
 
 def test_the_room_on_the_host_is_some_of_its_memory() -> None:
     first_line = Path("/proc/meminfo").read_text().splitlines()[0]
-    assert room.host_room() < int(first_line.split()[1]) << 10
+    assert copying.host_room() < int(first_line.split()[1]) << 10
 
 
 def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("3000000000\n")
     (tmp_path / "memory.current").write_text("2900000000\n")
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 400000000\n")
-    monkeypatch.setattr(room, "_GROUPS", tmp_path)
-    assert room.host_room() <= 500_000_000 - (1 << 28)
+    monkeypatch.setattr(copying, "_GROUPS", tmp_path)
+    assert copying.host_room() <= 500_000_000 - (1 << 28)
     (tmp_path / "memory.max").write_text("max\n")
-    assert room.host_room() > 0
+    assert copying.host_room() > 0

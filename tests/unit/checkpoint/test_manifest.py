@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drumline.checkpoint import manifest
-from drumline.checkpoint.manifest import FileRecord, Manifest, TornCheckpointError
+from drumline.checkpoint.manifest import CorruptCheckpointError, FileRecord, Manifest
 
 EXAMPLE = Manifest(
     step=120,
@@ -77,15 +77,16 @@ def test_json_of_another_kind_is_unreadable() -> None:
 
 def test_errors_name_the_folder_and_the_file(tmp_path: Path) -> None:
     with pytest.raises(
-        TornCheckpointError, match=rf"the checkpoint {tmp_path} is torn: manifest.json is missing"
+        CorruptCheckpointError,
+        match=rf"the checkpoint {tmp_path} is corrupt or incomplete: manifest.json is missing",
     ):
         manifest.read(tmp_path)
     (tmp_path / "manifest.json").write_bytes(b"{")
     with pytest.raises(
-        TornCheckpointError, match=r"manifest.json: unreadable\n  next: use an earlier checkpoint"
+        CorruptCheckpointError, match=r"manifest.json: unreadable\n  next: use an earlier checkpoint"
     ):
         manifest.read(tmp_path)
     (tmp_path / "manifest.json").unlink()
     (tmp_path / "manifest.json").mkdir()
-    with pytest.raises(TornCheckpointError, match=r"manifest\.json cannot be read: Is a directory"):
+    with pytest.raises(CorruptCheckpointError, match=r"manifest\.json cannot be read: Is a directory"):
         manifest.read(tmp_path)

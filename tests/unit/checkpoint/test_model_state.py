@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drumline.checkpoint import look, store
-from drumline.checkpoint.model_state import load_model_state, model_state
+from drumline.checkpoint import catalog, store
+from drumline.checkpoint.state import load_model_state, model_state
 from drumline.distributed.wrap import SingleProcess
 from drumline.errors import CheckpointError
 from drumline.models.gpt import GPT
@@ -68,7 +68,7 @@ def assert_same(ours: nn.Module, theirs: nn.Module) -> None:
 def through_disk(model: nn.Module, root: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     tensors, aliases = model_state(model)
     path = store.write(root, 1, tensors={"model": tensors}, documents={"model": aliases}, metrics={})
-    return store.read_tensors(path, "model"), look.read_document(path, "model")
+    return store.read_tensors(path, "model"), catalog.read_document(path, "model")
 
 
 def test_comes_back_bit_for_bit(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from drumline.checkpoint.nested import decode, encode
+from drumline.checkpoint.optimizer_state import decode, encode
 from drumline.errors import CheckpointError
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from drumline.checkpoint import look, store
+from drumline.checkpoint import catalog, store
 from drumline.checkpoint.optimizer_state import load_optimizer_state, optimizer_state
 from drumline.errors import CheckpointError
 
@@ -112,7 +112,7 @@ def through_disk(
     root: Path, tensors: dict[str, Tensor], document: dict[str, Any]
 ) -> tuple[dict[str, Tensor], Any]:
     path = store.write(root, 1, tensors={"o": tensors}, documents={"o": document}, metrics={})
-    return store.read_tensors(path, "o"), look.read_document(path, "o")
+    return store.read_tensors(path, "o"), catalog.read_document(path, "o")
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drumline.checkpoint import look, store, tensor_file
-from drumline.checkpoint.parts import Collector, Files, Telling, WritingRank, contribute, deal
+from drumline.checkpoint import catalog, store, tensor_file
+from drumline.checkpoint.parts import Collector, Files, SaveMessages, WritingRank, assign, write_own_part
 from drumline.errors import CheckpointError
 from drumline.launch.node.sealed_store import SealedStore
 
@@ -35,14 +35,14 @@ class Job:
         self.end = threading.Event()
         self.store = SealedStore(dist.HashStore(), "a secret")
 
-    def telling(self) -> Telling:
-        return Telling(self.store, 1, end=self.end)
+    def messages(self) -> SaveMessages:
+        return SaveMessages(self.store, 1, end=self.end)
 
     @contextmanager
     def other(self, share: Files) -> Iterator[None]:
         thread = threading.Thread(
-            target=contribute,
-            args=(self.telling(), ONE, self.roots[-1], 1),
+            target=write_own_part,
+            args=(self.messages(), ONE, self.roots[-1], 1),
             kwargs={"tensors": share, "stream": tensor_file.stream, "seen_s": 0.2},
         )
         thread.start()
@@ -57,7 +57,7 @@ class Job:
             tensors=shares[0],
             documents={"progress": {"step": 1}},
             metrics={},
-            others=Collector(self.telling(), ZERO, expected, seen_s=0.2),
+            others=Collector(self.messages(), ZERO, expected, seen_s=0.2),
         )
 
     def failure(
@@ -67,13 +67,13 @@ class Job:
         other = self.other(shares[1] if written is None else written) if has_other else nullcontext()
         with other, pytest.raises(CheckpointError) as caught:
             self.write(shares)
-        assert look.newest_valid(self.roots[0]) == (None, [])
+        assert catalog.newest_valid(self.roots[0]) == (None, [])
         return str(caught.value)
 
 
 def test_every_tensor_goes_to_one_rank_and_each_has_about_as_much() -> None:
     whole = tensors(1000)
-    shares = deal(whole, [0, 2, 5])
+    shares = assign(whole, [0, 2, 5])
     assert shares.keys() == {0, 2, 5}
     names = sorted(name for share in shares.values() for group in share.values() for name in group)
     assert names == sorted(name for group in whole.values() for name in group)
@@ -81,7 +81,7 @@ def test_every_tensor_goes_to_one_rank_and_each_has_about_as_much() -> None:
     assert max(loads) <= 1.3 * min(loads)
     assert list(shares[2]) == ["model-part-00002"]
     assert shares[0]["empty"] == {}
-    again = deal({file: dict(reversed(group.items())) for file, group in whole.items()}, [0, 2, 5])
+    again = assign({file: dict(reversed(group.items())) for file, group in whole.items()}, [0, 2, 5])
     assert {rank: {f: sorted(g) for f, g in share.items()} for rank, share in again.items()} == {
         rank: {f: sorted(g) for f, g in share.items()} for rank, share in shares.items()
     }
@@ -89,12 +89,12 @@ def test_every_tensor_goes_to_one_rank_and_each_has_about_as_much() -> None:
 
 def test_parts_of_two_ranks_are_one_checkpoint(tmp_path: Path) -> None:
     whole = tensors()
-    shares = deal(whole, [0, 1])
+    shares = assign(whole, [0, 1])
     job = Job(tmp_path)
     with job.other(shares[1]):
         path = job.write(shares)
     assert not any(job.store.check([f"checkpoint/1/{key}"]) for key in ("open", "part/1"))
-    names = set(look.verify(path).files)
+    names = set(catalog.verify(path).files)
     assert {"model-part-00000.safetensors", "model-part-00001.safetensors", "empty.safetensors"} <= names
     read = store.read(path)
     assert read.tensors.keys() == whole.keys()
@@ -106,10 +106,13 @@ def test_parts_of_two_ranks_are_one_checkpoint(tmp_path: Path) -> None:
 
 def test_a_folder_that_the_other_host_does_not_see(tmp_path: Path) -> None:
     job = Job(tmp_path / "a", tmp_path / "b")
-    text = job.failure(deal(tensors(), [0, 1]))
+    text = job.failure(assign(tensors(), [0, 1]))
     missing = tmp_path / "b" / ".step-00000001.partial"
-    assert f"step-00000001 could not be saved: rank 1 on node-b: it does not see {missing}, " in text
-    assert "which rank 0 on node-a has made: the folder is not one that all nodes share" in text
+    assert (
+        f"step-00000001 could not be saved: rank 1 on node-b: {missing}, which rank 0 on node-a made, "
+        in text
+    )
+    assert "is not visible here: the nodes do not share this folder" in text
     assert "; there is no earlier checkpoint\n  next: give a --run on a volume that all nodes share, " in text
     assert "or --checkpoint.writers one, or use another run folder" in text
 
@@ -117,7 +120,7 @@ def test_a_folder_that_the_other_host_does_not_see(tmp_path: Path) -> None:
 def test_a_part_that_does_not_arrive(tmp_path: Path) -> None:
     job = Job(tmp_path / "a", tmp_path / "b")
     (tmp_path / "b" / ".step-00000001.partial").mkdir(parents=True)
-    text = job.failure(deal(tensors(), [0, 1]))
+    text = job.failure(assign(tensors(), [0, 1]))
     assert "model-part-00001.safetensors, which rank 1 on node-b has written, is not in " in text
     assert "/a/.step-00000001.partial on node-a: the folder is not one that all nodes share" in text
 
@@ -132,7 +135,7 @@ def test_a_part_that_does_not_arrive(tmp_path: Path) -> None:
 def test_a_rank_that_holds_other_tensors_is_named_and_none_is_lost(
     tmp_path: Path, change: Callable[[dict[str, Tensor]], None], said: str
 ) -> None:
-    shares = deal(tensors(), [0, 1])
+    shares = assign(tensors(), [0, 1])
     other = {file: dict(group) for file, group in shares[1].items()}
     change(other["model-part-00001"])
     text = Job(tmp_path).failure(shares, written=other)
@@ -159,19 +162,19 @@ def test_a_rank_that_cannot_make_its_part_is_named(tmp_path: Path) -> None:
 def test_a_rank_that_is_gone_is_not_waited_for_when_the_run_ends(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.end.set()
-    text = job.failure(deal(tensors(), [0, 1]), has_other=False)
-    assert "could not be saved: rank 1 on node-b ended before its part was written" in text
+    text = job.failure(assign(tensors(), [0, 1]), has_other=False)
+    assert "could not be saved: rank 1 on node-b exited before its part was written" in text
     assert "next: see the output of that rank" in text
 
 
 def test_when_rank_0_gives_up_the_others_do_too(tmp_path: Path) -> None:
     job = Job(tmp_path)
     (tmp_path / "step-00000001").write_text("in the way")
-    shares = deal(tensors(), [0, 1])
+    shares = assign(tensors(), [0, 1])
     with job.other(shares[1]), pytest.raises(CheckpointError, match="a file is where a folder should be"):
         job.write(shares)
     tidy = Job(tmp_path)
-    Collector(tidy.telling(), ZERO, {}).give_up()
+    Collector(tidy.messages(), ZERO, {}).cancel()
     with tidy.other(shares[1]):
         pass
     tidy = Job(tmp_path)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.checkpoint import look, manifest, store
+from drumline.checkpoint import catalog, manifest, store
 from drumline.checkpoint.manifest import Manifest
 from drumline.checkpoint.retention import best, is_best, prune
 
@@ -21,7 +21,7 @@ def make(root: Path, step: int, **metrics: float) -> Path:
 
 def make_quick(root: Path, step: int, metrics: dict[str, float]) -> Path:
     """A whole checkpoint without files, made without waiting for the device."""
-    path = root / look.folder_name(step)
+    path = root / catalog.folder_name(step)
     path.mkdir(parents=True)
     (path / "manifest.json").write_bytes(manifest.render(Manifest(step, "", metrics, {})))
     return path
@@ -34,7 +34,7 @@ def by_loss(root: Path, *, last: int = 1, best: int = 0) -> list[Path]:
 def test_the_last_ones_stay(tmp_path: Path) -> None:
     paths = [make(tmp_path, step) for step in (1, 2, 3, 4)]
     assert by_loss(tmp_path, last=2) == paths[:2]
-    assert look.list_steps(tmp_path) == [3, 4]
+    assert catalog.list_steps(tmp_path) == [3, 4]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
     assert by_loss(tmp_path, last=2) == []
 
@@ -44,7 +44,7 @@ def test_the_best_stays_besides(tmp_path: Path, higher_is_better: bool, kept: li
     for step, score in ((1, 0.1), (2, 0.9), (3, 0.5), (4, 0.4)):
         make(tmp_path, step, accuracy=score)
     prune(tmp_path, keep_last=1, keep_best=1, metric="accuracy", higher_is_better=higher_is_better)
-    assert look.list_steps(tmp_path) == kept
+    assert catalog.list_steps(tmp_path) == kept
 
 
 def test_of_equals_the_newer_is_the_best(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_of_equals_the_newer_is_the_best(tmp_path: Path) -> None:
         make(tmp_path, step, loss=0.0)
     make(tmp_path, 4, loss=1.0)
     by_loss(tmp_path, best=1)
-    assert look.list_steps(tmp_path) == [3, 4]
+    assert catalog.list_steps(tmp_path) == [3, 4]
 
 
 def test_one_that_is_not_finite_is_never_the_best_and_deletes_no_finite_one(tmp_path: Path) -> None:
@@ -71,18 +71,18 @@ def test_one_that_is_not_finite_is_never_the_best_and_deletes_no_finite_one(tmp_
             keep_best=1,
             metric="loss",
             higher_is_better=False,
-            newest=tmp_path / look.folder_name(step),
+            newest=tmp_path / catalog.folder_name(step),
         )
-    assert look.list_steps(tmp_path) == [2, 3, 5], "the last two finite ones, and the newest"
+    assert catalog.list_steps(tmp_path) == [2, 3, 5], "the last two finite ones, and the newest"
     assert best(tmp_path, metric="loss", higher_is_better=False) == 3
-    found = look.newest_valid(tmp_path)
+    found = catalog.newest_valid(tmp_path)
     assert found == (tmp_path / "step-00000003", [(tmp_path / "step-00000005", "model/w is not finite")])
 
 
 def test_where_none_is_finite_the_newest_is_found(tmp_path: Path) -> None:
     for step in (1, 2):
         store.write(tmp_path, step, tensors={}, documents={}, metrics={}, non_finite="model/w")
-    assert look.newest_valid(tmp_path) == (tmp_path / "step-00000002", [])
+    assert catalog.newest_valid(tmp_path) == (tmp_path / "step-00000002", [])
 
 
 def test_a_save_that_would_be_the_best_is_known_before(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_without_the_metric_or_with_nan_it_is_never_the_best(tmp_path: Path) -> 
     make(tmp_path, 3, accuracy=1.0)
     make(tmp_path, 4)
     by_loss(tmp_path, best=3)
-    assert look.list_steps(tmp_path) == [1, 4]
+    assert catalog.list_steps(tmp_path) == [1, 4]
 
 
 def test_the_newest_valid_one_stays_though_a_newer_looks_whole(tmp_path: Path) -> None:
@@ -115,12 +115,12 @@ def test_the_newest_valid_one_stays_though_a_newer_looks_whole(tmp_path: Path) -
     raw[-1] ^= 1
     file.write_bytes(raw)
     assert by_loss(tmp_path) == [tmp_path / "step-00000001"]
-    assert look.newest_valid(tmp_path).path == tmp_path / "step-00000002"
+    assert catalog.newest_valid(tmp_path).path == tmp_path / "step-00000002"
 
 
 def test_what_was_just_written_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [make(tmp_path, step) for step in (1, 2, 3)]
-    monkeypatch.setattr(look, "verify", None)
+    monkeypatch.setattr(catalog, "verify", None)
     removed = prune(
         tmp_path, keep_last=1, keep_best=0, metric="loss", higher_is_better=False, newest=paths[-1]
     )
@@ -131,7 +131,7 @@ def test_the_newest_valid_one_stays_even_if_none_is_to_be_kept(tmp_path: Path) -
     for step in (1, 2):
         make(tmp_path, step)
     by_loss(tmp_path, last=0)
-    assert look.list_steps(tmp_path) == [2]
+    assert catalog.list_steps(tmp_path) == [2]
 
 
 def test_torn_ones_do_not_count_as_kept_and_go_when_a_valid_one_is_newer(tmp_path: Path) -> None:
@@ -139,14 +139,14 @@ def test_torn_ones_do_not_count_as_kept_and_go_when_a_valid_one_is_newer(tmp_pat
         make(tmp_path, step)
     (tmp_path / "step-00000003" / "manifest.json").unlink()
     assert by_loss(tmp_path, last=2) == [tmp_path / "step-00000001", tmp_path / "step-00000003"]
-    assert look.list_steps(tmp_path) == [2, 4]
+    assert catalog.list_steps(tmp_path) == [2, 4]
 
 
 def test_nothing_goes_while_nothing_is_valid(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         (make(tmp_path, step) / "progress.json").unlink()
     assert by_loss(tmp_path) == []
-    assert look.list_steps(tmp_path) == [1, 2, 3]
+    assert catalog.list_steps(tmp_path) == [1, 2, 3]
     assert by_loss(tmp_path / "none") == []
 
 
@@ -156,7 +156,7 @@ def test_a_link_is_removed_and_not_what_it_points_at(tmp_path: Path) -> None:
     make(root, 2)
     (root / "step-00000001").symlink_to(original)
     assert by_loss(root) == [root / "step-00000001"]
-    look.verify(original)
+    catalog.verify(original)
     assert [path.name for path in root.iterdir()] == ["step-00000002"]
 
 
@@ -185,7 +185,7 @@ def test_the_rules_hold_for_any_history(
     whole = [step for step, (_, is_torn) in enumerate(entries, start=1) if not is_torn]
     scored = [step for step in whole if (score := entries[step - 1][0]) is not None and math.isfinite(score)]
     prune(root, keep_last=last, keep_best=best, metric="m", higher_is_better=higher)
-    left = set(look.list_steps(root))
+    left = set(catalog.list_steps(root))
     kept = left & set(whole)
     assert set(whole[-last:]) <= kept
     assert len(kept) <= last + best
@@ -202,4 +202,4 @@ def test_the_rules_hold_for_any_history(
 
 
 def test_a_quick_checkpoint_is_a_real_one(tmp_path: Path) -> None:
-    assert look.verify(make_quick(tmp_path, 3, {"m": 1.0})).files == {}
+    assert catalog.verify(make_quick(tmp_path, 3, {"m": 1.0})).files == {}

@@ -13,8 +13,8 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.checkpoint import disk, look, manifest, store
-from drumline.checkpoint.manifest import TornCheckpointError
+from drumline.checkpoint import catalog, disk, manifest, store
+from drumline.checkpoint.manifest import CorruptCheckpointError
 from drumline.errors import CheckpointError
 
 FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "progress.json")
@@ -42,7 +42,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     path = write(tmp_path / "a" / "b", 7, metrics={"loss": 0.5})
     assert path == tmp_path / "a" / "b" / "step-00000007"
     assert sorted(file.name for file in path.iterdir()) == sorted(FILES)
-    found = look.verify(path)
+    found = catalog.verify(path)
     assert (found.step, found.metrics) == (7, {"loss": 0.5})
     assert datetime.fromisoformat(found.created) >= before
     assert found.files.keys() == set(FILES) - {"manifest.json"}
@@ -50,7 +50,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     assert torch.equal(snapshot.tensors["model"]["w"], torch.full((8,), 7.0))
     assert snapshot.tensors.keys() == {"model", "optimizer"}
     assert snapshot.documents == {"progress": {"step": 7}}
-    assert look.read_document(path, "progress") == {"step": 7}
+    assert catalog.read_document(path, "progress") == {"step": 7}
     assert store.read_tensors(path, "optimizer")["w/m"].tolist() == [1, 1, 1]
     assert hidden(path.parent) == []
 
@@ -63,13 +63,13 @@ def test_the_names_of_files_in_the_manifest_are_safe_from_documents(tmp_path: Pa
 def test_large_steps_keep_their_order(tmp_path: Path) -> None:
     for step in (99_999_999, 5, 123_456_789):
         write(tmp_path, step)
-    assert look.list_steps(tmp_path) == [5, 99_999_999, 123_456_789]
-    assert look.newest_valid(tmp_path).path == tmp_path / "step-123456789"
+    assert catalog.list_steps(tmp_path) == [5, 99_999_999, 123_456_789]
+    assert catalog.newest_valid(tmp_path).path == tmp_path / "step-123456789"
 
 
 def test_nothing_there_yet(tmp_path: Path) -> None:
-    assert look.newest_valid(tmp_path / "none") == (None, [])
-    assert look.list_steps(tmp_path / "none") == []
+    assert catalog.newest_valid(tmp_path / "none") == (None, [])
+    assert catalog.list_steps(tmp_path / "none") == []
 
 
 def test_strangers_are_left_alone(tmp_path: Path) -> None:
@@ -80,11 +80,11 @@ def test_strangers_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     (path / "notes.txt").write_text("mine")
     write(tmp_path, 4)
-    assert look.newest_valid(tmp_path) == (tmp_path / "step-00000004", [])
-    assert look.list_steps(tmp_path) == [3, 4]
+    assert catalog.newest_valid(tmp_path) == (tmp_path / "step-00000004", [])
+    assert catalog.list_steps(tmp_path) == [3, 4]
     assert (tmp_path / "notes.txt").read_text() == "hello"
     assert (tmp_path / "step-12").is_dir()
-    look.verify(path)
+    catalog.verify(path)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -92,22 +92,24 @@ def test_a_truncated_file_is_named_and_the_one_before_is_used(tmp_path: Path, na
     good, torn = write(tmp_path, 1), write(tmp_path, 2)
     size = (torn / name).stat().st_size
     os.truncate(torn / name, size - 1)
-    found = look.newest_valid(tmp_path)
+    found = catalog.newest_valid(tmp_path)
     assert found.path == good
     reason = f"{name} has {size - 1} of {size} bytes" if name != "manifest.json" else "manifest.json: "
     assert [skipped.path for skipped in found.skipped] == [torn]
     assert found.skipped[0].reason.startswith(reason)
     os.truncate(torn / name, 0)
-    assert look.newest_valid(tmp_path).path == good
+    assert catalog.newest_valid(tmp_path).path == good
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_deleted_file_is_named_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
     good, torn = write(tmp_path, 1), write(tmp_path, 2)
     (torn / name).unlink()
-    assert look.newest_valid(tmp_path) == (good, [(torn, f"{name} is missing")])
-    with pytest.raises(TornCheckpointError, match=f"the checkpoint {torn} is torn: {name} is missing"):
-        look.verify(torn)
+    assert catalog.newest_valid(tmp_path) == (good, [(torn, f"{name} is missing")])
+    with pytest.raises(
+        CorruptCheckpointError, match=f"the checkpoint {torn} is corrupt or incomplete: {name} is missing"
+    ):
+        catalog.verify(torn)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -116,28 +118,28 @@ def test_a_flipped_byte_is_named_and_the_one_before_is_used(tmp_path: Path, name
     intact = (torn / name).read_bytes()
     for position in range(0, len(intact), 7):
         flip_byte(torn / name, position)
-        found = look.newest_valid(tmp_path)
+        found = catalog.newest_valid(tmp_path)
         assert found.path == good
         assert name in found.skipped[0].reason
         assert name == "manifest.json" or "its checksum differs" in found.skipped[0].reason
         (torn / name).write_bytes(intact)
-    assert look.newest_valid(tmp_path) == (torn, [])
+    assert catalog.newest_valid(tmp_path) == (torn, [])
 
 
 def test_all_torn_ones_are_told_newest_first(tmp_path: Path) -> None:
     paths = [write(tmp_path, step) for step in (1, 2, 3)]
     for path in paths:
         (path / "progress.json").unlink()
-    found = look.newest_valid(tmp_path)
+    found = catalog.newest_valid(tmp_path)
     assert found.path is None
     assert [skipped.path for skipped in found.skipped] == paths[::-1]
 
 
 def test_a_folder_under_the_name_of_another_step_is_torn(tmp_path: Path) -> None:
     write(tmp_path, 1).rename(tmp_path / "step-00000005")
-    assert look.newest_valid(tmp_path).skipped[0].reason == "manifest.json is that of step 1"
+    assert catalog.newest_valid(tmp_path).skipped[0].reason == "manifest.json is that of step 1"
     (tmp_path / "step-00000005").rename(tmp_path / "best")
-    assert look.verify(tmp_path / "best").step == 1
+    assert catalog.verify(tmp_path / "best").step == 1
 
 
 def test_a_file_that_cannot_be_read_is_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,15 +149,17 @@ def test_a_file_that_cannot_be_read_is_torn(tmp_path: Path, monkeypatch: pytest.
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(disk, "checksum_of", fail)
-    with pytest.raises(TornCheckpointError, match=r"model\.safetensors cannot be read: Input/output error"):
-        look.verify(path)
+    with pytest.raises(
+        CorruptCheckpointError, match=r"model\.safetensors cannot be read: Input/output error"
+    ):
+        catalog.verify(path)
 
 
 def test_a_document_that_went_missing_after_verification(tmp_path: Path) -> None:
     path = write(tmp_path, 1)
     (path / "progress.json").unlink()
-    with pytest.raises(TornCheckpointError, match=r"progress\.json is missing"):
-        look.read_document(path, "progress")
+    with pytest.raises(CorruptCheckpointError, match=r"progress\.json is missing"):
+        catalog.read_document(path, "progress")
 
 
 @pytest.mark.parametrize("is_torn", [False, True])
@@ -164,7 +168,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path, is_torn: bool
     if is_torn:
         (path / "model.safetensors").unlink()
     assert write(tmp_path, 1, size=5) == path
-    look.verify(path)
+    catalog.verify(path)
     assert store.read_tensors(path, "model")["w"].numel() == 5
     assert hidden(tmp_path) == []
 
@@ -177,9 +181,9 @@ def test_the_earlier_one_counts_until_its_replacement_stands(
     rename = Path.rename
 
     def look_then_rename(source: Path, target: Path) -> Path:
-        seen.append(look.newest_valid(tmp_path).path)
+        seen.append(catalog.newest_valid(tmp_path).path)
         result = rename(source, target)
-        seen.append(look.newest_valid(tmp_path).path)
+        seen.append(catalog.newest_valid(tmp_path).path)
         return result
 
     monkeypatch.setattr(Path, "rename", look_then_rename)
@@ -194,17 +198,17 @@ def test_leftovers_of_a_killed_process_go_at_the_next_write(tmp_path: Path) -> N
         (tmp_path / name).mkdir()
         (tmp_path / name / "junk").write_text("x")
     (tmp_path / ".mine").mkdir()
-    assert look.newest_valid(tmp_path).path == path
+    assert catalog.newest_valid(tmp_path).path == path
     write(tmp_path, 3)
     assert hidden(tmp_path) == [".mine"]
-    assert look.list_steps(tmp_path) == [1, 3]
+    assert catalog.list_steps(tmp_path) == [1, 3]
 
 
 def test_one_that_was_moved_aside_and_never_replaced_gets_its_name_back(tmp_path: Path) -> None:
     write(tmp_path, 1).rename(tmp_path / ".step-00000001.replaced")
-    assert look.newest_valid(tmp_path).path == tmp_path / ".step-00000001.replaced"
+    assert catalog.newest_valid(tmp_path).path == tmp_path / ".step-00000001.replaced"
     write(tmp_path, 2)
-    look.verify(tmp_path / "step-00000001")
+    catalog.verify(tmp_path / "step-00000001")
     assert hidden(tmp_path) == []
 
 
@@ -247,7 +251,7 @@ def test_a_failure_that_is_not_the_disk_s_leaves_nothing_behind(tmp_path: Path) 
     with pytest.raises(ValueError, match="high"):
         store.write(tmp_path, 1, tensors={}, documents={}, metrics=broken)
     assert hidden(tmp_path) == []
-    assert look.newest_valid(tmp_path).path == path
+    assert catalog.newest_valid(tmp_path).path == path
 
 
 def test_interrupted_between_the_renames_the_earlier_one_gets_its_name_back(
@@ -283,9 +287,9 @@ def test_a_link_to_a_checkpoint_elsewhere_is_replaced_and_the_original_stays(tmp
     root = tmp_path / "root"
     root.mkdir()
     (root / "step-00000001").symlink_to(original)
-    assert look.newest_valid(root).path == root / "step-00000001"
+    assert catalog.newest_valid(root).path == root / "step-00000001"
     write(root, 1, size=5)
-    look.verify(original)
+    catalog.verify(original)
     assert store.read_tensors(root / "step-00000001", "model")["w"].numel() == 5
     assert hidden(root) == []
 
@@ -309,7 +313,7 @@ json_values = st.recursive(
 def test_any_document_comes_back(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
     root = tmp_path_factory.mktemp("store")
     path = store.write(root, 1, tensors={}, documents={"progress": document}, metrics={})
-    assert look.read_document(path, "progress") == document
+    assert catalog.read_document(path, "progress") == document
     assert json.loads((path / "progress.json").read_bytes()) == document
 
 

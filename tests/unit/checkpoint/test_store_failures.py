@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from drumline.checkpoint import disk, look, store
+from drumline.checkpoint import catalog, disk, store
 from drumline.errors import CheckpointError
 
 NOBODY = 65534
@@ -68,11 +68,11 @@ def test_full_disk(small_disk: Callable[[str], Path]) -> None:
     text = failure(root, 2, num_bytes=1_000_000)
     assert re.search(
         rf"the checkpoint {root}/step-00000002 could not be saved: the disk is full "
-        rf"\(1\.0 MB needed, 2\d\d\.\d kB free\); the last good checkpoint, {good}, is untouched\n"
-        rf"  next: free some space on the disk of {root}, or use another run folder; then run the same command again",
+        rf"\(1 MB needed, 2\d\d kB free\); the last good checkpoint, {good}, is untouched\n"
+        rf"  next: free some space on the disk of {root}, or use another run folder; then rerun the same command",
         text,
     ), text
-    assert look.newest_valid(root) == (good, [])
+    assert catalog.newest_valid(root) == (good, [])
     assert [path.name for path in root.iterdir()] == [good.name]
     assert os.statvfs(root).f_bavail == free
     assert write(root, 2, num_bytes=40_000)
@@ -88,7 +88,7 @@ def test_full_disk_while_the_same_step_is_replaced(small_disk: Callable[[str], P
     root = small_disk("size=256k")
     good = write(root, 1, num_bytes=40_000)
     assert f"the last good checkpoint, {good}, is untouched" in failure(root, 1, num_bytes=1_000_000)
-    assert look.newest_valid(root) == (good, [])
+    assert catalog.newest_valid(root) == (good, [])
 
 
 def test_full_of_files(small_disk: Callable[[str], Path]) -> None:
@@ -100,7 +100,7 @@ def test_full_of_files(small_disk: Callable[[str], Path]) -> None:
         f"delete some files on the disk of {root}: it has bytes left but may have no inodes (see df -i)"
         in text
     )
-    assert look.newest_valid(root).path == good
+    assert catalog.newest_valid(root).path == good
 
 
 def test_read_only_disk(small_disk: Callable[[str], Path]) -> None:
@@ -113,7 +113,7 @@ def test_read_only_disk(small_disk: Callable[[str], Path]) -> None:
         f"the last good checkpoint, {good}, is untouched\n  next: mount the disk of {root} for writing"
         in text
     )
-    assert look.newest_valid(root) == (good, [])
+    assert catalog.newest_valid(root) == (good, [])
     with pytest.raises(
         CheckpointError, match="step-00000001 could not be removed: the file system is read-only"
     ):
@@ -135,7 +135,7 @@ def test_no_permission(open_folder: Path) -> None:
         f"the last good checkpoint, {good}, is untouched\n  next: let user id {user} read and write {root}"
         in text
     )
-    assert look.newest_valid(root) == (good, [])
+    assert catalog.newest_valid(root) == (good, [])
 
 
 def test_no_permission_even_to_look(open_folder: Path) -> None:
@@ -148,10 +148,10 @@ def test_no_permission_even_to_look(open_folder: Path) -> None:
         with pytest.raises(
             CheckpointError, match=rf"the checkpoints in {root} cannot be listed: no permission"
         ):
-            look.newest_valid(root)
+            catalog.newest_valid(root)
     closed.chmod(0o755)
     assert "no permission (" in text
-    assert "; earlier checkpoints cannot be looked at\n" in text
+    assert "; earlier checkpoints cannot be read\n" in text
 
 
 def test_a_file_in_the_place_of_the_root(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_file_system_without_folder_flush_is_fine(tmp_path: Path, monkeypatch:
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", refuse_folders)
-    look.verify(write(tmp_path, 1))
+    catalog.verify(write(tmp_path, 1))
 
 
 def test_a_disk_that_does_not_tell_its_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,18 +229,3 @@ def test_a_disk_that_does_not_tell_its_free_space(tmp_path: Path, monkeypatch: p
     assert (
         disk.explain(OSError(errno.EDQUOT, "x"), folder=tmp_path, needed=5)[0] == "the disk quota is used up"
     )
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 bytes"),
-        (999, "999 bytes"),
-        (1000, "1.0 kB"),
-        (2_500_000, "2.5 MB"),
-        (7e9, "7.0 GB"),
-        (3e15, "3000.0 TB"),
-    ],
-)
-def test_sizes_for_people(size: float, text: str) -> None:
-    assert disk.readable_size(size) == text

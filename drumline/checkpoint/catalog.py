@@ -1,7 +1,5 @@
-"""Which checkpoints there are and which of them are whole: looks only, changes nothing, so any process may ask.
-
-No torch here: `drumline verify` checks a run folder without it. What a checkpoint is, and what its hidden neighbours
-are, is told in `store`, which writes them.
+"""Which checkpoints a folder holds and which of them are complete. Reads only, and needs no torch: `drumline verify`
+uses it. `store` writes what is read here.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from drumline.checkpoint import disk, manifest
-from drumline.checkpoint.manifest import Manifest, TornCheckpointError
+from drumline.checkpoint.manifest import CorruptCheckpointError, Manifest
 from drumline.errors import CheckpointError
 from drumline.untrusted import parse_json, read_regular, size_of
 
@@ -32,7 +30,7 @@ class Skipped(NamedTuple):
     reason: str
 
 
-class Found(NamedTuple):
+class NewestCheckpoint(NamedTuple):
     """The newest checkpoint to resume from, and the newer ones that were skipped."""
 
     path: Path | None
@@ -40,76 +38,74 @@ class Found(NamedTuple):
 
 
 def verify(path: Path) -> Manifest:
-    """Read a whole checkpoint and compare every byte with its manifest."""
-    found = glance(path)
+    """Compare every byte of a checkpoint with its manifest."""
+    found = check_sizes(path)
     for name, record in found.files.items():
         if _attempt(path, name, disk.checksum_of) != record.blake3:
-            raise TornCheckpointError(path, f"{name}: its checksum differs from the manifest's")
+            raise CorruptCheckpointError(path, f"{name}: its checksum differs from the manifest's")
     return found
 
 
-def glance(path: Path) -> Manifest:
-    """The quick look: the manifest is whole, and the files are there in their right sizes."""
+def check_sizes(path: Path) -> Manifest:
+    """The quick check: the manifest is intact, and every file is there in its right size."""
     found = manifest.read(path)
     named = STEP_NAME.fullmatch(path.name)
     if named and int(named[1]) != found.step:
-        raise TornCheckpointError(path, f"{manifest.FILE_NAME} is that of step {found.step}")
+        raise CorruptCheckpointError(path, f"{manifest.FILE_NAME} is that of step {found.step}")
     for name, record in found.files.items():
         size = _attempt(path, name, size_of)
         if size != record.size:
-            raise TornCheckpointError(path, f"{name} has {size} of {record.size} bytes")
+            raise CorruptCheckpointError(path, f"{name} has {size} of {record.size} bytes")
     return found
 
 
-def newest_valid(root: Path, check: Callable[[Path], None] | None = None) -> Found:
-    """The newest checkpoint that is whole, every byte read, and finite; where none is finite, the newest whole one.
+def newest_valid(root: Path, check: Callable[[Path], None] | None = None) -> NewestCheckpoint:
+    """The newest checkpoint that is complete, every byte checked, and finite; where none is finite, the newest complete
+    one.
 
-    `check`: what else must hold; its TornCheckpointError skips one."""
+    `check` may raise CorruptCheckpointError to skip one."""
     skipped: list[Skipped] = []
-    fallback = Found(None, skipped)
+    fallback = NewestCheckpoint(None, skipped)
     for path in _candidates(root):
         try:
             found = verify(path)
             if check:
                 check(path)
-        except TornCheckpointError as error:
+        except CorruptCheckpointError as error:
             skipped.append(Skipped(path, error.reason))
             continue
         if found.non_finite is None:
-            return Found(path, skipped)
+            return NewestCheckpoint(path, skipped)
         if fallback.path is None:
-            fallback = Found(path, list(skipped))
+            fallback = NewestCheckpoint(path, list(skipped))
         skipped.append(Skipped(path, f"{found.non_finite} is not finite"))
-    return fallback if fallback.path is not None else Found(None, skipped)
+    return fallback if fallback.path is not None else NewestCheckpoint(None, skipped)
 
 
 def list_steps(root: Path) -> list[int]:
-    """The steps of which there is a checkpoint folder, torn or not, in order."""
+    """The steps that have a checkpoint folder, complete or not, in order."""
     names = (STEP_NAME.fullmatch(path.name) for path in folders(root))
     return sorted(int(name[1]) for name in names if name)
 
 
 def folder_name(step: int) -> str:
-    """The name of a step's folder."""
     return f"step-{step:08d}"
 
 
 def is_step_folder(path: Path) -> bool:
-    """Whether a path has the name of a step's folder."""
     return STEP_NAME.fullmatch(path.name) is not None
 
 
 def read_document(path: Path, name: str) -> Any:
-    """One document."""
     file = f"{name}{DOCUMENT}"
     try:
         return parse_json(_attempt(path, file, lambda found: read_regular(found, most=STATE_BYTES)))
     except ValueError as error:
-        raise TornCheckpointError(path, f"{file} cannot be read: {error}") from error
+        raise CorruptCheckpointError(path, f"{file} cannot be read: {error}") from error
 
 
 def folders(root: Path) -> list[Path]:
-    """The folders in a folder of checkpoints, hidden ones too; none if it is not there."""
+    """The folders in a folder of checkpoints, hidden ones included."""
     try:
         return [path for path in root.iterdir() if path.is_dir()]
     except FileNotFoundError:
@@ -135,6 +131,6 @@ def _attempt(folder: Path, name: str, operation: Callable[[Path], Result]) -> Re
     try:
         return operation(folder / name)
     except FileNotFoundError as error:
-        raise TornCheckpointError(folder, f"{name} is missing") from error
+        raise CorruptCheckpointError(folder, f"{name} is missing") from error
     except OSError as error:
-        raise TornCheckpointError(folder, f"{name} cannot be read: {error.strerror}") from error
+        raise CorruptCheckpointError(folder, f"{name} cannot be read: {error.strerror}") from error
