@@ -1,54 +1,151 @@
-"""How two programs show each other that both have a secret, which never travels, and seal what they say after that.
+"""Two processes show each other that both have a secret, which never travels, and agree on keys for their connection.
 
-Each side sends a number that was never used before, and proves that it knows the secret by a keyed hash over both.
+    dialler                                                 listener
+    {"drumline": PURPOSE, "node", "to", "nonce", "secret"}
+                                                            {"nonce"}
+    {"proof"}
+                                                            {"proof"}, or {"refused", "next"}
+
+A proof is a keyed hash over both first messages and the role, so that it fits no other connection. The lines after it
+are sealed (frames.py); they can be read on the way, and hold nothing secret. Where neither side has a secret
+(`"secret": false`), the network is trusted, as PyTorch's own store trusts it. Nothing here knows of sockets.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Callable, Container, Generator
+from dataclasses import dataclass
+from typing import Any
 
-NONCE_BYTES = 16
+from drumline.net.frames import NOT_JSON, FrameError, Message, Session, encode
+from drumline.net.secrets import VARIABLE, keyed_hash
+
+# Of a line before the other side has proved who it is.
+MAX_STRANGER_BYTES = 1 << 10
+# Until then, and no longer.
+HANDSHAKE_S = 3.0
 NONCE = re.compile(r"[0-9a-f]{32}", re.ASCII)
-SEAL_BYTES = 64
+
+STRANGE = "not a node that connects to this one"
+WRONG_SECRET, NOT_TAKEN = f"another {VARIABLE}", f"refused our {VARIABLE}"
+
+
+class RefusedError(FrameError):
+    """The other side may not connect. `what` and `next_step` are sent to it, for its user."""
+
+    def __init__(self, what: str, *, next_step: str | None = None, kind: str = WRONG_SECRET) -> None:
+        super().__init__(kind, what, next_step=next_step)
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """The end of a handshake: who is there, and the last message that is still to be sent, if it is ours."""
+
+    node: int
+    session: Session
+    last: Message | None = None
+
+
+# What it yields is to be sent; what is sent into it is what arrived.
+Handshake = Generator[Message | None, Message, Agreed]
+
+
+def dial(secret: bytes | None, purpose: str, me: int, to: int, **facts: Any) -> Handshake:
+    """The dialler's side. It proves first: a listener answers strangers with nothing but a nonce. `facts`: what else
+    the listener should know of this node."""
+    hello = {
+        "drumline": purpose,
+        "node": me,
+        "to": to,
+        "nonce": nonce(),
+        "secret": secret is not None,
+        **facts,
+    }
+    challenge = yield hello
+    _check_not_refused(challenge)
+    _check_nonce(challenge)
+    answer = yield {"proof": _proof(secret, "dialler", hello, challenge)}
+    _check_not_refused(answer)
+    if not _is_proof(answer.get("proof"), _proof(secret, "listener", hello, challenge)):
+        raise FrameError(WRONG_SECRET)
+    return Agreed(to, _session(secret, ("to listener", "to dialler"), hello, challenge))
+
+
+def answer(
+    secret: bytes | None,
+    purpose: str,
+    me: int,
+    callers: Container[int],
+    admit: Callable[[Message], None] = lambda hello: None,
+) -> Handshake:
+    """The listener's side. `callers`: the nodes that may dial this one. `admit` raises RefusedError for one that is
+    proved to be of this job and may not connect all the same."""
+    hello = yield None
+    node = hello.get("node")
+    # True is 1 to Python.
+    if (
+        hello.get("drumline") != purpose
+        or type(node) is not int
+        or node not in callers
+        or hello.get("to") != me
+    ):
+        raise FrameError(STRANGE)
+    _check_nonce(hello)
+    if hello.get("secret") is not (secret is not None):
+        has, lacks = (me, node) if secret is not None else (node, me)
+        raise RefusedError(
+            f"{VARIABLE} is set on node {has} and not on node {lacks}",
+            next_step="set it to one value on all nodes, or on none",
+        )
+    challenge = {"nonce": nonce()}
+    proof = (yield challenge).get("proof")
+    if not _is_proof(proof, _proof(secret, "dialler", hello, challenge)):
+        raise RefusedError(
+            f"{VARIABLE} of node {node} differs from that of node {me}",
+            next_step="set it to one value on all nodes",
+        )
+    admit(hello)
+    session = _session(secret, ("to dialler", "to listener"), hello, challenge)
+    return Agreed(node, session, {"proof": _proof(secret, "listener", hello, challenge)})
 
 
 def nonce() -> str:
-    return secrets.token_hex(NONCE_BYTES)
+    """A value that is used once."""
+    return secrets.token_hex(16)
 
 
-def is_nonce(given: object) -> bool:
-    return isinstance(given, str) and NONCE.fullmatch(given) is not None
+def _check_nonce(message: Message) -> None:
+    given = message.get("nonce")
+    if not isinstance(given, str) or NONCE.fullmatch(given) is None:
+        raise FrameError(NOT_JSON, "received no nonce")
 
 
-def is_proof(given: object, expected: str) -> bool:
+def _check_not_refused(message: Message) -> None:
+    if "refused" in message:
+        raise RefusedError(str(message["refused"]), next_step=_text(message.get("next")), kind=NOT_TAKEN)
+
+
+def _text(given: object) -> str | None:
+    return given if isinstance(given, str) else None
+
+
+def _proof(secret: bytes | None, role: str, hello: Message, challenge: Message) -> str | None:
+    return None if secret is None else _hash(secret, role, hello, challenge).hex()
+
+
+def _is_proof(given: object, expected: str | None) -> bool:
+    if expected is None:
+        return given is None
     return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), expected.encode())
 
 
-class LineSeal:
-    """Both directions of one connection. A seal is a keyed hash over the line's number and text, with a key for this
-    connection and this direction: what somebody on the way has recorded, changed, left out or put in does not open."""
-
-    def __init__(self, mine: bytes, theirs: bytes) -> None:
-        self._mine, self._theirs = mine, theirs
-        self._sent = self._received = 0
-
-    def seal(self, text: bytes) -> bytes:
-        """The next line to send, which then must be sent."""
-        line = _seal(self._mine, self._sent, text) + b" " + text + b"\n"
-        self._sent += 1
-        return line
-
-    def open(self, line: bytes) -> bytes | None:
-        """The text of the next line that came; None: its seal is not right."""
-        text = line[SEAL_BYTES + 1 :]
-        if not hmac.compare_digest(line[: SEAL_BYTES + 1], _seal(self._theirs, self._received, text) + b" "):
-            return None
-        self._received += 1
-        return text
+def _session(secret: bytes | None, ways: tuple[str, str], hello: Message, challenge: Message) -> Session:
+    return Session() if secret is None else Session(*(_hash(secret, way, hello, challenge) for way in ways))
 
 
-def _seal(key: bytes, number: int, text: bytes) -> bytes:
-    return hmac.digest(key, number.to_bytes(8, "big") + text, hashlib.sha256).hex().encode()
+def _hash(secret: bytes, role: str, hello: Message, challenge: Message) -> bytes:
+    transcript = [encode(dict(sorted(message.items()))).decode() for message in (hello, challenge)]
+    return keyed_hash(secret, "drumline handshake", role, *transcript)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from drumline.net.reasons import Reason
 from drumline.watch.heartbeat import Phase
 
 
@@ -117,6 +118,14 @@ class Answer(StrEnum):
     """The host is up; its sidecar, and the rank that keeps the port, are not."""
     TAKEN = "taken"
     """The first rank still has the port: only its sidecar is dead or has no CPU."""
+
+
+ANSWER_OF: Mapping[str, Answer] = {
+    Reason.REFUSED: Answer.REFUSED,
+    Reason.CLOSED: Answer.TAKEN,
+    Reason.NO_REPLY: Answer.TAKEN,
+}
+"""How a connection attempt ended, where that shows that the host is up."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,17 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.cli import main
-from drumline.doctor.pairs import messages
 from drumline.doctor.pairs.channel import Channel, NodeGoneError
 from drumline.doctor.pairs.joining import Place, join
-from drumline.doctor.pairs.messages import Lines, MessageError
 from drumline.doctor.pairs.node import HELLO, Node, Subject
-from drumline.doctor.pairs.secret import line_seal, proof
 from drumline.errors import DrumlineError, ExitCode, UsageError
-from drumline.net.handshake import LineSeal
+from drumline.net.frames import FrameError, FrameReader, Session, decode, encode
+from drumline.net.handshake import Agreed, answer
 from drumline.net.interfaces import Interface
 from drumline.net.secrets import secret_from
-from drumline.watch.sidecar import wire
 
 SECRET = "a secret of more than sixteen letters"
 OWN = "192.0.2.7"
@@ -37,7 +34,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     """One that came to node 0 over a network, and has two addresses."""
     found = [Interface("lo", "127.0.0.1", 65536, True), Interface("eth0", OWN, 1500, True)]
     monkeypatch.setattr("drumline.doctor.pairs.node.interfaces", lambda: found)
-    return Node(Lines(0), 1, Subject({}), here=OWN)
+    return Node(FrameReader(0), 1, Subject({}), here=OWN)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "", "::", "127.0.0.1", "127.0.0.2", "192.0.2.8", "localhost"])
@@ -56,7 +53,7 @@ def test_a_false_master_chooses_no_address_to_listen_on(node: Node, address: str
         (node._listen, {**request, "address": OWN, "others": [address]}),
         (node._collectives, {**share, "address": address}),
     ):
-        with pytest.raises(MessageError, match="is no address of this host that others reach"):
+        with pytest.raises(FrameError, match="is no address of this host that others reach"):
             action(message)
     assert node.listeners is None
 
@@ -81,7 +78,7 @@ def test_a_false_master_does_not_scan_what_only_the_host_itself_reaches(node: No
         target = {"node": 0, "address": address, "port": own_service.getsockname()[1]}
         node._token = lambda: bytes(16)  # type: ignore[method-assign]
         assert node._probe({"targets": [target]}) == [{"outcome": "unreachable"}]
-        with pytest.raises(MessageError, match="is no address of another host"):
+        with pytest.raises(FrameError, match="is no address of another host"):
             node._measure({"target": target, "seconds": 0.1})
         with pytest.raises(BlockingIOError):
             own_service.accept()
@@ -89,7 +86,7 @@ def test_a_false_master_does_not_scan_what_only_the_host_itself_reaches(node: No
 
 def test_nodes_on_one_machine_and_hosts_over_ssh_are_not_limited() -> None:
     for here in ("127.0.0.1", None):
-        one = Node(Lines(0), 1, Subject({}), here=here)
+        one = Node(FrameReader(0), 1, Subject({}), here=here)
         one._check_own("127.0.0.1")
         one._check_outside("127.0.0.1")
 
@@ -109,33 +106,34 @@ def test_a_line_that_was_put_in_after_the_handshake_is_not_answered(line: bytes)
         telling = pool.submit(_joined, place)
         call, _ = listener.accept()
         with call, call.makefile("rb") as lines:
-            mine = "0" * 32
-            call.sendall(json.dumps({**HELLO, "nonce": mine, "secret": True}).encode() + b"\n")
-            nonces = (mine, json.loads(lines.readline())["nonce"])
-            welcome = {"welcome": True, "proof": proof(SECRET, "master", nonces, 1, 2)}
-            call.sendall(json.dumps(welcome).encode() + b"\n")
-            seal = line_seal(SECRET, "master", nonces, 1, 2)
-            assert json.loads(seal.open(lines.readline().removesuffix(b"\n")) or b"") == HELLO
+            handshake = answer(SECRET.encode(), "doctor", 0, {1})
+            next(handshake)
+            call.sendall(encode(handshake.send(decode(lines.readline())) or {}) + b"\n")
+            with pytest.raises(StopIteration) as done:
+                handshake.send(decode(lines.readline()))
+            agreed: Agreed = done.value.value
+            call.sendall(encode(agreed.last or {}) + b"\n")
+            assert agreed.session.decode(lines.readline().removesuffix(b"\n")) == HELLO
             call.sendall(line)
             assert lines.readline() == b"", "nothing is said to who cannot seal"
-            assert "a line came whose seal is not right" in telling.result()
+            assert "received a line with a wrong seal" in telling.result()
 
 
 @pytest.mark.parametrize("is_true", [True, False])
 def test_an_answer_that_was_changed_on_the_way_ends_the_line(is_true: bool) -> None:
     async def ask() -> Any:
-        ours, theirs = (line_seal(SECRET, who, ("a", "b"), 1, 2) for who in ("master", "node"))  # type: ignore[arg-type]
+        ours, theirs = Session(b"a", b"b"), Session(b"b", b"a")
         one, other = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=one)
         far_reader, far_writer = await asyncio.open_connection(sock=other)
         channel = Channel(reader, writer)
-        channel.seal = ours
-        far_writer.write(theirs.seal(json.dumps(HELLO).encode()))
+        channel.session = ours
+        far_writer.write(theirs.encode(HELLO))
         await channel.meet()
         asked = asyncio.create_task(channel.ask("clock", 20.0))
-        request = json.loads(theirs.open((await far_reader.readline()).removesuffix(b"\n")) or b"")
-        answer = theirs.seal(json.dumps({"id": request["id"], "ok": 1}).encode())
-        far_writer.write(answer if is_true else answer.replace(b'"ok": 1', b'"ok": 2'))
+        request = theirs.decode((await far_reader.readline()).removesuffix(b"\n"))
+        line = theirs.encode({"id": request["id"], "ok": 1})
+        far_writer.write(line if is_true else line.replace(b'"ok":1', b'"ok":2'))
         try:
             return await asked
         except NodeGoneError as error:
@@ -145,7 +143,7 @@ def test_an_answer_that_was_changed_on_the_way_ends_the_line(is_true: bool) -> N
             far_writer.close()
 
     told = asyncio.run(ask())
-    assert told == 1 if is_true else "whose seal is not right" in str(told)
+    assert told == 1 if is_true else "wrong seal" in str(told)
 
 
 @pytest.mark.parametrize("secret", ["x", "hunter2", "fifteen letters"])
@@ -180,16 +178,16 @@ def test_commands_refuse_it_before_they_open_anything(
 @settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=300) | st.text(max_size=100).map(lambda text: json.dumps([text]).encode()))
 def test_whatever_line_comes_is_a_message_or_an_error_with_a_name(line: bytes) -> None:
-    for decode, error in ((messages.decode, MessageError), (wire.decode, wire.WireError)):
-        with contextlib.suppress(error):
-            assert isinstance(decode(line), dict)
-    assert LineSeal(b"a", b"b").open(line) is None
+    with contextlib.suppress(FrameError):
+        assert isinstance(decode(line), dict)
+    with pytest.raises(FrameError):
+        Session(b"a", b"b").decode(line)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists), st.data())
 def test_whatever_a_master_asks_for_is_done_or_refused(value: object, data: st.DataObject) -> None:
-    node = Node(Lines(0), 1, Subject({}), here=OWN)
+    node = Node(FrameReader(0), 1, Subject({}), here=OWN)
     said: list[Any] = []
     node._say = said.append  # type: ignore[method-assign,assignment]
     request = {

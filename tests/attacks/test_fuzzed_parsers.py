@@ -25,8 +25,8 @@ from drumline.errors import DrumlineError
 from drumline.launch.env_file import read_env_file
 from drumline.launch.hosts import hosts_from_file
 from drumline.launch.rank_environment import read_failure
-from drumline.launch.ssh.frames import decode
 from drumline.metrics.json_lines import read_lines
+from drumline.net.frames import FrameError, decode
 from drumline.untrusted import parse_json, parse_toml
 from drumline.watch.heartbeat import read_heartbeat
 from drumline.watch.status_file import read_status
@@ -92,7 +92,7 @@ def _verified(folder: Path, data: bytes) -> None:
 PARSERS: dict[str, tuple[Callable[[Path, bytes], Any], tuple[type[Exception], ...]]] = {
     "JSON": (lambda _, data: parse_json(data), (ValueError,)),
     "TOML": (lambda _, data: parse_toml(data.decode(errors="replace")), (ValueError,)),
-    "a frame": (lambda _, data: decode(data), ()),
+    "a frame": (lambda _, data: decode(data), (FrameError,)),
     "a manifest": (lambda _, data: manifest.parse(data), (ValueError,)),
     "an env file": (of_a_file(read_env_file), (DrumlineError,)),
     "a hostfile": (of_a_file(hosts_from_file), (DrumlineError,)),

@@ -25,10 +25,10 @@ from drumline.errors import DrumlineError, PreflightError, UsageError
 from drumline.launch.env_file import _unquoted, read_env_file
 from drumline.launch.hosts import Host, hosts_from_file, read_counts
 from drumline.launch.kubernetes import _literal
-from drumline.launch.ssh.frames import decode
 from drumline.launch.ssh.sync import _listed, code_files
 from drumline.metrics import json_lines
 from drumline.metrics.json_lines import parse_line, read_lines
+from drumline.net.frames import FrameError, decode
 from drumline.untrusted import DOCUMENT_BYTES, TEXT_BYTES, parse_json, parse_toml, read_regular
 from drumline.watch.status_file import read_status
 from tests.attacks.limits import bounded
@@ -67,7 +67,8 @@ def test_json_is_decoded_within_limits(name: str) -> None:
         ):
             parse_json(text)
         assert parse_line(text.encode()) is None
-        assert decode(text.encode()) is None
+        with pytest.raises(FrameError):
+            decode(text.encode())
 
 
 def test_what_people_write_is_decoded() -> None:

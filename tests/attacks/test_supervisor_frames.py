@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.launch.hosts import Host
-from drumline.launch.ssh.connection import Connection, _lines
-from drumline.launch.ssh.frames import FORMS, MAX_LINE, decode_from_host
+from drumline.launch.ssh.connection import FORMS, Connection, _lines, decode_from_host
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
+from drumline.net.frames import MAX_PIPE_BYTES
 
 WHOLE: dict[str, dict[str, Any]] = {
     "hello": {"host": "a", "protocol": 3},
@@ -82,10 +82,10 @@ def test_no_frame_ends_the_controller(kind: str, value: object, data: st.DataObj
 def test_a_line_without_an_end_is_not_kept() -> None:
     async def read() -> list[int]:
         stream = asyncio.StreamReader()
-        for _ in range(MAX_LINE // (1 << 20) + 8):
+        for _ in range(MAX_PIPE_BYTES // (1 << 20) + 8):
             stream.feed_data(b"x" * (1 << 20))
         stream.feed_data(b"\nnext\n")
         stream.feed_eof()
         return [len(line) async for line in _lines(stream)]
 
-    assert asyncio.run(read()) == [MAX_LINE + 1, 4]
+    assert asyncio.run(read()) == [MAX_PIPE_BYTES + 1, (8 << 20) - 1, 4]

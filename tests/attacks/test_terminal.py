@@ -30,14 +30,14 @@ from drumline.launch.node_plan import Program, nodes_of_hosts
 from drumline.launch.ssh.client import not_reached
 from drumline.launch.ssh.conclusion import conclude
 from drumline.launch.ssh.controller import Controller
-from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.log_follower import LogFollower
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
+from drumline.launch.ssh.supervisor import PROTOCOL
 from drumline.metrics.live import LiveDisplay
 from drumline.metrics.plain import PlainDisplay
-from drumline.net.dial import Patience
+from drumline.net.dial import WaitNotice
 
 MARK = "FORGED"
 OSC_52 = "\x1b]52;c;Zm9yZ2Vk\x07"
@@ -273,7 +273,7 @@ def page_of_a_diagnosis(text: str, path: Path, capsys: pytest.CaptureFixture[str
 
 @source
 def wait_for_a_host(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    Patience(first_s=0).tell(text)
+    WaitNotice(first_s=0).report(text)
     return capsys.readouterr().err
 
 

@@ -126,7 +126,7 @@ def test_who_never_came_is_named_and_why_on_both_sides(make_testbed: MakeTestbed
     assert "drumline: waiting at 10.77.0.1:29500 for node 1, " in on_a.text()
     assert "node 0 waited 9 s at 10.77.0.1:29500: node 1 did not come" in on_a.text()
     assert "drumline: waiting for the first node at 10.77.0.1:29500, " in on_b.text()
-    assert "within 9 s: no answer (a firewall drops it, or the machine is off)" in on_b.text()
+    assert "within 9 s: no answer (a firewall drops the packets, or the host is down)" in on_b.text()
 
 
 def test_no_restart_is_lost(make_testbed: MakeTestbed, tmp_path: Path) -> None:

@@ -34,19 +34,16 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
     # gloo has the larger address call the smaller: b calls a and not the other way round, c calls both.
     firewall.close_all_but(b, PORT)
     assert re.fullmatch(
-        r"error: c cannot reach b's data port: 10.77.0.2 \(eth0\) port \d+ is silent \(a firewall drops it\?\)\n"
+        r"error: c cannot reach b's data port \d+ at 10.77.0.2 \(eth0\): no answer: packets are dropped, .*\n"
         r"  next: open all TCP ports between the nodes \(in AWS: .*\), on b",
         told(fly(bed, {"a": {}, "b": {}, "b, too": second, "c": {}})),
     )
     for host in (a, bed["c"]):
         firewall.close_all_but(host, PORT)
     both = told(fly(bed, {"a": {}, "b": {}, "c": {}}))
-    assert (
-        "error: data cannot go between these hosts:\n  - b, c cannot reach a's data port: 10.77.0.1 (eth0)"
-        in both
-    )
-    assert "\n  - c cannot reach b's data port: 10.77.0.2 (eth0) port" in both
-    assert both.endswith(", on a, b")
+    assert "error: data cannot go between these hosts:\n  - b and c cannot reach a's data port " in both
+    assert "\n  - c cannot reach b's data port " in both
+    assert both.endswith(", on a and b")
     for host in bed:
         firewall.lift(host)
 
@@ -139,8 +136,8 @@ def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed,
         "drumline: MASTER_ADDR b is no address of this host, though rank 0 runs here, on a\n"
     )
     assert (
-        "rank 1 on b waits for rank 0's meeting point a:29500: it is silent (the host is not up, or a f"
+        "rank 1 on b waits for rank 0's meeting point a:29500: no answer (a firewall drops the packets"
         in said["b"]
     )
-    assert "rank 2 on c waits for rank 0's meeting point b:29500: it refuses the connection" in said["c"]
+    assert "rank 2 on c waits for rank 0's meeting point b:29500: connection refused" in said["c"]
     assert not any("frame #" in text for text in said.values()), "torch's own stack is not shown"

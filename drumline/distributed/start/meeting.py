@@ -6,10 +6,7 @@ name that does not resolve from a port that refuses and from one that is silent,
 
 from __future__ import annotations
 
-import errno
 import socket
-import time
-from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -18,12 +15,11 @@ from drumline.errors import PreflightError
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.node.sockets import connect_address, listen_for_store, reached_address
 from drumline.launch.topology import Topology
-from drumline.net.dial import Patience
+from drumline.net.dial import WaitNotice, wait_for_port
 from drumline.net.interfaces import EVERYWHERE, own_binding
-from drumline.net.reasons import CLOSED_S, SILENT, closed_data_ports
+from drumline.net.reasons import CLOSED_S, Reason, closed_data_ports, explained
 from drumline.terminal import print_message
 
-FIRST_POLL_S, LAST_POLL_S = 0.02, 0.2
 CONNECT_S = 2.0
 FIRST_NOTICE_S = 5.0
 NAME_PATIENCE_S = 30.0  # a pod's name may come later than the pod
@@ -32,34 +28,6 @@ PREFIX = "drumline"
 _hosted: dict[
     int, dist.TCPStore
 ] = {}  # by port: a group that was left keeps its store, and the next meets there too
-UNKNOWN_NAME = "the name does not resolve here"
-CAUSES = {
-    errno.ECONNREFUSED: "it refuses the connection (nobody listens there, or not yet)",
-    errno.ETIMEDOUT: "it is silent (the host is not up, or a firewall drops what is sent to that port)",
-    errno.EHOSTUNREACH: "no host answers at that address",
-    errno.ENETUNREACH: "no route leads there from here",
-}
-
-
-@dataclass
-class Notices:
-    """When it is time to say what is waited for: soon, and then at intervals that grow."""
-
-    timeout_s: float
-    begun: float = field(default_factory=time.monotonic)
-    given: int = 0
-
-    def __post_init__(self) -> None:
-        self._patience = Patience(first_s=min(FIRST_NOTICE_S, self.timeout_s / 4))
-
-    def is_due(self) -> bool:
-        due = self._patience.is_over()
-        self.given += due
-        return due
-
-    def say(self, text: str) -> None:
-        waited = time.monotonic() - self.begun
-        print_message(f"{text} ({waited:.0f} s of {self.timeout_s:g} s)")
 
 
 def open_store(topology: Topology, *, timeout_s: float) -> SealedStore:
@@ -68,7 +36,6 @@ def open_store(topology: Topology, *, timeout_s: float) -> SealedStore:
 
 
 def _connect(topology: Topology, timeout_s: float) -> dist.Store:
-    deadline = time.monotonic() + timeout_s
     hosts_store = topology.rank == 0 and not topology.agent_hosts_store
     address = f"{topology.master_addr}:{topology.master_port}"
     if hosts_store and topology.master_port in _hosted:
@@ -83,7 +50,7 @@ def _connect(topology: Topology, timeout_s: float) -> dist.Store:
                 "ranks reach: the store listens on all networks. Next: set MASTER_ADDR to an address of that host"
             )
     else:
-        _wait_until_open(topology, deadline=deadline, timeout_s=timeout_s)
+        _wait_until_open(topology, timeout_s=timeout_s)
     try:
         # Its host needs no name for itself, and may not know the one the others use.
         store = dist.TCPStore(
@@ -108,40 +75,31 @@ def _connect(topology: Topology, timeout_s: float) -> dist.Store:
     return store
 
 
-def _wait_until_open(topology: Topology, *, deadline: float, timeout_s: float) -> None:
-    notices, pause_s = Notices(timeout_s), FIRST_POLL_S
-    address = f"{topology.master_addr}:{topology.master_port}"
-    while cause := obstacle(topology.master_addr, topology.master_port, patience_s=min(CONNECT_S, timeout_s)):
-        # All of a host see the same; one of them says it.
-        if topology.local_rank == 0 and notices.is_due():
-            who = f"rank {topology.rank} on {topology.host}"
-            notices.say(f"{who} waits for rank 0's meeting point {address}: {cause}")
-        now = time.monotonic()
-        # torchrun's agent listens there since before there were ranks: it will not come later.
-        is_up = topology.agent_hosts_store and cause == CAUSES[errno.ETIMEDOUT]
-        if is_up and now - notices.begun > CLOSED_S:
-            raise closed_data_ports(
-                [topology.host], topology.master_addr, port=topology.master_port, cause=SILENT
+def _wait_until_open(topology: Topology, *, timeout_s: float) -> None:
+    host, port = topology.master_addr, topology.master_port
+    notice = WaitNotice(first_s=min(FIRST_NOTICE_S, timeout_s / 4))
+
+    def report(reason: str) -> None:
+        # All ranks of a host see the same; one of them reports it.
+        if topology.local_rank == 0 and notice.is_due():
+            print_message(
+                f"rank {topology.rank} on {topology.host} waits for rank 0's meeting point {host}:{port}: "
+                f"{explained(reason)} ({notice.waited_s:.0f} s of {timeout_s:g} s)"
             )
-        if cause == UNKNOWN_NAME and now - notices.begun > NAME_PATIENCE_S:
-            raise _unreachable(topology, f": {cause}")
-        if now > deadline:
-            raise _unreachable(topology, f" within {timeout_s:g} s: {cause}")
-        time.sleep(pause_s)
-        pause_s = min(LAST_POLL_S, 1.3 * pause_s)
 
-
-def obstacle(host: str, port: int, *, patience_s: float) -> str:
-    """What stands between this host and that port; empty when it can be reached."""
-    try:
-        socket.create_connection((host, port), timeout=patience_s).close()
-    except socket.gaierror:
-        return UNKNOWN_NAME
-    except TimeoutError:
-        return CAUSES[errno.ETIMEDOUT]
-    except OSError as error:
-        return CAUSES.get(error.errno or 0, error.strerror or str(error))
-    return ""
+    limits: dict[str, float] = {Reason.UNKNOWN_NAME: NAME_PATIENCE_S}
+    if topology.agent_hosts_store:
+        # torchrun's agent listens there since before there were ranks: it will not start later.
+        limits[Reason.NO_ANSWER] = CLOSED_S
+    blocked = wait_for_port(
+        host, port, timeout_s=timeout_s, connect_s=CONNECT_S, limits=limits, report=report
+    )
+    if blocked is None:
+        return
+    if topology.agent_hosts_store and blocked.reason == Reason.NO_ANSWER and blocked.lasted_s >= CLOSED_S:
+        raise closed_data_ports([topology.host], host, port=port, reason=blocked.reason)
+    within = "" if blocked.reason == Reason.UNKNOWN_NAME else f" within {timeout_s:g} s"
+    raise _unreachable(topology, f"{within}: {explained(blocked.reason)}")
 
 
 def _unreachable(topology: Topology, why: str) -> PreflightError:

@@ -21,7 +21,7 @@ from drumline.errors import PreflightError
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.topology import Topology
 from drumline.log import log
-from drumline.net.dial import Door, OpenDoor, knock
+from drumline.net.dial import ProbeListener, ProbeTarget, probe_hosts
 from drumline.net.interfaces import Interface, gloo_interface, interface_towards, interfaces, nccl_interface
 
 REACH = "reach"
@@ -56,7 +56,7 @@ def chosen_interface(
 
 def _open(
     store: SealedStore, topology: Topology, environment: Mapping[str, str], backend: str
-) -> OpenDoor | None:
+) -> ProbeListener | None:
     """Open this host's door and say where it is; None where the backend has no network to use."""
     found = interfaces()
     chosen = chosen_interface(found, environment, backend)
@@ -72,8 +72,10 @@ def _open(
         OSError
     ):  # an address may be on its way out; the others must hear of it all the same
         if chosen is not None and chosen.address is not None:
-            door = OpenDoor(chosen.address)
-            mine = Door(topology.rank, topology.host, chosen.name, chosen.address, door.port, door.word)
+            door = ProbeListener(chosen.address)
+            mine = ProbeTarget(
+                topology.rank, topology.host, chosen.name, chosen.address, door.port, door.token
+            )
             fact["door"] = asdict(mine)
     store.set(f"door/{topology.rank}", json.dumps(fact))
     return door
@@ -84,7 +86,7 @@ def _knock_at_others(
 ) -> None:
     facts = _read(store, "door", leaders, patience)
     others = [fact for rank, fact in facts.items() if rank != topology.rank]
-    answers = knock([Door(**fact["door"]) for fact in others if "door" in fact])
+    answers = probe_hosts([ProbeTarget(**fact["door"]) for fact in others if "door" in fact])
     # The network that leads to the meeting point is one that works; on its own host, the one that leads back.
     sources = [topology.master_addr, *(fact["source"] for fact in others if fact["source"])]
     wanted = next(filter(None, (interface_towards(interfaces(), source) for source in sources)), None)
@@ -97,7 +99,7 @@ def _judge(store: SealedStore, leaders: Sequence[int], backend: str, patience: t
     facts, results = _read(store, "door", leaders, patience), _read(store, "ways", leaders, patience)
     wanted = {rank: result["wanted"] for rank, result in results.items()}
     _check_all_have_doors(facts, wanted, backend)
-    doors = {rank: Door(**fact["door"]) for rank, fact in facts.items()}
+    doors = {rank: ProbeTarget(**fact["door"]) for rank, fact in facts.items()}
     closed = [
         ClosedWay(doors[caller], doors[int(rank)], cause)
         for caller, result in results.items()

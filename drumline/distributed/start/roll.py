@@ -20,12 +20,14 @@ import blake3
 
 from drumline.distributed.start.absent import first_is_late, too_late, waiting_for, waiting_for_first
 from drumline.distributed.start.fact_differences import Facts, check_differences
-from drumline.distributed.start.meeting import Notices
+from drumline.distributed.start.meeting import FIRST_NOTICE_S
 from drumline.distributed.start.ruling import Ruling, follow, has_ruled, hear, rule
 from drumline.errors import PreflightError
 from drumline.launch.node.sealed_store import SealedStore, check_secret, document
 from drumline.launch.topology import Topology
+from drumline.net.dial import WaitNotice
 from drumline.net.secrets import VARIABLE, KeyPair, new_secret
+from drumline.terminal import print_message
 
 FIRST_POLL_S, LAST_POLL_S = 0.01, 0.2
 GRACE_S = 2.0  # what rank 0 finds at its deadline is better told than what each other rank does at its own
@@ -82,7 +84,7 @@ class _Attendance:
         self.secret = new_secret() if store.secret is None else store.secret
         self.room = store
         self.room_name = ""
-        self.notices = Notices(timeout_s)
+        self.notice = WaitNotice(first_s=min(FIRST_NOTICE_S, timeout_s / 4))
         self.pause_s = FIRST_POLL_S
 
     def lead(self, deadline: float) -> Ruling:
@@ -181,7 +183,7 @@ class _Attendance:
         return {rank: card for rank, card in cards.items() if card is not None}
 
     def _wait(self) -> None:
-        if self.notices.is_due():
+        if self.notice.is_due():
             self._say()
         time.sleep(self.pause_s)
         self.pause_s = min(LAST_POLL_S, self.pause_s * 1.3)
@@ -191,8 +193,8 @@ class _Attendance:
         hosts = self._hosts() if self.room_name else {}
         is_first = self.topology.rank == min(hosts, default=1)
         text = waiting_for(self.topology, hosts) if hosts else waiting_for_first(self.topology)
-        if text and (is_first or (self.topology.local_rank == 0 and self.notices.given == 1)):
-            self.notices.say(text)
+        if text and (is_first or (self.topology.local_rank == 0 and self.notice.count == 1)):
+            print_message(f"{text} ({self.notice.waited_s:.0f} s of {self.timeout_s:g} s)")
 
     def _hosts(self) -> dict[int, str]:
         return {rank: card["host"] for rank, card in self._cards().items()}

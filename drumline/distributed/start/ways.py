@@ -11,29 +11,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from drumline.errors import PreflightError, as_list
-from drumline.net.dial import Door
+from drumline.net.dial import ProbeTarget
 from drumline.net.interfaces import GLOO_VARIABLE, NCCL_VARIABLE
-from drumline.net.reasons import MUTE, NO_ROUTE, REFUSED, SILENT, STRANGER
+from drumline.net.reasons import explained_closed
 from drumline.text import join_names
 
 VARIABLES = {"gloo": GLOO_VARIABLE, "nccl": NCCL_VARIABLE}
 MOST_LINES = 8
 CLOCK_WARNING_S = 1.0
-CAUSES = {
-    SILENT: "is silent (a firewall drops it?)",
-    REFUSED: "refuses the connection (a firewall rejects it?)",
-    NO_ROUTE: "cannot be reached: no route leads there",
-    STRANGER: "is answered by another machine",
-    MUTE: "takes the connection and says nothing",
-}
 
 
 @dataclass(frozen=True)
 class ClosedWay:
     """One host could not get through to another."""
 
-    caller: Door
-    door: Door
+    caller: ProbeTarget
+    door: ProbeTarget
     cause: str
 
     @property
@@ -69,7 +62,7 @@ def judge(closed: Sequence[ClosedWay], wanted: Mapping[int, str | None], *, back
     return Judged(_lines(needed, wanted), warnings, _fixes(needed, wanted, backend))
 
 
-def is_needed(caller: Door, door: Door, backend: str) -> bool:
+def is_needed(caller: ProbeTarget, door: ProbeTarget, backend: str) -> bool:
     """gloo has the host with the larger address call the other one, and never the other way round."""
     if backend != "gloo":
         return True
@@ -92,15 +85,14 @@ def _line(callers: Sequence[str], way: ClosedWay, wanted: Mapping[int, str | Non
         return f"{door.host} takes data on its loopback, {place}, where {who} cannot reach it"
     if _is_wrong(door, wanted):
         better = wanted[door.rank]
-        cause = CAUSES.get(way.cause, way.cause)
         return (
             f"{door.host} takes data on the wrong network, {place}, where {who} cannot reach it: "
-            f"port {door.port} {cause}; {better} is the one that leads to the other hosts"
+            f"port {door.port}: {explained_closed(way.cause)}; {better} is the one that leads to the other hosts"
         )
-    return f"{who} cannot reach {door.host}'s data port: {place} port {door.port} {CAUSES.get(way.cause, way.cause)}"
+    return f"{who} cannot reach {door.host}'s data port {door.port} at {place}: {explained_closed(way.cause)}"
 
 
-def _is_wrong(door: Door, wanted: Mapping[int, str | None]) -> bool:
+def _is_wrong(door: ProbeTarget, wanted: Mapping[int, str | None]) -> bool:
     return wanted.get(door.rank) not in (None, door.interface)
 
 

@@ -7,10 +7,9 @@ import contextlib
 import itertools
 from typing import Any
 
-from drumline.doctor.pairs.messages import BROKEN_SEAL, MAX_BYTES, Message, MessageError, decode, encode
 from drumline.doctor.pairs.node import HELLO
 from drumline.errors import PreflightError
-from drumline.net.handshake import LineSeal
+from drumline.net.frames import MAX_BYTES, FrameError, Message, Session
 
 # A login may greet with a page of text before our program says its first word.
 MOST_GREETING_LINES = 500
@@ -40,8 +39,8 @@ class Channel:
         process: asyncio.subprocess.Process | None = None,
     ) -> None:
         self.reader, self.writer, self.process = reader, writer, process
-        self.seal: LineSeal | None = None
-        """Where node and node 0 have a secret."""
+        self.session = Session()
+        """Sealed where node and node 0 have a secret."""
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._gone: NodeGoneError | None = None
@@ -74,14 +73,18 @@ class Channel:
             line = await self._line()
             if line is None:
                 raise await self._end("it ended before its first word")
-            with contextlib.suppress(MessageError):
-                said = decode(line)
-                if said == HELLO:
-                    self._has_met = True
-                    self._tasks.append(asyncio.create_task(self._listen()))
-                    return
-                if said.get("doctor") == HELLO["doctor"]:
-                    raise NodeGoneError("its drumline is of another version, which says other things")
+            try:
+                said = self.session.decode(line)
+            except FrameError as error:
+                if self.process is None:
+                    raise NodeGoneError(error.what) from error
+                continue  # a login's greeting
+            if said == HELLO:
+                self._has_met = True
+                self._tasks.append(asyncio.create_task(self._listen()))
+                return
+            if said.get("doctor") == HELLO["doctor"]:
+                raise NodeGoneError("its drumline is of another version, which says other things")
         raise NodeGoneError("it says much, but not what the doctor's program says")
 
     async def ask(self, action: str, limit_s: float, **arguments: Any) -> Any:
@@ -124,7 +127,7 @@ class Channel:
 
     async def _write(self, message: Message) -> None:
         with contextlib.suppress(OSError):  # the reading side says why
-            self.writer.write(encode(message, self.seal))
+            self.writer.write(self.session.encode(message))
             await self.writer.drain()
 
     async def _line(self) -> bytes | None:
@@ -134,18 +137,14 @@ class Channel:
             raise NodeGoneError(f"it sent a line of over {MAX_BYTES:,} bytes") from None
         except OSError:
             return None
-        if self.seal is None or not line:
-            return line or None
-        if (text := self.seal.open(line.removesuffix(b"\n"))) is None:
-            raise NodeGoneError(BROKEN_SEAL)
-        return text
+        return line.removesuffix(b"\n") if line else None
 
     async def _listen(self) -> None:
         try:
             while (line := await self._line()) is not None:
-                self._take(decode(line))
+                self._take(self.session.decode(line))
             self._lost(await self._end("it ended in the middle of the examination"))
-        except MessageError as error:
+        except FrameError as error:
             self._lost(NodeGoneError(error.what))
         except NodeGoneError as error:
             self._lost(error)

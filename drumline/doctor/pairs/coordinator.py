@@ -23,11 +23,11 @@ from drumline.doctor.pairs.addresses import DATA_PORTS, choose_addresses, other_
 from drumline.doctor.pairs.channel import Channel, NodeError, NodeGoneError
 from drumline.doctor.pairs.judge_speed import usual_speed
 from drumline.doctor.pairs.listeners import TOKEN_BYTES
-from drumline.doctor.pairs.messages import Message, MessageError, want, want_list
 from drumline.doctor.pairs.probe import Outcome
 from drumline.doctor.pairs.rounds import Pair, rounds_of
 from drumline.doctor.pairs.survey import HostSeen, Survey
 from drumline.launch.ssh.client import SshProblem, known_problem, last_line
+from drumline.net.frames import WRONG_FIELD, FrameError, Message, read_field, read_list
 
 Opener = Callable[[], Awaitable[Channel]]
 Progress = Callable[[str], None]
@@ -146,23 +146,23 @@ class Coordinator:
             channel = self.channels[number] = await opener()
             await channel.meet()
             told = await channel.ask("begin", WELCOME_S, **self.begin)
-            self._introduce(number, want({"begin": told}, "begin", dict))
+            self._introduce(number, read_field({"begin": told}, "begin", dict))
             host.clock_s = await self._clock(channel)
         except asyncio.CancelledError:
             return  # too late; the caller says so
-        except MessageError as error:
+        except FrameError as error:
             self._lose(number, NodeGoneError(f"it does not answer as the doctor does: {error.what}"))
         except (NodeGoneError, NodeError, OSError) as error:
             gone = error if isinstance(error, NodeGoneError) else NodeGoneError(str(error))
             self._lose(number, gone)
 
     def _introduce(self, number: int, told: Message) -> None:
-        host, hostname = self.survey.hosts[number], want(told, "host", str)
+        host, hostname = self.survey.hosts[number], read_field(told, "host", str)
         if not hostname.isprintable():
-            raise MessageError("its host name would not be readable on a screen")
-        host.interfaces = want_list(told, "interfaces", dict, MOST_INTERFACES)
+            raise FrameError(WRONG_FIELD, "its host name would not be readable on a screen")
+        host.interfaces = read_list(told, "interfaces", dict, MOST_INTERFACES)
         host.gloo, host.nccl = told.get("gloo"), told.get("nccl")
-        host.variables = want(told, "variables", dict)
+        host.variables = read_field(told, "variables", dict)
         host.address = host.address or told.get("reached_at")
         self._name(number, hostname)
 
@@ -193,7 +193,7 @@ class Coordinator:
         answers = await self.ask_all("facts", FACTS_S, {number: {} for number in self.survey.here()})
         for number, facts in answers.items():
             with self._as_agreed(number):
-                self.survey.hosts[number].facts = want({"facts": facts}, "facts", dict)
+                self.survey.hosts[number].facts = read_field({"facts": facts}, "facts", dict)
 
     # 2. Names
 
@@ -217,7 +217,7 @@ class Coordinator:
         for number, opened in (await self.ask_all("listen", ANSWER_S, requests)).items():
             with self._as_agreed(number):
                 self.survey.hosts[number].meeting_error = opened.get("meeting_error")
-                want_list(opened, "data", int, DATA_PORTS)
+                read_list(opened, "data", int, DATA_PORTS)
                 self.ports[number] = opened
         plans = {number: list(targets_of(self.survey, number, self.ports)) for number in self.ports}
         requests = {number: {"targets": [request for _, request in plan]} for number, plan in plans.items()}
@@ -231,7 +231,7 @@ class Coordinator:
         """A node of another version, or a stranger, may answer in any form: it is left out, and the others go on."""
         try:
             yield
-        except (MessageError, LookupError, TypeError, ValueError, AttributeError) as error:
+        except (FrameError, LookupError, TypeError, ValueError, AttributeError) as error:
             self._lose(number, NodeGoneError(f"it does not answer as the doctor does: {error!r}"))
 
     def _listen_request(self, number: int, token: str) -> dict[str, Any]:

@@ -10,16 +10,16 @@ import socket
 import time
 from dataclasses import dataclass
 
-from drumline.doctor.pairs.messages import Lines, Message, MessageError, decode, send, want
 from drumline.doctor.pairs.node import Node, Subject
-from drumline.doctor.pairs.secret import line_seal, proof
 from drumline.errors import PreflightError, UsageError
-from drumline.net.handshake import is_proof, nonce
+from drumline.net.frames import FrameError, FrameReader, Message, write_all
+from drumline.net.handshake import WRONG_SECRET, RefusedError, dial
 from drumline.net.secrets import VARIABLE
 
 CONNECT_S = 2.0
 AGAIN_S = 0.3
 HANDSHAKE_S = 5.0
+PURPOSE = "doctor"
 
 
 @dataclass(frozen=True)
@@ -84,50 +84,34 @@ def _not_reached(place: Place, error: OSError) -> PreflightError:
     )
 
 
-def _shake_hands(line: socket.socket, place: Place) -> Lines:
-    """What node 0 says after it comes from the same lines: some of it may have been read already."""
-    source = Lines(line.fileno())
-    challenge = _next(source, place)
-    has_secret = want(challenge, "secret", bool)
-    mine, theirs = nonce(), want(challenge, "nonce", str)
-    nonces = (theirs, mine)
-    answer: Message = {
-        "node": place.node,
-        "nodes": place.nodes,
-        "nonce": mine,
-        "secret": place.secret is not None,
-    }
-    if place.secret is not None and has_secret:
-        answer["proof"] = proof(place.secret, "node", nonces, place.node, place.nodes)
-    send(line.fileno(), answer)
-    verdict = _next(source, place)
-    if "refused" in verdict:
-        raise PreflightError(
-            f"node 0 refuses node {place.node}: {verdict['refused']}", next_step=verdict.get("next")
-        )
-    if place.secret is not None and not is_proof(
-        verdict.get("proof"), proof(place.secret, "master", nonces, place.node, place.nodes)
-    ):
-        raise PreflightError(
-            f"who answers at {place.master}:{place.port} does not know {VARIABLE}",
-            next_step="give the same value on all nodes, and check --master",
-        )
-    if place.secret is not None:
-        source.seal = line_seal(place.secret, "node", nonces, place.node, place.nodes)
-    return source
-
-
-def _next(source: Lines, place: Place) -> Message:
-    line = source.next(HANDSHAKE_S)
+def _shake_hands(line: socket.socket, place: Place) -> FrameReader:
+    """The reader of what node 0 says after it: some of that may have been read already."""
+    source = FrameReader(line.fileno())
+    secret = None if place.secret is None else place.secret.encode()
+    handshake = dial(secret, PURPOSE, place.node, 0, nodes=place.nodes)
+    message = next(handshake)
     try:
-        if line is not None:
-            return decode(line)
-    except MessageError:
-        pass
-    raise PreflightError(
-        f"what listens at {place.master}:{place.port} is not drumline's doctor",
-        next_step="end it, or give another port with --master ADDRESS:PORT",
-    )
+        while True:
+            write_all(line.fileno(), source.session.encode(message or {}))
+            message = handshake.send(source.next(HANDSHAKE_S) or {})
+    except StopIteration as done:
+        source.use(done.value.session)
+        return source
+    except RefusedError as error:
+        raise PreflightError(
+            f"node 0 refuses node {place.node}: {error.what}", next_step=error.next_step
+        ) from error
+    except (FrameError, OSError) as error:
+        where = f"{place.master}:{place.port}"
+        if isinstance(error, FrameError) and error.kind == WRONG_SECRET:
+            raise PreflightError(
+                f"who answers at {where} does not know {VARIABLE}",
+                next_step="give the same value on all nodes, and check --master",
+            ) from error
+        raise PreflightError(
+            f"what listens at {where} is not drumline's doctor",
+            next_step="end it, or give another port with --master ADDRESS:PORT",
+        ) from error
 
 
 def check_place(node: int, nodes: int) -> None:

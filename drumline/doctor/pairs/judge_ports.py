@@ -10,14 +10,14 @@ from drumline.doctor.pairs.gathered import Gathered, Way, gather
 from drumline.doctor.pairs.judge_names import leads_astray
 from drumline.doctor.pairs.probe import LARGE_BYTES, Outcome
 from drumline.doctor.pairs.survey import Survey
-from drumline.net.reasons import ANOTHER, DROPPED, OPEN_DATA, OPEN_RENDEZVOUS, UNREACHABLE
+from drumline.net.reasons import OPEN_DATA, OPEN_RENDEZVOUS, Reason, explained_closed
 from drumline.text import join_names
 
-OUTCOMES = {
-    "silent": DROPPED,
-    "refused": "refused, though the doctor listens there: a firewall rejects it",
-    "unreachable": UNREACHABLE,
-    "stranger": ANOTHER,
+REASONS = {
+    "silent": Reason.NO_ANSWER,
+    "refused": Reason.REFUSED,
+    "unreachable": Reason.NO_ROUTE,
+    "stranger": Reason.WRONG_HOST,
 }
 # What tunnels leave of the usual 1500 bytes; said when no size at all was seen to pass.
 USUAL_TUNNEL_MTU = 1400
@@ -93,4 +93,4 @@ def hole_findings(survey: Survey) -> Iterator[Finding]:
 
 
 def _why(outcomes: Collection[Outcome | None]) -> str:
-    return OUTCOMES[statistics.mode(str(outcome) for outcome in outcomes)]
+    return explained_closed(REASONS[statistics.mode(str(outcome) for outcome in outcomes)])

@@ -10,23 +10,16 @@ import asyncio
 import errno
 import socket
 from collections.abc import Callable
-from typing import Any
 
 from drumline.doctor.pairs.channel import Channel, NodeGoneError
-from drumline.doctor.pairs.joining import HANDSHAKE_S, Place
-from drumline.doctor.pairs.messages import MAX_BYTES, Message, MessageError, decode, encode, want
-from drumline.doctor.pairs.node import HELLO
-from drumline.doctor.pairs.secret import line_seal, proof
+from drumline.doctor.pairs.joining import HANDSHAKE_S, PURPOSE, Place
+from drumline.doctor.pairs.node import MOST_NODES
 from drumline.errors import PreflightError
-from drumline.net.handshake import SEAL_BYTES, is_proof, nonce
+from drumline.net.frames import MAX_BYTES, SEAL_BYTES, FrameError, Message, decode, encode
+from drumline.net.handshake import MAX_STRANGER_BYTES, Agreed, RefusedError, answer
 from drumline.net.interfaces import interfaces
-from drumline.net.secrets import VARIABLE
 
 SHOW_EVERY_S = 2.0
-
-
-class RefusedError(PreflightError):
-    """This node may not take part."""
 
 
 class Meeting:
@@ -72,9 +65,9 @@ class Meeting:
         try:
             number = await asyncio.wait_for(self._shake_hands(reader, writer), HANDSHAKE_S)
         except RefusedError as error:
-            writer.write(encode({"refused": error.what, "next": error.next_step}))
+            writer.write(encode({"refused": error.what, "next": error.next_step}) + b"\n")
             writer.close()
-        except (TimeoutError, OSError, ValueError, MessageError, NodeGoneError):
+        except (TimeoutError, OSError, ValueError, FrameError, NodeGoneError):
             writer.close()  # nobody of ours
         else:
             self.addresses[number] = writer.get_extra_info("peername")[0]
@@ -83,30 +76,28 @@ class Meeting:
                 self._all_here.set()
 
     async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
-        secret, mine = self.place.secret, nonce()
-        writer.write(encode({**HELLO, "nonce": mine, "secret": secret is not None}))
-        answer = decode(await reader.readline())
-        number = int(want(answer, "node", int, 0, 1 << 20))
+        secret = None if self.place.secret is None else self.place.secret.encode()
+        handshake = answer(secret, PURPOSE, 0, range(MOST_NODES), self._check)
+        next(handshake)
+        hello = decode((await reader.readline()).removesuffix(b"\n"), max_bytes=MAX_STRANGER_BYTES)
         try:
-            self._check(answer, number, mine)
+            writer.write(encode(handshake.send(hello) or {}) + b"\n")
+            proof = decode((await reader.readline()).removesuffix(b"\n"), max_bytes=MAX_STRANGER_BYTES)
+            handshake.send(proof)
+        except StopIteration as done:
+            await self._let_in(Channel(reader, writer), done.value)
         except RefusedError as error:
-            if not self._is_here(number):
-                self.refused[number] = error.what
+            if not self._is_here(hello["node"]):
+                self.refused[hello["node"]] = error.what
             raise
-        welcome: dict[str, Any] = {"welcome": True}
-        channel = Channel(reader, writer)
-        if secret is not None:
-            facts = ((mine, str(answer["nonce"])), number, self.place.nodes)
-            welcome["proof"] = proof(secret, "master", *facts)
-            channel.seal = line_seal(secret, "master", *facts)
-        await self._let_in(number, channel, welcome)
-        return number
+        return int(hello["node"])
 
-    async def _let_in(self, number: int, channel: Channel, welcome: Message) -> None:
+    async def _let_in(self, channel: Channel, agreed: Agreed) -> None:
         """It is here once it has said its first word: then its end is heard too."""
+        number, channel.session = agreed.node, agreed.session
         self._coming.add(number)
         try:
-            channel.writer.write(encode(welcome))
+            channel.writer.write(encode(agreed.last or {}) + b"\n")
             await channel.meet()
             if number in self.came:
                 await self.came[number].close()  # of one that has left
@@ -114,26 +105,11 @@ class Meeting:
         finally:
             self._coming.discard(number)
 
-    def _check(self, answer: Message, number: int, mine: str) -> None:
-        nodes, secret = self.place.nodes, self.place.secret
-        if want(answer, "secret", bool) != (secret is not None):
-            has, lacks = ("node 0", f"node {number}") if secret is not None else (f"node {number}", "node 0")
+    def _check(self, hello: Message) -> None:
+        nodes, number = self.place.nodes, hello["node"]
+        if hello.get("nodes") != nodes:
             raise RefusedError(
-                f"{VARIABLE} is set on {has} and not on {lacks}",
-                next_step="set it to one value on all nodes, or on none",
-            )
-        if secret is not None:
-            expected = proof(
-                secret, "node", (mine, want(answer, "nonce", str)), number, want(answer, "nodes", int)
-            )
-            if not is_proof(answer.get("proof"), expected):
-                raise RefusedError(
-                    f"{VARIABLE} of node {number} is not that of node 0",
-                    next_step="set it to one value on all nodes",
-                )
-        if answer["nodes"] != nodes:
-            raise RefusedError(
-                f"it has --nodes {answer['nodes']}, node 0 has {nodes}",
+                f"it has --nodes {hello.get('nodes')}, node 0 has {nodes}",
                 next_step="give the same --nodes everywhere",
             )
         if not 0 < number < nodes or number in self._coming or self._is_here(number):

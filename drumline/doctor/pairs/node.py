@@ -21,12 +21,20 @@ from typing import Any
 from drumline.doctor.collectives.rank_processes import HostRanks, RankProcesses
 from drumline.doctor.machine.machine_facts import machine_facts
 from drumline.doctor.pairs.listeners import TOKEN_BYTES, Listeners
-from drumline.doctor.pairs.messages import Lines, Message, MessageError, decode, send, want, want_list
 from drumline.doctor.pairs.names import resolve_all
 from drumline.doctor.pairs.probe import Target, probe_all
 from drumline.doctor.pairs.speed import measure
 from drumline.errors import DrumlineError
 from drumline.launch.topology import own_variables
+from drumline.net.frames import (
+    WRONG_FIELD,
+    FrameError,
+    FrameReader,
+    Message,
+    read_field,
+    read_list,
+    write_all,
+)
 from drumline.net.interfaces import Interface, gloo_interface, interfaces, nccl_interface
 from drumline.terminal import print_message
 
@@ -53,7 +61,9 @@ class Subject:
 class Node:
     """One host under examination; `serve` returns when the coordinator goes away."""
 
-    def __init__(self, source: Lines, target: int, subject: Subject, *, here: str | None = None) -> None:
+    def __init__(
+        self, source: FrameReader, target: int, subject: Subject, *, here: str | None = None
+    ) -> None:
         """`here`: this host's address on the line to node 0; None over ssh."""
         self.source, self.target, self.subject = source, target, subject
         # Over ssh the caller is the user; whoever sits at a TCP port chooses neither which folders are read, nor where
@@ -80,8 +90,7 @@ class Node:
         What the coordinator said at the end; None when it went away without a word."""
         try:
             self._say(HELLO)
-            while (line := self.source.next(LEASE_S)) is not None:
-                message = decode(line)
+            while (message := self.source.next(LEASE_S)) is not None:
                 if message.get("do") == "end":
                     return message
                 threading.Thread(target=self._answer, args=[message], daemon=True).start()
@@ -94,9 +103,9 @@ class Node:
     def _answer(self, message: Message) -> None:
         number = message.get("id")
         try:
-            action = self._actions.get(want(message, "do", str))
+            action = self._actions.get(read_field(message, "do", str))
             if action is None:
-                raise MessageError(f"there is no action {message['do']!r}")
+                raise FrameError(WRONG_FIELD, f"there is no action {message['do']!r}")
             self._say({"id": number, "ok": action(message)})
         except (DrumlineError, OSError, ValueError) as error:
             text = error.what if isinstance(error, DrumlineError) else f"{type(error).__name__}: {error}"
@@ -105,7 +114,7 @@ class Node:
     def _say(self, message: Mapping[str, Any]) -> None:
         with self._write:
             try:
-                send(self.target, message, self.source.seal)
+                write_all(self.target, self.source.session.encode(message))
             except OSError:
                 # Nobody hears us any more; `serve` will find the same at its own end.
                 return
@@ -115,12 +124,12 @@ class Node:
     def _begin(self, message: Message) -> dict[str, Any]:
         """Take the settings of an examination over ssh; say who and where this is."""
         if self.may_be_told:
-            told = want(message, "variables", dict)
+            told = read_field(message, "variables", dict)
             if not all(isinstance(value, str) for value in told.values()):
-                raise MessageError("variables are no texts")
+                raise FrameError(WRONG_FIELD, "variables are no texts")
             self.subject = Subject(
                 environment={**self.subject.environment, **told},
-                run_folder=want(message, "run_folder", str),
+                run_folder=read_field(message, "run_folder", str),
                 code=_text_or_none(message, "code"),
                 data=_text_or_none(message, "data"),
             )
@@ -150,19 +159,19 @@ class Node:
         )
 
     def _names(self, message: Message) -> dict[str, Any]:
-        return resolve_all(want_list(message, "names", str, MOST_NODES))
+        return resolve_all(read_list(message, "names", str, MOST_NODES))
 
     def _listen(self, message: Message) -> dict[str, Any]:
         """High ports at the address that others use, one at every other, and the meeting place if it is here."""
-        token = bytes.fromhex(want(message, "token", str))
+        token = bytes.fromhex(read_field(message, "token", str))
         if len(token) != TOKEN_BYTES:
-            raise MessageError(f"token has {len(token)} bytes; {TOKEN_BYTES} are needed")
-        address = want(message, "address", str)
-        count = want(message, "ports", int, 1, PORTS_PER_NODE)
-        others = want_list(message, "others", str, OPEN_PORTS_LIMIT)
+            raise FrameError(WRONG_FIELD, f"token has {len(token)} bytes; {TOKEN_BYTES} are needed")
+        address = read_field(message, "address", str)
+        count = read_field(message, "ports", int, 1, PORTS_PER_NODE)
+        others = read_list(message, "others", str, OPEN_PORTS_LIMIT)
         for one in (address, *others):
             self._check_own(one)
-        listeners = Listeners(token, want(message, "node", int, 0, MOST_NODES))
+        listeners = Listeners(token, read_field(message, "node", int, 0, MOST_NODES))
         if self.listeners is not None:
             self.listeners.close()
         self.listeners = listeners
@@ -171,7 +180,7 @@ class Node:
             "others": {other: listeners.open(other) for other in others},
         }
         if message.get("meeting_port") is not None:
-            port = want(message, "meeting_port", int, 1, 65535)
+            port = read_field(message, "meeting_port", int, 1, 65535)
             try:
                 opened["meeting_port"] = listeners.open(address, port)
             except OSError as error:
@@ -179,7 +188,7 @@ class Node:
         return opened
 
     def _probe(self, message: Message) -> list[dict[str, Any]]:
-        targets = [_target(entry) for entry in want_list(message, "targets", dict, MOST_TARGETS)]
+        targets = [_target(entry) for entry in read_list(message, "targets", dict, MOST_TARGETS)]
         outside = {address: self._is_outside(address) for address in {target.address for target in targets}}
         results = iter(probe_all([target for target in targets if outside[target.address]], self._token()))
         return [
@@ -187,8 +196,8 @@ class Node:
         ]
 
     def _measure(self, message: Message) -> dict[str, Any]:
-        seconds = want(message, "seconds", float, 0.001, 2.0)
-        target = _target(want(message, "target", dict))
+        seconds = read_field(message, "seconds", float, 0.001, 2.0)
+        target = _target(read_field(message, "target", dict))
         self._check_outside(target.address)
         return measure(target, self._token(), seconds)
 
@@ -198,16 +207,16 @@ class Node:
 
     def _collectives(self, message: Message) -> list[dict[str, Any]]:
         ranks = HostRanks(
-            first_rank=want(message, "first_rank", int, 0, 1 << 20),
-            num_procs=want(message, "num_procs", int, 1, 1024),
-            world_size=want(message, "world_size", int, 1, 1 << 20),
-            address=want(message, "address", str),
-            port=want(message, "port", int, 1, 65535),
-            limit_s=want(message, "patience_s", float, 1.0, 600.0),
-            backend=want(message, "backend", str),
+            first_rank=read_field(message, "first_rank", int, 0, 1 << 20),
+            num_procs=read_field(message, "num_procs", int, 1, 1024),
+            world_size=read_field(message, "world_size", int, 1, 1 << 20),
+            address=read_field(message, "address", str),
+            port=read_field(message, "port", int, 1, 65535),
+            limit_s=read_field(message, "patience_s", float, 1.0, 600.0),
+            backend=read_field(message, "backend", str),
         )
         if ranks.backend not in BACKENDS:
-            raise MessageError(f"there is no backend {ranks.backend!r}")
+            raise FrameError(WRONG_FIELD, f"there is no backend {ranks.backend!r}")
         if ranks.first_rank == 0:  # it keeps the store of all
             self._check_own(ranks.address)
         else:
@@ -220,11 +229,11 @@ class Node:
             return
         own = [one.address for one in interfaces()]
         if address not in own or (_is_loopback(address) and not _is_loopback(self.here)):
-            raise MessageError(f"{address!r} is no address of this host that others reach")
+            raise FrameError(WRONG_FIELD, f"{address!r} is no address of this host that others reach")
 
     def _check_outside(self, address: str) -> None:
         if not self._is_outside(address):
-            raise MessageError(f"{address!r} is no address of another host")
+            raise FrameError(WRONG_FIELD, f"{address!r} is no address of another host")
 
     def _is_outside(self, address: str) -> bool:
         """Whether node 0 may have that address tried: none of this host, unless all nodes are on it."""
@@ -241,7 +250,7 @@ class Node:
 
     def _token(self) -> bytes:
         if self.listeners is None:
-            raise MessageError("this node was not told to listen yet")
+            raise FrameError(WRONG_FIELD, "this node was not told to listen yet")
         return self.listeners.token
 
 
@@ -254,15 +263,15 @@ def _is_loopback(address: str) -> bool:
 
 def _target(entry: Message) -> Target:
     return Target(
-        node=want(entry, "node", int, 0, MOST_NODES),
-        address=want(entry, "address", str),
-        port=want(entry, "port", int, 1, 65535),
-        large=want({"large": entry.get("large", False)}, "large", bool),
+        node=read_field(entry, "node", int, 0, MOST_NODES),
+        address=read_field(entry, "address", str),
+        port=read_field(entry, "port", int, 1, 65535),
+        large=read_field({"large": entry.get("large", False)}, "large", bool),
     )
 
 
 def _text_or_none(message: Message, name: str) -> str | None:
-    return None if message.get(name) is None else str(want(message, name, str))
+    return None if message.get(name) is None else str(read_field(message, name, str))
 
 
 def _path(text: str | None) -> Path | None:
@@ -284,8 +293,8 @@ def main() -> None:
     target = os.dup(1)
     os.dup2(2, 1)
     try:
-        Node(Lines(0), target, Subject(own_variables())).serve()
-    except MessageError as error:
+        Node(FrameReader(0), target, Subject(own_variables())).serve()
+    except FrameError as error:
         print_message(f"doctor's node: {error}")
         os._exit(2)
     # Threads may hang in the resolver or in a large file; whatever they do is of no use to anybody now.

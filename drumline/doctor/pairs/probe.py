@@ -7,7 +7,6 @@ whole limit, and one after another they would cost minutes.
 from __future__ import annotations
 
 import contextlib
-import errno
 import resource
 import socket
 import threading
@@ -17,8 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from drumline.doctor.pairs.listeners import ANSWER, CALL, COUNT, IDLE_S, LARGE, PING, PING_BYTES, read_exactly
+from drumline.net.reasons import Reason, reason_of
 
 Outcome = Literal["open", "refused", "silent", "unreachable", "stranger"]
+OUTCOMES: dict[str, Outcome] = {Reason.REFUSED: "refused", Reason.NO_ANSWER: "silent"}
 # SYN is sent again after 1 s: a port that lets the second one in is open, if on a lossy network.
 CONNECT_S = 2.0
 # Some full-size packets, of 9000 bytes too; and little enough to be sent to 255 hosts at once.
@@ -86,12 +87,8 @@ def _reach(target: Target, token: bytes) -> Outcome:
     try:
         with socket.create_connection((target.address, target.port), timeout=CONNECT_S):
             pass
-    except TimeoutError:
-        return "silent"
-    except ConnectionRefusedError:
-        return "refused"
     except OSError as error:
-        return "silent" if error.errno == errno.ETIMEDOUT else "unreachable"
+        return OUTCOMES.get(reason_of(error), "unreachable")
     try:
         with call(target, token, PING) as line:
             line.sendall(bytes(PING_BYTES))

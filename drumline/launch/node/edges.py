@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from drumline.net.dial import Door, OpenDoor, knock
-from drumline.net.reasons import CLOSED_S, NO_ROUTE, REFUSED, SILENT, closed_data_ports
+from drumline.net.dial import ProbeListener, ProbeTarget, probe_hosts
+from drumline.net.reasons import CLOSED_S, Reason, closed_data_ports
 from drumline.terminal import print_message
 
 RETRY_S = 0.5
 # An answer that is late or strange does not show that the port is closed.
-CLOSED = (SILENT, REFUSED, NO_ROUTE)
+CLOSED = (Reason.NO_ANSWER, Reason.REFUSED, Reason.NO_ROUTE)
 
 Claim = Mapping[str, Any]
 """What a node says of itself when nodes meet."""
@@ -29,9 +29,9 @@ def open_door(address: str) -> Iterator[dict[str, Any]]:
     """Where the store of the ranks will be. Yields what the others must know of it."""
     door = None
     with contextlib.suppress(OSError):
-        door = OpenDoor(address)
+        door = ProbeListener(address)
     try:
-        yield {} if door is None else {"door_port": door.port, "door_word": door.word}
+        yield {} if door is None else {"probe_port": door.port, "probe_token": door.token}
     finally:
         if door is not None:
             door.close()
@@ -42,7 +42,7 @@ def closed_edges(claims: Sequence[Claim], mine: int, *, patience_s: float = CLOS
     begun, is_told = time.monotonic(), False
     doors = [door for number, claim in enumerate(claims) if number != mine and (door := _door(number, claim))]
     while True:
-        failed = {number: why for number, why in knock(doors).failed.items() if why in CLOSED}
+        failed = {number: why for number, why in probe_hosts(doors).failed.items() if why in CLOSED}
         if not failed or time.monotonic() - begun >= patience_s:
             return failed
         if not is_told:
@@ -64,7 +64,7 @@ def check_edges(claims: Sequence[Claim], edges: Sequence[Mapping[str, str]]) -> 
             continue
         sources = [str(claims[source]["host"]) for source in causes]
         cause = next(iter(causes.values()))
-        error = closed_data_ports(sources, claim["host"], port=claim.get("door_port", 0), cause=cause)
+        error = closed_data_ports(sources, claim["host"], port=claim.get("probe_port", 0), reason=cause)
         if target == first:
             raise error
         print_message(
@@ -72,10 +72,10 @@ def check_edges(claims: Sequence[Claim], edges: Sequence[Mapping[str, str]]) -> 
         )
 
 
-def _door(number: int, claim: Claim) -> Door | None:
+def _door(number: int, claim: Claim) -> ProbeTarget | None:
     """None where the node has none, or its name is not known here: of that others tell."""
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError, OverflowError):
-        found = socket.getaddrinfo(claim["address"], claim["door_port"], type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(claim["address"], claim["probe_port"], type=socket.SOCK_STREAM)
         address = str(found[0][4][0])
-        return Door(number, claim["host"], "", address, claim["door_port"], claim["door_word"])
+        return ProbeTarget(number, claim["host"], "", address, claim["probe_port"], claim["probe_token"])
     return None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -21,12 +23,21 @@ from drumline.launch.node.roll import Roll
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.node.sockets import connect_address, listen_for_store, notice_silence, reached_address
 from drumline.launch.node_plan import KEEP_ALIVE_ATTEMPTS, OWN_STORE, RUN_ID, NodePlan
-from drumline.net.dial import wait_for_port
+from drumline.net.dial import WaitNotice, wait_for_port
 from drumline.net.interfaces import EVERYWHERE, LOOPBACK, own_address, own_binding
+from drumline.net.reasons import CLOSED_S, Reason, closed_rendezvous_port, explained
 from drumline.net.secrets import VARIABLE, new_secret
 from drumline.terminal import print_message
 
 STORE_TIMEOUT_S = 30
+CONNECT_S = 4.0
+# How long a reason may last between hosts that are up; a launcher that refuses connections may still load torch.
+LIMITS_S: dict[str, float] = {
+    Reason.NO_ANSWER: CLOSED_S,
+    Reason.NO_ROUTE: CLOSED_S,
+    Reason.UNKNOWN_NAME: CLOSED_S,
+    Reason.REFUSED: 60.0,
+}
 
 
 class Alone(RendezvousHandler):
@@ -105,7 +116,7 @@ def open_rendezvous(node: NodePlan, secret: str | None) -> Alone | FixedRanks:
         # One starter that reached all hosts knows that they are up.
         are_up = node.job and not node.may_shrink
         hosts = (node.peers[node.node_rank], node.peers[0]) if are_up else None
-        wait_for_port(node.endpoint, timeout_s=node.join_timeout_s, hosts=hosts)
+        wait_for_first_node(node.endpoint, timeout_s=node.join_timeout_s, hosts=hosts)
     # c10d would else wait, on a node that comes later, for a place that was named in an earlier round only.
     os.environ[OWN_STORE.partition("=")[0]] = OWN_STORE.partition("=")[2]
     address = address_of(node)
@@ -133,6 +144,44 @@ def open_rendezvous(node: NodePlan, secret: str | None) -> Alone | FixedRanks:
     )
     inner = make_handler(store, keys, settings, address, secret=roll.secret, count_living=roll.count_living)
     return FixedRanks(inner, node, address, roll)
+
+
+def wait_for_first_node(
+    endpoint: str,
+    *,
+    timeout_s: float,
+    hosts: tuple[str, str] | None = None,
+    limits: Mapping[str, float] = LIMITS_S,
+) -> None:
+    """Return when the first node listens. `hosts`: this one and the first, where both are known to be up: then a reason
+    that lasts is an error."""
+    host, _, port = endpoint.rpartition(":")
+    notice, limits = WaitNotice(), limits if hosts else {}
+
+    def report(reason: str) -> None:
+        waited = f"{notice.waited_s:.0f} s so far"
+        notice.report(f"waiting for the first node at {endpoint}, {waited}: {explained(reason)}")
+
+    try:
+        blocked = wait_for_port(
+            host, int(port), timeout_s=timeout_s, connect_s=CONNECT_S, limits=limits, report=report
+        )
+    finally:
+        notice.clear()
+    if blocked is None:
+        return
+    if hosts is None or blocked.lasted_s < limits.get(blocked.reason, math.inf):
+        raise PreflightError(
+            f"the first node did not answer at {endpoint} within {timeout_s:g} s: {explained(blocked.reason)}",
+            next_step="start the node with NODE_RANK 0 there, and open that port to this machine",
+        )
+    source, target = hosts
+    if blocked.reason == Reason.UNKNOWN_NAME:
+        raise PreflightError(
+            f"the name {host} of the first host does not resolve on {source}",
+            next_step=f"add {host} to DNS, or to /etc/hosts on {source}; or give an address in --hosts",
+        )
+    raise closed_rendezvous_port(int(port), source=source, target=target, reason=blocked.reason)
 
 
 def _binding(node: NodePlan) -> str:

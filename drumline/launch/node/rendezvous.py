@@ -30,7 +30,7 @@ from drumline.launch.node.node_heartbeats import QuickHandler
 from drumline.launch.node.roll import DONE, MEETS, WORKS, Roll
 from drumline.launch.node.sealed_store import SealedStore, document
 from drumline.launch.node_plan import NodePlan
-from drumline.net.dial import Patience
+from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
 from drumline.net.interfaces import own_binding
 from drumline.net.secrets import VARIABLE, KeyPair, derived, new_secret
@@ -63,8 +63,8 @@ class FixedRanks(RendezvousHandler):
         self.roll = roll
         self.members: dict[int, int] = {}
         """The node rank of each participant of this round, by c10d's number."""
-        self._ask = Patience(first_s=1, growth=1)
-        self._wait = Patience()
+        self._ask = WaitNotice(first_s=1, growth=1)
+        self._wait = WaitNotice()
         self.why_again = ""
         """Why this node's ranks are started again although they run."""
         self.is_done = False
@@ -189,10 +189,10 @@ class FixedRanks(RendezvousHandler):
             check_edges(claims, edges)
         except PreflightError as error:
             # All nodes find the same, if the first does not take the store away before.
-            patience = Patience(first_s=LINGER_S)
+            notice = WaitNotice(first_s=LINGER_S)
             is_first = self.node.node_rank == 0
             while store.add("edges/known", int(not is_first)) < len(claims) - 1 and is_first:
-                if patience.is_over():
+                if notice.is_due():
                     break
                 time.sleep(POLL_S)
             raise self._error(error.what, error.next_step) from error
@@ -229,7 +229,7 @@ class FixedRanks(RendezvousHandler):
             self.why_again = f"{self.roll.names(again)} did so"
             return len(again)
         with self.explained():
-            if self._ask.is_over() and (failure := self.roll.failure()):
+            if self._ask.is_due() and (failure := self.roll.failure()):
                 self.roll.now(DONE)
                 raise self._error(failure, "see what it said")
             if self.roll.was_ousted:
@@ -261,33 +261,33 @@ class FixedRanks(RendezvousHandler):
             return False
         with contextlib.suppress(RendezvousError, dist.DistError):
             if not self.is_done:
-                self.is_done, self._wait = True, Patience(first_s=PART_FIRST_WORD_S)
+                self.is_done, self._wait = True, WaitNotice(first_s=PART_FIRST_WORD_S)
                 self.roll.now(DONE)
             if others := self._others_at_work():
                 self._report_wait(self._wait, others)
                 return True
         return False
 
-    def _report_wait(self, patience: Patience, others: list[int]) -> None:
-        if patience.is_over():
+    def _report_wait(self, notice: WaitNotice, others: list[int]) -> None:
+        if notice.is_due():
             print_message(f"the ranks here are done; waiting for those of {self.roll.names(others)}")
 
     def wait_for_the_end(self) -> None:
         """Collective: ranks end at different times, and the first node must not take the store away too soon."""
-        patience = Patience(first_s=PART_FIRST_WORD_S)
+        notice = WaitNotice(first_s=PART_FIRST_WORD_S)
         with contextlib.suppress(RendezvousError, dist.DistError):
             self.roll.now(DONE)
             self.inner.set_closed()  # who comes now comes too late, and is told so
             while others := self._others_at_work():
-                self._report_wait(patience, others)
+                self._report_wait(notice, others)
                 time.sleep(POLL_S)
 
     def tell_failure(self, what: str, code: int = ExitCode.TRAINING_FAILED) -> None:
         """This node gives up, and the job with it: let the others know why, before the store is gone."""
-        patience = Patience(first_s=LINGER_S)
+        notice = WaitNotice(first_s=LINGER_S)
         with contextlib.suppress(RendezvousError, dist.DistError):
             self.roll.tell_failure(what, code)
-            while self.node.node_rank == 0 and self._others_at_work() and not patience.is_over():
+            while self.node.node_rank == 0 and self._others_at_work() and not notice.is_due():
                 time.sleep(POLL_S)
 
     def _others_at_work(self) -> list[int]:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from drumline.errors import PreflightError
 from drumline.launch.node.sealed_store import SealedStore, check_secret, document
 from drumline.launch.node_plan import NodePlan
-from drumline.net.dial import Patience
+from drumline.net.dial import WaitNotice
 from drumline.net.handshake import nonce
 from drumline.net.secrets import VARIABLE, derived
 
@@ -74,7 +74,7 @@ class Roll:
         """On the first node: which job meets here, and where it is written."""
         self._heard: dict[int, tuple[Word, float]] = {}
         # What a node last said, and when that was new here, by this machine's own clock.
-        self._waiting: Patience | None = None
+        self._waiting: WaitNotice | None = None
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._go_on, name="drumline-roll", daemon=True)
@@ -128,8 +128,8 @@ class Roll:
         found = self.store.compare_set(key, "", mine)
         if found != mine:
             # One that died left its word; one that lives says something new every second.
-            patience = Patience()
-            while patience.waited_s < QUIET_BEATS * BEAT_S:
+            notice = WaitNotice()
+            while notice.waited_s < QUIET_BEATS * BEAT_S:
                 if self.store.compare_set(key, "", found) != found:
                     raise self._taken(found)
                 time.sleep(BEAT_S / 4)
@@ -150,12 +150,12 @@ class Roll:
         """While this node waits for others: who is missing is said, soon and then now and then."""
         self.now(MEETS)
         self.hear()
-        self._waiting = Patience()
+        self._waiting = WaitNotice()
         try:
             yield
         finally:
             waiting, self._waiting = self._waiting, None
-            waiting.end()
+            waiting.clear()
         self.now(WORKS)
 
     def now(self, doing: str) -> None:
@@ -260,11 +260,11 @@ class Roll:
         self.was_ousted = is_other
         self.mine = new
 
-    def _tell_wait(self, waiting: Patience) -> None:
+    def _tell_wait(self, waiting: WaitNotice) -> None:
         missing = self.missing()
         if missing:
             where = f"waiting at {self.node.endpoint} for {self.names(missing)}"
-            waiting.tell(f"{where}, {waiting.waited_s:.0f} s so far")
+            waiting.report(f"{where}, {waiting.waited_s:.0f} s so far")
 
     def _taken(self, found: bytes) -> PreflightError:
         rank, last, word = self.node.node_rank, self.node.num_nodes - 1, Word.decode(found)

@@ -12,7 +12,7 @@ from typing import Any
 
 from drumline.launch.node import guard
 from drumline.launch.rank_environment import RESTARTED
-from drumline.launch.ssh.frames import FrameReader, encode
+from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, encode
 from drumline.processes import descendants
 from drumline.untrusted import open_append
 
@@ -41,7 +41,7 @@ class AgentProcess:
             raise
         finally:
             os.close(writing)
-        self.status = FrameReader(reading)
+        self.status = FrameReader(reading, max_bytes=MAX_PIPE_BYTES)
         """Starts and failures of its ranks."""
         self._send({**spec, "environment": {}, "waits": waits})
 
@@ -67,5 +67,5 @@ class AgentProcess:
     def _send(self, frame: Mapping[str, Any]) -> None:
         assert self.process.stdin
         with contextlib.suppress(OSError, ValueError):  # it was killed, or closed
-            self.process.stdin.write(encode(frame))
+            self.process.stdin.write(encode(frame) + b"\n")
             self.process.stdin.flush()

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drumline.launch.hosts import Host
-from drumline.launch.ssh.frames import MAX_LINE, decode_from_host, encode
 from drumline.launch.ssh.log_follower import decoded
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LEASE_S
-from drumline.net.dial import Patience
+from drumline.net.dial import WaitNotice
+from drumline.net.frames import MAX_PIPE_BYTES, FrameError, LineBuffer, Message, decode, encode
 
 BEAT_S = 2.0
 # ssh itself mostly notices sooner; not where the connection is one that others share.
@@ -34,6 +34,58 @@ PASS_ON_S = 0.5
 HANG_UP_S = 2.0
 # How long a supervisor that has nothing left to do may take to exit.
 CLOSE_S = 5.0
+
+
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in kinds
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and abs(value) < 1 << 53
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1 << 53  # a NaN is not
+
+
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: type(value) is list and all(map(fits, value))
+
+
+def _are_problems(value: Any) -> bool:
+    return type(value) is list and all(
+        type(one) is list and len(one) == 2 and type(one[0]) is str and type(one[1]) in (str, type(None))
+        for one in value
+    )
+
+
+NUMBER, TEXT, TEXTS, FLAG = _is_number, _is(str), _list_of(_is(str)), _is(bool)
+# What a host may send, with the type of each field; anything else is ignored. A host may have another version, or be
+# taken over.
+FORMS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "hello": {"protocol": NUMBER},
+    "refused": {"problems": _are_problems},
+    "started": {"ranks": _list_of(NUMBER), "world_size": NUMBER, "start": NUMBER, "restarts_left": NUMBER},
+    "diagnosis": {"alarm": TEXT, "action": TEXT, "sentence": TEXT, "was_printed": FLAG, "is_last": FLAG},
+    "ended": {"code": NUMBER, "last_words": TEXTS},
+    "failed": {
+        **dict.fromkeys(("rank", "code", "restarts_left"), NUMBER),
+        "at": _is_time,
+        "last_words": TEXTS,
+    },
+    "lines": {"rank": lambda value: value is None or NUMBER(value), "stream": TEXT, "lines": TEXTS},
+    "beat": {"number": NUMBER, "now": _is_time},
+}
+
+
+def decode_from_host(line: bytes) -> Message | None:
+    """A frame that a supervisor sends; None for anything else: a shell over there may print a greeting."""
+    try:
+        frame = decode(line, max_bytes=MAX_PIPE_BYTES)
+    except FrameError:
+        return None
+    form = FORMS.get(kind) if isinstance(kind := frame.get("kind"), str) else None
+    return frame if form and all(name in frame and fits(frame[name]) for name, fits in form.items()) else None
 
 
 def _drop(frame: Mapping[str, Any]) -> None:
@@ -105,7 +157,7 @@ class Connection:
     def send(self, frame: Mapping[str, Any]) -> None:
         stdin = self._process.stdin if self._process else None
         if stdin is not None and not stdin.is_closing():
-            stdin.write(encode(frame))
+            stdin.write(encode(frame) + b"\n")
 
     def hang_up(self) -> None:
         """End the connection; a supervisor at its other end takes that for the end of us."""
@@ -133,7 +185,7 @@ class Connection:
             beating.cancel()
 
     async def _beat(self, process: asyncio.subprocess.Process) -> None:
-        number, patience = 0, Patience()
+        number, notice = 0, WaitNotice()
         while True:
             if process.stdin is not None and process.stdin.transport.get_write_buffer_size() < MAX_UNSENT:
                 self._beats = {**dict(list(self._beats.items())[-10:]), number: time.monotonic()}
@@ -141,7 +193,7 @@ class Connection:
             number += 1
             await asyncio.sleep(BEAT_S)
             if not self.heard_at:
-                self._wait_for_first(patience)
+                self._wait_for_first(notice)
             elif time.monotonic() - self.heard_at > SILENCE_S:
                 self.said.append(f"no heartbeat for {SILENCE_S:g} s")
                 # It may still hear us, and would give its ranks their grace.
@@ -149,14 +201,14 @@ class Connection:
                 await asyncio.sleep(PASS_ON_S)
                 self.hang_up()
 
-    def _wait_for_first(self, patience: Patience) -> None:
+    def _wait_for_first(self, notice: WaitNotice) -> None:
         """ssh limits the time to connect; a shell or a file system over there may still keep us for ever."""
-        if patience.is_over():
-            name, waited = self.host.address, f"{patience.waited_s:.0f} s so far"
+        if notice.is_due():
+            name, waited = self.host.address, f"{notice.waited_s:.0f} s so far"
             self.screen.say(f"waiting for {name} to start, {waited}", is_error=True)
-        if patience.waited_s > self.start_timeout_s:
+        if notice.waited_s > self.start_timeout_s:
             self.is_stuck = True
-            self.said.append(f"no answer within {patience.waited_s:.0f} s")
+            self.said.append(f"no answer within {notice.waited_s:.0f} s")
             self.hang_up()
 
     async def _read_frames(self, stdout: asyncio.StreamReader) -> None:
@@ -186,13 +238,11 @@ class Connection:
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Of one that is longer than any frame the beginning; the last one need not be whole."""
-    partial = bytearray()
+    """Of a line that is longer than any frame, pieces; the last line need not be complete."""
+    lines = LineBuffer(MAX_PIPE_BYTES)
     while data := await stream.read(1 << 16):
-        first, *rest = data.split(b"\n")
-        partial += first[: MAX_LINE + 1 - len(partial)]
-        for part in rest:
-            yield bytes(partial)
-            partial = bytearray(part)
-    if partial:
-        yield bytes(partial)
+        lines.add(data)
+        while (line := lines.pop()) is not None:
+            yield line
+    if rest := lines.clear():
+        yield rest

@@ -19,11 +19,11 @@ from drumline.launch.node.local import how_it_ended
 from drumline.launch.node.watch_folder import DIAGNOSIS_S
 from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, not_reached, ssh_words, was_lost
 from drumline.launch.ssh.connection import BEAT_S, Connection
-from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.reconnect import Reconnect, Search
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
+from drumline.launch.ssh.supervisor import PROTOCOL
 
 # After a rank has failed, others that fail with it are heard of before all are ended.
 SETTLE_S = 1.0

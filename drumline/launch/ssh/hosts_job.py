@@ -12,7 +12,7 @@ from drumline.launch.hosts import Host
 from drumline.launch.node.guard import new_job
 from drumline.launch.node_plan import NodePlan, Program
 from drumline.launch.rank_environment import RESTARTED, ScriptWatch
-from drumline.launch.ssh.frames import PROTOCOL
+from drumline.launch.ssh.supervisor import PROTOCOL
 from drumline.net.secrets import new_secret
 
 # Variables that set up the libraries between ranks, and must be the same on all of them.

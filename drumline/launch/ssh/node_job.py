@@ -22,7 +22,7 @@ from drumline.errors import DrumlineError, ExitCode
 from drumline.launch.node.supervision import Supervision
 from drumline.launch.node_plan import NodePlan, Program
 from drumline.launch.rank_environment import ScriptWatch
-from drumline.launch.ssh.frames import FrameWriter
+from drumline.net.frames import FrameWriter
 
 PR_SET_PDEATHSIG = 1
 # How often an agent that waits looks whether another of its ranks may load.

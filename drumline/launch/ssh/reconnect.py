@@ -14,7 +14,7 @@ from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import LEASE_S, LOST_GRACE_S
-from drumline.net.dial import Patience
+from drumline.net.dial import WaitNotice
 
 # How long a host that was lost may take to answer again.
 RECONNECT_S = 60.0
@@ -26,7 +26,7 @@ SPARE_S = 20.0
 class Search:
     """For a host that runs one node's part of the job."""
 
-    patience: Patience = field(default_factory=Patience)
+    notice: WaitNotice = field(default_factory=WaitNotice)
     tries: Counter[Host] = field(default_factory=Counter)
     """Of each host, over all rounds."""
     tried: list[Host] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Reconnect:
             connection.heard_at
         ):  # kept from the attempt before, and ended since: that says nothing of the host
             return remote.host
-        if self.job.earlier and search.patience.waited_s > self.limit_s:
+        if self.job.earlier and search.notice.waited_s > self.limit_s:
             return None
         search.tries[remote.host] += 1
         search.tried.append(remote.host)
@@ -79,9 +79,9 @@ class Reconnect:
                 return spare
         if not self.job.earlier:
             return None
-        if search.patience.is_over():
+        if search.notice.is_due():
             names = " or ".join(host.address for host in search.tried)
-            waited = f"{search.patience.waited_s:.0f} s so far, at most {self.limit_s:g}"
+            waited = f"{search.notice.waited_s:.0f} s so far, at most {self.limit_s:g}"
             self.screen.say(f"waiting for {names} to answer again: {waited}", is_error=True)
         search.tried.clear()
         return remote.host

@@ -25,11 +25,12 @@ from typing import Any
 from drumline.launch.node.guard import job_processes
 from drumline.launch.node.supervision import LAST_LINES, rank_output
 from drumline.launch.ssh.agent_process import AgentProcess
-from drumline.launch.ssh.frames import PROTOCOL, FrameReader, FrameWriter
 from drumline.launch.ssh.log_follower import LogFollower, last_lines
+from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter
 from drumline.processes import Termination, descendants
 from drumline.untrusted import make_own_folder, open_log
 
+PROTOCOL = 5
 PR_SET_CHILD_SUBREAPER = 36
 # After a cut of 10 s TCP sends again within 13 s; a host that was only cut off that long is not lost.
 LEASE_S = 20.0
@@ -47,7 +48,7 @@ class ControllerLink:
     """Frames from and to the controller. Heartbeats are answered here."""
 
     def __init__(self) -> None:
-        self.frames, self.out = FrameReader(0), FrameWriter(1)
+        self.frames, self.out = FrameReader(0, max_bytes=MAX_PIPE_BYTES), FrameWriter(1)
         self.heard_at = time.monotonic()
 
     def read(self) -> list[dict[str, Any]]:

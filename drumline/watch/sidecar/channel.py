@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from drumline.log import log
-from drumline.watch.sidecar.door import Door
-from drumline.watch.sidecar.line import MAX_UNSENT_BYTES, MUTE, SILENT, Line, cause_of
-from drumline.watch.sidecar.porch import Porch
-from drumline.watch.sidecar.wire import Message, WireError, answer, dial
+from drumline.net.connection import MAX_UNSENT_BYTES, Acceptor, PeerConnection, PendingConnections
+from drumline.net.frames import FrameError, Message
+from drumline.net.handshake import answer, dial
+from drumline.net.reasons import Reason, reason_of
 
 NUM_HUBS = 3
+PURPOSE = "watch"
 CONNECT_S = 1.5
 AGAIN_S = 1.0
 LOOK_EVERY_S = 0.25
@@ -67,23 +68,23 @@ class Channel:
         self.refused: Counter[str] = Counter()
         """Connections that were cut off for what came over them, by what that was."""
         self._secret, self._on_message = secret, on_message
-        self._door = None if listener is None else Door(listener, self._make_line)
+        self._acceptor = None if listener is None else Acceptor(listener, self._make_connection)
         self._callers = frozenset(node for node in self.peers if node > me)
-        self._porch = Porch({one.address for one in peers})
-        self._lines: dict[int, Line] = {}
+        self._pending = PendingConnections({one.address for one in peers})
+        self._connections: dict[int, PeerConnection] = {}
         self._heard: dict[int, float] = {}
         self._how: dict[int, str] = {}
         self._probed: dict[int, float] = {}
         self._num_probes = 0
-        self._all_lines: set[Line] = set()
+        self._all_connections: set[PeerConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun = time.monotonic()
         self._is_closed = False
 
     async def start(self) -> None:
         self._begun = time.monotonic()
-        if self._door is not None:
-            self._door.open()
+        if self._acceptor is not None:
+            self._acceptor.open()
         for peer in self.peers.values():
             if peer.node < self.me:
                 self._run(self._keep_dialling(peer))
@@ -92,13 +93,13 @@ class Channel:
     async def close(self) -> None:
         """No task, socket or timer is left. May be called twice."""
         self._is_closed = True
-        if self._door is not None:
-            await self._door.close()
+        if self._acceptor is not None:
+            await self._acceptor.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for _ in range(FAREWELL_TURNS):
-            for line in list(self._all_lines):
+            for line in list(self._all_connections):
                 line.end(OVER)
                 await line.ended.wait()
             await asyncio.sleep(0)
@@ -106,10 +107,10 @@ class Channel:
     def send(self, node: int, message: dict[str, Any], *, max_unsent: int = MAX_UNSENT_BYTES) -> bool:
         """Never waits. False: there is no line, or it takes no more for now; then the message is dropped. `max_unsent`:
         bytes that may be waiting on the line already."""
-        line = self._lines.get(node)
+        line = self._connections.get(node)
         try:
             return line is not None and line.send(message, max_unsent=max_unsent)
-        except WireError as error:
+        except FrameError as error:
             log.warning(f"a message to node {node} was not sent: {error.what}")
             return False
 
@@ -128,22 +129,22 @@ class Channel:
 
     # Lines tell us
 
-    def line_made(self, line: Line) -> None:
-        self._all_lines.add(line)
+    def connection_made(self, line: PeerConnection) -> None:
+        self._all_connections.add(line)
         if self._is_closed:
             line.end(OVER)
         elif not line.is_ours:
-            self._porch.enter(line)
+            self._pending.add(line)
 
-    def line_opened(self, line: Line, node: int) -> None:
-        self._porch.leave(line)
-        if (old := self._lines.get(node)) is not None:
+    def connection_opened(self, line: PeerConnection, node: int) -> None:
+        self._pending.remove(line)
+        if (old := self._connections.get(node)) is not None:
             old.end(REPLACED)  # it was restarted, or knows better than we do that the old one is dead
-        self._lines[node] = line
+        self._connections[node] = line
 
-    def line_heard(self, line: Line, message: Message) -> None:
+    def message_received(self, line: PeerConnection, message: Message) -> None:
         node = line.node
-        if node is None or self._lines.get(node) is not line:
+        if node is None or self._connections.get(node) is not line:
             return
         self._heard[node] = time.monotonic()
         self._how.pop(node, None)
@@ -152,37 +153,39 @@ class Channel:
         except Exception:
             log.exception(f"a message of node {node} could not be worked on")
 
-    def line_ended(self, line: Line) -> None:
-        self._porch.leave(line)
-        self._all_lines.discard(line)
+    def connection_ended(self, line: PeerConnection) -> None:
+        self._pending.remove(line)
+        self._all_connections.discard(line)
         if line.is_refused:
             self._count(line)
-        if line.node is not None and self._lines.get(line.node) is line:
-            del self._lines[line.node]
-            if line.why != SILENT or line.node not in self._how:  # a try to reach it has said that better
+        if line.node is not None and self._connections.get(line.node) is line:
+            del self._connections[line.node]
+            if (
+                line.why != Reason.NO_ANSWER or line.node not in self._how
+            ):  # a try to reach it has said that better
                 self._how[line.node] = line.why
 
-    def _count(self, line: Line) -> None:
+    def _count(self, line: PeerConnection) -> None:
         if not self.refused[line.why]:  # once of a kind: a stranger shall not fill the log
             log.warning(f"a connection with {line.address} was cut off: {line.why}")
         self.refused[line.why] += 1
 
     # Both ways in
 
-    def _make_line(self) -> Line:
-        return Line(self, answer(self._secret, self.me, self._callers), is_ours=False)
+    def _make_connection(self) -> PeerConnection:
+        return PeerConnection(self, answer(self._secret, PURPOSE, self.me, self._callers), is_ours=False)
 
     async def _keep_dialling(self, peer: Peer) -> None:
         while True:
             try:
                 await self._dial(peer)
             except OSError as error:
-                self._how[peer.node] = cause_of(error)
+                self._how[peer.node] = reason_of(error)
             await asyncio.sleep(AGAIN_S)
 
     async def _dial(self, peer: Peer) -> None:
         """Until the line has ended."""
-        line = Line(self, dial(self._secret, self.me, peer.node), is_ours=True)
+        line = PeerConnection(self, dial(self._secret, PURPOSE, self.me, peer.node), is_ours=True)
         call = await _connect(peer)
         await asyncio.get_running_loop().create_connection(lambda: line, sock=call)
         await line.ended.wait()
@@ -203,9 +206,9 @@ class Channel:
             last = now
 
     def _break_silent_lines(self, now: float) -> None:
-        for node, line in list(self._lines.items()):
+        for node, line in list(self._connections.items()):
             if now - max(line.since, self._heard.get(node, 0.0)) > BREAK_AFTER_S:
-                line.end(SILENT)
+                line.end(Reason.NO_ANSWER)
 
     def _probe_silent_nodes(self, now: float) -> None:
         """But for those that are being dialled anyway. The one that was probed last comes last."""
@@ -214,7 +217,7 @@ class Channel:
             for node in self.peers
             if now - self._heard.get(node, self._begun) > PROBE_AFTER_S
             and now - self._probed.get(node, -math.inf) > self._probe_every_s(node, now)
-            and (node in self._callers or node in self._lines)
+            and (node in self._callers or node in self._connections)
         ]
         due.sort(key=lambda node: self._probed.get(node, -math.inf))
         for node in due[: MOST_PROBES - self._num_probes]:
@@ -228,11 +231,11 @@ class Channel:
     async def _probe(self, peer: Peer) -> None:
         """To the peer it is a stranger that hangs up."""
         begun = time.monotonic()
-        how = MUTE
+        how: str = Reason.NO_REPLY
         try:
             (await _connect(peer)).close()
         except OSError as error:
-            how = cause_of(error)
+            how = reason_of(error)
         self._num_probes -= 1
         self._probed[peer.node] = time.monotonic()
         if self._heard.get(peer.node, -math.inf) < begun:

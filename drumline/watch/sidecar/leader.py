@@ -15,7 +15,7 @@ from typing import Any
 
 from drumline.launch.rank_environment import WITHOUT_WATCH
 from drumline.text import join_names
-from drumline.watch.cluster_state import Answer, ClusterState, LostNode, NodeState, node_from_json
+from drumline.watch.cluster_state import ANSWER_OF, Answer, ClusterState, LostNode, NodeState, node_from_json
 from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.triggers import urgent_symptoms
@@ -24,7 +24,6 @@ from drumline.watch.heartbeat import Phase
 from drumline.watch.script_differences import ScriptComparison
 from drumline.watch.script_report import ScriptReport, script_report_from_json
 from drumline.watch.sidecar.channel import Channel, Peer, known_ages
-from drumline.watch.sidecar.line import ANSWERS
 from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
@@ -116,7 +115,7 @@ class Leader:
             ranks=() if last is None else tuple(rank.rank for rank in last.ranks),
             no_heartbeat_s=no_heartbeat_s,
             how=how,
-            answer=ANSWERS.get(how, Answer.NONE),
+            answer=ANSWER_OF.get(how, Answer.NONE),
         )
 
     def _never_seen(self, ages: Mapping[int, float]) -> Iterator[LostNode]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.log import log
+from drumline.net.frames import MAX_BYTES
 from drumline.processes import EXITED, descendants, send_signal
 from drumline.untrusted import parse_json
 from drumline.watch.cluster_state import NodeState
@@ -19,7 +20,6 @@ from drumline.watch.sidecar.channel import Channel
 from drumline.watch.sidecar.kernel_evidence import kernel_lines, link_problem
 from drumline.watch.sidecar.rank_observer import RankObserver
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
-from drumline.watch.sidecar.wire import MAX_BYTES
 
 MAX_REPORT_BYTES = MAX_BYTES - 1024
 MAX_UNSENT_BYTES = 1 << 16

@@ -10,12 +10,14 @@ import pytest
 
 from drumline.distributed.start.ways import ClosedWay, clocks_apart, is_needed, judge
 from drumline.errors import PreflightError
-from drumline.net.dial import Door, OpenDoor, knock
-from drumline.net.reasons import MUTE, REFUSED, SILENT, STRANGER
+from drumline.net.dial import ProbeListener, ProbeTarget, probe_hosts
+from drumline.net.reasons import Reason
 
 
-def door(number: int, *, address: str | None = None, interface: str = "eth0") -> Door:
-    return Door(number, f"node-{number}", interface, address or f"10.0.0.{number}", 40000 + number, "word")
+def door(number: int, *, address: str | None = None, interface: str = "eth0") -> ProbeTarget:
+    return ProbeTarget(
+        number, f"node-{number}", interface, address or f"10.0.0.{number}", 40000 + number, "word"
+    )
 
 
 def text_of(closed: list[ClosedWay], wanted: dict[int, str | None], *, backend: str = "gloo") -> str:
@@ -35,27 +37,29 @@ def test_gloo_needs_the_way_from_the_larger_address_and_nccl_needs_both() -> Non
 
 
 def test_one_closed_way_is_one_sentence_with_its_cause() -> None:
-    assert text_of([ClosedWay(door(2), door(1), REFUSED)], {1: "eth0"}) == (
-        "node-2 cannot reach node-1's data port: 10.0.0.1 (eth0) port 40001 refuses the connection (a firewall rejects "
-        "it?)\n  next: open all TCP ports between the nodes (in AWS: all traffic from the security group itself), on "
-        "node-1"
+    assert text_of([ClosedWay(door(2), door(1), Reason.REFUSED)], {1: "eth0"}) == (
+        "node-2 cannot reach node-1's data port 40001 at 10.0.0.1 (eth0): refused, though a process listens there: a "
+        "firewall rejects it\n  next: open all TCP ports between the nodes (in AWS: all traffic from the security "
+        "group itself), on node-1"
     )
-    assert "port 40001 is answered by another machine" in text_of([ClosedWay(door(2), door(1), STRANGER)], {})
-    assert "port 40001 EPERM" in text_of([ClosedWay(door(2), door(1), "EPERM")], {})
+    assert "data port 40001 at 10.0.0.1 (eth0): another host or program answers there" in text_of(
+        [ClosedWay(door(2), door(1), Reason.WRONG_HOST)], {}
+    )
+    assert "(eth0): EPERM" in text_of([ClosedWay(door(2), door(1), "EPERM")], {})
 
 
 def test_a_way_that_is_not_needed_is_a_warning() -> None:
-    judged = judge([ClosedWay(door(1), door(2), SILENT)], {}, backend="gloo")
+    judged = judge([ClosedWay(door(1), door(2), Reason.NO_ANSWER)], {}, backend="gloo")
     judged.raise_errors()
     assert judged.warnings == [
-        "node-1 cannot reach node-2's data port: 10.0.0.2 (eth0) port 40002 is silent (a firewall drops it?). gloo "
-        "does without this way, as the addresses are now"
+        "node-1 cannot reach node-2's data port 40002 at 10.0.0.2 (eth0): no answer: packets are dropped, as a "
+        "security group or firewall does it. gloo does without this way, as the addresses are now"
     ]
 
 
 def test_a_network_that_is_not_known_is_left_to_the_user() -> None:
     local = door(1, address="127.0.0.1", interface="lo")
-    assert text_of([ClosedWay(door(2), local, REFUSED)], {}, backend="nccl") == (
+    assert text_of([ClosedWay(door(2), local, Reason.REFUSED)], {}, backend="nccl") == (
         "node-1 takes data on its loopback, 127.0.0.1 (lo), where node-2 cannot reach it\n"
         "  next: export NCCL_SOCKET_IFNAME=NAME_OF_THE_NETWORK on node-1"
     )
@@ -63,34 +67,39 @@ def test_a_network_that_is_not_known_is_left_to_the_user() -> None:
 
 def test_sixty_four_hosts_are_a_few_lines() -> None:
     doors = [door(number) for number in range(1, 65)]
-    closed = [ClosedWay(one, other, SILENT) for one in doors for other in doors if one is not other]
+    closed = [ClosedWay(one, other, Reason.NO_ANSWER) for one in doors for other in doors if one is not other]
     lines = text_of(closed, dict.fromkeys(range(1, 65), "eth0")).splitlines()
     assert len(lines) == 1 + 8 + 1 + 1
     assert (
-        "  - node-2, node-3, node-4, node-5 and 59 more cannot reach node-1's data port: 10.0.0.1" in lines[1]
+        "  - node-2, node-3, node-4, node-5 and 59 more cannot reach node-1's data port 40001 at 10.0.0.1"
+        in lines[1]
     )
     assert lines[9] == "  - and 55 more of this kind"
     assert lines[10].endswith(", on node-1, node-2, node-3, node-4 and 59 more")
 
 
 def test_many_doors_open_at_once_and_strangers_do_not_count() -> None:
-    opened = [OpenDoor("127.0.0.1") for _ in range(70)]
-    doors = [Door(rank, "here", "lo", "127.0.0.1", one.port, one.word) for rank, one in enumerate(opened)]
+    opened = [ProbeListener("127.0.0.1") for _ in range(70)]
+    doors = [
+        ProbeTarget(rank, "here", "lo", "127.0.0.1", one.port, one.token) for rank, one in enumerate(opened)
+    ]
     try:
-        answers = knock(doors)
+        answers = probe_hosts(doors)
         assert answers.failed == {}
         assert len(answers.clocks) == 70
         assert all(abs(ahead) < 0.01 for ahead in answers.clocks.values()), "one machine, however busy"
-        stranger = Door(7, "here", "lo", "127.0.0.1", opened[0].port, opened[1].word)
-        assert knock([stranger]).failed == {7: STRANGER}
+        stranger = ProbeTarget(7, "here", "lo", "127.0.0.1", opened[0].port, opened[1].token)
+        assert probe_hosts([stranger]).failed == {7: Reason.WRONG_HOST}
     finally:
         for one in opened:
             one.close()
-    assert knock([doors[0]]).failed == {0: REFUSED}
-    assert knock([]).failed == {}
+    assert probe_hosts([doors[0]]).failed == {0: Reason.REFUSED}
+    assert probe_hosts([]).failed == {}
 
 
-@pytest.mark.parametrize(("said", "cause"), [(b"", STRANGER), (b"word", MUTE), (b"word  17", MUTE)])
+@pytest.mark.parametrize(
+    ("said", "cause"), [(b"", Reason.WRONG_HOST), (b"word", Reason.NO_REPLY), (b"word  17", Reason.NO_REPLY)]
+)
 def test_one_that_ends_the_call_early_is_a_stranger_unless_it_has_said_its_word(
     said: bytes, cause: str
 ) -> None:
@@ -101,25 +110,27 @@ def test_one_that_ends_the_call_early_is_a_stranger_unless_it_has_said_its_word(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         answering = threading.Thread(target=answer)
         answering.start()
-        closed = Door(1, "x", "lo", "127.0.0.1", listener.getsockname()[1], "word")
-        assert knock([closed]).failed == {1: cause}
+        closed = ProbeTarget(1, "x", "lo", "127.0.0.1", listener.getsockname()[1], "word")
+        assert probe_hosts([closed]).failed == {1: cause}
         answering.join()
 
 
 @pytest.mark.parametrize("shift_s", [3600.0, -20.0])
-def test_a_clock_that_is_off_is_measured_by_the_knock(
+def test_a_clock_that_is_off_is_measured_by_the_probe_hosts(
     monkeypatch: pytest.MonkeyPatch, shift_s: float
 ) -> None:
     real = time.time
-    opened = OpenDoor("127.0.0.1")
+    opened = ProbeListener("127.0.0.1")
     # The door's thread has another clock than the one that knocks.
     monkeypatch.setattr(
         time,
         "time",
-        lambda: real() + (shift_s if threading.current_thread().name == "drumline-door" else 0.0),
+        lambda: real() + (shift_s if threading.current_thread().name == "drumline-probe" else 0.0),
     )
     begun = time.monotonic()
-    (ahead,) = knock([Door(0, "here", "lo", "127.0.0.1", opened.port, opened.word)]).clocks.values()
+    (ahead,) = probe_hosts(
+        [ProbeTarget(0, "here", "lo", "127.0.0.1", opened.port, opened.token)]
+    ).clocks.values()
     took_s = time.monotonic() - begun
     opened.close()
     assert abs(shift_s) - took_s - 0.01 < abs(ahead) < abs(shift_s) + 0.01
@@ -130,7 +141,7 @@ def test_clocks_that_differ_are_one_sentence_that_names_hosts_and_ntp() -> None:
     hosts = {0: "a", 4: "b", 8: "c"}
     assert list(clocks_apart(hosts, {4: 0.3, 8: -0.9})) == []
     assert list(clocks_apart(hosts, {8: 3600.04, 4: -20.0})) == [
-        "wall clocks differ: b is 20.0 s behind a, c is 3,600.0 s ahead of a. Drumline does not depend on them, but "
+        "wall clocks differ: b is 20.0 s behind a and c is 3,600.0 s ahead of a. Drumline does not depend on them, but "
         "times in logs do, and plain torchrun loses nodes whose clocks differ by more than some seconds. Next: "
         "synchronize them by NTP (sudo chronyc makestep)"
     ]

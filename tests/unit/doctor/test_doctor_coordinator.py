@@ -86,7 +86,7 @@ HELLO = """print('{"doctor": "drumline", "form": 1}', flush=True)\n"""
             "import sys; print('ssh: connect to host b port 22: No route to host', file=sys.stderr); sys.exit(255)",
             "it is unreachable: it is down, or a firewall drops",
         ),
-        (HELLO + "input(); print('what?', flush=True); input()", "what came is no JSON: b'what?"),
+        (HELLO + "input(); print('what?', flush=True); input()", "received what is not JSON: b'what?"),
         (
             HELLO + "input(); print('x' * 2_000_000, flush=True); input()",
             "it sent a line of over 1,048,576 bytes",

@@ -115,9 +115,9 @@ def test_where_data_ports_are_to_be_opened() -> None:
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        ("refused", "refused, though the doctor listens there: a firewall rejects it"),
-        ("unreachable", "no route, or a firewall that says so"),
-        ("stranger", "another program or host answers there"),
+        ("refused", "refused, though a process listens there: a firewall rejects it"),
+        ("unreachable", "no route to host, or a firewall that says so"),
+        ("stranger", "another host or program answers there"),
     ],
 )
 def test_how_a_port_is_closed(outcome: str, words: str) -> None:

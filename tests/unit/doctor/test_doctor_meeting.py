@@ -13,9 +13,10 @@ import pytest
 
 from drumline.doctor.pairs.joining import Place, check_place, join
 from drumline.doctor.pairs.meeting import Meeting, listen
-from drumline.doctor.pairs.messages import encode
 from drumline.doctor.pairs.node import HELLO, Subject
 from drumline.errors import DrumlineError, UsageError
+from drumline.net.frames import encode
+from drumline.net.handshake import nonce
 from tests.ranks import free_port
 
 SUBJECT = Subject({})
@@ -59,7 +60,7 @@ def _told(node: Place) -> str:
     [
         (None, "one", "node 0 refuses node 1: DRUMLINE_SECRET is set on node 1 and not on node 0"),
         ("one", None, "node 0 refuses node 1: DRUMLINE_SECRET is set on node 0 and not on node 1"),
-        ("one", "two", "node 0 refuses node 1: DRUMLINE_SECRET of node 1 is not that of node 0"),
+        ("one", "two", "node 0 refuses node 1: DRUMLINE_SECRET of node 1 differs from that of node 0"),
     ],
 )
 def test_secrets_that_do_not_fit(master: str | None, node: str | None, words: str) -> None:
@@ -89,9 +90,11 @@ def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_com
 
     async def come_and_go() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        await reader.readline()
-        writer.write(b'{"node": 2, "nodes": 4, "nonce": "00", "secret": false}\n' + encode(HELLO))
-        assert json.loads(await reader.readline()) == {"welcome": True}
+        hello = {"drumline": "doctor", "node": 2, "to": 0, "nodes": 4, "nonce": nonce(), "secret": False}
+        writer.write(encode(hello) + b"\n")
+        assert "nonce" in json.loads(await reader.readline())
+        writer.write(encode({"proof": None}) + b"\n" + encode(HELLO) + b"\n")
+        assert json.loads(await reader.readline()) == {"proof": None}
         while 2 in meeting.missing():
             await asyncio.sleep(0.01)
         assert "there is a node 2 already" in await asyncio.to_thread(_told, leaves)
@@ -127,7 +130,6 @@ def test_a_stranger_at_the_port_does_not_disturb() -> None:
         await asyncio.sleep(0)
         for text in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"node": "1"}\n', b"\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            assert json.loads(await reader.readline())["doctor"] == "drumline"
             writer.write(text)
             assert await reader.read() == b""
             writer.close()
@@ -151,9 +153,7 @@ def test_a_master_that_does_not_know_the_secret_it_claims_to_have() -> None:
         telling = pool.submit(_told, place(1, secret="one", port=listener.getsockname()[1]))
         call, _ = listener.accept()
         with call:
-            call.sendall(b'{"doctor": "drumline", "form": 1, "nonce": "00", "secret": true}\n')
-            call.recv(1000)
-            call.sendall(b'{"welcome": true, "proof": "00"}\n')
+            call.sendall(encode({"nonce": nonce()}) + b'\n{"proof": "00"}\n')
             assert "does not know DRUMLINE_SECRET" in telling.result()
 
 

@@ -19,10 +19,10 @@ from drumline.launch.ssh import connection as connection_module
 from drumline.launch.ssh import controller as controller_module
 from drumline.launch.ssh.attempts import run_attempts
 from drumline.launch.ssh.controller import Controller
-from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.reconnect import Search
 from drumline.launch.ssh.screen import Screen
+from drumline.launch.ssh.supervisor import PROTOCOL
 from tests.unit.launch.test_controller import DIAGNOSIS, hear
 
 
@@ -48,7 +48,7 @@ answer={folder}/$host.$number; [ -e "$answer" ] || answer={folder}/default
 . "$answer"
 """
 AWAIT = """frame=
-until echo "$frame" | grep -q '"kind": "KIND"'; do read -r frame || exit 255; done
+until echo "$frame" | grep -q '"kind":"KIND"'; do read -r frame || exit 255; done
 """
 HELLO = f"""
 {AWAIT.replace("KIND", "spec")}echo "$frame" >> {{folder}}/$host.specs
@@ -118,7 +118,7 @@ def test_a_killed_agent_is_one_restart_of_all_and_a_host_that_is_down_is_replace
     assert (first["earlier"], second["earlier"]) == ([], ["first"])
     assert second["job"] == first["next_job"], "what waits for it carries its name"
     (again,) = (tmp_path / "d.starts").read_text().splitlines()
-    assert '"peers": ["a", "d"]' in again
+    assert '"peers":["a","d"]' in again
 
 
 @pytest.fixture(name="screen")
@@ -191,9 +191,9 @@ def test_a_spare_waits_until_the_part_of_the_lost_host_has_surely_ended(
     controller.reconnect.last_heard[a.host] = now - waits_s - 0.5
     assert controller.reconnect.next_host(a, Search()) == Host("c")
     search = Search()
-    search.patience.begin -= reconnect_s - 1
+    search.notice.begin -= reconnect_s - 1
     assert controller.reconnect.next_host(a, search) is not None, "a spare has time to answer after that"
-    search.patience.begin -= 2
+    search.notice.begin -= 2
     assert controller.reconnect.next_host(a, search) is None
     a.connection.ssh_code = 127
     assert controller.reconnect.next_host(a, Search()) is None, (
@@ -221,7 +221,7 @@ def test_a_lost_host_and_a_spare_that_are_down_are_asked_in_turn_and_said_once(
 def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
     """Hosts that do not answer: who is asked next, and how long ssh tries it."""
     search, asked, timeouts, host = Search(), "", [], Host("a")
-    search.patience.begin -= 10
+    search.notice.begin -= 10
     for _ in range(10):
         remote = controller._remote(0, host, tries=search.tries[host])
         timeouts.append(
@@ -245,4 +245,4 @@ def test_a_host_that_only_hears_is_told_to_end_at_once(
     code, lines = go(tmp_path, job, {"a.0": hello(0, 0) + "cat >> {folder}/heard"})
     assert code == 1
     assert "drumline: error: the connection to a was lost: no heartbeat for 0.3 s" in lines
-    assert '{"kind": "end", "grace_s": 0}' in (tmp_path / "heard").read_text().splitlines()
+    assert '{"kind":"end","grace_s":0}' in (tmp_path / "heard").read_text().splitlines()

@@ -21,10 +21,10 @@ from drumline.launch.ssh import connection as connection_module
 from drumline.launch.ssh import controller as controller_module
 from drumline.launch.ssh.attempts import run_attempts
 from drumline.launch.ssh.controller import Controller
-from drumline.launch.ssh.frames import PROTOCOL
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
+from drumline.launch.ssh.supervisor import PROTOCOL
 
 Make = Callable[..., Controller]
 

@@ -24,7 +24,7 @@ from drumline.launch.node.rendezvous import FixedRanks
 from drumline.launch.node.roll import DONE, MEETS, WORKS, Roll
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.node_plan import NodePlan
-from drumline.net.dial import Patience
+from drumline.net.dial import WaitNotice
 
 KEYS = {"public": "2", "nonce": "n"}
 
@@ -162,7 +162,7 @@ def test_a_node_that_is_gone_is_a_reason_to_start_again() -> None:
     with pytest.raises(TrainingError, match=r"node 2 \(c\) is gone, and no restart is left"):
         one.num_nodes_waiting()
     one.roll.tell_failure("hang: rank 3 stands. Next: look", ExitCode.HANG)
-    one._ask = Patience(first_s=0)
+    one._ask = WaitNotice(first_s=0)
     with pytest.raises(HangError, match=r"node 0 \(a\) ended the job: hang: rank 3 stands\. Next: look"):
         one.num_nodes_waiting()
     one = handler(inner, node_of(0, 3, ("a", "b", "c")))

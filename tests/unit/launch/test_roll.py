@@ -12,7 +12,7 @@ from drumline.errors import PreflightError
 from drumline.launch.node import roll as module
 from drumline.launch.node.roll import MEETS, WORKS, Roll, Word
 from drumline.launch.node_plan import NodePlan
-from drumline.net.dial import Patience
+from drumline.net.dial import WaitNotice
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_a_node_is_named_as_the_user_knows_it_else_as_it_called_itself() -> None
 
 def test_who_waits_says_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
     one = roll_of(dist.HashStore(), 0, peers=("a", "b", "c"))
-    waiting = Patience(first_s=0)
+    waiting = WaitNotice(first_s=0)
     one._tell_wait(waiting)
     one._tell_wait(waiting)
     assert capsys.readouterr().err == "drumline: waiting at a:1 for node 1 (b), node 2 (c), 0 s so far\n"

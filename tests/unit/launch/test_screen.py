@@ -6,7 +6,6 @@ import os
 import threading
 from pathlib import Path
 
-from drumline.launch.ssh.frames import FrameReader, FrameWriter, decode
 from drumline.launch.ssh.hosts_job import variables_for_ranks, wrong_variables
 from drumline.launch.ssh.screen import MAX_WAITING, Screen
 
@@ -73,36 +72,6 @@ def test_a_screen_that_is_gone_is_no_error() -> None:
     screen.close()
     os.close(writing)
     assert not screen._thread.is_alive()
-
-
-def test_frames_wait_for_no_one_and_a_greeting_is_no_frame() -> None:
-    reading, writing = os.pipe()
-    reader, writer = FrameReader(reading), FrameWriter(writing)
-    while writer.has_room():
-        writer.send("lines", lines=["x" * 1000])
-    assert not writer.is_empty()
-    frames = []
-    while not writer.is_empty():
-        frames += reader.read()
-        writer.flush()
-    os.close(writing)
-    frames += reader.read()
-    assert reader.is_closed
-    assert {frame["kind"] for frame in frames} == {"lines"}
-    os.close(reading)
-    assert decode(b"Welcome to b") is None
-    assert decode(b"[1]") is None
-    assert decode(b'{"kind": "beat"}') == {"kind": "beat"}
-
-
-def test_a_broken_pipe_is_noted_and_no_more() -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    writer = FrameWriter(writing)
-    writer.send("beat")
-    assert writer.is_broken
-    assert writer.is_empty()
-    os.close(writing)
 
 
 def test_few_variables_go_along_by_themselves() -> None:

@@ -18,8 +18,8 @@ import pytest
 from drumline.launch.hosts import Host
 from drumline.launch.node.guard import job_processes
 from drumline.launch.node_plan import Program, nodes_of_hosts
-from drumline.launch.ssh.frames import encode
 from drumline.launch.ssh.hosts_job import HostsJob
+from drumline.net.frames import encode
 from drumline.processes import parent_of
 
 ROOT = Path(__file__).parents[3]
@@ -63,7 +63,7 @@ class SupervisorProcess:
 
     def send(self, frame: dict[str, Any]) -> None:
         assert self.process.stdin
-        self.process.stdin.write(encode(frame))
+        self.process.stdin.write(encode(frame) + b"\n")
         self.process.stdin.flush()
 
     def hear(self, kind: str, wanted: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:

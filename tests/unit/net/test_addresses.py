@@ -9,14 +9,22 @@ from types import SimpleNamespace
 import pytest
 
 from drumline.errors import PreflightError
+from drumline.launch.node import meeting
+from drumline.launch.node.meeting import wait_for_first_node
 from drumline.launch.node.sockets import listen_for_store, notice_silence
 from drumline.net import dial, interfaces
-from drumline.net.dial import Patience, wait_for_port
+from drumline.net.dial import WaitNotice
 from drumline.net.interfaces import check_is_own, own_address, own_binding
+from drumline.net.reasons import Reason
 from drumline.terminal import print_message
 from tests.ranks import free_port
 
-REFUSED = "refused (nobody listens there; the launcher of node 0 is not up)"
+REFUSED = "connection refused (nothing listens there yet)"
+
+LIMITS = [
+    {**dict.fromkeys(Reason, 0.0), Reason.REFUSED: 0.5},
+    {**dict.fromkeys(Reason, 0.5), Reason.REFUSED: 0.0},
+]
 
 
 def test_the_address_that_leads_to_the_others() -> None:
@@ -43,12 +51,10 @@ def test_a_first_node_that_never_comes_is_named_by_its_address(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
-    monkeypatch.setattr(dial, "Patience", lambda: Patience(first_s=0))
+    monkeypatch.setattr(meeting, "WaitNotice", lambda: WaitNotice(first_s=0))
     with pytest.raises(PreflightError) as caught:
-        wait_for_port(endpoint, timeout_s=0.1)
-    assert caught.value.what == (
-        f"the first node did not answer at {endpoint}, where the nodes meet, within 0.1 s: {REFUSED}"
-    )
+        wait_for_first_node(endpoint, timeout_s=0.3)
+    assert caught.value.what == (f"the first node did not answer at {endpoint} within 0.3 s: {REFUSED}")
     assert caught.value.next_step == (
         "start the node with NODE_RANK 0 there, and open that port to this machine"
     )
@@ -67,52 +73,50 @@ def test_a_rendezvous_port_that_stays_silent_between_hosts_that_are_up_is_closed
             caller.connect_ex(full.getsockname())
         port = full.getsockname()[1]
         with pytest.raises(PreflightError) as caught:
-            wait_for_port(f"127.0.0.1:{port}", timeout_s=0.2, hosts=("b", "a"), closed_s=0)
+            wait_for_first_node(f"127.0.0.1:{port}", timeout_s=0.2, hosts=("b", "a"), limits=LIMITS[0])
         assert str(caught.value) == (
             f"the rendezvous port {port} is closed from b to a (no answer: packets are dropped, as a security group or "
             f"firewall does it)\n  next: open TCP {port} on a to the job's hosts"
         )
         with pytest.raises(
-            PreflightError, match=r"within 0.2 s: no answer \(a firewall drops it, or the machine"
+            PreflightError, match=r"within 0.2 s: no answer \(a firewall drops the packets, or"
         ):
-            wait_for_port(f"127.0.0.1:{port}", timeout_s=0.2)
+            wait_for_first_node(f"127.0.0.1:{port}", timeout_s=0.2)
 
 
 def test_between_hosts_that_are_up_a_refused_port_and_an_unknown_name_end_the_wait_each_in_its_own_words() -> (
     None
 ):
     port = free_port()
-    for closed_s, refused_s in ((0, 0.5), (0.5, 0)):
+    for limits in LIMITS:
         with pytest.raises(PreflightError) as caught:
-            wait_for_port(
-                f"127.0.0.1:{port}", timeout_s=60, hosts=("b", "a"), closed_s=closed_s, refused_s=refused_s
-            )
+            wait_for_first_node(f"127.0.0.1:{port}", timeout_s=60, hosts=("b", "a"), limits=limits)
         assert str(caught.value) == (
             f"the rendezvous port {port} is closed from b to a (refused, though a process listens there: a firewall "
             f"rejects it)\n  next: open TCP {port} on a to the job's hosts"
         )
     with pytest.raises(PreflightError) as caught:
-        wait_for_port(f"nowhere.invalid:{port}", timeout_s=60, hosts=("b", "a"), closed_s=0)
+        wait_for_first_node(f"nowhere.invalid:{port}", timeout_s=60, hosts=("b", "a"), limits=LIMITS[0])
     assert str(caught.value) == (
-        "b does not know the name nowhere.invalid, by which --hosts has the first host\n"
+        "the name nowhere.invalid of the first host does not resolve on b\n"
         "  next: add nowhere.invalid to DNS, or to /etc/hosts on b; or give an address in --hosts"
     )
 
 
 def test_a_first_node_that_is_there_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        wait_for_port(f"127.0.0.1:{server.getsockname()[1]}", timeout_s=0)
+        wait_for_first_node(f"127.0.0.1:{server.getsockname()[1]}", timeout_s=0)
 
 
 def test_who_waits_speaks_soon_and_then_at_intervals_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(dial.time, "monotonic", lambda: now[0])
-    patience, every_second = Patience(), Patience(first_s=1, growth=1)
+    notice, every_second = WaitNotice(), WaitNotice(first_s=1, growth=1)
     told: list[list[int]] = [[], []]
     for second in range(600):
         now[0] = float(second)
-        for one, waiting in enumerate((patience, every_second)):
-            told[one] += [second] if waiting.is_over() else []
+        for one, waiting in enumerate((notice, every_second)):
+            told[one] += [second] if waiting.is_due() else []
     assert told == [[5, 20, 65, 200], list(range(1, 600))]
 
 
@@ -121,10 +125,10 @@ def test_on_a_terminal_a_wait_is_one_line_that_counts(monkeypatch: pytest.Monkey
     with os.fdopen(terminal, "w") as stderr, os.fdopen(screen, "rb", buffering=0) as shown:
         monkeypatch.setattr(sys, "stderr", stderr)
         monkeypatch.setenv("COLUMNS", "30")
-        patience = Patience(first_s=0)
+        notice = WaitNotice(first_s=0)
         for seconds in range(3):
-            patience.tell(f"waiting for node 1, {seconds} s so far")
-        patience.end()
+            notice.report(f"waiting for node 1, {seconds} s so far")
+        notice.clear()
         print_message("2 ranks")
         clear = b"\r\x1b[K"
         lines = [b"drumline: waiting for node 1,"] * 3

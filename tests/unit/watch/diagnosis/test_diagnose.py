@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from drumline.net.reasons import Reason
 from drumline.watch.cluster_state import (
+    ANSWER_OF,
     Answer,
     ClusterState,
     LostNode,
@@ -21,7 +23,6 @@ from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
 from drumline.watch.diagnosis.stack_frames import is_loading, is_meeting, users_frame
 from drumline.watch.heartbeat import Phase
-from drumline.watch.sidecar import line
 from tests.unit.watch.diagnosis.sample_ranks import (
     CLOSED,
     IN_ALL_REDUCE,
@@ -353,7 +354,7 @@ def test_a_host_that_was_gone_before_it_was_ever_heard() -> None:
     standing = b_alone(*(waits(rank) for rank in range(4, 8)), how="no answer", up_s=3.1)
     assert found(standing).cause is not Cause.UNREACHABLE
     # A host that goes down refuses connections first.
-    assert found(b_alone(*old, how=line.REFUSED, answer=Answer.REFUSED, up_s=2.9)).is_certain is False
+    assert found(b_alone(*old, how=Reason.REFUSED, answer=Answer.REFUSED, up_s=2.9)).is_certain is False
     late = [replace(one, age_s=3.3) for one in echoes]
     assert found(b_alone(*late, how="", up_s=3.4)).is_certain, "the launcher waits no longer than 4 s"
 
@@ -635,19 +636,17 @@ def test_sizes_may_differ_where_they_need_not_be_the_same() -> None:
 def test_hosts_that_are_late_are_not_gone() -> None:
     assert found(picture(lost=(replace(B_GONE, no_heartbeat_s=2.5),))).is_certain is False
     assert (
-        found(picture(lost=(replace(B_GONE, how=line.REFUSED, answer=Answer.REFUSED),))).is_certain is False
+        found(picture(lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED),))).is_certain is False
     )
     quiet = found(picture(lost=(replace(B_GONE, how=""),)))
     assert quiet.is_certain is False
     assert "(it takes connections, but its sidecar says nothing)" in quiet.what
-    for how in (line.MUTE, line.CLOSED, line.LATE):  # its sidecar died, and was not started again
-        mute = found(
-            picture(lost=(replace(B_GONE, how=how, answer=line.ANSWERS[how], no_heartbeat_s=500.0),))
-        )
+    for how in (Reason.NO_REPLY, Reason.CLOSED):  # its sidecar died, and was not started again
+        mute = found(picture(lost=(replace(B_GONE, how=how, answer=ANSWER_OF[how], no_heartbeat_s=500.0),)))
         assert (mute.is_certain, mute.host) == (False, "node-b")
         assert mute.next_step == "see on node-b what ended the job there; the host itself answers"
     refused = found(
-        picture(lost=(replace(B_GONE, how=line.REFUSED, answer=Answer.REFUSED, no_heartbeat_s=6.0),))
+        picture(lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED, no_heartbeat_s=6.0),))
     )
     assert refused.is_certain
     assert refused.next_step == "see on node-b what ended the job there; the host itself answers"

@@ -12,10 +12,10 @@ import sys
 
 import pytest
 
+from drumline.net.connection import MAX_UNSENT_BYTES
+from drumline.net.frames import MAX_BYTES
 from drumline.watch.sidecar import channel as timing
 from drumline.watch.sidecar.channel import Channel, Peer
-from drumline.watch.sidecar.line import MAX_UNSENT_BYTES
-from drumline.watch.sidecar.wire import MAX_BYTES
 from tests.unit.watch.sidecar.channels import SECRET, Node, listeners, nodes, peers_of, until, until_all_talk
 
 
@@ -55,13 +55,13 @@ def test_a_restarted_sidecar_comes_back_on_either_end(monkeypatch: pytest.Monkey
         await until_all_talk([zero, one])
         await zero.close()
         await until(lambda: one.channel.how_silent(0), "the end was not noticed")
-        assert one.channel.how_silent(0) == "closed by it"
+        assert one.channel.how_silent(0) == "closed by the other side"
         assert not one.channel.send(0, {})
         zero = await Node(0, peers, sockets[0]).start()
         await until_all_talk([zero, one])
         assert one.channel.how_silent(0) == ""
         # The one that dials; and without a farewell, so that the old line still looks alive to node 0.
-        await one.channel._door.close()
+        await one.channel._acceptor.close()
         again = await Node(1, peers, sockets[1]).start()
         await until_all_talk([zero, again])
         await until(lambda: one.channel.how_silent(0), "the older line was kept beside the newer one")
@@ -93,7 +93,9 @@ def test_it_is_said_how_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> Non
             ]
             for node in (0, 2):
                 await until(
-                    lambda node=node: one.channel.how_silent(node) == "takes connections but says nothing",
+                    lambda node=node: (
+                        one.channel.how_silent(node) == "accepts connections but does not reply"
+                    ),
                     f"node {node}: {one.channel.how_silent(node)!r}",
                 )
             assert one.channel.send(2, {}), "the line itself is still there"
@@ -146,8 +148,8 @@ def test_a_full_line_drops_and_goes_on(caplog: pytest.LogCaptureFixture) -> None
             await until(lambda: zero.channel.send(1, {"small": 2}), "it did not go on")
             await until(lambda: {"small": 2} in one.heard[0], "it did not arrive")
             for message, why in (
-                ({"text": "x" * MAX_BYTES}, "a line that is too long"),
-                ({"cpu": math.nan}, "what is no JSON object"),
+                ({"text": "x" * MAX_BYTES}, "a frame of"),
+                ({"cpu": math.nan}, "NaN is not a number"),
             ):
                 assert not zero.channel.send(1, message)
                 assert f"a message to node 1 was not sent: {why}" in caplog.text
@@ -163,12 +165,12 @@ def test_an_error_in_what_takes_messages_breaks_no_line(caplog: pytest.LogCaptur
     async def run() -> None:
         async with nodes(2) as (zero, one):
             await until_all_talk([zero, one])
-            line = one.channel._lines[0]
+            line = one.channel._connections[0]
             take, one.channel._on_message = one.channel._on_message, lambda *_: 1 / 0
             await until(lambda: "a message of node 0 could not be worked on" in caplog.text, "not told")
             one.channel._on_message = take
             await until_all_talk([zero, one])
-            assert one.channel._lines[0] is line
+            assert one.channel._connections[0] is line
 
     caplog.set_level(logging.ERROR, logger="drumline")
     asyncio.run(run())
@@ -184,7 +186,7 @@ def test_closing_while_others_connect_leaves_nothing() -> None:
                 await asyncio.sleep(0)
             for node in four:
                 await node.close()
-                assert not node.channel._all_lines
+                assert not node.channel._all_connections
             for one in sockets:
                 one.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -18,21 +18,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumline.net.handshake import nonce
+from drumline.net import connection, frames, handshake
+from drumline.net.connection import CROWDED, LATE, MAX_PENDING, PeerConnection, PendingConnections
+from drumline.net.frames import FrameError, Message, Session
+from drumline.net.handshake import Agreed, nonce
 from drumline.watch.sidecar import channel as timing
-from drumline.watch.sidecar import door, wire
 from drumline.watch.sidecar.channel import Peer
-from drumline.watch.sidecar.line import LATE, Line
-from drumline.watch.sidecar.porch import CROWDED, ROOM, Porch
-from drumline.watch.sidecar.wire import Agreed, Session, WireError
 from tests.unit.watch.sidecar.channels import SECRET, Node, listeners, nodes, peers_of, until, until_all_talk
 
 
 def hello(**changes: Any) -> bytes:
-    return json.dumps({"drumline": "watch", "node": 1, "to": 0, "nonce": nonce(), **changes}).encode() + b"\n"
+    return (
+        json.dumps(
+            {"drumline": "watch", "node": 1, "to": 0, "nonce": nonce(), "secret": True, **changes}
+        ).encode()
+        + b"\n"
+    )
 
 
-STRANGE, NO_JSON, TOO_LONG = wire.STRANGE, wire.NO_JSON, wire.TOO_LONG
+STRANGE, NO_JSON, TOO_LONG = handshake.STRANGE, frames.NOT_JSON, frames.TOO_LONG
 JUNK = {
     b"GET / HTTP/1.1\r\nHost: node-a\r\n\r\n": NO_JSON,
     b"[]\n": NO_JSON,
@@ -44,7 +48,7 @@ JUNK = {
     b'{"node": ' + b"9" * 900 + b"}\n": NO_JSON,
     b"x" * 1025: TOO_LONG,
     b" " * 1025 + b"{}\n": TOO_LONG,
-    b"{}\n": NO_JSON,
+    b"{}\n": STRANGE,
     hello(nonce="00"): NO_JSON,
     hello(nonce=nonce().upper().replace("0", "\u0660")): NO_JSON,
     hello(node=0): STRANGE,
@@ -56,8 +60,9 @@ JUNK = {
     hello(node=[1]): STRANGE,
     hello(to=1): STRANGE,
     hello(drumline="doctor"): STRANGE,
-    hello() + b"{}\n": wire.WRONG_SECRET,
-    hello() + b'{"proof": "\\ud800"}\n': wire.WRONG_SECRET,
+    hello(secret=False): handshake.WRONG_SECRET,
+    hello() + b"{}\n": handshake.WRONG_SECRET,
+    hello() + b'{"proof": "\\ud800"}\n': handshake.WRONG_SECRET,
     hello() + b'{"proof": ' + b"[" * 500 + b"\n": NO_JSON,
 }
 
@@ -66,7 +71,7 @@ def test_junk_is_cut_off_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with nodes(2) as (zero, one):
             await until_all_talk([zero, one])
-            line = zero.channel._lines[1]
+            line = zero.channel._connections[1]
             for junk, why in JUNK.items():
                 before = zero.channel.refused[why]
                 with contextlib.suppress(ConnectionResetError):
@@ -78,9 +83,9 @@ def test_junk_is_cut_off_and_counted(caplog: pytest.LogCaptureFixture) -> None:
                 await until(lambda b=before, w=why: zero.channel.refused[w] == b + 1, f"{junk!r}: not {why}")
             assert set(zero.channel.refused) == set(JUNK.values())
             assert caplog.text.count("was cut off") == len(set(JUNK.values())), "a stranger fills no log"
-            assert "a connection with 127.0.0.1 was cut off: what is no JSON object" in caplog.text
+            assert "a connection with 127.0.0.1 was cut off: not a JSON object" in caplog.text
             await until_all_talk([zero, one])
-            assert zero.channel._lines[1] is line
+            assert zero.channel._connections[1] is line
 
     asyncio.run(run())
 
@@ -93,10 +98,10 @@ words = st.dictionaries(
 
 @given(words, words)
 def test_no_words_of_a_stranger_are_taken(first: dict[str, Any], second: dict[str, Any]) -> None:
-    for handshake in (wire.answer(SECRET, 0, {1}), wire.dial(SECRET, 1, 0)):
-        next(handshake)
-        with pytest.raises(WireError):
-            handshake.send(first), handshake.send(second)
+    for one in (handshake.answer(SECRET, "watch", 0, {1}), handshake.dial(SECRET, "watch", 1, 0)):
+        next(one)
+        with pytest.raises(FrameError):
+            one.send(first), one.send(second)
 
 
 def test_another_secret_is_refused_by_both_ends(
@@ -109,7 +114,7 @@ def test_another_secret_is_refused_by_both_ends(
         await reader.readline()
         writer.write(json.dumps({"nonce": nonce()}).encode() + b"\n")
         writer.write(await reader.readline())
-        assert await reader.read() in (b"", b'{"refused":"does not know the secret"}\n')
+        assert await reader.read() in (b"",)
         writer.close()
 
     async def run() -> None:
@@ -118,18 +123,18 @@ def test_another_secret_is_refused_by_both_ends(
         zero = await Node(0, peers, sockets[0]).start()
         one = await Node(1, peers, sockets[1], secret=b"another").start()
         await until(lambda: one.channel.refused, "not refused")
-        assert set(zero.channel.refused) == {"does not know the secret"}
-        assert set(one.channel.refused) == {"does not take our secret"}
-        assert one.channel.how_silent(0) == "does not take our secret"
-        assert "with 127.0.0.1 was cut off: does not know the secret" in caplog.text
+        assert set(zero.channel.refused) == {handshake.WRONG_SECRET}
+        assert set(one.channel.refused) == {handshake.NOT_TAKEN}
+        assert one.channel.how_silent(0) == handshake.NOT_TAKEN
+        assert "with 127.0.0.1 was cut off: another DRUMLINE_SECRET" in caplog.text
         assert not zero.heard
         assert not one.heard
         await one.close()
         liar = await asyncio.start_server(pretend, "127.0.0.1", 0)
         port = liar.sockets[0].getsockname()[1]
         one = await Node(1, [Peer(0, "liar", "127.0.0.1", port)], sockets[1]).start()
-        await until(lambda: one.channel.refused["does not know the secret"] > 1, "believed")
-        assert one.channel.how_silent(0) == "does not know the secret"
+        await until(lambda: one.channel.refused[handshake.WRONG_SECRET] > 1, "believed")
+        assert one.channel.how_silent(0) == handshake.WRONG_SECRET
         assert not one.heard
         liar.close()
         for each in (zero, one):
@@ -207,7 +212,7 @@ def test_nobody_on_the_way_can_change_repeat_leave_out_or_add(monkeypatch: pytes
                 await until_all_talk([zero, one])
                 middle.meddle = meddle
                 await until(
-                    lambda n=number: zero.channel.refused[wire.BROKEN_SEAL] == n + 1, f"{name}: taken"
+                    lambda n=number: zero.channel.refused[frames.WRONG_SEAL] == n + 1, f"{name}: taken"
                 )
             await until_all_talk([zero, one])
             assert all(set(message) == {"from", "heartbeat_age_s"} for message in zero.heard[1])
@@ -215,7 +220,7 @@ def test_nobody_on_the_way_can_change_repeat_leave_out_or_add(monkeypatch: pytes
             reader, writer = await asyncio.open_connection(zero.peers[0].address, zero.peers[0].port)
             writer.writelines(middle.recorded[:10])
             assert b"proof" not in await reader.read()
-            await until(lambda: zero.channel.refused[wire.WRONG_SECRET] == 1, "a recording was believed")
+            await until(lambda: zero.channel.refused[handshake.WRONG_SECRET] == 1, "a recording was believed")
             writer.close()
 
     asyncio.run(run())
@@ -224,19 +229,21 @@ def test_nobody_on_the_way_can_change_repeat_leave_out_or_add(monkeypatch: pytes
 async def join(peer: Peer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Session]:
     """As node 1, with the secret."""
     reader, writer = await asyncio.open_connection(peer.address, peer.port)
-    handshake = wire.dial(SECRET, 1, 0)
-    word: wire.Message | None = next(handshake)
+    dialled = handshake.dial(SECRET, "watch", 1, 0)
+    word: Message | None = next(dialled)
     while True:
         writer.write(json.dumps(word).encode() + b"\n")
         try:
-            word = handshake.send(json.loads(await reader.readline()))
+            word = dialled.send(json.loads(await reader.readline()))
         except StopIteration as done:
             agreed: Agreed = done.value
             return reader, writer, agreed.session
 
 
 def sealed(session: Session, text: bytes) -> bytes:
-    return session._lines.seal(text)
+    line = frames._seal(session._mine, session._sent, text) + b" " + text + b"\n"
+    session._sent += 1
+    return line
 
 
 WRONG = {
@@ -246,7 +253,7 @@ WRONG = {
     b'{"cpu": -Infinity}': NO_JSON,
     b"[" * 500_000: NO_JSON,
     b'{"a":' * 100_000: NO_JSON,
-    b'{"a": "' + b"x" * wire.MAX_BYTES + b'"}': TOO_LONG,
+    b'{"a": "' + b"x" * frames.MAX_BYTES + b'"}': TOO_LONG,
 }
 
 
@@ -264,7 +271,7 @@ def test_one_that_knows_the_secret_is_cut_off_too_for_what_is_no_message() -> No
                 await reader.read()
             writer.close()
         reader, writer, session = await join(me)
-        writer.write(session.seal({"fine": True}))
+        writer.write(session.encode({"fine": True}))
         await until(lambda: zero.heard == {1: [{"fine": True}]}, "what is right is not taken")
         writer.close()
         await zero.close()
@@ -278,36 +285,36 @@ def test_a_crowd_keeps_nobody_out() -> None:
     (listener,) = listeners(1)
     owner = Node(0, peers_of([listener]), listener).channel
 
-    def line(address: str) -> Line:
-        made = Line(owner, wire.answer(SECRET, 0, {1}), is_ours=False)
+    def line(address: str) -> PeerConnection:
+        made = PeerConnection(owner, handshake.answer(SECRET, "watch", 0, {1}), is_ours=False)
         made.address = address
         return made
 
-    porch = Porch({"10.0.0.1"})
+    pending = PendingConnections({"10.0.0.1"})
     peer = line("10.0.0.1")
-    porch.enter(peer)
+    pending.add(peer)
     crowd = [line(f"192.0.2.{number % 250}") for number in range(500)]
     for one in crowd:
-        porch.enter(one)
+        pending.add(one)
         assert not one.why, "the newest is in"
-    assert len(porch) == ROOM + 1
+    assert len(pending) == MAX_PENDING + 1
     assert not peer.why
-    assert [one.why for one in crowd] == ["was put out for a newer one"] * (500 - ROOM) + [""] * ROOM
-    porch.leave(peer)
-    porch.leave(peer)
-    assert len(porch) == ROOM
-    owner._door._listener.close()
+    assert [one.why for one in crowd] == [CROWDED] * (500 - MAX_PENDING) + [""] * MAX_PENDING
+    pending.remove(peer)
+    pending.remove(peer)
+    assert len(pending) == MAX_PENDING
+    owner._acceptor._listener.close()
     listener.close()
 
 
 def test_when_no_file_is_left_callers_wait_and_lines_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "PAUSE_S", 0.3)
+    monkeypatch.setattr(connection, "ACCEPT_PAUSE_S", 0.3)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     async def run() -> None:
         async with nodes(2) as (zero, one):
             await until_all_talk([zero, one])
-            zero_door = zero.channel._door
+            acceptor = zero.channel._acceptor
             with socket.socket() as call:
                 call.setblocking(False)
                 lowest_free = os.dup(0)
@@ -315,11 +322,11 @@ def test_when_no_file_is_left_callers_wait_and_lines_go_on(monkeypatch: pytest.M
                 resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
                 try:
                     await asyncio.get_running_loop().sock_connect(call, zero.listener.getsockname())
-                    await until(lambda: zero_door._pause, "it was taken without a file")
+                    await until(lambda: acceptor._pause, "it was taken without a file")
                     await until_all_talk([zero, one])
                 finally:
                     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-                await until(lambda: len(zero.channel._porch), "it was never taken")
+                await until(lambda: len(zero.channel._pending), "it was never taken")
 
     asyncio.run(run())
 
@@ -327,20 +334,20 @@ def test_when_no_file_is_left_callers_wait_and_lines_go_on(monkeypatch: pytest.M
 # Three sidecars in a process of their own, one of which is started only when it is told.
 HOST = """
 import asyncio, json, os, sys
-from drumline.watch.sidecar import line
+from drumline.net import connection
 from tests.unit.watch.sidecar.channels import Node, listeners, peers_of, until_all_talk
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 async def main():
-    line.HANDSHAKE_S = 1.0
+    connection.HANDSHAKE_S = 1.0
     sockets = listeners(3)
     peers = peers_of(sockets)
     zero, one = [await Node(me, peers, sockets[me]).start() for me in (0, 1)]
     zero.channel.peers.pop(2), one.channel.peers.pop(2)
     await until_all_talk([zero, one])
-    first, before = zero.channel._lines[1], resident()
+    first, before = zero.channel._connections[1], resident()
     print(json.dumps(sockets[0].getsockname()), flush=True)
     loop = asyncio.get_running_loop()
     while word := await loop.run_in_executor(None, sys.stdin.readline):
@@ -349,8 +356,8 @@ async def main():
             await until_all_talk([two])
         await until_all_talk([zero, one])
         print(json.dumps({
-            "grown": resident() - before, "is_same_line": zero.channel._lines.get(1) is first,
-            "waiting": len(zero.channel._porch), "refused": zero.channel.refused,
+            "grown": resident() - before, "is_same_line": zero.channel._connections.get(1) is first,
+            "waiting": len(zero.channel._pending), "refused": zero.channel.refused,
         }), flush=True)
 
 asyncio.run(main())
@@ -390,7 +397,7 @@ def test_floods_idle_crowds_and_slow_words_disturb_nobody() -> None:
                     one.sendall(b"{")
             said = target.ask("join")
             assert said["is_same_line"]
-            assert said["waiting"] <= 2 * ROOM
+            assert said["waiting"] <= 2 * MAX_PENDING
             for _ in range(8):
                 for one in crowd[-20:]:
                     with contextlib.suppress(OSError):
@@ -398,7 +405,7 @@ def test_floods_idle_crowds_and_slow_words_disturb_nobody() -> None:
                 time.sleep(0.2)
             said = target.ask("again")
         assert said["is_same_line"], "a line between sidecars broke"
-        assert said["refused"].keys() == {wire.TOO_LONG, LATE, CROWDED}
+        assert said["refused"].keys() == {frames.TOO_LONG, LATE, CROWDED}
         assert said["waiting"] == 0, "slow words bought more time"
         assert said["grown"] < 8 << 20, f"{said['grown'] / 1e6:.1f} MB"
         assert process.stdin is not None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from drumline.watch.sidecar.line import Line
+from drumline.net.connection import PeerConnection
 from drumline.watch.sidecar.local_ranks import MAX_REPORT_BYTES, ScriptReports
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from tests.unit.watch.sidecar.channels import Node, nodes, until, until_all_talk
@@ -70,10 +70,10 @@ def test_reports_leave_room_for_heartbeats(tmp_path: Path) -> None:
     async def run() -> None:
         async with nodes(2) as (zero, one):
             await until_all_talk([zero, one])
-            reports, line = reports_of(tmp_path, zero), one.channel._lines[0]
+            reports, line = reports_of(tmp_path, zero), one.channel._connections[0]
             _transport(line).pause_reading()
             # The kernel would take megabytes.
-            sending = _transport(zero.channel._lines[1])
+            sending = _transport(zero.channel._connections[1])
             sending.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
             for rank in range(3):
                 write(tmp_path, rank, "x" * long)
@@ -91,6 +91,6 @@ def test_reports_leave_room_for_heartbeats(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def _transport(line: Line) -> asyncio.Transport:
+def _transport(line: PeerConnection) -> asyncio.Transport:
     assert line._transport is not None
     return line._transport

@@ -1,0 +1,200 @@
+"""Authenticated connections in an event loop: cut off unless a handshake succeeds, and sealed after it.
+
+A stranger gets a thousand bytes and three seconds to prove who it is. What is buffered is bounded in both directions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any, Protocol, cast
+
+from drumline.net.frames import FrameError, LineBuffer, Message, Session, decode, encode
+from drumline.net.handshake import HANDSHAKE_S, MAX_STRANGER_BYTES, Agreed, Handshake, RefusedError
+from drumline.net.reasons import Reason, reason_of
+
+MAX_UNSENT_BYTES = 2 << 20
+MAX_PENDING = 32
+ACCEPTED_AT_ONCE = 16
+ACCEPT_PAUSE_S = 1.0
+LATE, CROWDED = "did not prove in time who it is", "dropped for a newer connection"
+
+
+class ConnectionOwner(Protocol):
+    """Is called when something happens on a connection."""
+
+    def connection_made(self, connection: PeerConnection) -> None: ...
+    def connection_opened(self, connection: PeerConnection, node: int) -> None: ...
+    def message_received(self, connection: PeerConnection, message: Message) -> None: ...
+    def connection_ended(self, connection: PeerConnection) -> None: ...
+
+
+class PeerConnection(asyncio.Protocol):
+    """Created when a connection is, by either side. `why`: how it ended."""
+
+    def __init__(self, owner: ConnectionOwner, handshake: Handshake, *, is_ours: bool) -> None:
+        """`is_ours`: we dialled."""
+        self._owner, self._handshake, self.is_ours = owner, handshake, is_ours
+        self._transport: asyncio.Transport | None = None
+        self._session: Session | None = None
+        self._lines = LineBuffer(MAX_STRANGER_BYTES)
+        self._timer: asyncio.TimerHandle | None = None
+        self.node: int | None = None
+        """Who is there, once that is proved."""
+        self.since = math.inf
+        """When that was."""
+        self.address = ""
+        self.why = ""
+        self.is_refused = False
+        """Whether it ended because of what arrived, rather than by the network or our own decision."""
+        self.ended = asyncio.Event()
+
+    def send(self, message: Mapping[str, Any], *, max_unsent: int = MAX_UNSENT_BYTES) -> bool:
+        """Never waits; False when nothing more can be taken. Raises FrameError for what no connection can carry."""
+        transport, session = self._transport, self._session
+        if transport is None or session is None or self.why or transport.is_closing():
+            return False
+        if transport.get_write_buffer_size() > max_unsent:
+            return False
+        transport.write(session.encode(message))
+        return True
+
+    def end(self, why: str, *, is_refused: bool = False) -> None:
+        """At once; what was not sent yet is lost."""
+        if not self.why:
+            self.why, self.is_refused = why, is_refused
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Called by asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.address = str((transport.get_extra_info("peername") or ("?",))[0])
+        self._owner.connection_made(self)
+        late = (
+            partial(self.end, Reason.NO_REPLY) if self.is_ours else partial(self.end, LATE, is_refused=True)
+        )
+        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, late)
+        self._send_plain(next(self._handshake))
+
+    def data_received(self, data: bytes) -> None:
+        self._lines.add(data)
+        try:
+            while not self.why and (line := self._lines.pop()) is not None:
+                self._receive(line)
+        except FrameError as error:
+            if isinstance(error, RefusedError) and not self.is_ours:
+                self._send_plain({"refused": error.what, "next": error.next_step})
+            self.end(error.kind, is_refused=True)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.why = self.why or (reason_of(error) if isinstance(error, OSError) else Reason.CLOSED)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._handshake.close()
+        self._lines.clear()
+        self.ended.set()
+        self._owner.connection_ended(self)
+
+    def _receive(self, line: bytes) -> None:
+        if self._session is not None:
+            self._owner.message_received(self, self._session.decode(line))
+            return
+        try:
+            self._send_plain(self._handshake.send(decode(line, max_bytes=MAX_STRANGER_BYTES)))
+        except StopIteration as done:
+            self._open(done.value)
+
+    def _open(self, agreed: Agreed) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._send_plain(agreed.last)
+        self.node, self._session, self.since = agreed.node, agreed.session, time.monotonic()
+        self._lines.max_bytes = agreed.session.max_line
+        self._owner.connection_opened(self, agreed.node)
+
+    def _send_plain(self, message: Message | None) -> None:
+        if message is not None and self._transport is not None:
+            self._transport.write(encode(message) + b"\n")
+
+
+class PendingConnections:
+    """Those that have not yet proved who they are: a limited number, and the newest is always accepted.
+
+    A handshake takes milliseconds, and a stranger who opens sockets and waits has the oldest ones: when there are too
+    many, the oldest is dropped. Hosts of the job have a limit of their own each, so strangers do not crowd them out."""
+
+    def __init__(self, known: Collection[str]) -> None:
+        """`known`: the addresses of the job's hosts."""
+        self._known = frozenset(known)
+        self._waiting: dict[str, dict[PeerConnection, None]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def add(self, connection: PeerConnection) -> None:
+        waiting = self._waiting.setdefault(self._group(connection), {})
+        if len(waiting) >= MAX_PENDING:
+            oldest = next(iter(waiting))
+            self.remove(oldest)
+            oldest.end(CROWDED, is_refused=True)
+        waiting[connection] = None
+
+    def remove(self, connection: PeerConnection) -> None:
+        """It is known now, or ended; one that was never added is ignored."""
+        self._waiting.get(self._group(connection), {}).pop(connection, None)
+
+    def _group(self, connection: PeerConnection) -> str:
+        return connection.address if connection.address in self._known else ""
+
+
+class Acceptor:
+    """Accepts connections at a port, a few at a time, and leaves none open when it closes.
+
+    asyncio has a server for this, which loses a connection that arrives while it is closed (seen with Python 3.11). The
+    socket is taken over; other processes that have it open keep it."""
+
+    def __init__(self, listener: socket.socket, make_connection: Callable[[], PeerConnection]) -> None:
+        listener.setblocking(False)
+        self._listener, self._make_connection = listener, make_connection
+        self._accepting: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+
+    def open(self) -> None:
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    async def close(self) -> None:
+        """May be called twice."""
+        if self._listener.fileno() < 0:
+            return
+        asyncio.get_running_loop().remove_reader(self._listener)
+        if self._pause is not None:
+            self._pause.cancel()
+        self._listener.close()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+
+    def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except (
+                OSError
+            ):  # no file descriptor is left to this process: the caller waits, and nobody else does
+                loop.remove_reader(self._listener)
+                self._pause = loop.call_later(ACCEPT_PAUSE_S, self.open)
+                return
+            task = loop.create_task(self._greet(accepted))
+            self._accepting.add(task)
+            task.add_done_callback(self._accepting.discard)
+
+    async def _greet(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        await asyncio.get_running_loop().connect_accepted_socket(self._make_connection, accepted)

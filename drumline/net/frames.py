@@ -1,0 +1,257 @@
+"""JSON objects, one per line: what every channel between our processes carries, over sockets and over pipes.
+
+Lines are bounded in size, nothing that arrives is evaluated, and a line that is not a frame is an error that shows what
+arrived. After a handshake (handshake.py) each line is also sealed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import select
+from collections.abc import Mapping
+from typing import Any
+
+from drumline.errors import PreflightError
+from drumline.untrusted import parse_json
+
+Message = dict[str, Any]
+# The facts of a machine with some hundred packages, and what one host found out about 255 others, are below 200 kB.
+MAX_BYTES = 1 << 20
+# Of a frame on a pipe from a supervisor, which carries the output of ranks.
+MAX_PIPE_BYTES = 1 << 24
+# Bytes that may wait to be written to a pipe before its writer should stop adding more.
+MAX_WAITING = 1 << 18
+MAX_SHOWN = 80
+SEAL_BYTES = 64
+
+NOT_JSON, TOO_LONG, WRONG_SEAL = "not a JSON object", "the line is too long", "the seal is wrong"
+WRONG_FIELD = "a field is wrong"
+
+
+class FrameError(PreflightError):
+    """What arrived, or was to be sent, is not a frame. `kind` is one of a few constants, for counting."""
+
+    def __init__(self, kind: str, detail: str = "", *, next_step: str | None = None) -> None:
+        super().__init__(detail or kind, next_step=next_step)
+        self.kind = kind
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """One line, without its end."""
+    text = json.dumps(message, separators=(",", ":")).encode()
+    _check_numbers(text)
+    return text
+
+
+def decode(line: bytes, *, max_bytes: int = MAX_BYTES) -> Message:
+    """The frame of one line."""
+    if len(line) > max_bytes:
+        raise FrameError(TOO_LONG, f"received a line of more than {max_bytes:,} bytes, the limit")
+    try:
+        message = parse_json(line)
+    except ValueError as error:
+        raise FrameError(NOT_JSON, f"received what is not JSON: {_shown(line)}") from error
+    if not isinstance(message, dict):
+        raise FrameError(NOT_JSON, f"received what is not a JSON object: {_shown(line)}")
+    _check_numbers(line)
+    return message
+
+
+def _check_numbers(text: bytes) -> None:
+    """Infinity stands for what never happened; NaN and -Infinity are mistakes."""
+
+    def refuse(name: str) -> None:
+        if name != "Infinity":
+            raise FrameError(NOT_JSON, f"{name} is not a number")
+
+    if b"NaN" in text or b"-Infinity" in text:  # unless it is in a string
+        json.loads(text, parse_constant=refuse)
+
+
+def read_field(
+    message: Mapping[str, Any],
+    name: str,
+    kind: type[Any],
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
+    """A field of this type and within these bounds; FrameError otherwise."""
+    value: Any = message.get(name)
+    # True is an int to Python, and never what a number means here.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise FrameError(WRONG_FIELD, f"{name} is {_shown(value)}; {kind.__name__} is needed")
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise FrameError(WRONG_FIELD, f"{name} is {_shown(value)}; {low} to {high} is allowed")
+    return value
+
+
+def read_list(message: Mapping[str, Any], name: str, kind: type, most: int) -> list[Any]:
+    """A list of values of one type, with at most so many entries."""
+    values = read_field(message, name, list)
+    if len(values) > most:
+        raise FrameError(WRONG_FIELD, f"{name} has {len(values):,} entries; up to {most:,} are allowed")
+    for value in values:
+        read_field({name: value}, name, kind)
+    return list(values)
+
+
+class Session:
+    """Frames as lines, for both directions of one connection.
+
+    With keys (one for each direction of this very connection), a line carries a keyed hash over its number and text:
+    what somebody on the way has recorded, changed, left out or added is refused."""
+
+    def __init__(self, mine: bytes = b"", theirs: bytes = b"", *, max_bytes: int = MAX_BYTES) -> None:
+        self._mine, self._theirs, self._max_bytes = mine, theirs, max_bytes
+        self._sent = self._received = 0
+        self.max_line = max_bytes + (SEAL_BYTES + 1 if mine else 0)
+
+    def encode(self, message: Mapping[str, Any]) -> bytes:
+        """The next line to send, which then must be sent."""
+        text = encode(message)
+        if len(text) > self._max_bytes:
+            raise FrameError(
+                TOO_LONG, f"a frame of {len(text):,} bytes is over the limit of {self._max_bytes:,}"
+            )
+        if not self._mine:
+            return text + b"\n"
+        line = _seal(self._mine, self._sent, text) + b" " + text + b"\n"
+        self._sent += 1
+        return line
+
+    def decode(self, line: bytes) -> Message:
+        """The frame of the next line that arrived. Its text is not parsed before its seal is right."""
+        if len(line) > self.max_line:
+            raise FrameError(TOO_LONG, f"received a line of more than {self._max_bytes:,} bytes, the limit")
+        if not self._theirs:
+            return decode(line, max_bytes=self._max_bytes)
+        text = line[SEAL_BYTES + 1 :]
+        if not hmac.compare_digest(line[: SEAL_BYTES + 1], _seal(self._theirs, self._received, text) + b" "):
+            raise FrameError(
+                WRONG_SEAL,
+                "received a line with a wrong seal: somebody between the hosts has changed or added it",
+            )
+        self._received += 1
+        return decode(text, max_bytes=self._max_bytes)
+
+
+def _seal(key: bytes, number: int, text: bytes) -> bytes:
+    return hmac.digest(key, number.to_bytes(8, "big") + text, hashlib.sha256).hex().encode()
+
+
+class LineBuffer:
+    """Splits what arrives into lines, and never holds more than one line's limit and one read."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self._data = bytearray()
+
+    def add(self, data: bytes) -> None:
+        self._data += data
+
+    def pop(self) -> bytes | None:
+        """The next line; None: it has not arrived yet. Of one that is too long, the first `max_bytes` + 1 bytes."""
+        end = self._data.find(b"\n", 0, self.max_bytes + 1)
+        if end < 0 and len(self._data) <= self.max_bytes:
+            return None
+        end = end if end >= 0 else self.max_bytes
+        line = bytes(self._data[: end + 1])
+        del self._data[: end + 1]
+        return line.removesuffix(b"\n")
+
+    def clear(self) -> bytes:
+        """What is left without an end."""
+        rest = bytes(self._data)
+        self._data.clear()
+        return rest
+
+
+class FrameReader:
+    """Frames from a pipe or a socket."""
+
+    def __init__(self, fd: int, *, max_bytes: int = MAX_BYTES) -> None:
+        self.fd, self.is_closed = fd, False
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+        self.session = Session(max_bytes=max_bytes)
+        self._lines = LineBuffer(self.session.max_line)
+
+    def use(self, session: Session) -> None:
+        """From the next line on."""
+        self.session, self._lines.max_bytes = session, session.max_line
+
+    def read(self) -> list[Message]:
+        """All frames of a kind that have arrived; never waits. Other lines, like a shell's greeting, are skipped."""
+        while self._receive(0.0):
+            pass
+        frames = []
+        while (line := self._lines.pop()) is not None:
+            with contextlib.suppress(FrameError):
+                frames.append(self.session.decode(line))
+        return [frame for frame in frames if isinstance(frame.get("kind"), str)]
+
+    def next(self, timeout_s: float) -> Message | None:
+        """The next frame; None when the other side has closed, or nothing arrived for so long."""
+        while (line := self._lines.pop()) is None:
+            if not self._receive(timeout_s):
+                return None
+        return self.session.decode(line)
+
+    def _receive(self, timeout_s: float) -> bool:
+        if self.is_closed or not self._poll.poll(timeout_s * 1000):
+            return False
+        try:
+            data = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        self._lines.add(data)
+        self.is_closed = not data
+        return bool(data)
+
+
+class FrameWriter:
+    """Frames to a pipe, as fast as its other end reads them; nobody waits. A closed pipe is not an error."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._waiting = bytearray()
+        self.is_broken = False
+
+    def send(self, kind: str, **content: Any) -> None:
+        self._waiting += encode({"kind": kind, **content}) + b"\n"
+        self.flush()
+
+    def has_room(self) -> bool:
+        return len(self._waiting) < MAX_WAITING
+
+    def is_empty(self) -> bool:
+        return not self._waiting
+
+    def flush(self) -> None:
+        while self._waiting:
+            try:
+                written = os.write(self._fd, self._waiting)
+            except BlockingIOError:
+                return
+            except OSError:  # the other side is gone; its reader notices that
+                self.is_broken, written = True, len(self._waiting)
+            del self._waiting[:written]
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """To a blocking pipe or socket, which may take it in pieces."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
