@@ -1,4 +1,4 @@
-"""DDPManager: the rooms below a training loop, for people who keep their own loop (level 1), and for our engine.
+"""DDPManager: what a rank needs around a training loop, for people who keep their own loop, and for our engine.
 
     with DDPManager() as ddp:
         model = ddp.wrap(Net())
@@ -52,7 +52,7 @@ from drumline.watch.rank.watched_rank import WatchedRank, watch_rank
 
 
 class DDPManager:
-    """The life of a rank: meet the others, share a device plan, a seed, a model and data, and part cleanly."""
+    """One rank of a job: joins the group, takes its device, seeds, wraps the model, loads data, and leaves cleanly."""
 
     def __init__(
         self,
@@ -71,38 +71,33 @@ class DDPManager:
         run: str | Path | None = None,
     ) -> None:
         """`deterministic`: only kernels that give the same bits each time. `captures`: each rank captures CUDA graphs
-        when it comes to it, not all in the same step. `threads`: of the CPU, for this rank.
+        by itself, not all in the same step. `threads`: of the CPU, for this rank.
         `settings`: your own (`vars(args)`, say), which `setup()` then compares across ranks. `same_code`: whether it
-        compares your modules too. `watch`: what is done about a rank that holds up the others; `run`: a folder in which
-        it is written down. `train_timeout_s`: how long one collective may take; in a watched run at least 90 s more
-        than `watch.hang_s`."""
-        self._wanted_device = device
-        self._wanted_backend = backend
-        self._start_timeout_s = start_timeout_s
+        compares your modules too. `watch`: what to do about a rank that blocks the others; `run`: a folder in which it
+        is recorded. `train_timeout_s`: how long one collective may take; in a watched run at least 90 s more than
+        `watch.hang_s`."""
         self._watch = watch or WatchConfig()
         check_section("watch", self._watch)
         least_s = 0.0 if self._watch.sidecar == "off" else self._watch.hang_s + AFTER_PATIENCE_S
-        self._train_timeout_s = max(train_timeout_s, least_s)
+        self._start_timeout_s, self._train_timeout_s = start_timeout_s, max(train_timeout_s, least_s)
+        self._wanted_device, self._wanted_backend = device, backend
         self._seed = seed
-        self._deterministic = deterministic
-        self._captures = captures
-        self._threads = threads
-        self._settings = settings or {}
-        self._same_code = same_code
+        self._deterministic, self._captures, self._threads = deterministic, captures, threads
+        self._settings, self._same_code = settings or {}, same_code
         self._run = None if run is None else Path(run)
-        self._watched: WatchedRank | None = None
-        self._monitor: ProgressMonitor | None = None
         self._topology = Topology()
         self._device: torch.device | None = None
         self._store: SealedStore | None = None
+        self._watched: WatchedRank | None = None
+        self._monitor: ProgressMonitor | None = None
+        self._heartbeat = HeartbeatWriter()
         self._wrapped: nn.Module | None = None
         self._smallest_batch: int | None = None
         self._in_shards = False
-        self._heartbeat = HeartbeatWriter()
         self._pid = os.getpid()
 
     def setup(self) -> bool:
-        """Collective: take this rank's device, meet the other ranks, seed. False: there are none, and that is fine."""
+        """Collective: take this rank's device, join the other ranks, seed. False: there are none, which is fine."""
         if self._device is not None:
             raise UsageError("DDPManager.setup() was called twice", next_step="call cleanup() in between")
         self._pid = os.getpid()
@@ -122,60 +117,6 @@ class DDPManager:
         seed_shared(self._seed)
         return topology is not None
 
-    def _join(self, topology: Topology, device: torch.device) -> None:
-        backend = choose_backend(self._wanted_backend, device=device)
-        own = {
-            "number of ranks": topology.world_size,
-            "seed": self._seed,
-            "start timeout": self._start_timeout_s,
-            "train timeout": self._train_timeout_s,
-            "choice of deterministic kernels": self._deterministic,
-            "choice of a sidecar": self._watch.sidecar,
-        }
-        self._store = join_group(
-            topology,
-            backend=backend,
-            device=device,
-            start_timeout_s=self._start_timeout_s,
-            train_timeout_s=self._train_timeout_s,
-            facts=rank_facts(
-                os.environ,
-                backend=backend,
-                device=device,
-                own=own,
-                settings=self._settings,
-                same_code=self._same_code,
-            ),
-            environment=os.environ,
-        )
-
-    def _start_watchdog(self) -> None:
-        """Collective: from here on this rank is watched."""
-        wanted = self._watch.sidecar
-        if wanted == "on" or (wanted == "auto" and self.world_size > 1):
-            self._watched = watch_rank(
-                self._store,
-                self._topology,
-                self._watch,
-                run=self._run,
-                timeout_s=self._start_timeout_s,
-                environment=os.environ,
-            )
-        if self._watched is not None:
-            self._heartbeat = self._watched.heartbeat
-            self._heartbeat.mark(Phase.USER)
-            self._monitor = ProgressMonitor(
-                self._heartbeat, patience_s=self._watch.hang_s, sign=self._versions
-            )
-
-    def _versions(self) -> Hashable:
-        """What changes with a backward pass and a step of the optimizer: tensors count what is written to them."""
-        parameters = iter(()) if self._wrapped is None else self._wrapped.parameters()
-        trained = next((one for one in parameters if one.requires_grad), None)
-        if trained is None or (grad := trained.grad) is None:
-            return trained is None or trained._version
-        return trained._version, id(grad), grad._version
-
     def cleanup(self, *, broken: bool = False) -> bool:
         """Destroy the group; `broken` when a rank has failed, so that nobody waits for it. False: it was not destroyed
         in time, which is logged; the exit of this process, which may block, is then limited to as long."""
@@ -185,7 +126,6 @@ class DDPManager:
             self._heartbeat.mark(Phase.LEAVING)
         if self._monitor is not None:
             self._monitor.close()
-            self._monitor = None
         in_time = leave_group(broken=broken)
         if not in_time:
             log.warning(
@@ -197,10 +137,7 @@ class DDPManager:
             self._heartbeat.mark(Phase.LEFT)
         if self._watched is not None:
             self._watched.close()
-            self._watched = None
-        self._device = None
-        self._store = None
-        self._wrapped = None
+        self._monitor = self._watched = self._device = self._store = self._wrapped = None
         return in_time
 
     def __enter__(self) -> Self:
@@ -213,8 +150,11 @@ class DDPManager:
         if self._is_forked():
             return
         first = None
-        if error is not None:
-            self._say_last(error)
+        # To the watchdog, before any call that may block.
+        if isinstance(error, SystemExit) and not error.code:
+            self._heartbeat.mark(Phase.LEFT)
+        elif error is not None:
+            self.note_failure(error)
         if isinstance(error, Exception):
             mine = Failure(self.place(), summary(error), ExitCode.TRAINING_FAILED)
             first = self.claim_failure(error, mine)
@@ -222,20 +162,8 @@ class DDPManager:
             error.add_note(f"[{self.place()}]")
         self.cleanup(broken=error is not None)
         if first is not None:
-            message = paragraph(f"{self.place()} stopped, because {first.place} failed first: {first.error}")
-            raise SystemExit(message.rstrip()) from None  # Python prints it
-
-    def _is_forked(self) -> bool:
-        """Whether this is a child of the rank, which has its parent's sockets and heartbeat: how it exits says nothing
-        of the rank."""
-        return os.getpid() != self._pid
-
-    def _say_last(self, error: BaseException) -> None:
-        """For the watchdog, before any call that may block."""
-        if isinstance(error, SystemExit) and not error.code:
-            self._heartbeat.mark(Phase.LEFT)
-        else:
-            self.note_failure(error)
+            text = f"{self.place()} stopped because {first.place} failed first: {first.error}"
+            raise SystemExit(paragraph(text).rstrip()) from None  # Python prints it
 
     @property
     def rank(self) -> int:
@@ -244,6 +172,10 @@ class DDPManager:
     @property
     def world_size(self) -> int:
         return self._topology.world_size
+
+    @property
+    def local_world_size(self) -> int:
+        return self._topology.local_world_size
 
     @property
     def host(self) -> str:
@@ -258,55 +190,14 @@ class DDPManager:
         return self._device
 
     @property
-    def local_world_size(self) -> int:
-        return self._topology.local_world_size
-
-    @property
     def backend(self) -> str | None:
         """What carries collectives; None on one process."""
         return str(dist.get_backend()) if dist.is_initialized() else None
 
     @property
-    def heartbeat(self) -> HeartbeatWriter:
-        """Where this rank reports what it is doing to the watchdog; without one nobody reads it."""
-        return self._heartbeat
-
-    def note_failure(self, error: BaseException) -> None:
-        """Report the failure to the watchdog, before any call that may block."""
-        if self._watched is None:
-            self._heartbeat.fail(summary(error))
-        else:
-            self._watched.fail(summary(error))
-
-    @property
     def is_restart(self) -> bool:
         """Whether the launcher has started this job before."""
         return self._topology.is_restart
-
-    @property
-    def store(self) -> SealedStore | None:
-        """Shared keys and values of this job's ranks, which outlive a broken group; None on one process."""
-        return self._store
-
-    @property
-    def watch_folder(self) -> Path | None:
-        """Where this node's sidecar and its ranks leave things for each other; None: nobody watches."""
-        return None if self._watched is None else self._watched.folder
-
-    def claim_failure(self, error: BaseException, mine: Failure) -> Failure | None:
-        """Tell the others that this rank has failed. None: it is the first; else the failure that came before."""
-        if self._store is None:
-            return None
-        return claim_failure(
-            self._store,
-            mine,
-            error,
-            rank_0_hosts_store=not self._topology.agent_hosts_store and self.world_size > 1,
-        )
-
-    def place(self, step: int | None = None) -> Place:
-        """Where this is, for messages."""
-        return Place(host=self.host, rank=self.rank, step=step)
 
     def is_main_process(self) -> bool:
         """True on rank 0 only: for printing, and for writing what should be written once."""
@@ -315,6 +206,10 @@ class DDPManager:
     def get_local_rank(self) -> int:
         """This rank's number on its own host, which is also the number of its GPU."""
         return self._topology.local_rank
+
+    def place(self, step: int | None = None) -> Place:
+        """Where this is, for messages."""
+        return Place(host=self.host, rank=self.rank, step=step)
 
     def barrier(self) -> None:
         """Collective: wait until every rank is here."""
@@ -373,7 +268,12 @@ class DDPManager:
         `compare`: the length and a few samples across ranks, which must have the same dataset.
         """
         if compare and self.world_size > 1:
-            self._compare_data(dataset, "the training data" if train else "the evaluation data")
+            check_same(
+                {f"the {'training' if train else 'evaluation'} data": fingerprint(dataset)},
+                host=self.host,
+                device=self.device,
+                next_step="give every rank the same dataset; if they are meant to differ, loader(..., compare=False)",
+            )
         if resident:
             dataset, workers = make_resident(dataset, self.device, workers=workers, warns=self.rank == 0)
         options = LoadingOptions(
@@ -411,22 +311,90 @@ class DDPManager:
         loader.observer = LoopHeartbeats(self._heartbeat, Phase.USER, collective_counter())
         return loader
 
-    def _compare_data(self, dataset: Any, name: str) -> None:
-        check_same(
-            {name: fingerprint(dataset)},
-            host=self.host,
-            device=self.device,
-            next_step="give every rank the same dataset; where they are meant to differ, loader(..., compare=False)",
+    @property
+    def heartbeat(self) -> HeartbeatWriter:
+        """This rank's heartbeat, which the sidecar reads; without one nobody does."""
+        return self._heartbeat
+
+    @property
+    def store(self) -> SealedStore | None:
+        """Shared keys and values of this job's ranks, which outlive a broken group; None on one process."""
+        return self._store
+
+    @property
+    def watch_folder(self) -> Path | None:
+        """Where this node's sidecar and its ranks exchange files; None: there is no sidecar."""
+        return None if self._watched is None else self._watched.folder
+
+    def note_failure(self, error: BaseException) -> None:
+        """Report the failure to the watchdog, before any call that may block."""
+        (self._heartbeat if self._watched is None else self._watched).fail(summary(error))
+
+    def claim_failure(self, error: BaseException, mine: Failure) -> Failure | None:
+        """Report to the others that this rank has failed. None: it is the first; otherwise the earlier failure."""
+        if self._store is None:
+            return None
+        by_rank_0 = not self._topology.agent_hosts_store and self.world_size > 1
+        return claim_failure(self._store, mine, error, rank_0_hosts_store=by_rank_0)
+
+    def _join(self, topology: Topology, device: torch.device) -> None:
+        backend = choose_backend(self._wanted_backend, device=device)
+        own = {
+            "number of ranks": topology.world_size,
+            "seed": self._seed,
+            "start timeout": self._start_timeout_s,
+            "train timeout": self._train_timeout_s,
+            "choice of deterministic kernels": self._deterministic,
+            "choice of a sidecar": self._watch.sidecar,
+        }
+        compared: dict[str, Any] = {"own": own, "settings": self._settings, "same_code": self._same_code}
+        self._store = join_group(
+            topology,
+            backend=backend,
+            device=device,
+            start_timeout_s=self._start_timeout_s,
+            train_timeout_s=self._train_timeout_s,
+            facts=rank_facts(os.environ, backend=backend, device=device, **compared),
+            environment=os.environ,
         )
+
+    def _start_watchdog(self) -> None:
+        """Collective: from here on a sidecar watches this rank, if it should."""
+        wanted = self._watch.sidecar
+        if wanted == "on" or (wanted == "auto" and self.world_size > 1):
+            self._watched = watch_rank(
+                self._store,
+                self._topology,
+                self._watch,
+                run=self._run,
+                timeout_s=self._start_timeout_s,
+                environment=os.environ,
+            )
+        if self._watched is not None:
+            self._heartbeat = self._watched.heartbeat
+            self._heartbeat.mark(Phase.USER)
+            self._monitor = ProgressMonitor(
+                self._heartbeat, patience_s=self._watch.hang_s, sign=self._versions
+            )
+
+    def _versions(self) -> Hashable:
+        """What changes with a backward pass and a step of the optimizer: tensors count what is written to them."""
+        parameters = iter(()) if self._wrapped is None else self._wrapped.parameters()
+        trained = next((one for one in parameters if one.requires_grad), None)
+        if trained is None or (grad := trained.grad) is None:
+            return trained is None or trained._version
+        return trained._version, id(grad), grad._version
+
+    def _is_forked(self) -> bool:
+        """Whether this is a child of the rank, with its sockets and heartbeat: its exit says nothing about the rank."""
+        return os.getpid() != self._pid
 
     def _warn_about_small_batches(self) -> None:
         """Once both the model and the batch are known, in whichever order they came."""
-        if self._wrapped is None or self._smallest_batch is None or self.rank != 0:
+        size, in_shards = self._smallest_batch, self._in_shards
+        is_split = self.world_size > 1 or in_shards
+        if self._wrapped is None or size is None or self.rank != 0 or not is_split:
             return
-        if self.world_size == 1 and not self._in_shards:
-            return
-        if warning := small_batch_warning(
-            unwrap_model(self._wrapped), batch_size=self._smallest_batch, in_shards=self._in_shards
-        ):
+        if warning := small_batch_warning(unwrap_model(self._wrapped), batch_size=size, in_shards=in_shards):
             log.warning(warning)
             self._smallest_batch = None

@@ -20,9 +20,9 @@ from drumline.data.ledger import Ledger
 from drumline.data.sharding import Cursor, plan_epoch
 from drumline.data.steps import MicroBatch, Step
 from drumline.distributed.seeds import seed_shared
-from drumline.engine.hooks import HookContext
 from drumline.engine.job import Job, Progress, build_job
 from drumline.engine.loop import Loop
+from drumline.engine.run_context import RunContext
 from drumline.engine.run_settings import RunRequest
 from drumline.engine.steps.choice import make_step
 from drumline.engine.train import train
@@ -43,7 +43,8 @@ def engine_steps(
     seed_shared(config.train.seed)
     job = build_job(config, task, ddp)
     reporter = Reporter([], rank=ddp.rank, host=ddp.host)
-    context = HookContext(job, config, Progress(), reporter, total_steps=ENDLESS)
+    request = RunRequest("", config, Path(), False, ())
+    context = RunContext(request, job, Progress(), reporter, total_steps=ENDLESS)
     loop = Loop(context, make_step(job, config), Ledger())
     while True:
         for step in job.loader.steps() if batches is None else _steps_of(job, batches):

@@ -82,7 +82,7 @@ def _print_once(
         if not (is_log_shown and _append(log_file, text)):
             show(text, end="", stream=screen())
         return
-    line = paragraph(f"{place} stopped, because {first.place} failed first: {first.error}")
+    line = paragraph(f"{place} stopped because {first.place} failed first: {first.error}")
     _append(log_file, line)
     if first.place.host != place.host and not environment.get(LOGS_SHOWN):  # its screen may be another one
         show(line, end="", stream=sys.stderr)

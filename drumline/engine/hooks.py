@@ -8,108 +8,26 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from drumline.config.schema import CheckpointConfig, Config
 from drumline.distributed.collectives import all_sum
 from drumline.engine.evaluate import evaluate
-from drumline.engine.job import Job, Progress
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.notices import WatchNotices
 from drumline.engine.optimizer import rate_of
 from drumline.engine.preemption import Preemption
+from drumline.engine.run_context import RunContext
 from drumline.engine.saver import Saver
 from drumline.engine.steps.eager import AnyStep
 from drumline.engine.trace import Trace
-from drumline.metrics.events import Reporter
 from drumline.metrics.meters import means
 from drumline.tasks.base import Task
 from drumline.watch.heartbeat import Phase
 from drumline.watch.replicas import ReplicaComparison
-
-
-class Throughput:
-    """How fast a run trains, the time for evaluations and saves apart."""
-
-    def __init__(self) -> None:
-        self._created = time.perf_counter()
-        self.seconds = 0.0
-        self._steps = self._samples = 0
-        self._started: float | None = None
-        self._last = (0.0, 0)
-        self._lap_seconds = self._waited = 0.0
-
-    def start(self) -> None:
-        self._started = time.perf_counter()
-
-    def stop(self) -> None:
-        if self._started is not None:
-            self.seconds += time.perf_counter() - self._started
-            self._started = None
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        self.stop()
-        yield
-        self.start()
-
-    def count(self, num_samples: int) -> None:
-        """One more optimizer step was launched."""
-        self._steps += 1
-        self._samples += num_samples
-
-    def lap(self) -> float:
-        """Samples per second since the lap before; call it when the device has caught up."""
-        self.stop()
-        self.start()
-        seconds, samples = self._last
-        self._last = (self.seconds, self._samples)
-        self._lap_seconds = max(self.seconds - seconds, 1e-9)
-        return (self._samples - samples) / self._lap_seconds
-
-    def data_share(self, waited_s: float) -> float:
-        """The share of the last lap that went into waiting for data. `waited_s`: how long the run has waited in all."""
-        waited, self._waited = waited_s - self._waited, waited_s
-        return min(1.0, waited / max(self._lap_seconds, 1e-9))
-
-    def seconds_since_start(self) -> float:
-        """Evaluations and saves included."""
-        return time.perf_counter() - self._created
-
-    @property
-    def samples_per_s(self) -> float:
-        """Over the whole run."""
-        return self._samples / max(self.seconds, 1e-9)
-
-    def seconds_for(self, num_steps: int) -> float:
-        """How long so many more steps will take, at the speed so far."""
-        return num_steps * self.seconds / max(self._steps, 1)
-
-
-@dataclass(frozen=True)
-class HookContext:
-    """What a hook may use: one object for the whole run."""
-
-    job: Job
-    config: Config
-    progress: Progress
-    reporter: Reporter
-    total_steps: int
-    throughput: Throughput = field(default_factory=Throughput)
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Of the latest evaluation."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the latest step, counted from 1."""
-        cursor = self.progress.cursor
-        return max(1, cursor.epoch if cursor.position == 0 else cursor.epoch + 1)
 
 
 class Hook:
@@ -117,14 +35,14 @@ class Hook:
 
     name = ""
 
-    def start(self, context: HookContext) -> None:
+    def start(self, context: RunContext) -> None:
         """Collective: before the first step."""
 
     def due(self, step: int) -> bool:
         """Whether to run after this step: the same on every rank where `run` is collective. Every step pays for it."""
         raise NotImplementedError
 
-    def run(self, context: HookContext) -> None:
+    def run(self, context: RunContext) -> None:
         """Collective, unless the hook says otherwise."""
         raise NotImplementedError
 
@@ -136,24 +54,18 @@ class Hook:
         """The state of the checkpoint that the run resumes from."""
 
 
-def _interval(every: int) -> int:
-    """What a step is divided by: 0 stands for never."""
-    return every or sys.maxsize
-
-
 class FirstStep(Hook):
     """Once, after the first step of this start, which is waited for."""
 
     name = "first_step"
 
     def __init__(self, action: Callable[[], None]) -> None:
-        self._action = action
-        self._is_due = True
+        self._action, self._is_due = action, True
 
     def due(self, step: int) -> bool:
         return self._is_due
 
-    def run(self, context: HookContext) -> None:
+    def run(self, context: RunContext) -> None:
         self._is_due = False
         if context.job.ddp.device.type == "cuda":
             torch.cuda.synchronize(context.job.ddp.device)
@@ -166,17 +78,15 @@ class LogTraining(Hook):
     name = "log"
 
     def __init__(
-        self, context: HookContext, train_step: AnyStep, non_finite: NonFinite, notices: WatchNotices
+        self, context: RunContext, train_step: AnyStep, non_finite: NonFinite, notices: WatchNotices
     ) -> None:
         self._every, self._last = _interval(context.config.log.every_steps), context.total_steps
-        self._train_step = train_step
-        self._non_finite = non_finite
-        self._notices = notices
+        self._train_step, self._non_finite, self._notices = train_step, non_finite, notices
 
     def due(self, step: int) -> bool:
         return step % self._every == 0 or step >= self._last
 
-    def run(self, context: HookContext) -> None:
+    def run(self, context: RunContext) -> None:
         job, throughput, step = context.job, context.throughput, context.progress.step
         *sums, num_bad, _ = all_sum(torch.cat([job.meter.take(), job.finite.counts])).tolist()
         if num_bad and not sums[1]:  # all were skipped
@@ -203,23 +113,23 @@ class Evaluate(Hook):
 
     name = "evaluate"
 
-    def __init__(self, context: HookContext, trace: Trace | None) -> None:
+    def __init__(self, context: RunContext, trace: Trace | None) -> None:
         self._progress, self._last = context.progress, context.total_steps
         self._every_epochs = _interval(context.config.train.eval_every_epochs)
         self._trace = trace
         self._is_best_metric_checked = not context.job.ddp.is_main_process()
 
-    def start(self, context: HookContext) -> None:
-        if context.progress.step >= context.total_steps:
-            self.run(context)
+    def start(self, context: RunContext) -> None:
         if context.job.eval_loader is None:
             self._check_best_metric(context)
+        elif context.progress.step >= context.total_steps:
+            self.run(context)
 
     def due(self, step: int) -> bool:
         cursor = self._progress.cursor
         return (cursor.position == 0 and cursor.epoch % self._every_epochs == 0) or step >= self._last
 
-    def run(self, context: HookContext) -> None:
+    def run(self, context: RunContext) -> None:
         if (loader := context.job.eval_loader) is None:
             return
         if self._trace is not None:
@@ -241,22 +151,21 @@ class Evaluate(Hook):
         )
         self._check_best_metric(context)
 
-    def _check_best_metric(self, context: HookContext) -> None:
+    def _check_best_metric(self, context: RunContext) -> None:
         """Once, on rank 0: at the first evaluation of this start, or at the start where there is none."""
         if self._is_best_metric_checked:
             return
         self._is_best_metric_checked, task = True, context.job.task
-        metric = f"{type(task).__name__}.best_metric is {task.best_metric!r}"
-        message = None
+        problem = None
         if context.job.eval_loader is None and task.best_metric != Task.best_metric:
-            message = f"{metric}, but there is no eval_data(), so no checkpoint is kept as the best"
+            problem = "but there is no eval_data(), so no checkpoint is kept as the best"
         elif context.job.eval_loader is not None and task.best_metric not in context.metrics:
-            message = (
-                f"{metric}, which the evaluation does not report, so no checkpoint is kept as the best; it reports "
+            problem = (
+                "which the evaluation does not report, so no checkpoint is kept as the best; it reports "
                 f"{', '.join(context.metrics)}"
             )
-        if message is not None:
-            context.reporter.report("warning", message=message)
+        if problem is not None:
+            context.warn(f"{type(task).__name__}.best_metric is {task.best_metric!r}, {problem}")
 
 
 class Save(Hook):
@@ -265,16 +174,17 @@ class Save(Hook):
     name = "save"
 
     def __init__(
-        self, context: HookContext, saver: Saver, ledger_file: LedgerFile, evaluation: Evaluate
+        self, context: RunContext, saver: Saver, ledger_file: LedgerFile, evaluation: Evaluate
     ) -> None:
-        settings: CheckpointConfig = context.config.checkpoint
+        settings = context.config.checkpoint
         self._progress, self._last = context.progress, context.total_steps
-        self._every_steps, self._every_epochs = map(_interval, (settings.every_steps, settings.every_epochs))
-        self._saver = saver
-        self._ledger_file = ledger_file
-        self._evaluation = evaluation
+        self._every_steps, self._every_epochs = (
+            _interval(settings.every_steps),
+            _interval(settings.every_epochs),
+        )
+        self._saver, self._ledger_file, self._evaluation = saver, ledger_file, evaluation
         self.saved_step = context.progress.step
-        """The latest step that is on file, or on its way there."""
+        """The latest step that is on file, or being written."""
 
     def due(self, step: int) -> bool:
         cursor = self._progress.cursor
@@ -284,12 +194,12 @@ class Save(Hook):
             or step >= self._last
         )
 
-    def run(self, context: HookContext) -> None:
+    def run(self, context: RunContext) -> None:
         step = context.progress.step
         metrics = dict(context.metrics) if self._evaluation.due(step) else {}
         self.save(context, metrics, must_save=step >= context.total_steps)
 
-    def save(self, context: HookContext, metrics: Mapping[str, float], *, must_save: bool) -> None:
+    def save(self, context: RunContext, metrics: Mapping[str, float], *, must_save: bool) -> None:
         """Collective."""
         step, ddp = context.progress.step, context.job.ddp
         ddp.heartbeat.mark(Phase.SAVE)
@@ -308,12 +218,10 @@ class CompareReplicas(Hook):
 
     name = "compare_replicas"
 
-    def __init__(self, context: HookContext, non_finite: NonFinite, save: Save) -> None:
+    def __init__(self, context: RunContext, non_finite: NonFinite, save: Save) -> None:
         job, config = context.job, context.config
-        self._every = _interval(config.watch.replicas_every)
-        self._save = save
-        self._non_finite = non_finite
-        self._is_on = config.watch.replicas_every > 0
+        self._non_finite, self._save = non_finite, save
+        self._every, self._is_on = _interval(config.watch.replicas_every), config.watch.replicas_every > 0
         self._replicas = ReplicaComparison(
             job.model,
             job.optimizer,
@@ -323,13 +231,13 @@ class CompareReplicas(Hook):
             include_buffers=config.dist.broadcast_buffers,
         )
 
-    def start(self, context: HookContext) -> None:
+    def start(self, context: RunContext) -> None:
         self.run(context)
 
     def due(self, step: int) -> bool:
         return step % self._every == 0 or self._save.due(step)
 
-    def run(self, context: HookContext) -> None:
+    def run(self, context: RunContext) -> None:
         self._non_finite.check()
         if self._is_on:
             self._replicas.check(context.progress.step)
@@ -346,7 +254,7 @@ class CompareAfterEvaluation(Hook):
     def due(self, step: int) -> bool:
         return self._evaluation.due(step) and self._save.due(step)
 
-    def run(self, context: HookContext) -> None:
+    def run(self, context: RunContext) -> None:
         self._comparison.run(context)
 
 
@@ -361,7 +269,7 @@ class ReportSave(Hook):
     def due(self, step: int) -> bool:
         return self._writer.has_news
 
-    def run(self, context: HookContext) -> None:
+    def run(self, context: RunContext) -> None:
         self._saver.report()
 
 
@@ -376,16 +284,16 @@ class Preempt(Hook):
         self._preemption, self._save = preemption, save
         self._comparison, self._non_finite = comparison, non_finite
 
-    def start(self, context: HookContext) -> None:
+    def start(self, context: RunContext) -> None:
         self._preemption.begin()
         self.run(context)
 
     def due(self, step: int) -> bool:
         return self._preemption.is_asked
 
-    def run(self, context: HookContext) -> None:
-        """A run that is at its last step ends as usual."""
+    def run(self, context: RunContext) -> None:
         step = context.progress.step
+        # A run that is at its last step ends as usual.
         if step >= context.total_steps or not self._preemption.stops_at(step):
             return
         context.progress.is_stopping = True
@@ -393,3 +301,8 @@ class Preempt(Hook):
             self._non_finite.read()  # reports what was skipped since the last log line, too
             self._comparison.run(context)
             self._save.save(context, {}, must_save=True)
+
+
+def _interval(every: int) -> int:
+    """What a step is divided by: 0 stands for never."""
+    return every or sys.maxsize

@@ -8,12 +8,13 @@ from drumline.data.ledger import Ledger
 from drumline.data.steps import Step
 from drumline.distributed.group import collective_counter
 from drumline.engine import hooks
-from drumline.engine.hooks import Hook, HookContext
+from drumline.engine.hooks import Hook
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.notices import WatchNotices
 from drumline.engine.optimizer import rate_factor, set_rate
 from drumline.engine.preemption import Preemption
+from drumline.engine.run_context import RunContext
 from drumline.engine.saver import Saver
 from drumline.engine.steps.eager import AnyStep
 from drumline.engine.trace import Trace
@@ -21,7 +22,7 @@ from drumline.watch.heartbeat import DATA, Phase
 
 
 def between_steps(
-    context: HookContext,
+    context: RunContext,
     *,
     train_step: AnyStep,
     first_step: hooks.FirstStep,
@@ -58,7 +59,7 @@ class Loop:
     """Runs a job from where its progress is to its last step."""
 
     def __init__(
-        self, context: HookContext, train_step: AnyStep, ledger: Ledger, between: Sequence[Hook] = ()
+        self, context: RunContext, train_step: AnyStep, ledger: Ledger, between: Sequence[Hook] = ()
     ) -> None:
         self.progress = context.progress
         self._context = context

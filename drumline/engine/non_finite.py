@@ -1,14 +1,14 @@
-"""`--train.on_nan`: what the loop does about steps that were not finite, and how it finds out where that began.
+"""`--train.on_nan`: what the loop does about steps that were not finite, and how it finds where that began.
 
-Steps count on the device (`steps/finite`). The loop reads the count where it waits for the device anyway: with a log
-line, and before replicas are compared or saved. After the first such step all ranks run its batch once more and check
-the output of every module.
+Steps are counted on the device (`steps/finite`). The loop reads the count where it waits for the device anyway: with a
+log line, and before replicas are compared or saved. After the first such step all ranks run its batch once more and
+check the output of every module.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -19,13 +19,13 @@ from torch.utils import _pytree as pytree
 from drumline.checkpoint.state import capture
 from drumline.data.loader import Loader
 from drumline.distributed.collectives import all_sum, gather_json
-from drumline.engine.job import Job, Progress
-from drumline.engine.steps.finite import OnNan, largest
+from drumline.engine.job import Job
+from drumline.engine.run_context import RunContext
+from drumline.engine.steps.finite import largest
 from drumline.engine.steps.warm_up import dry_run
 from drumline.errors import NonFiniteError, Place
-from drumline.metrics.events import Reporter
 
-MEND = (
+NEXT_STEP = (
     "check the data and the learning rate (--optim.lr, --optim.clip_norm), then rerun the same command{resume}; "
     "--train.on_nan skip leaves such updates out"
 )
@@ -34,17 +34,14 @@ MEND = (
 class NonFinite:
     """Reads what the steps have counted, and acts on it."""
 
-    def __init__(self, job: Job, progress: Progress, *, on_nan: OnNan, reporter: Reporter) -> None:
-        self._job = job
-        self._progress = progress
-        self._on_nan = on_nan
-        self._reporter = reporter
-        self._read_at = (progress.step, progress.cursor)
-        self._is_resumed = progress.step > 0
-        self._is_explained = False
-        self._is_state_reported = False
-        self._has_bad_steps = False
-        self.num_skipped = 0
+    def __init__(self, context: RunContext) -> None:
+        self._warn = context.warn
+        self._job, self._progress = context.job, context.progress
+        self._on_nan = context.config.train.on_nan
+        self._read_at = (context.progress.step, context.progress.cursor)
+        self._is_resumed = context.progress.step > 0
+        self._is_explained = self._is_state_reported = self._has_bad_steps = False
+        self._num_skipped = 0
 
     def check(self) -> None:
         """Collective: `stop` reads the counts, unless that was done after this step; the others wait for a log line."""
@@ -64,8 +61,7 @@ class NonFinite:
         self._read_at = (self._progress.step, self._progress.cursor)
 
     def check_state(self) -> str | None:
-        """Collective, before a save: the first tensor of it that is not finite, on whichever rank, if one is. `stop`
-        does not save it."""
+        """Collective, before a save: the first tensor of it that is not finite on any rank. `stop` does not save it."""
         ddp = self._job.ddp
         state = capture(self._job.model, self._job.optimizer, progress={}).tensors
         tensors = {f"{file}/{name}": one for file in state for name, one in state[file].items()}
@@ -82,8 +78,7 @@ class NonFinite:
             raise NonFiniteError(what, next_step=self._next_step(), place=place)
         if not self._is_state_reported:
             self._is_state_reported = True
-            message = f"{what}; the checkpoint is marked [{place}]"
-            self._reporter.report("warning", step=self._progress.step, message=message)
+            self._warn(f"{what}; the checkpoint is marked [{place}]")
         return str(name)
 
     def _act(self) -> None:
@@ -92,17 +87,16 @@ class NonFinite:
         if self._on_nan == "stop":
             raise NonFiniteError(f"the loss is not finite{why}", next_step=self._next_step(), place=place)
         if self._on_nan == "warn":
-            message = f"the loss is not finite since step {place.step}{why} [{place}]"
-        else:
-            self.num_skipped += num_bad
-            message = (
-                f"updates that were not finite were skipped: {num_bad}, the first at step {place.step} "
-                f"({self.num_skipped} since the start){why} [{place}]"
-            )
-        self._reporter.report("warning", step=self._progress.step, message=message)
+            self._warn(f"the loss is not finite since step {place.step}{why} [{place}]")
+            return
+        self._num_skipped += num_bad
+        self._warn(
+            f"updates that were not finite were skipped: {num_bad}, the first at step {place.step} "
+            f"({self._num_skipped} since the start){why} [{place}]"
+        )
 
     def _locate(self) -> tuple[int, Place, str | None]:
-        """Collective: how many steps were not finite, where the first was, and its cause as far as it is known."""
+        """Collective: how many steps were not finite, where the first was, and its cause where it is known."""
         ddp = self._job.ddp
         num_bad, num_since = map(int, self._job.finite.counts.tolist())
         first = self._progress.step - num_since + 1 if num_since else None
@@ -125,49 +119,46 @@ class NonFinite:
             cause = f"the parameter {parameter} was not finite before it, so an earlier gradient was not"
             return cause if job.finite.keeps_weights else None
         reasons: list[str] = []
-        # The task's own code runs here: an error in it must not take the place of the NaN.
+        # The task's own code runs here: an error in it must not hide the NaN.
         with suppress(Exception):
             if isinstance(job.loader, Loader):
                 explain(job, job.loader.batches_after(cursor, step - read_step - 1), reasons)
             else:
-                explain(job, iter([job.loader.preview()]), reasons)
+                explain(job, [job.loader.preview()], reasons)
         prefix = "" if isinstance(job.loader, Loader) else "with the next batch, "
         return f"{prefix}{reasons[0]}" if reasons else None
 
     def _next_step(self) -> str:
         has_checkpoint = self._is_resumed or self._progress.saved_step is not None
-        return MEND.format(resume=" to resume from the newest finite checkpoint" if has_checkpoint else "")
+        return NEXT_STEP.format(
+            resume=" to resume from the newest finite checkpoint" if has_checkpoint else ""
+        )
 
 
 @torch.no_grad()
-def explain(job: Job, batches: Iterator[Any], reasons: list[str]) -> None:
+def explain(job: Job, batches: Iterable[Any], reasons: list[str]) -> None:
     """Collective, where the model is: run these batches, all of them, and add what is not finite, in order."""
     with dry_run(job) as task:
         for batch in batches:
             if batch is None:  # this rank has none of it
                 continue
-            if first_non_finite(dict(enumerate_tensors(batch))) is not None:
+            if first_non_finite(_tensors(batch)) is not None:
                 reasons.append("the batch holds NaN or infinity")
             with _checked_outputs(job.model, reasons), job.autocast:
-                total = task.loss(job.model, batch).total
-            if not math.isfinite(float(total)):
+                total = float(task.loss(job.model, batch).total)
+            if not math.isfinite(total):
                 reasons.append(
-                    f"every module's output is finite, but {type(task).__name__}.loss() returns {float(total)}"
+                    f"every module's output is finite, but {type(task).__name__}.loss() returns {total}"
                 )
-
-
-def enumerate_tensors(batch: Any) -> Iterator[tuple[str, Tensor]]:
-    leaves = pytree.tree_leaves(batch)
-    return ((str(number), leaf) for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
 
 
 @contextmanager
 def _checked_outputs(model: nn.Module, reasons: list[str]) -> Iterator[None]:
-    """Inside, the modules whose output is not finite are noted, in the order in which they end."""
+    """Inside, the modules whose output is not finite are added, in the order in which they end."""
     names = {module: name for name, module in model.named_modules()}
 
     def check_output(module: nn.Module, arguments: Any, output: Any) -> None:
-        if first_non_finite(dict(enumerate_tensors(output))) is not None:
+        if first_non_finite(_tensors(output)) is not None:
             name = f"{names[module] or 'the model'} ({type(module).__name__})"
             reasons.append(f"{name} is the first module with a non-finite output")
 
@@ -177,6 +168,11 @@ def _checked_outputs(model: nn.Module, reasons: list[str]) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _tensors(batch: Any) -> dict[str, Tensor]:
+    leaves = enumerate(pytree.tree_leaves(batch))
+    return {str(number): leaf for number, leaf in leaves if isinstance(leaf, Tensor)}
 
 
 @torch.no_grad()

@@ -15,6 +15,8 @@ from drumline.data.sharding import Cursor
 from drumline.distributed.collectives import broadcast_json, broadcast_tensors
 from drumline.engine.job import Job, Progress
 from drumline.engine.optimizer import OPTIMIZERS
+from drumline.engine.run_context import RunContext
+from drumline.engine.run_settings import check_not_finished, resets_optimizer
 from drumline.engine.saver import DATA_FILE
 from drumline.errors import CheckpointError, CheckpointMismatchError, OptimizerMismatchError
 from drumline.manager import DDPManager
@@ -89,6 +91,15 @@ def _check_contents(path: Path) -> None:
 
 def _is_dict(value: Any) -> bool:
     return isinstance(value, dict)
+
+
+def resume(context: RunContext, found: FoundCheckpoint) -> None:
+    """Collective: continue from this checkpoint, unless the run has finished and its settings have changed."""
+    request, job, at = context.request, context.job, found.progress
+    check_not_finished(found.facts, request, step=at.step, total_steps=context.total_steps)
+    restore(job, found.path, with_optimizer=not resets_optimizer(found.facts, request))
+    context.progress.step, context.progress.cursor = at.step, at.cursor
+    job.loader.cursor = at.cursor
 
 
 def restore(job: Job, path: Path, *, with_optimizer: bool = True) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 
 from drumline.checkpoint.retention import best
 from drumline.data.sharding import Cursor, plan_step
-from drumline.engine.hooks import HookContext
-from drumline.engine.job import Job
 from drumline.engine.notices import WatchNotices
 from drumline.engine.preemption import Preemption
 from drumline.engine.resume import FoundCheckpoint
-from drumline.engine.run_folder import RunFolder, write_whole
-from drumline.engine.run_settings import RunRequest, changes, resets_optimizer
+from drumline.engine.run_context import RunContext
+from drumline.engine.run_folder import write_whole
+from drumline.engine.run_settings import changes, resets_optimizer
 from drumline.launch.node_plan import resume_command, two_node_command
 from drumline.launch.rank_environment import command_start, now, process_start
 from drumline.metrics.events import Reporter
@@ -55,9 +54,10 @@ def start_clock(environment: Mapping[str, str], *, is_alone: bool) -> StartClock
     return clock
 
 
-def report_start(reporter: Reporter, request: RunRequest, job: Job, total_steps: int) -> None:
+def report_start(context: RunContext) -> None:
+    request, job = context.request, context.job
     train, world_size, per_epoch = request.config.train, job.ddp.world_size, job.loader.steps_per_epoch
-    reporter.report(
+    context.reporter.report(
         "start",
         task=request.task,
         run=str(request.run),
@@ -73,32 +73,31 @@ def report_start(reporter: Reporter, request: RunRequest, job: Job, total_steps:
         shards=train.shards if train.exact == "elastic" else None,
         precision=train.precision,
         lr=job.peak_lr,
-        epochs=train.epochs or (per_epoch and -(-total_steps // per_epoch)),
-        total_steps=total_steps,
+        epochs=train.epochs or (per_epoch and -(-context.total_steps // per_epoch)),
+        total_steps=context.total_steps,
     )
 
 
-def report_resume(
-    reporter: Reporter, request: RunRequest, found: FoundCheckpoint, job: Job, facts: Mapping[str, Any]
-) -> None:
-    for path, reason in found.skipped:
-        reporter.report("warning", message=f"the checkpoint {path} was skipped: {reason}")
-    if found.non_finite is not None:
-        message = f"no checkpoint is finite: {found.non_finite} of {found.path} is not; start a new run with --fresh"
-        reporter.report("warning", message=message)
+def report_resume(context: RunContext, found: FoundCheckpoint, facts: Mapping[str, Any]) -> None:
     step = found.progress.step
-    reporter.report("resume", step=step, epoch=found.progress.cursor.epoch + 1, path=str(found.path))
-    if job.batch.note is not None:
-        reporter.report("note", message=job.batch.note)
-    if resets_optimizer(found.facts, request):
-        message = f"the optimizer is reset at step {step} (--optim.reset); the weights are kept"
-        reporter.report("note", message=message)
-    for change in changes(found.facts, facts, request):
-        reporter.report("warning", message=change)
+    for path, reason in found.skipped:
+        context.warn(f"the checkpoint {path} was skipped: {reason}")
+    if found.non_finite is not None:
+        context.warn(
+            f"no checkpoint is finite: {found.non_finite} of {found.path} is not; start a new run with --fresh"
+        )
+    context.reporter.report("resume", step=step, epoch=found.progress.cursor.epoch + 1, path=str(found.path))
+    if context.job.batch.note is not None:
+        context.note(context.job.batch.note)
+    if resets_optimizer(found.facts, context.request):
+        context.note(f"the optimizer is reset at step {step} (--optim.reset); the weights are kept")
+    for change in changes(found.facts, facts, context.request):
+        context.warn(change)
 
 
-def report_end(request: RunRequest, context: HookContext, notices: WatchNotices, folder: RunFolder) -> None:
-    job, ddp, throughput = context.job, context.job.ddp, context.throughput
+def report_end(context: RunContext, notices: WatchNotices) -> None:
+    request, job, ddp = context.request, context.job, context.job.ddp
+    throughput = context.throughput
     notices.report(context.reporter)
     # On several nodes the command to resume with is the launcher's, which a rank does not know.
     is_one_node = ddp.world_size == ddp.local_world_size
@@ -112,7 +111,9 @@ def report_end(request: RunRequest, context: HookContext, notices: WatchNotices,
         data_share=min(1.0, job.loader.waited_s / max(throughput.seconds, 1e-9)),
         metrics=context.metrics,
         best_step=best(
-            folder.checkpoints, metric=job.task.best_metric, higher_is_better=job.task.higher_is_better
+            context.folder.checkpoints,
+            metric=job.task.best_metric,
+            higher_is_better=job.task.higher_is_better,
         ),
         stragglers=notices.stragglers,
         run=str(request.run),
@@ -121,11 +122,11 @@ def report_end(request: RunRequest, context: HookContext, notices: WatchNotices,
     )
 
 
-def report_preemption(context: HookContext, preemption: Preemption, folder: RunFolder) -> None:
+def report_preemption(context: RunContext, preemption: Preemption) -> None:
     """Collective: leave a marker, report, and wait for each other, so that no rank exits before all is written."""
     ddp, step, cause = context.job.ddp, context.progress.step, preemption.cause
     if ddp.is_main_process():
-        write_whole(folder.preempted_file, json.dumps({"step": step, **cause}, indent=1) + "\n")
+        write_whole(context.folder.preempted_file, json.dumps({"step": step, **cause}, indent=1) + "\n")
     context.reporter.report(
         "preempted", step=step, signal=cause["signal"], told_rank=cause["rank"], told_host=cause["host"]
     )

@@ -1,9 +1,9 @@
-"""The folder that a run leaves behind, and how it is opened: new, again, or afresh.
+"""The folder of a run, and how it is opened: new, again, or afresh.
 
 config.toml  environment.json  ledger.jsonl  events/rank-NNNNN.jsonl  logs/rank-NNNNN.log  checkpoints/step-NNNNNNNN/
 settings-history.jsonl (which settings changed at which step)  trace/rank-NNNNN.jsonl (with log.trace)
-preempted.json (while a run that was told to leave waits to go on)
-watch/launch.json  diagnoses/NNNN-CAUSE.json (what the sidecars said)
+preempted.json (while a preempted run waits to be resumed)
+watch/launch.json  diagnoses/NNNN-CAUSE.json (what the sidecars reported)
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import TextIO
 
 from drumline.errors import TrainingError, UsageError
 from drumline.untrusted import (
@@ -35,60 +33,28 @@ from drumline.untrusted import (
 MAX_LOCK_BYTES = 1024
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """Names of what is where in a run folder."""
+    """The paths in a run folder."""
 
-    path: Path
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def settings_history(self) -> Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.toml"
+        self.settings_history = path / "settings-history.jsonl"
         """Which settings changed at which step; config.toml has those of the latest steps. Not there: none changed."""
-        return self.path / "settings-history.jsonl"
-
-    @property
-    def environment_file(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def ledger(self) -> Path:
+        self.environment_file = path / "environment.json"
+        self.ledger = path / "ledger.jsonl"
         """Which samples were trained on, when and where."""
-        return self.path / "ledger.jsonl"
-
-    @property
-    def preempted_file(self) -> Path:
-        """There as long as the run waits to go on after it was told to leave; scripts that requeue may look for it."""
-        return self.path / "preempted.json"
-
-    @property
-    def diagnoses(self) -> Path:
-        """What the sidecars said of a run that did not move, or broke."""
-        return self.path / "diagnoses"
-
-    @property
-    def launch_file(self) -> Path:
+        self.preempted_file = path / "preempted.json"
+        """There while a preempted run waits to be resumed; scripts that requeue jobs may look for it."""
+        self.diagnoses = path / "diagnoses"
+        """What the sidecars reported about a run that hung or failed."""
+        self.launch_file = path / "watch" / "launch.json"
         """Which launch this is: the same through its restarts."""
-        return self.path / "watch" / "launch.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events"
+        self.checkpoints = path / "checkpoints"
+        self.logs = path / "logs"
+        self.tensorboard = path / "tensorboard"
+        self.events = path / "events"
+        self.traces = path / "trace"
 
     def event_file(self, rank: int) -> Path:
         return self.events / f"rank-{rank:05d}.jsonl"
@@ -97,21 +63,16 @@ class RunFolder:
         return self.logs / f"rank-{rank:05d}.log"
 
     def trace_file(self, rank: int) -> Path:
-        return self.path / "trace" / f"rank-{rank:05d}.jsonl"
+        return self.traces / f"rank-{rank:05d}.jsonl"
 
     def make(self) -> None:
-        """Make it, and refuse what another user owns: that user's links would choose what is written and cleaned up
+        """Make it, and refuse what another user owns: that user's links would choose what is written and deleted
         where."""
         with self._refusing():
             make_own_folder(self.path, follow_links=True)  # the user named it
             for folder in (self.events, self.logs, self.checkpoints):
                 make_own_folder(folder)
-            for folder in (
-                self.diagnoses,
-                self.launch_file.parent,
-                self.trace_file(0).parent,
-                self.tensorboard,
-            ):
+            for folder in (self.diagnoses, self.launch_file.parent, self.traces, self.tensorboard):
                 if os.path.lexists(folder):
                     check_own_folder(folder)
             appended = (self.ledger, self.settings_history, *self.events.iterdir(), *self.logs.iterdir())
@@ -138,26 +99,31 @@ class RunFolder:
 
 
 def set_aside(folder: RunFolder) -> Path | None:
-    """Move an earlier run out of the way, to a name that nothing has; a new start deletes nothing, and never takes the
-    folder from a job that is still at work in it."""
+    """Rename an earlier run to a free name. A new run deletes nothing, and takes no folder from a running job."""
     path = folder.path.resolve()
     if not path.is_dir():
         return None
     folder.check_owner()
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    names = (
-        f"{path.name}.before-{stamp}{suffix}" for suffix in chain([""], (f"-{number}" for number in count(1)))
-    )
+    suffixes = chain([""], (f"-{number}" for number in count(1)))
     with locked(folder):
-        aside = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+        names = (path.with_name(f"{path.name}.before-{stamp}{suffix}") for suffix in suffixes)
+        aside = next(name for name in names if not name.exists())
         path.rename(aside)
     return folder.path.with_name(aside.name) if folder.path.name else aside  # as the user wrote it
 
 
 @contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
-    """Keep a second job out of this folder. The lock goes with the process, however that ends."""
-    with _open_lock(folder) as file:
+    """Keep a second job out of this folder. The lock ends with the process, however that ends."""
+    try:
+        descriptor = descriptor_of(folder.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    except OSError as error:
+        raise UsageError(
+            f"the run folder {folder.path} cannot be written to: {error.strerror}",
+            next_step="make it writable, or choose another with --run DIR",
+        ) from error
+    with os.fdopen(descriptor, "a+", encoding="utf-8", errors="replace") as file:
         try:
             # Not flock: that one is inherited by DataLoader workers, and would outlive the rank by theirs.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -178,27 +144,14 @@ def locked(folder: RunFolder) -> Iterator[None]:
         yield
 
 
-def _open_lock(folder: RunFolder) -> TextIO:
-    try:
-        descriptor = descriptor_of(folder.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        return os.fdopen(descriptor, "a+", encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UsageError(
-            f"the run folder {folder.path} cannot be written to: {error.strerror}",
-            next_step="make it writable, or choose another with --run DIR",
-        ) from error
-
-
 def job_at_work(folder: RunFolder) -> str | None:
-    """Who is training in this folder now, as `locked` wrote it down; None: nobody. Asks only: no lock is taken, which
-    a job that starts at this moment would find in its way."""
+    """The job that is training in this folder now, as `locked` recorded it; None: none. It takes no lock, which would
+    keep out a job that starts at this moment."""
     try:
         with open_regular(folder.path / ".lock") as file:
-            return (
-                file.read(MAX_LOCK_BYTES).decode(errors="replace").strip()
-                if _is_locked(file.fileno())
-                else None
-            )
+            if not _is_locked(file.fileno()):
+                return None
+            return file.read(MAX_LOCK_BYTES).decode(errors="replace").strip()
     except OSError:
         return None
 

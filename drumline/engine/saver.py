@@ -30,15 +30,14 @@ from drumline.checkpoint.parts import Collector, SaveMessages, WritingRank, assi
 from drumline.checkpoint.retention import is_best, prune
 from drumline.checkpoint.rng import capture_rng
 from drumline.checkpoint.writer import Writer
-from drumline.config.schema import CheckpointConfig
 from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import all_sum, gather_json, gather_tensors
 from drumline.engine.job import Job, Progress
 from drumline.engine.ledger_file import LedgerFile
+from drumline.engine.run_context import RunContext
 from drumline.errors import CheckpointError
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.log import log
-from drumline.metrics.events import Reporter
 from drumline.watch.heartbeat import Phase
 
 # When a run fails, the ranks that are left finish the save in progress; one that has exited is not waited for longer.
@@ -155,25 +154,20 @@ class Saver:
 
     def __init__(
         self,
-        job: Job,
+        context: RunContext,
         *,
-        root: Path,
-        settings: CheckpointConfig,
         facts: Mapping[str, Any],
-        reporter: Reporter,
         ledger_file: LedgerFile,
         check_state: Callable[[], str | None],
     ) -> None:
         """`check_state`, collective: the first tensor that is not finite, if there is one; or an error."""
         self.writer: Writer[_Written | None] = Writer()
-        self._job = job
-        self._root = root
-        self._settings = settings
+        self._job, self._reporter = context.job, context.reporter
+        self._root, self._settings = context.folder.checkpoints, context.config.checkpoint
         self._facts = facts
-        self._reporter = reporter
         self._ledger_file = ledger_file
         self._check_state = check_state
-        self._copier = Copier(job.ddp.device)
+        self._copier = Copier(context.job.ddp.device)
         self._end = threading.Event()
         self._store: SealedStore | None = None
         self._writers: list[WritingRank] = []

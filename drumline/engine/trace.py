@@ -16,7 +16,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from drumline.checkpoint.state import capture
 from drumline.data.permutation import permute
 from drumline.data.sharding import Span, StepPlan
 from drumline.data.steps import MicroBatch, Step
-from drumline.engine.job import Job, Progress
+from drumline.engine.run_context import RunContext
 from drumline.engine.steps.eager import AnyStep
 from drumline.errors import TrainingError
 from drumline.metrics.events import EventLog
@@ -40,14 +39,13 @@ NUM_BYTES = 8
 class Trace:
     """Writes one rank's trace."""
 
-    def __init__(self, path: Path, job: Job, progress: Progress, *, seed: int) -> None:
-        self._path = path
-        self._job = job
-        self._progress = progress
-        self._seed = seed
+    def __init__(self, context: RunContext) -> None:
+        self._job, self._progress = context.job, context.progress
+        self._path = context.folder.trace_file(context.job.ddp.rank)
+        self._seed = context.config.train.seed
         self._batches: list[dict[str, Any]] = []
         try:
-            self._log = EventLog(path)
+            self._log = EventLog(self._path)
         except OSError as error:
             raise self._not_written(error) from error
 

@@ -16,21 +16,23 @@ from drumline.config.config_file import to_toml
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import told_of_refused_kernels
 from drumline.distributed.failure import summary
-from drumline.engine.hooks import FirstStep, HookContext
-from drumline.engine.job import Job, Progress, build_job, check_streams, choose_batch, count_steps
+from drumline.engine.hooks import FirstStep
+from drumline.engine.job import Progress, build_job, check_streams, choose_batch, count_steps
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.loop import Loop, between_steps
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.notices import WatchNotices
 from drumline.engine.output import divert_output, open_reporter
 from drumline.engine.preemption import Preemption, watching_for_notice
-from drumline.engine.recovery import begin_launch
-from drumline.engine.resume import FoundCheckpoint, find_newest, restore
+from drumline.engine.recovery import EarlierFailure, begin_launch
+from drumline.engine.resume import find_newest, resume
+from drumline.engine.run_context import RunContext
 from drumline.engine.run_events import StartClock, report_end, report_preemption, report_resume, report_start
 from drumline.engine.run_folder import RunFolder, locked, set_aside, write_whole
-from drumline.engine.run_settings import RunRequest, check_not_finished, facts_of, resets_optimizer
+from drumline.engine.run_settings import RunRequest, facts_of
 from drumline.engine.saver import Saver
 from drumline.engine.steps.choice import make_step
+from drumline.engine.steps.eager import AnyStep
 from drumline.engine.steps.warm_up import warm_up
 from drumline.engine.trace import Trace, TracedStep
 from drumline.errors import ExitCode
@@ -56,80 +58,46 @@ def train(
     config, folder = request.config, RunFolder(request.run)
     clock, preemption = clock or StartClock(), preemption or Preemption()
     with ExitStack() as stack, _failure_in_heartbeat(ddp):
-        # The folder, and where output goes.
         reporter = _open_folder(request, folder, ddp, progress, stack)
-        for message in uncalled_methods(task_class) if ddp.is_main_process() else ():
-            reporter.report("warning", message=message)
-
-        # What came before: a launch that may not be restarted, and the checkpoint to resume from.
+        if ddp.is_main_process():
+            for message in uncalled_methods(task_class):
+                reporter.report("warning", message=message)
         failure = begin_launch(folder, ddp)
         stack.enter_context(watching_for_notice(config.watch.notice, ddp, preemption))
         found = find_newest(ddp, folder.checkpoints)
         saved = None if found is None else found.facts
         clock.mark("folder")
 
-        # Data, model and optimizer.
         batch = choose_batch(config.train, world_size=ddp.world_size, saved=saved)
         job = build_job(config, task_class(config), ddp, batch, on_data=partial(clock.mark, "data"))
         stack.callback(job.close)
         clock.mark("model")
 
-        # Where the run is, and where it ends.
         at = Progress() if found is None else found.progress
-        total_steps = count_steps(job, config.train, at)
+        context = RunContext(request, job, progress, reporter, count_steps(job, config.train, at))
         facts = facts_of(request, job, before=saved, step=at.step)
         if found is not None:
-            _resume(request, found, job, progress, total_steps)
+            resume(context, found)
         clock.mark("checkpoint")
 
-        # What the folder records about this start.
-        _write_environment(request, folder, ddp)
-        ledger_file = _open_ledger(request, folder, job, progress, stack)
-        report_start(reporter, request, job, total_steps)
+        _write_environment(context)
+        ledger_file = _open_ledger(context, stack)
+        report_start(context)
         if found is not None:
-            report_resume(reporter, request, found, job, facts)
-        trace = _open_trace(request, folder, job, progress, stack)
-
-        # The steps.
-        context = HookContext(job, config, progress, reporter, total_steps)
-        note = partial(_note, context)
-        non_finite = NonFinite(job, progress, on_nan=config.train.on_nan, reporter=reporter)
+            report_resume(context, found, facts)
         notices = WatchNotices(ddp.watch_folder if ddp.is_main_process() else None)
-        saver = Saver(
-            job,
-            root=folder.checkpoints,
-            settings=config.checkpoint,
-            facts=facts,
-            reporter=reporter,
-            ledger_file=ledger_file,
-            check_state=non_finite.check_state,
-        )
+        non_finite = NonFinite(context)
+        saver = Saver(context, facts=facts, ledger_file=ledger_file, check_state=non_finite.check_state)
         preemption.is_writing = saver.is_writing
-
-        def after_first_step() -> None:
-            _write_settings(request, folder, ddp, facts)
-            clock.report(reporter, step=progress.step)
-            if failure is not None:
-                failure.report(reporter, step=progress.step)
-
+        trace = _open_trace(context, stack)
         with told_of_refused_kernels(), saver:
-            if progress.step < total_steps:
-                check_streams(job)
-                warm_up(job, config, note=note)
-            else:
-                note(
-                    "this run has finished; raise train.epochs or train.steps, or start a new one with --fresh"
-                )
+            _check_before_steps(context)
             clock.mark("warm-up")
-            train_step = make_step(
-                job, config, chosen=facts["step"], on_choice=partial(facts.__setitem__, "step"), note=note
-            )
-            if trace is not None:
-                train_step = TracedStep(train_step, trace)
+            train_step = _make_step(context, facts, trace)
             hooks = between_steps(
                 context,
                 train_step=train_step,
-                first_step=FirstStep(after_first_step),
+                first_step=FirstStep(partial(_after_first_step, context, facts, clock, failure)),
                 non_finite=non_finite,
                 notices=notices,
                 trace=trace,
@@ -140,11 +108,10 @@ def train(
             Loop(context, train_step, ledger_file.ledger, hooks).run()
         ddp.heartbeat.mark(Phase.LEAVING)
 
-        # The end.
         if progress.is_stopping:
-            report_preemption(context, preemption, folder)
+            report_preemption(context, preemption)
             return ExitCode.PREEMPTED
-        report_end(request, context, notices, folder)
+        report_end(context, notices)
         return ExitCode.SUCCESS
 
 
@@ -189,28 +156,17 @@ def _open_folder(
     return reporter
 
 
-def _resume(
-    request: RunRequest, found: FoundCheckpoint, job: Job, progress: Progress, total_steps: int
-) -> None:
-    """Collective."""
-    at = found.progress
-    check_not_finished(found.facts, request, step=at.step, total_steps=total_steps)
-    restore(job, found.path, with_optimizer=not resets_optimizer(found.facts, request))
-    progress.step, progress.cursor = at.step, at.cursor
-    job.loader.cursor = at.cursor
-
-
-def _write_environment(request: RunRequest, folder: RunFolder, ddp: DDPManager) -> None:
+def _write_environment(context: RunContext) -> None:
     """Collective: where the run runs."""
+    ddp, folder = context.job.ddp, context.folder
     device = platform.machine() or "cpu"
     if ddp.device.type == "cuda":
         device = torch.cuda.get_device_name(ddp.device)
-    ranks = gather_json(
-        {"rank": ddp.rank, "host": ddp.host, "pid": os.getpid(), "device": device}, device=ddp.device
-    )
+    mine = {"rank": ddp.rank, "host": ddp.host, "pid": os.getpid(), "device": device}
+    ranks = gather_json(mine, device=ddp.device)
     if ddp.is_main_process():
         environment = {
-            "command": ["drumline", "train", *request.command],
+            "command": ["drumline", "train", *context.request.command],
             "python": platform.python_version(),
             "torch": torch.__version__,
             "ranks": ranks,
@@ -219,11 +175,9 @@ def _write_environment(request: RunRequest, folder: RunFolder, ddp: DDPManager) 
         folder.preempted_file.unlink(missing_ok=True)
 
 
-def _open_ledger(
-    request: RunRequest, folder: RunFolder, job: Job, progress: Progress, stack: ExitStack
-) -> LedgerFile:
-    train = request.config.train
-    ledger_file = LedgerFile(folder.ledger if job.ddp.is_main_process() else None)
+def _open_ledger(context: RunContext, stack: ExitStack) -> LedgerFile:
+    job, train, progress = context.job, context.config.train, context.progress
+    ledger_file = LedgerFile(context.folder.ledger if job.ddp.is_main_process() else None)
     stack.callback(ledger_file.close)
     ledger_file.start(
         step=progress.step,
@@ -237,30 +191,46 @@ def _open_ledger(
     return ledger_file
 
 
-def _open_trace(
-    request: RunRequest, folder: RunFolder, job: Job, progress: Progress, stack: ExitStack
-) -> Trace | None:
-    if not request.config.log.trace:
+def _open_trace(context: RunContext, stack: ExitStack) -> Trace | None:
+    if not context.config.log.trace:
         return None
-    trace = Trace(folder.trace_file(job.ddp.rank), job, progress, seed=request.config.train.seed)
+    trace = Trace(context)
     stack.callback(trace.close)
     return trace
 
 
-def _note(context: HookContext, message: str) -> None:
-    context.reporter.report("note", step=context.progress.step, message=message)
+def _check_before_steps(context: RunContext) -> None:
+    """Collective."""
+    if context.progress.step < context.total_steps:
+        check_streams(context.job)
+        warm_up(context.job, context.config, note=context.note)
+    else:
+        context.note(
+            "this run has finished; raise train.epochs or train.steps, or start a new one with --fresh"
+        )
 
 
-def _write_settings(
-    request: RunRequest, folder: RunFolder, ddp: DDPManager, facts: Mapping[str, Any]
+def _make_step(context: RunContext, facts: dict[str, Any], trace: Trace | None) -> AnyStep:
+    def remember(kind: str) -> None:
+        facts["step"] = kind
+
+    step = make_step(context.job, context.config, chosen=facts["step"], on_choice=remember, note=context.note)
+    return step if trace is None else TracedStep(step, trace)
+
+
+def _after_first_step(
+    context: RunContext, facts: Mapping[str, Any], clock: StartClock, failure: EarlierFailure | None
 ) -> None:
-    """The settings that the run is trained with, and how they changed on the way. Not before the first step: a start
-    that is refused changes nothing."""
-    if not ddp.is_main_process():
-        return
-    header = f"drumline train {request.task} --config {folder.config_file}"
-    write_whole(folder.config_file, to_toml(request.config, header=header))
-    if facts["history"]:
-        write_whole(folder.settings_history, "".join(f"{json.dumps(one)}\n" for one in facts["history"]))
-    else:  # of steps that were lost
-        folder.settings_history.unlink(missing_ok=True)
+    """Write the settings that the run is trained with, and how they changed on the way. Not before the first step: a
+    start that is refused changes nothing."""
+    folder, step = context.folder, context.progress.step
+    if context.job.ddp.is_main_process():
+        header = f"drumline train {context.request.task} --config {folder.config_file}"
+        write_whole(folder.config_file, to_toml(context.config, header=header))
+        if facts["history"]:
+            write_whole(folder.settings_history, "".join(f"{json.dumps(one)}\n" for one in facts["history"]))
+        else:  # of steps that were lost
+            folder.settings_history.unlink(missing_ok=True)
+    clock.report(context.reporter, step=step)
+    if failure is not None:
+        failure.report(context.reporter, step=step)

@@ -318,4 +318,4 @@ def test_a_rank_that_raises_is_reported_once_and_named_at_the_end(make_desk: Mak
     closing = "drumline: rank 1 on b (exit code 1) failed first: ValueError: label 7 of 3 classes\n"
     assert text.count(closing) == 1, text
     assert text.index(report) < text.index(closing)
-    assert "stopped, because" not in text
+    assert "stopped because" not in text

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.engine import hooks
-from drumline.engine.hooks import Throughput
+from drumline.engine import run_context
+from drumline.engine.run_context import Throughput
 
 
 def test_pauses_do_not_count_and_a_lap_is_since_the_lap_before(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(hooks.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(run_context.time, "perf_counter", lambda: now)
     throughput = Throughput()
     throughput.start()
     for _ in range(4):
@@ -28,7 +28,7 @@ def test_pauses_do_not_count_and_a_lap_is_since_the_lap_before(monkeypatch: pyte
 
 def test_the_share_of_waiting_is_that_of_the_lap(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(hooks.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(run_context.time, "perf_counter", lambda: now)
     throughput = Throughput()
     throughput.start()
     now += 2.0
