@@ -26,9 +26,9 @@ def look(channel):
             silent.discard(node)
             times[node] += 1
             print(f"{peers[node].host} is heard ({times[node]})", flush=True)
-        if 3 < age < float("inf") and node not in silent and channel.how_silent(node):
+        if 3 < age < float("inf") and node not in silent and channel.connect_result(node):
             silent.add(node)
-            print(f"{peers[node].host} is silent ({times[node]}): {channel.how_silent(node)}", flush=True)
+            print(f"{peers[node].host} is silent ({times[node]}): {channel.connect_result(node)}", flush=True)
 
 async def main():
     listener = socket.create_server((peers[me].address, 7000))

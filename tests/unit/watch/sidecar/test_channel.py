@@ -35,7 +35,7 @@ def test_lines_go_between_hubs_and_all_others() -> None:
             assert not four.send(4, {})
             assert not four.send(99, {})
             assert all(age < 5 for age in zero.heartbeat_age_s().values())
-            assert {zero.how_silent(node) for node in range(5)} == {""}
+            assert {zero.connect_result(node) for node in range(5)} == {""}
             last = five[4].heard[0][-1]
             assert last["from"] == 0
             assert set(last["heartbeat_age_s"]) == {"1", "2", "3", "4"}
@@ -54,17 +54,17 @@ def test_a_restarted_sidecar_comes_back_on_either_end(monkeypatch: pytest.Monkey
         zero, one = [await Node(me, peers, sockets[me]).start() for me in range(2)]
         await until_all_talk([zero, one])
         await zero.close()
-        await until(lambda: one.channel.how_silent(0), "the end was not noticed")
-        assert one.channel.how_silent(0) == "closed by the other side"
+        await until(lambda: one.channel.connect_result(0), "the end was not noticed")
+        assert one.channel.connect_result(0) == "closed by the other side"
         assert not one.channel.send(0, {})
         zero = await Node(0, peers, sockets[0]).start()
         await until_all_talk([zero, one])
-        assert one.channel.how_silent(0) == ""
+        assert one.channel.connect_result(0) == ""
         # The one that dials; and without a farewell, so that the old line still looks alive to node 0.
         await one.channel._acceptor.close()
         again = await Node(1, peers, sockets[1]).start()
         await until_all_talk([zero, again])
-        await until(lambda: one.channel.how_silent(0), "the older line was kept beside the newer one")
+        await until(lambda: one.channel.connect_result(0), "the older line was kept beside the newer one")
         for each in (zero, one, again):
             await each.close()
         for each in sockets:
@@ -94,9 +94,9 @@ def test_it_is_said_how_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> Non
             for node in (0, 2):
                 await until(
                     lambda node=node: (
-                        one.channel.how_silent(node) == "accepts connections but does not reply"
+                        one.channel.connect_result(node) == "accepts connections but does not reply"
                     ),
-                    f"node {node}: {one.channel.how_silent(node)!r}",
+                    f"node {node}: {one.channel.connect_result(node)!r}",
                 )
             assert one.channel.send(2, {}), "the line itself is still there"
             assert one.channel.heartbeat_age_s()[2] < 15
@@ -118,8 +118,8 @@ def test_nobody_there_is_refused_and_never_heard(monkeypatch: pytest.MonkeyPatch
             sockets[one].close()
         node = await Node(1, peers, sockets[1]).start()
         for other in (0, 2):
-            await until(lambda other=other: node.channel.how_silent(other), "nothing is said")
-            assert node.channel.how_silent(other) == "connection refused"
+            await until(lambda other=other: node.channel.connect_result(other), "nothing is said")
+            assert node.channel.connect_result(other) == "connection refused"
         assert node.channel.heartbeat_age_s() == {0: math.inf, 2: math.inf}
         assert 0 < node.channel.up_s() < 60
         await node.close()

@@ -125,7 +125,7 @@ def test_another_secret_is_refused_by_both_ends(
         await until(lambda: one.channel.refused, "not refused")
         assert set(zero.channel.refused) == {handshake.WRONG_SECRET}
         assert set(one.channel.refused) == {handshake.NOT_TAKEN}
-        assert one.channel.how_silent(0) == handshake.NOT_TAKEN
+        assert one.channel.connect_result(0) == handshake.NOT_TAKEN
         assert "with 127.0.0.1 was cut off: another DRUMLINE_SECRET" in caplog.text
         assert not zero.heard
         assert not one.heard
@@ -134,7 +134,7 @@ def test_another_secret_is_refused_by_both_ends(
         port = liar.sockets[0].getsockname()[1]
         one = await Node(1, [Peer(0, "liar", "127.0.0.1", port)], sockets[1]).start()
         await until(lambda: one.channel.refused[handshake.WRONG_SECRET] > 1, "believed")
-        assert one.channel.how_silent(0) == handshake.WRONG_SECRET
+        assert one.channel.connect_result(0) == handshake.WRONG_SECRET
         assert not one.heard
         liar.close()
         for each in (zero, one):
