@@ -121,7 +121,7 @@ def test_nobody_there_is_refused_and_never_heard(monkeypatch: pytest.MonkeyPatch
             await until(lambda other=other: node.channel.connect_result(other), "nothing is said")
             assert node.channel.connect_result(other) == "connection refused"
         assert node.channel.heartbeat_age_s() == {0: math.inf, 2: math.inf}
-        assert 0 < node.channel.up_s() < 60
+        assert 0 < node.channel.open_s() < 60
         await node.close()
         await node.close()
         sockets[1].close()
