@@ -14,7 +14,7 @@ import io
 import time
 from collections.abc import Callable
 
-from drumline.doctor.pairs.judge import judge
+from drumline.doctor.pairs.pair_checks import pair_findings
 from drumline.doctor.report import as_json, report
 from tests.unit.doctor.simulated import Cluster, examine
 
@@ -48,7 +48,7 @@ def cost(count: int) -> dict[str, float]:
     survey = examine(cluster_of(count))
     results.append(("examine", time.process_time() - begin))
     begin = time.process_time()
-    findings = judge(survey)
+    findings = pair_findings(survey)
     results.append(("judge", time.process_time() - begin))
     with contextlib.redirect_stdout(io.StringIO()):
         results.append(("screen", timed(lambda: report(findings, survey=survey))))

@@ -2,51 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from drumline.doctor.comparison import Comparison, compare
 from drumline.doctor.finding import Finding, Level
-from drumline.doctor.folder_differences import compare_code, compare_data
-from drumline.text import join_names, plural
+from drumline.doctor.machine.folder_hashes import hash_of_files, sort_key
+from drumline.doctor.machine.known_variables import MAY_DIFFER, MUST_AGREE
+from drumline.text import join_names, memory_size, plural
 
 Facts = Mapping[str, Any]
+MAX_VALUES = 4
 MAX_PACKAGES = 10
 MAX_FINDINGS = 5
 SAME_ENVIRONMENT = (
     "install the same on all hosts: pip freeze > all.txt on one, pip install -r all.txt on the others"
 )
-# Ranks for which these differ wait for each other, or fail to connect.
-MUST_AGREE = {
-    "FI_PROVIDER",
-    "NCCL_ALGO",
-    "NCCL_BUFFSIZE",
-    "NCCL_COLLNET_ENABLE",
-    "NCCL_COMM_ID",
-    "NCCL_IB_DISABLE",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_MIN_NCHANNELS",
-    "NCCL_NET",
-    "NCCL_NET_PLUGIN",
-    "NCCL_NTHREADS",
-    "NCCL_NVLS_ENABLE",
-    "NCCL_PROTO",
-    "NCCL_SOCKET_FAMILY",
-    "TORCH_DISTRIBUTED_DEBUG",
-}
 COMPARED = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "FI_PROVIDER")
-# Those that name a part of one machine, or only log.
-MAY_DIFFER = (
-    "NCCL_CONF_FILE",
-    "NCCL_DEBUG",
-    "NCCL_GRAPH_",
-    "NCCL_HOSTID",
-    "NCCL_IB_GID_INDEX",
-    "NCCL_IB_HCA",
-    "NCCL_SOCKET_IFNAME",
-    "NCCL_TOPO_",
-    "TORCH_NCCL_DEBUG_INFO",
-)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One thing that was compared: each value with its hosts, the most common first."""
+
+    name: str
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+
+    @property
+    def differs(self) -> bool:
+        return len(self.groups) > 1
+
+    @property
+    def usual(self) -> str:
+        return self.groups[0][0]
+
+    @property
+    def odd_hosts(self) -> tuple[str, ...]:
+        """Those with another value than most."""
+        return tuple(host for _, hosts in self.groups[1:] for host in hosts)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "values": [{"value": value, "hosts": list(hosts)} for value, hosts in self.groups],
+        }
+
+    def text(self) -> str:
+        """`2.13.0 on a and b; 2.11.0 on c`."""
+        shown = [f"{value} on {join_names(hosts)}" for value, hosts in self.groups[:MAX_VALUES]]
+        more = len(self.groups) - MAX_VALUES
+        return "; ".join(shown) + (f"; and {more} more values" if more > 0 else "")
+
+    def finding(self, level: Level, fix: str) -> Finding:
+        what = f"{self.name} differs across hosts: {self.text()}"
+        return Finding(level, "differences", join_names(self.odd_hosts), what, fix)
+
+
+def compare(
+    name: str, values: Mapping[str, Hashable], show: Callable[[Any], str] = str, *, unset: str = "none"
+) -> Comparison:
+    """Hosts grouped by value; of two values that are as common, the first host's comes first."""
+    hosts: dict[Hashable, list[str]] = {}
+    for host, value in values.items():
+        hosts.setdefault(value, []).append(host)
+    groups = sorted(hosts.items(), key=lambda item: -len(item[1]))
+    return Comparison(
+        name, tuple((unset if value is None else show(value), tuple(who)) for value, who in groups)
+    )
+
+
+# Versions and machines
 
 
 class Trait(NamedTuple):
@@ -101,7 +126,7 @@ def compare_hosts(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Compa
         compared.append(values)
         if values.differs:
             findings.append(values.finding(_level(trait, facts), trait.fix))
-    for part in (_compare_packages, _compare_variables, compare_code, compare_data):
+    for part in (_compare_packages, _compare_variables, _compare_code, _compare_data):
         found, more = part(facts)
         findings += found
         compared += more
@@ -112,6 +137,9 @@ def _level(trait: Trait, facts: Mapping[str, Facts]) -> Level:
     """Pythons that differ only in their last number work together."""
     minors = {tuple(one["python"].split(".")[:2]) for one in facts.values()}
     return "problem" if trait.name == "Python" and len(minors) > 1 else trait.level
+
+
+# Packages and variables
 
 
 def _compare_packages(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Comparison]]:
@@ -147,3 +175,102 @@ def _compare_variables(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[
             fix = f"{same} on all hosts, or in the environment of the launcher"
             findings.append(row.finding("problem" if name in MUST_AGREE else "warning", fix))
     return findings, rows
+
+
+# Code and data
+
+
+def _compare_code(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Comparison]]:
+    """One finding for each code that is not that of most hosts, with the first files that differ."""
+    known = _known(facts, "code")
+    if not known:
+        return [], []
+    # Up to where the first host stopped reading, if one did.
+    until = min((one["until"] for one in known.values() if one["until"]), key=sort_key, default=None)
+    files = {host: _up_to(one["files"], until) for host, one in known.items()}
+    row = compare("code", {host: hash_of_files(found) for host, found in files.items()})
+    usual = row.groups[0][1]
+    findings = []
+    for _, hosts in row.groups[1 : MAX_FINDINGS + 1]:
+        difference = join_names(_changed_files(files[usual[0]], files[hosts[0]]))
+        what = (
+            f"the code in {known[hosts[0]]['folder']} differs from that on {join_names(usual)}: {difference}"
+        )
+        fix = "drumline launch --sync copies the code first; or use git pull or rsync"
+        findings.append(Finding("problem", "code", join_names(hosts), what, fix))
+    return findings, [row]
+
+
+def _compare_data(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Comparison]]:
+    """One finding for each dataset that is not that of most hosts.
+
+    Where a host could not read all of it in time, the files that all hosts have read are compared."""
+    known = _known(facts, "data")
+    if not known:
+        return [], []
+    mark = _common_mark(known)
+    keys = {host: _data_key(one, mark) for host, one in known.items()}
+    row = compare("data", keys, show=lambda key: str(key[0]))
+    usual = row.groups[0][1]
+    findings = []
+    for _, hosts in row.groups[1 : MAX_FINDINGS + 1]:
+        changes = list(_changed_data(known[usual[0]], known[hosts[0]]))
+        what = f"the data in {known[hosts[0]]['folder']} differs from that on {join_names(usual)}: "
+        what += join_names(changes) or "names or sizes of files differ"
+        fix = "copy it again, or mount the same volume"
+        findings.append(Finding("problem", "data", join_names(hosts), what, fix))
+    if mark is not None:
+        where = join_names(host for host, one in known.items() if not one["complete"])
+        what = f"the data has too many files to read all of them in a second; the first {mark} were compared"
+        findings.append(Finding("note", "data", where, what))
+    return findings, [row]
+
+
+def _known(facts: Mapping[str, Facts], name: str) -> dict[str, Facts]:
+    """Of the hosts that have the folder; what the others lack is a finding of their own."""
+    found = {host: one.get(name) for host, one in facts.items()}
+    return {
+        host: one
+        for host, one in found.items()
+        if one and not one.get("missing") and "unreachable" not in one
+    }
+
+
+def _up_to(files: Mapping[str, str], until: str | None) -> dict[str, str]:
+    return {name: short for name, short in files.items() if until is None or sort_key(name) < sort_key(until)}
+
+
+def _changed_files(usual: Mapping[str, str], other: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted(usual.keys() | other.keys(), key=sort_key):
+        if name not in other:
+            yield f"{name} is missing"
+        elif name not in usual:
+            yield f"{name} is extra"
+        elif usual[name] != other[name]:
+            yield f"{name} differs"
+
+
+def _common_mark(known: Mapping[str, Facts]) -> str | None:
+    """Up to how many files all hosts have read, where not all have read everything."""
+    if all(one["complete"] for one in known.values()):
+        return None
+    fewest = min(one["files"] for one in known.values())
+    return str(1 << (fewest.bit_length() - 1)) if fewest else "0"
+
+
+def _data_key(data: Facts, mark: str | None) -> Hashable:
+    """What is shown, then what else distinguishes it."""
+    if mark is not None:
+        return f"the first {mark} files: {data['marks'].get(mark, 'none')}", ""
+    shown = f"{data['files']} files, {memory_size(data['bytes'])}, {data['hash']}"
+    return shown, data["bytes"], tuple(data["samples"].items())
+
+
+def _changed_data(usual: Facts, other: Facts) -> Iterator[str]:
+    if usual["complete"] and other["complete"]:
+        for name in ("files", "bytes"):
+            if usual[name] != other[name]:
+                yield f"{other[name]} {name} instead of {usual[name]}"
+    for name, short in usual["samples"].items():
+        if other["samples"].get(name, short) != short:
+            yield f"{name} has other content"

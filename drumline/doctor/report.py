@@ -1,7 +1,4 @@
-"""What the doctor shows: the matrix, what differs, one line per problem with its fix, and a verdict. Or all as JSON.
-
-A table is drawn by rich on a terminal; anywhere else the same lines come without colour and frames.
-"""
+"""What the doctor shows: the matrix, what differs, each finding with its fix, and the result; or all of it as JSON."""
 
 from __future__ import annotations
 
@@ -11,17 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from drumline.doctor.comparison import MAX_VALUES, Comparison
-from drumline.doctor.finding import Finding, Level, sorted_findings
+from drumline.doctor.finding import Finding, sorted_findings
+from drumline.doctor.host_differences import MAX_VALUES, Comparison
 from drumline.doctor.pairs.matrix import Matrix, matrix
 from drumline.doctor.pairs.survey import Survey
 from drumline.terminal import make_console, one_line, show_lines
-from drumline.text import join_names
+from drumline.text import join_names, plural
 
 # A cause that hits hundreds of hosts need not be read hundreds of times.
-MOST_OF_A_CHECK = 12
-COUNTED: tuple[Level, ...] = ("problem", "warning")
-COLOURS = {"problem": "bold red", "warning": "yellow", "note": "dim", "verdict": "bold"}
+MAX_OF_A_CHECK = 12
+COLOURS = {"problem": "bold red", "warning": "yellow", "note": "dim", "result": "bold"}
 
 
 def as_json(
@@ -29,15 +25,15 @@ def as_json(
     *,
     survey: Survey | None = None,
     facts: Mapping[str, Any] | None = None,
-    table: Any = None,
+    differences: Sequence[Comparison] | None = None,
     collectives: Any = None,
 ) -> str:
     """Everything."""
     parts = {
-        "verdict": verdict(findings),
+        "result": result_line(findings),
         "findings": [finding.as_json() for finding in sorted_findings(findings)],
         "facts": facts,
-        "differences": table,
+        "differences": None if differences is None else [one.as_json() for one in differences],
         "network": None if survey is None else survey.as_json(),
         "collectives": collectives,
     }
@@ -48,77 +44,67 @@ def report(
     findings: Sequence[Finding],
     *,
     survey: Survey | None = None,
-    table: Sequence[Comparison] = (),
+    differences: Sequence[Comparison] = (),
     notes: Sequence[str] = (),
     is_terminal: bool = False,
     width: int = 80,
 ) -> None:
-    """On the screen."""
+    """On the screen: drawn by rich on a terminal; elsewhere the same lines without colour and frames."""
     tables = [matrix(survey)] if survey is not None and len(survey.hosts) > 1 else []
-    tables += [_differences(table)] if table else []
-    lines = [*(("", note) for note in notes), *finding_lines(findings), ("verdict", verdict(findings))]
+    if differences:
+        rows = [
+            [*map(one_line, (row.name if place == 0 else "", value, join_names(hosts)))]
+            for row in differences
+            for place, (value, hosts) in enumerate(row.groups[:MAX_VALUES])
+        ]
+        tables.append(Matrix("what differs between hosts", ["", "value", "on"], rows, []))
+    lines = [*(("", note) for note in notes), *finding_lines(findings), ("result", result_line(findings))]
     if is_terminal:
         _draw(tables, lines, width)
     else:
-        show_lines([*(line for shown in tables for line in plain_lines(shown)), *(text for _, text in lines)])
+        show_lines([*(line for table in tables for line in plain_lines(table)), *(text for _, text in lines)])
 
 
 def finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    """What must be mended first; of one kind no more than can be read."""
-    told: Counter[tuple[str, str]] = Counter()
+    """Level and text of each line, problems first; of one check no more than can be read."""
+    counts: Counter[tuple[str, str]] = Counter()
     for finding in once_each(findings):
         kind = (finding.level, finding.check)
-        told[kind] += 1
-        if told[kind] <= MOST_OF_A_CHECK:
+        counts[kind] += 1
+        if counts[kind] <= MAX_OF_A_CHECK:
             yield finding.level, finding.line()
             if finding.fix:
                 yield "fix", f"  fix: {finding.fix}"
-    for (level, check), count in told.items():
-        if count > MOST_OF_A_CHECK:
-            yield level, f"{level}: {check}: {count - MOST_OF_A_CHECK} more of this kind; --json has all"
+    for (level, check), count in counts.items():
+        if count > MAX_OF_A_CHECK:
+            yield level, f"{level}: {check}: {count - MAX_OF_A_CHECK} more of this kind; --json has all"
 
 
 def once_each(findings: Sequence[Finding]) -> list[Finding]:
-    """The same of several hosts is one thing."""
+    """The same on several hosts is one finding."""
     places: dict[Finding, list[str]] = {}
     for finding in sorted_findings(findings):
         places.setdefault(replace(finding, where=""), []).append(finding.where)
     return [replace(finding, where=join_names(where)) for finding, where in places.items()]
 
 
-def verdict(findings: Sequence[Finding]) -> str:
-    """One line."""
+def result_line(findings: Sequence[Finding]) -> str:
+    """`result: ready to train`, or how much must be fixed."""
     counts = Counter(finding.level for finding in once_each(findings))
-    said = [
-        f"{counts[level]} {level}{'s' if counts[level] != 1 else ''}" for level in COUNTED if counts[level]
-    ]
+    counted = join_names(plural(counts[level], level) for level in ("problem", "warning") if counts[level])
     if counts["problem"]:
-        return f"verdict: must be fixed: {' and '.join(said)}"
-    return f"verdict: fit to train{f', with {said[0]}' if said else ''}"
+        return f"result: not ready to train: {counted}"
+    return f"result: ready to train{f', with {counted}' if counted else ''}"
 
 
-def _differences(table: Sequence[Comparison]) -> Matrix:
-    """A line for each value; hosts with the same one stand together."""
-    rows = [
-        [*map(one_line, (row.name if place == 0 else "", value, join_names(hosts)))]
-        for row in table
-        for place, (value, hosts) in enumerate(row.groups[:MAX_VALUES])
-    ]
-    return Matrix("what differs between hosts", ["", "value", "on"], rows, [])
-
-
-def plain_lines(shown: Matrix) -> Iterator[str]:
-    """A row is a line: where there is no terminal, lines are what is read and searched."""
-    yield shown.title
-    rows = (
-        [[cell.replace("\n", " ") for cell in row] for row in (shown.headings, *shown.rows)]
-        if shown.rows
-        else []
-    )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(shown.headings))] if rows else []
-    for row in rows:
+def plain_lines(table: Matrix) -> Iterator[str]:
+    """A row is a line, so that it can be searched."""
+    yield table.title
+    rows = [[cell.replace("\n", " ") for cell in row] for row in (table.headings, *table.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows if table.rows else ():
         yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-    yield from shown.notes
+    yield from table.notes
 
 
 def _draw(tables: Sequence[Matrix], lines: Sequence[tuple[str, str]], width: int) -> None:

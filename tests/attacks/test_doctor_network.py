@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.cli import main
-from drumline.doctor.pairs.channel import Channel, NodeGoneError
-from drumline.doctor.pairs.joining import Place, join
-from drumline.doctor.pairs.node import HELLO, Node, Subject
+from drumline.doctor.pairs.node_client import NodeClient, NodeLostError
+from drumline.doctor.pairs.node_server import HELLO, HostSettings, NodeServer
+from drumline.doctor.pairs.without_ssh import NodeOptions, join
 from drumline.errors import DrumlineError, ExitCode, UsageError
 from drumline.net.frames import FrameError, FrameReader, Session, decode, encode
 from drumline.net.handshake import Agreed, answer
@@ -30,22 +30,22 @@ TOKEN = "00" * 16
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Node:
+def node(monkeypatch: pytest.MonkeyPatch) -> NodeServer:
     """One that came to node 0 over a network, and has two addresses."""
     found = [Interface("lo", "127.0.0.1", 65536, True), Interface("eth0", OWN, 1500, True)]
-    monkeypatch.setattr("drumline.doctor.pairs.node.interfaces", lambda: found)
-    return Node(FrameReader(0), 1, Subject({}), here=OWN)
+    monkeypatch.setattr("drumline.doctor.pairs.node_server.interfaces", lambda: found)
+    return NodeServer(FrameReader(0), 1, HostSettings({}), here=OWN)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "", "::", "127.0.0.1", "127.0.0.2", "192.0.2.8", "localhost"])
-def test_a_false_master_chooses_no_address_to_listen_on(node: Node, address: str) -> None:
+def test_a_false_master_chooses_no_address_to_listen_on(node: NodeServer, address: str) -> None:
     request = {"token": TOKEN, "node": 1, "address": address, "ports": 1, "others": []}
     share = {
         "first_rank": 0,
         "num_procs": 1,
         "world_size": 2,
         "port": 1,
-        "patience_s": 1.0,
+        "limit_s": 1.0,
         "backend": "gloo",
     }
     for action, message in (
@@ -53,7 +53,7 @@ def test_a_false_master_chooses_no_address_to_listen_on(node: Node, address: str
         (node._listen, {**request, "address": OWN, "others": [address]}),
         (node._collectives, {**share, "address": address}),
     ):
-        with pytest.raises(FrameError, match="is no address of this host that others reach"):
+        with pytest.raises(FrameError, match="is not an address of this host that others reach"):
             action(message)
     assert node.listeners is None
 
@@ -72,13 +72,15 @@ def test_a_false_master_chooses_no_address_to_listen_on(node: Node, address: str
         "fe80::1",
     ],
 )
-def test_a_false_master_does_not_scan_what_only_the_host_itself_reaches(node: Node, address: str) -> None:
+def test_a_false_master_does_not_scan_what_only_the_host_itself_reaches(
+    node: NodeServer, address: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as own_service:
         own_service.setblocking(False)
         target = {"node": 0, "address": address, "port": own_service.getsockname()[1]}
         node._token = lambda: bytes(16)  # type: ignore[method-assign]
-        assert node._probe({"targets": [target]}) == [{"outcome": "unreachable"}]
-        with pytest.raises(FrameError, match="is no address of another host"):
+        assert node._probe({"targets": [target]}) == [{"outcome": "no route to host"}]
+        with pytest.raises(FrameError, match="is not an address of another host"):
             node._measure({"target": target, "seconds": 0.1})
         with pytest.raises(BlockingIOError):
             own_service.accept()
@@ -86,14 +88,14 @@ def test_a_false_master_does_not_scan_what_only_the_host_itself_reaches(node: No
 
 def test_nodes_on_one_machine_and_hosts_over_ssh_are_not_limited() -> None:
     for here in ("127.0.0.1", None):
-        one = Node(FrameReader(0), 1, Subject({}), here=here)
+        one = NodeServer(FrameReader(0), 1, HostSettings({}), here=here)
         one._check_own("127.0.0.1")
-        one._check_outside("127.0.0.1")
+        one._check_elsewhere("127.0.0.1")
 
 
-def _joined(place: Place) -> str:
+def _joined(place: NodeOptions) -> str:
     try:
-        join(place, Subject({}))
+        join(place, HostSettings({}))
     except DrumlineError as error:
         return error.what
     return "welcome"
@@ -102,7 +104,7 @@ def _joined(place: Place) -> str:
 @pytest.mark.parametrize("line", [b'{"id": 1, "do": "facts"}\n', b"0" * 64 + b' {"id": 1, "do": "facts"}\n'])
 def test_a_line_that_was_put_in_after_the_handshake_is_not_answered(line: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
-        place = Place(1, 2, "127.0.0.1", listener.getsockname()[1], SECRET, 20.0)
+        place = NodeOptions(1, 2, "127.0.0.1", listener.getsockname()[1], SECRET, 20.0)
         telling = pool.submit(_joined, place)
         call, _ = listener.accept()
         with call, call.makefile("rb") as lines:
@@ -126,20 +128,20 @@ def test_an_answer_that_was_changed_on_the_way_ends_the_line(is_true: bool) -> N
         one, other = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=one)
         far_reader, far_writer = await asyncio.open_connection(sock=other)
-        channel = Channel(reader, writer)
-        channel.session = ours
+        client = NodeClient(reader, writer)
+        client.session = ours
         far_writer.write(theirs.encode(HELLO))
-        await channel.meet()
-        asked = asyncio.create_task(channel.ask("clock", 20.0))
+        await client.wait_for_hello()
+        asked = asyncio.create_task(client.ask("clock", 20.0))
         request = theirs.decode((await far_reader.readline()).removesuffix(b"\n"))
         line = theirs.encode({"id": request["id"], "ok": 1})
         far_writer.write(line if is_true else line.replace(b'"ok":1', b'"ok":2'))
         try:
             return await asked
-        except NodeGoneError as error:
+        except NodeLostError as error:
             return error.what
         finally:
-            await channel.close()
+            await client.close()
             far_writer.close()
 
     told = asyncio.run(ask())
@@ -187,9 +189,9 @@ def test_whatever_line_comes_is_a_message_or_an_error_with_a_name(line: bytes) -
 @settings(max_examples=40, deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists), st.data())
 def test_whatever_a_master_asks_for_is_done_or_refused(value: object, data: st.DataObject) -> None:
-    node = Node(FrameReader(0), 1, Subject({}), here=OWN)
+    node = NodeServer(FrameReader(0), 1, HostSettings({}), here=OWN)
     said: list[Any] = []
-    node._say = said.append  # type: ignore[method-assign,assignment]
+    node._send = said.append  # type: ignore[method-assign,assignment]
     request = {
         "id": 1,
         "do": data.draw(st.sampled_from(["listen", "probe", "measure", "collectives"])),

@@ -21,8 +21,8 @@ from drumline import cli
 from drumline.audit.section import Section
 from drumline.audit.verify import RunReport
 from drumline.cli.watch_look import Looker
-from drumline.doctor.comparison import Comparison
 from drumline.doctor.finding import Finding
+from drumline.doctor.host_differences import Comparison
 from drumline.doctor.report import report
 from drumline.errors import PreflightError
 from drumline.launch.hosts import Host, hosts_from_file
@@ -334,13 +334,13 @@ def doctor(text: str, capsys: pytest.CaptureFixture[str], *, is_terminal: bool) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TERM", "xterm")
         patch.setenv("FORCE_COLOR", "1")
-        report([finding], table=table, notes=[text], is_terminal=is_terminal, width=5000)
+        report([finding], differences=table, notes=[text], is_terminal=is_terminal, width=5000)
     return capsys.readouterr().out
 
 
 @source
 def file_in_a_run_folder(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    from drumline.cli import verify
+    from drumline.cli import verify_command as verify
 
     part = Section("events", summary=text)
     part.problem(text, text)

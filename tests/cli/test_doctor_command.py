@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from drumline.cli import main
-from drumline.cli.doctor_command import OWN_FLAGS, _place
+from drumline.cli.doctor_command import OWN_FLAGS, _node_options
 from drumline.errors import ExitCode, UsageError
 
 
@@ -16,7 +16,7 @@ from drumline.errors import ExitCode, UsageError
     ("words", "problems"),
     [
         ("--hosts a,b --hostfile f", ["--hosts and --hostfile exclude each other: each lists the hosts"]),
-        ("--hosts a,b --nodes 2", ["--hosts goes by ssh, and --nodes without it: give one of them"]),
+        ("--hosts a,b --nodes 2", ["--hosts uses ssh, and --nodes does not: give one of them"]),
         ("--ssh x --port 1", ["--ssh: belongs to --hosts and --hostfile", "--port: belongs to --hosts"]),
         (
             "--procs 2 --backend gloo",
@@ -29,8 +29,8 @@ from drumline.errors import ExitCode, UsageError
         ("--hosts=-a", ["a host's name does not start with a dash"]),
         ("--nodes 2", ["--node-rank and --master are missing"]),
         ("--nodes 2 --node-rank 2 --master a", ["--node-rank is 2 of --nodes 2"]),
-        ("--nodes 2 --node-rank 0 --master a:x", ["--master a:x: 'x' is no port"]),
-        ("--nodes 2 --node-rank 0 --master ;", ["--master: ';' is no host's name"]),
+        ("--nodes 2 --node-rank 0 --master a:x", ["--master a:x: 'x' is not a port"]),
+        ("--nodes 2 --node-rank 0 --master ;", ["--master: ';' is not a host's name"]),
     ],
 )
 def test_wrong_usage_is_told(
@@ -57,21 +57,29 @@ def test_help_tells_every_flag_and_fits_a_terminal(
 
 def test_slurm_says_which_node_this_is() -> None:
     step = {"SLURM_NNODES": "4", "SLURM_NODEID": "3", "SLURM_STEP_NODELIST": "gpu[07-10]"}
-    place = _place({"wait": 60}, step)
-    assert (place.node, place.nodes, place.master, place.port, place.wait_s) == (3, 4, "gpu07", 29500, 60.0)
-    place = _place({"node-rank": 0, "master": "10.0.0.1:1234"}, {**step, "DRUMLINE_SECRET": "s" * 16})
-    assert (place.node, place.master, place.port, place.secret) == (0, "10.0.0.1", 1234, "s" * 16)
+    options = _node_options({"wait": 60}, step)
+    assert (options.node, options.nodes, options.master, options.port, options.wait_s) == (
+        3,
+        4,
+        "gpu07",
+        29500,
+        60.0,
+    )
+    options = _node_options(
+        {"node-rank": 0, "master": "10.0.0.1:1234"}, {**step, "DRUMLINE_SECRET": "s" * 16}
+    )
+    assert (options.node, options.master, options.port, options.secret) == (0, "10.0.0.1", 1234, "s" * 16)
     with pytest.raises(UsageError, match="--nodes is missing"):
-        _place({"node-rank": 0, "master": "a"}, {})
+        _node_options({"node-rank": 0, "master": "a"}, {})
 
 
 def test_only_the_report_is_on_stdout_when_it_is_for_a_script(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drumline.doctor.pairs.joining.join", lambda *_: {"verdict": "fit", "code": 0})
+    monkeypatch.setattr("drumline.doctor.pairs.without_ssh.join", lambda *_: {"result": "ready", "code": 0})
     words = ["doctor", "--nodes=2", "--node-rank=1", "--master=a"]
     assert main(words) == 0
-    assert capsys.readouterr().out == "node 1: fit (node 0 has the report)\n"
+    assert capsys.readouterr().out == "node 1: ready (node 0 has the report)\n"
     assert main([*words, "--json"]) == 0
     assert capsys.readouterr().out == ""
 
@@ -84,8 +92,8 @@ def test_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     assert begins[:4] == ["host", "Python", "torch", "driver"]
     assert lines[0].startswith(f"host                  {socket.gethostname()} (")
     assert any(line.startswith("variable              NCCL_DEBUG=WARN (") for line in lines)
-    assert lines[-1].startswith("verdict: fit to train" if code == 0 else "verdict: must be fixed")
+    assert lines[-1].startswith("result: ready to train" if code == 0 else "result: not ready")
     assert main(["doctor", "--json"]) == code
     told = json.loads(capsys.readouterr().out)
-    assert told["verdict"] == lines[-1]
+    assert told["result"] == lines[-1]
     assert told["facts"][socket.gethostname()]["python"]

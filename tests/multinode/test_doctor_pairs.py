@@ -111,11 +111,11 @@ def test_ports_names_a_host_that_is_down_and_a_wrong_interface(clinic: Callable[
     assert f"open TCP {PORT} on a" in told(result, "rendezvous port")["a"]
     assert list(told(result, "data ports")) == ["b"]
     assert "closed from every other host" in told(result, "data ports")["b"]
-    assert "the way back is open" in told(result, "data ports")["b"]
+    assert "the other direction is open" in told(result, "data ports")["b"]
     assert list(told(result, "name")) == ["c -> b"]
     assert f"add `{b.address} b` to /etc/hosts on c" in told(result, "name")["c -> b"]
     assert list(told(result, "interface")) == ["a"]
-    assert "gloo takes docker0 (172.17.0.1)" in told(result, "interface")["a"]
+    assert "gloo uses docker0 (172.17.0.1)" in told(result, "interface")["a"]
     assert "export GLOO_SOCKET_IFNAME=eth0 on a" in told(result, "interface")["a"]
 
 
@@ -130,7 +130,7 @@ def test_slow_lines_black_holes_and_a_wrong_interface_on_the_last_host(clinic: C
     code, result = here.findings()
     assert code == 3
     assert list(told(result, "bandwidth")) == ["b"]
-    assert "all ways to and from it carry" in told(result, "bandwidth")["b"]
+    assert "all links to and from it carry" in told(result, "bandwidth")["b"]
     assert list(told(result, "mtu")) == ["c"]
     assert "packets of 1280 bytes pass" in told(result, "mtu")["c"]
     assert "sudo ip link set dev eth0 mtu 1280 on c" in told(result, "mtu")["c"]
@@ -182,14 +182,14 @@ def test_a_security_group_that_lets_only_the_rendezvous_in_and_then_all_is_well(
     assert done.returncode == 3, done.stdout + done.stderr
     assert "problem: a <-> b: data ports closed both ways (no answer: packets are dropped" in done.stdout
     assert "  fix: open TCP 1024-65535 on a and b for the job's hosts" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("verdict: must be fixed: 1 problem")
+    assert done.stdout.splitlines()[-1].startswith("result: not ready to train: 1 problem")
     for host in here.bed:
         firewall.lift(host)
     done = here.examine()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 ways, 2 fine" in done.stdout
+    assert "2 links, 2 fine" in done.stdout
     assert "collectives: 2 ranks, all values right" in done.stdout
-    assert "verdict: fit to train" in done.stdout
+    assert "result: ready to train" in done.stdout
     killed = here.start()
     b = here.bed["b"]
     processes.wait_until(lambda: bool(b.find("RANK=1")), "a rank on b")
@@ -212,10 +212,10 @@ def test_by_hand_without_ssh(make_testbed: MakeTestbed) -> None:
     assert third.wait() == 3
     assert "node 0 refuses node 2: DRUMLINE_SECRET is set on node 0 and not on node 2" in third.text()
     text = first.text()
-    result = json.loads(text[text.index('{"verdict') :])
+    result = json.loads(text[text.index('{"result') :])
     assert told(result, "host").keys() == {"node 2", "node 3"}
-    assert f"it did not come to {a.address}:{PORT} within 3 s" in told(result, "host")["node 3"]
+    assert f"it did not connect to {a.address}:{PORT} within 3 s" in told(result, "host")["node 3"]
     assert "DRUMLINE_SECRET is set on node 0 and not on node 2" in told(result, "host")["node 2"]
     ways = {(edge["from"], edge["to"]): edge for edge in result["network"]["edges"]}
     assert ways["a (node 0)", "b (node 1)"]["data"] == ways["b (node 1)", "a (node 0)"]["data"] == "open"
-    assert "node 1: verdict: must be fixed: 2 problems" in second.text()
+    assert "node 1: result: not ready to train: 2 problems" in second.text()

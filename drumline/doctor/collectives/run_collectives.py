@@ -41,12 +41,14 @@ def local_collectives(
         what = f"NCCL needs a GPU per rank: {plural(num_ranks, 'rank')}, and torch sees {plural(num_gpus, 'GPU')}"
         fix = f"--procs {num_gpus}, or --backend gloo" if num_gpus else "--backend gloo"
         return [Finding("problem", "collectives", host, what, fix)], {}
+    with socket.create_server((LOOPBACK, 0)) as free:
+        port = free.getsockname()[1]
     ranks = HostRanks(
         first_rank=0,
         num_procs=num_ranks,
         world_size=num_ranks,
         address=LOOPBACK,
-        port=_free_port(),
+        port=port,
         limit_s=limit_s,
         backend=backend,
         phase_limit_s=phase_limit_s,
@@ -56,33 +58,26 @@ def local_collectives(
     return collective_findings(outcomes, {}), measured(outcomes)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 async def collectives_on_hosts(
     coordinator: Coordinator, procs: Mapping[int, int], backend: str
 ) -> list[dict[str, Any]]:
     """The outcome of each rank, in the order of ranks; `procs`: how many ranks each host has."""
     survey = coordinator.survey
-    here = survey.here()
-    world_size = sum(procs[number] for number in here)
+    present = survey.present()
+    world_size = sum(procs[number] for number in present)
     coordinator.progress(f"a process group of {plural(world_size, 'rank')}")
-    await coordinator.ask_all("close", ANSWER_S, {number: {} for number in here})
-    first = survey.hosts[here[0]]
+    await coordinator.ask_all("close", ANSWER_S, {number: {} for number in present})
+    first = survey.hosts[present[0]]
     requests: dict[int, dict[str, Any]] = {}
     first_rank = 0
-    for number in here:
+    for number in present:
         requests[number] = {
             "first_rank": first_rank,
             "num_procs": procs[number],
             "world_size": world_size,
-            "address": first.called if survey.names_matter else first.address,
-            "port": survey.meeting_port,
-            "patience_s": LIMIT_S,
+            "address": first.called if survey.by_ssh else first.address,
+            "port": survey.rendezvous_port,
+            "limit_s": LIMIT_S,
             "backend": backend,
         }
         first_rank += procs[number]

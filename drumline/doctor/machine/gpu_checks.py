@@ -30,11 +30,9 @@ def gpu_findings(facts: Facts) -> Iterator[Finding]:
 
 def num_visible_gpus(facts: Facts) -> int:
     """How many GPUs torch sees: CUDA reads the list up to the first entry it cannot use, without a warning."""
-    value, gpus = facts["visible_gpus"], facts["gpus"]
-    if facts["cuda"] is None:
-        return 0
-    if value is None:
-        return len(gpus)
+    value, gpus = facts.get("visible_gpus"), facts.get("gpus", [])
+    if facts.get("cuda") is None or value is None:
+        return len(gpus) if facts.get("cuda") else 0
     words = [word.strip() for word in value.split(",")]
     if len(set(words)) < len(words):
         return 0

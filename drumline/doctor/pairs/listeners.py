@@ -1,8 +1,8 @@
-"""A node's open ports: others connect to them, and so learn what gets through to this host.
+"""A host's open ports: others connect to them, and so learn what reaches this host.
 
-A port is bound to one address, never to all. Who connects must know the token of this examination, which travels by the
-control channel alone; who does not is hung up on without a word. The answer says whose port it is: a name or an address
-may lead to somebody else. All a caller can have is an echo, and its bytes counted.
+A port is bound to one address, never to all. A caller must know the token of this examination, which travels over the
+control channel alone; other callers are cut off without a reply. The reply names the node, since a name or an address
+may lead to another host. All a caller can have is an echo, and its bytes counted.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import threading
 import time
 
 TOKEN_BYTES = 16
-# Who calls: the token, what is wanted, and for how many bytes and seconds. Who answers: the number of the node.
+# The call: the token, the action, and for how many bytes and seconds. The reply: the number of the node.
 CALL = struct.Struct("!16scQd")
-ANSWER = struct.Struct("!I")
+REPLY = struct.Struct("!I")
 PING, LARGE, SPEED = b"P", b"L", b"S"
 PING_BYTES = 16
 COUNT = struct.Struct("!Q")
 COUNT_AND_SECONDS = struct.Struct("!Qd")
-# A large message that has not moved for so long is not slow: the retransmissions of TCP come after 0.2 s, 0.4 s, ...
+# A large message that has not moved for so long is not slow: TCP retransmits after 0.2 s, 0.4 s, ...
 STALLED_S = 1.2
-# Nobody may keep a thread of ours: an examination of two hosts takes fractions of a second.
+# Nobody may hold a thread of ours: an examination of two hosts takes fractions of a second.
 IDLE_S = 3.0
-MOST_CALLS = 2048
+MAX_CALLS = 2048
 BUFFER_BYTES = 1 << 20
 
 
@@ -35,10 +35,10 @@ class Listeners:
     def __init__(self, token: bytes, node: int) -> None:
         self.token, self.node = token, node
         self._sockets: list[socket.socket] = []
-        self._calls = threading.Semaphore(MOST_CALLS)
+        self._calls = threading.Semaphore(MAX_CALLS)
 
     def open(self, address: str, port: int = 0) -> int:
-        """Listen there; 0 is any free high port. Its number."""
+        """Listen there; 0 is any free high port. Returns the port."""
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             # What an earlier job has left in TIME_WAIT does not keep the next one from the port either.
@@ -74,38 +74,33 @@ class Listeners:
             with call, contextlib.suppress(OSError):
                 call.settimeout(IDLE_S)
                 call.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                token, wanted, num_bytes, seconds = CALL.unpack(read_exactly(call, CALL.size))
+                token, action, num_bytes, seconds = CALL.unpack(read_exactly(call, CALL.size))
                 if token != self.token:
                     return
-                call.sendall(ANSWER.pack(self.node))
-                if wanted == PING:
-                    _echo(call)
-                elif wanted == LARGE:
-                    call.sendall(COUNT.pack(_take(call, num_bytes)))
-                elif wanted == SPEED:
+                call.sendall(REPLY.pack(self.node))
+                while action == PING:
+                    call.sendall(read_exactly(call, PING_BYTES))
+                if action == LARGE:
+                    call.sendall(COUNT.pack(_count_bytes(call, num_bytes)))
+                elif action == SPEED:
                     _time_bytes(call, num_bytes, min(seconds, IDLE_S))
         finally:
             self._calls.release()
 
 
 def read_exactly(call: socket.socket, num_bytes: int) -> bytes:
-    """So many bytes; an OSError when the other side ends or is silent before."""
+    """OSError when the other side closes, or sends nothing for too long."""
     got = b""
     while len(got) < num_bytes:
         new = call.recv(num_bytes - len(got))
         if not new:
-            raise ConnectionResetError("the other side ended")
+            raise ConnectionResetError("closed by the other side")
         got += new
     return got
 
 
-def _echo(call: socket.socket) -> None:
-    while True:
-        call.sendall(read_exactly(call, PING_BYTES))
-
-
-def _take(call: socket.socket, num_bytes: int) -> int:
-    """How many of these bytes came before it stalled: none at all when large packets vanish on the way."""
+def _count_bytes(call: socket.socket, num_bytes: int) -> int:
+    """How many arrive before it stalls: none at all when large packets vanish on the way."""
     call.settimeout(STALLED_S)
     buffer, taken = bytearray(1 << 16), 0
     with contextlib.suppress(TimeoutError):
@@ -116,7 +111,7 @@ def _take(call: socket.socket, num_bytes: int) -> int:
 
 
 def _time_bytes(call: socket.socket, num_bytes: int, seconds: float) -> None:
-    """Read for a while, then say how much came and how long that took: the time counts from the first bytes."""
+    """Read for a while, then send how much arrived and how long it took, counted from the first bytes."""
     buffer, taken = bytearray(BUFFER_BYTES), len(call.recv(1))
     begin = time.monotonic()
     elapsed = 0.0
@@ -124,6 +119,6 @@ def _time_bytes(call: socket.socket, num_bytes: int, seconds: float) -> None:
         taken += new
         elapsed = time.monotonic() - begin
     call.sendall(COUNT_AND_SECONDS.pack(taken, elapsed))
-    # To hang up on unread bytes would reset the connection, and the answer could be lost with it.
+    # Closing with unread bytes would reset the connection, and the answer could be lost with it.
     while call.recv_into(buffer):
         pass

@@ -1,6 +1,6 @@
-"""What was learned about hosts and the ways between them: filled by the coordinator, read by judge, matrix and report.
+"""What is known about the hosts and the links between them: filled by the examination, read by checks and reports.
 
-A host is known by its place in the list, so that an examination of 256 hosts is a table of 256 by 256.
+A host is known by its place in the list, so that 256 hosts are a table of 256 by 256.
 """
 
 from __future__ import annotations
@@ -9,35 +9,37 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from drumline.doctor.pairs.probe import Outcome
+Pair = tuple[int, int]
+# Of a port that was tried; any other outcome is a `Reason` (net/reasons.py).
+OPEN = "open"
 
 
 @dataclass(slots=True)
 class Edge:
-    """What was seen from one host about the way to another. None is what was not looked at."""
+    """What one host sees of another; None: not tried."""
 
     addresses: list[str] | None = None
-    """What the other's name leads to here; empty when it leads nowhere."""
+    """What the other's name resolves to; empty when it does not resolve."""
     name_error: str | None = None
-    data: Outcome | None = None
-    """The high ports: the worst of them."""
-    meeting: Outcome | None = None
-    """The port where nodes meet, when the other host has it."""
-    others: dict[str, Outcome] | None = None
-    """The other's addresses beside the one that is used."""
+    data: str | None = None
+    """The worst outcome of the high ports."""
+    rendezvous: str | None = None
+    """The outcome of the rendezvous port, when the other host has it."""
+    others: dict[str, str] | None = None
+    """Outcomes of the other's further addresses."""
     received: int | None = None
     """How many bytes of a large message arrived."""
     passes: int | None = None
-    """The largest MTU whose packets arrive, when large ones do not."""
+    """The largest MTU whose packets arrive, when large messages do not."""
     latency_s: float | None = None
     bytes_per_s: float | None = None
     error: str | None = None
-    """Why it could not be measured, though it was open."""
+    """Why an open port could not be measured."""
 
     @property
     def has_hole(self) -> bool:
-        """Small messages pass, and of a large one nothing came."""
-        return self.data == "open" and self.received == 0
+        """Small messages arrive, and nothing of a large one does."""
+        return self.data == OPEN and self.received == 0
 
     def as_json(self) -> dict[str, Any]:
         known = ((name, getattr(self, name)) for name in self.__slots__)
@@ -45,15 +47,15 @@ class Edge:
 
 
 @dataclass
-class HostSeen:
-    """One host of the examination."""
+class HostRecord:
+    """One host."""
 
     name: str
-    """What the user calls it, and sentences do."""
+    """What the user calls it."""
     called: str
     """What other hosts call it: a name or an address."""
     absent: str | None = None
-    """Why it takes no part (any more)."""
+    """Why it does not take part, or no longer."""
     absent_fix: str = ""
     hostname: str = ""
     address: str | None = None
@@ -64,16 +66,12 @@ class HostSeen:
     variables: dict[str, str] = field(default_factory=dict)
     """Those that name an interface."""
     clock_s: float | None = None
-    """How far its clock is ahead of the coordinator's."""
-    meeting_error: str | None = None
-    """Why it could not listen where nodes meet."""
+    """How far its clock is ahead of ours."""
+    rendezvous_error: str | None = None
+    """Why it could not listen on the rendezvous port."""
     facts: dict[str, Any] | None = None
-    troubles: list[str] = field(default_factory=list)
-    """What it was asked for and could not do."""
-
-    @property
-    def is_here(self) -> bool:
-        return self.absent is None
+    errors: list[str] = field(default_factory=list)
+    """Requests that failed there."""
 
     def interface_of(self, address: str | None) -> str | None:
         return next((str(one["name"]) for one in self.interfaces if one["address"] == address), None)
@@ -81,38 +79,35 @@ class HostSeen:
 
 @dataclass
 class Survey:
-    """All of it."""
+    """All hosts and links."""
 
-    hosts: list[HostSeen]
-    meeting_port: int
-    names_matter: bool = True
-    """Whether hosts are called by their names; by hand, by addresses that are found."""
-    meeting_is_tried: bool = True
-    """By hand the nodes come through that port, which shows that it is open."""
-    edges: dict[tuple[int, int], Edge] = field(default_factory=dict)
+    hosts: list[HostRecord]
+    rendezvous_port: int
+    by_ssh: bool = True
+    """False: nodes connected to node 0 themselves, so its port is open, and addresses are used, not names."""
+    edges: dict[Pair, Edge] = field(default_factory=dict)
     elapsed_s: float = 0.0
 
     def edge(self, source: int, target: int) -> Edge:
-        """Of these two; a new one is made for who writes."""
+        """Of these two, created when it is new."""
         known = self.edges.get((source, target))
         if known is None:
             known = self.edges[source, target] = Edge()
         return known
 
-    def here(self) -> list[int]:
-        return [number for number, host in enumerate(self.hosts) if host.is_here]
+    def present(self) -> list[int]:
+        return [number for number, host in enumerate(self.hosts) if host.absent is None]
 
-    def pairs(self) -> Iterator[tuple[int, int]]:
-        """Every way between hosts that are here."""
-        here = self.here()
-        return ((source, target) for source in here for target in here if source != target)
+    def pairs(self) -> Iterator[Pair]:
+        """Every link between hosts that are present."""
+        present = self.present()
+        return ((source, target) for source in present for target in present if source != target)
 
     def as_json(self) -> dict[str, Any]:
-        """What is None was not looked at, and is left out of the edges: there are many."""
         names = [host.name for host in self.hosts]
         return {
             "hosts": [asdict(host) for host in self.hosts],
-            "meeting_port": self.meeting_port,
+            "rendezvous_port": self.rendezvous_port,
             "edges": [
                 {"from": names[source], "to": names[target], **edge.as_json()}
                 for (source, target), edge in self.edges.items()

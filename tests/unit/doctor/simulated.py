@@ -10,9 +10,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from drumline.doctor.pairs.channel import NodeGoneError
+from drumline.doctor.pairs import examination
 from drumline.doctor.pairs.coordinator import Coordinator, Opener
-from drumline.doctor.pairs.survey import HostSeen, Survey
+from drumline.doctor.pairs.node_client import NodeLostError
+from drumline.doctor.pairs.survey import HostRecord, Survey
+from drumline.net.reasons import Reason
 
 FAST, SLOW = 1.2e9, 1.0e8
 Way = tuple[int, int]
@@ -34,15 +36,15 @@ class Cluster:
     """Every request, as it came."""
 
 
-class SimulatedChannel:
-    """Stands where a Channel would."""
+class SimulatedClient:
+    """Replaces a NodeClient."""
 
     def __init__(self, cluster: Cluster, number: int) -> None:
         self.cluster, self.number = cluster, number
 
-    async def meet(self) -> None:
+    async def wait_for_hello(self) -> None:
         if self.number in self.cluster.down:
-            raise NodeGoneError("gone", code=255, words="ssh: connect to host: No route to host")
+            raise NodeLostError("gone", code=255, stderr="ssh: connect to host: No route to host")
 
     async def ask(self, action: str, limit_s: float, **arguments: Any) -> Any:
         self.cluster.asked.append((self.number, action))
@@ -50,7 +52,7 @@ class SimulatedChannel:
         act: Callable[[dict[str, Any]], Any] = getattr(self, f"_{action}")
         return act(arguments)
 
-    async def stay(self) -> None:
+    async def keep_alive(self) -> None:
         pass
 
     async def close(self, **_: Any) -> None:
@@ -80,8 +82,8 @@ class SimulatedChannel:
 
     def _listen(self, arguments: dict[str, Any]) -> dict[str, Any]:
         opened: dict[str, Any] = {"data": [40000, 40001], "others": {}}
-        if arguments["meeting_port"] is not None:
-            opened["meeting_port"] = arguments["meeting_port"]
+        if arguments["rendezvous_port"] is not None:
+            opened["rendezvous_port"] = arguments["rendezvous_port"]
         return opened
 
     def _probe(self, arguments: dict[str, Any]) -> list[dict[str, Any]]:
@@ -90,7 +92,7 @@ class SimulatedChannel:
     def _tried(self, target: dict[str, Any]) -> dict[str, Any]:
         way = (self.number, target["node"])
         if way in self.cluster.closed and target["port"] >= 40000:
-            return {"outcome": "silent"}
+            return {"outcome": Reason.NO_ANSWER}
         has_hole = way in self.cluster.holes
         large = {"received": 0 if has_hole else 65536, "passes": 1400 if has_hole else None}
         return {"outcome": "open", **(large if target.get("large") else {})}
@@ -119,14 +121,14 @@ def address(number: int) -> str:
 
 def examine(cluster: Cluster) -> Survey:
     """The whole examination of them."""
-    survey = Survey([HostSeen(name(number), name(number)) for number in range(cluster.count)], 29500)
+    survey = Survey([HostRecord(name(number), name(number)) for number in range(cluster.count)], 29500)
     coordinator = Coordinator(survey, {}, lambda _: None)
 
     def opener(number: int) -> Opener:
-        async def come() -> Any:
-            return SimulatedChannel(cluster, number)
+        async def open_client() -> Any:
+            return SimulatedClient(cluster, number)
 
-        return come
+        return open_client
 
-    asyncio.run(coordinator.examine([opener(number) for number in range(cluster.count)]))
+    asyncio.run(examination.examine(coordinator, [opener(number) for number in range(cluster.count)]))
     return survey

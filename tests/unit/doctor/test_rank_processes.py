@@ -17,7 +17,7 @@ import pytest
 from drumline.doctor.collectives import rank_processes
 from drumline.doctor.collectives.rank_processes import HostRanks, RankProcesses
 from drumline.doctor.collectives.run_collectives import collective_findings, collectives_line
-from drumline.doctor.pairs.channel import Channel
+from drumline.doctor.pairs.node_client import NodeClient
 from drumline.processes import parent_of
 
 GOOD = """
@@ -122,13 +122,13 @@ def test_what_ranks_found_is_told_once() -> None:
 
 def test_a_node_whose_input_ends_ends_too() -> None:
     async def try_it() -> int:
-        channel = await Channel.start(sys.executable, "-m", "drumline.doctor.pairs.node")
-        await channel.meet()
-        assert isinstance(json.loads(json.dumps(await channel.ask("clock", 20))), float)
-        channel.writer.close()
-        assert channel.process is not None
-        code = await asyncio.wait_for(channel.process.wait(), 20)
-        await channel.close()
+        client = await NodeClient.start(sys.executable, "-m", "drumline.doctor.pairs.node_server")
+        await client.wait_for_hello()
+        assert isinstance(json.loads(json.dumps(await client.ask("clock", 20))), float)
+        client.writer.close()
+        assert client.process is not None
+        code = await asyncio.wait_for(client.process.wait(), 20)
+        await client.close()
         return code
 
     assert asyncio.run(try_it()) == 0

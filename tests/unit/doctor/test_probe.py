@@ -9,9 +9,7 @@ import pytest
 
 from drumline.doctor.pairs import listeners as server
 from drumline.doctor.pairs.listeners import CALL, PING, Listeners
-from drumline.doctor.pairs.names import resolve_all
-from drumline.doctor.pairs.probe import LARGE_BYTES, Target, probe, probe_all
-from drumline.doctor.pairs.speed import measure
+from drumline.doctor.pairs.probe import LARGE_BYTES, Target, measure, probe, probe_all, resolve_all
 from tests.ranks import free_port
 
 HERE, TOKEN = "127.0.0.1", b"0123456789abcdef"
@@ -34,18 +32,18 @@ def test_open_ports_take_large_messages_and_have_a_speed(port: int) -> None:
     assert speed["bytes_per_s"] > speed["latency_s"] > 0
 
 
-def test_who_does_not_know_the_token_or_wants_somebody_else_meets_a_stranger(port: int) -> None:
-    assert probe(Target(4, HERE, port), TOKEN) == {"outcome": "stranger"}
-    assert probe(Target(3, HERE, port), b"x" * 16) == {"outcome": "stranger"}
+def test_who_does_not_know_the_token_or_wants_somebody_else_is_told_of_another_host(port: int) -> None:
+    assert probe(Target(4, HERE, port), TOKEN) == {"outcome": "another host or program answers"}
+    assert probe(Target(3, HERE, port), b"x" * 16) == {"outcome": "another host or program answers"}
     with socket.create_connection((HERE, port)) as call:
         call.sendall(CALL.pack(b"x" * 16, PING, 0, 0.0))
         assert call.recv(100) == b""
 
 
 def test_closed_ports() -> None:
-    assert probe(Target(3, HERE, free_port()), TOKEN) == {"outcome": "refused"}
+    assert probe(Target(3, HERE, free_port()), TOKEN) == {"outcome": "connection refused"}
     # Of everybody on the link, to whom no connection leads.
-    assert probe(Target(3, "255.255.255.255", 9), TOKEN)["outcome"] == "unreachable"
+    assert probe(Target(3, "255.255.255.255", 9), TOKEN)["outcome"] == "no route to host"
     assert measure(Target(3, HERE, free_port()), TOKEN, 0.02)["error"].endswith("Connection refused")
 
 
@@ -56,10 +54,10 @@ def test_a_large_message_that_stalls_is_counted_and_the_sizes_that_pass_are_soug
         """As behind a hole: what is larger than a packet of 1400 bytes never comes."""
         return num_bytes if num_bytes <= 1400 - 52 else 0
 
-    monkeypatch.setattr(server, "_take", take_small)
+    monkeypatch.setattr(server, "_count_bytes", take_small)
     found = probe(Target(3, HERE, port, large=True), TOKEN)
     assert found == {"outcome": "open", "received": 0, "passes": 1400}
-    monkeypatch.setattr(server, "_take", lambda *_: 0)
+    monkeypatch.setattr(server, "_count_bytes", lambda *_: 0)
     assert probe(Target(3, HERE, port, large=True), TOKEN)["passes"] is None
 
 
@@ -68,7 +66,7 @@ def test_bytes_that_stop_coming_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(b"x" * 100)
-        assert server._take(theirs, 1000) == 100
+        assert server._count_bytes(theirs, 1000) == 100
 
 
 def test_a_port_closes(port: int) -> None:
@@ -77,7 +75,7 @@ def test_a_port_closes(port: int) -> None:
     with pytest.raises(OSError, match="in use"):
         Listeners(TOKEN, node=2).open(HERE, own)
     listeners.close()
-    assert probe(Target(1, HERE, own), TOKEN) == {"outcome": "refused"}
+    assert probe(Target(1, HERE, own), TOKEN) == {"outcome": "connection refused"}
     again = Listeners(TOKEN, node=2)
     assert again.open(HERE, own) == own, "at once"
     again.close()
@@ -95,5 +93,5 @@ def test_a_resolver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> Non
 
     held = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: held.wait(20) and [])
-    assert resolve_all(["a"], limit_s=0.05) == {"a": {"error": "the resolver has not answered within 0.05 s"}}
+    assert resolve_all(["a"], limit_s=0.05) == {"a": {"error": "the resolver did not answer within 0.05 s"}}
     held.set()

@@ -7,11 +7,12 @@ import time
 
 import pytest
 
-from drumline.doctor.comparison import compare
 from drumline.doctor.finding import Finding
-from drumline.doctor.pairs.judge import judge
+from drumline.doctor.host_differences import compare
 from drumline.doctor.pairs.matrix import all_letters, matrix
-from drumline.doctor.report import as_json, finding_lines, plain_lines, report, verdict
+from drumline.doctor.pairs.pair_checks import pair_findings
+from drumline.doctor.report import as_json, finding_lines, plain_lines, report, result_line
+from drumline.net.reasons import Reason
 from drumline.text import bit_rate, latency
 from tests.unit.doctor.simulated import Cluster, examine
 
@@ -23,14 +24,14 @@ def test_two_hosts_are_shown_in_numbers() -> None:
         "from \\ to  n000       n001",
         "n000                  9.6G 50us",
         "n001       9.7G 50us",
-        "2 ways, 2 fine; median 9.6 Gbit/s (slowest 9.6 Gbit/s), 50 us (longest 50 us)",
+        "2 links, 2 fine; median 9.6 Gbit/s (slowest 9.6 Gbit/s), 50 us (longest 50 us)",
     ]
 
 
 def test_what_is_wrong_stands_where_the_numbers_would() -> None:
     cluster = Cluster(5, down=[4], closed={(0, 1)}, unnamed={(1, 2)}, holes={(2, 3)})
     survey = examine(cluster)
-    survey.edge(1, 0).meeting = "silent"
+    survey.edge(1, 0).rendezvous = Reason.NO_ANSWER
     survey.edge(3, 0).bytes_per_s = None
     assert all_letters(survey) == [" C..-", "R N.-", ".. M-", "?.. -", "---- "]
     cells = [cell.strip() for line in plain_lines(matrix(survey)) for cell in line.split("  ")]
@@ -48,7 +49,7 @@ def test_dozens_of_hosts_are_shown_in_letters_of_which_each_is_explained() -> No
     row = next(line for line in lines if line.startswith(" 3  n003"))
     assert row.split("  ")[-1] == "... .....s" + "." * 50 + "C..."
     assert lines[1].endswith("to 0         10        20        30        40        50        60")
-    assert lines[-2].startswith("4,032 ways, 3,905 fine")
+    assert lines[-2].startswith("4,032 links, 3,905 fine")
     assert lines[-1] == ". fine; s slow; C data ports closed"
 
 
@@ -58,12 +59,12 @@ def test_of_hundreds_only_the_rows_with_something_wrong() -> None:
     assert lines[:4] == [
         "rows with something wrong",
         "from  to",
-        "n007  data ports closed: n008, n009, n010 and 1 more",
+        "n007  data ports closed: n008, n009, n010 and n011",
         "n009  large messages vanish: n001",
     ]
-    assert lines[4].startswith("4,290 ways, 4,155 fine")
+    assert lines[4].startswith("4,290 links, 4,155 fine")
     fine = list(plain_lines(matrix(examine(Cluster(65)))))
-    assert fine[1].startswith("4,160 ways, 4,160 fine")
+    assert fine[1].startswith("4,160 links, 4,160 fine")
     slow = list(plain_lines(matrix(examine(Cluster(65, slow=[3], closed={(7, 9)})))))
     assert slow[2:5] == [
         "every other  slow: n003",
@@ -91,27 +92,27 @@ def test_of_one_kind_no_more_than_can_be_read() -> None:
     assert lines[-1] == "problem: weather: 3 more of this kind; --json has all"
 
 
-def test_the_verdict() -> None:
+def test_the_result() -> None:
     warning, late = finding("a", level="warning"), finding("b", "it is late")
-    assert verdict([]) == "verdict: fit to train"
-    assert verdict([warning]) == "verdict: fit to train, with 1 warning"
+    assert result_line([]) == "result: ready to train"
+    assert result_line([warning]) == "result: ready to train, with 1 warning"
     found = [finding("a"), finding("b"), late, warning]
-    assert verdict(found) == "verdict: must be fixed: 2 problems and 1 warning"
+    assert result_line(found) == "result: not ready to train: 2 problems and 1 warning"
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_the_report_in_its_order(is_terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
     survey = examine(Cluster(3, closed={(0, 1)}))
     table = [compare("torch", {"n000": "2.13", "n001": "2.13", "n002": "2.11"})]
-    report(judge(survey), survey=survey, table=table, is_terminal=is_terminal, width=100)
+    report(pair_findings(survey), survey=survey, differences=table, is_terminal=is_terminal, width=100)
     out = capsys.readouterr().out
     parts = [
         "every pair",
-        "6 ways, 5 fine",
+        "6 links, 5 fine",
         "what differs between hosts",
         "2.13",
         "problem: n000 -> n001",
-        "verdict:",
+        "result:",
     ]
     places = [out.index(part) for part in parts]
     assert places == sorted(places)
@@ -123,13 +124,13 @@ def test_the_report_in_its_order(is_terminal: bool, capsys: pytest.CaptureFixtur
 
 def test_json_has_all() -> None:
     survey = examine(Cluster(3, closed={(0, 1)}, down=[2]))
-    told = json.loads(as_json(judge(survey), survey=survey, facts={"n000": {}}))
-    assert told["verdict"] == "verdict: must be fixed: 2 problems"
+    told = json.loads(as_json(pair_findings(survey), survey=survey, facts={"n000": {}}))
+    assert told["result"] == "result: not ready to train: 2 problems"
     assert {one["check"] for one in told["findings"]} == {"host", "data ports"}
-    assert {"from": "n000", "to": "n001", "addresses": ["10.9.0.2"], "data": "silent"} in told["network"][
+    assert {"from": "n000", "to": "n001", "addresses": ["10.9.0.2"], "data": "no answer"} in told["network"][
         "edges"
     ]
-    assert told["network"]["hosts"][2]["absent"].startswith("it does not answer")
+    assert told["network"]["hosts"][2]["absent"].startswith("it is unreachable")
 
 
 def test_numbers_as_people_say_them() -> None:
@@ -146,7 +147,7 @@ def test_numbers_as_people_say_them() -> None:
 def work(count: int) -> float:
     begin = time.process_time()
     survey = examine(Cluster(count, closed={(1, 2)}, unnamed={(other, 3) for other in range(count)}))
-    findings = judge(survey)
+    findings = pair_findings(survey)
     list(plain_lines(matrix(survey)))
     as_json(findings, survey=survey)
     return time.process_time() - begin

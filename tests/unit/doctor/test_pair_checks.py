@@ -1,4 +1,4 @@
-"""Judge: every sentence, with the right host or edge in it, and one where there is one cause."""
+"""Findings about pairs of hosts: every text, with the right host or pair, and one per cause."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from drumline.doctor import many_hosts
+from drumline.doctor import cluster
 from drumline.doctor.finding import Finding
-from drumline.doctor.pairs.judge import judge
-from drumline.doctor.pairs.survey import Edge, HostSeen, Survey
+from drumline.doctor.pairs.pair_checks import pair_findings
+from drumline.doctor.pairs.survey import Edge, HostRecord, Survey
+from drumline.net.reasons import Reason
 from drumline.text import join_names
 from tests.unit.doctor import machines
 
@@ -23,15 +24,17 @@ def healthy(*names: str) -> Survey:
     for number, name in enumerate(names, start=1):
         eth0 = {"name": "eth0", "address": f"10.0.0.{number}", "mtu": 1500, "is_up": True}
         networks = [{**eth0, "name": "lo", "address": "127.0.0.1"}, eth0]
-        host = HostSeen(
+        host = HostRecord(
             name, name, hostname=name, address=eth0["address"], interfaces=networks, gloo=eth0, nccl=eth0
         )
         host.clock_s = 0.01
         hosts.append(host)
     survey = Survey(hosts, 29500)
     for source, target in list(survey.pairs()):
-        meeting: Any = "open" if target == 0 else None
-        survey.edges[source, target] = replace(GOOD, addresses=[hosts[target].address or ""], meeting=meeting)
+        rendezvous: Any = "open" if target == 0 else None
+        survey.edges[source, target] = replace(
+            GOOD, addresses=[hosts[target].address or ""], rendezvous=rendezvous
+        )
     return survey
 
 
@@ -45,14 +48,14 @@ def change(survey: Survey, ways: str, **changes: Any) -> Survey:
 
 
 def the_only(survey: Survey) -> Finding:
-    (finding,) = judge(survey)
+    (finding,) = pair_findings(survey)
     assert finding.level != "problem" or finding.fix
     return finding
 
 
 def test_of_healthy_hosts_there_is_nothing_to_say() -> None:
-    assert judge(healthy("a", "b", "c")) == []
-    assert judge(healthy("a")) == []
+    assert pair_findings(healthy("a", "b", "c")) == []
+    assert pair_findings(healthy("a")) == []
 
 
 def test_an_absent_host() -> None:
@@ -64,8 +67,8 @@ def test_an_absent_host() -> None:
 
 def test_what_a_host_could_not_do() -> None:
     survey = healthy("a", "b")
-    survey.hosts[1].troubles.append("facts: OSError: no")
-    assert the_only(survey).line() == "problem: b: it could not do what was asked: facts: OSError: no"
+    survey.hosts[1].errors.append("facts: OSError: no")
+    assert the_only(survey).line() == "problem: b: a check failed there: facts: OSError: no"
 
 
 @pytest.mark.parametrize(
@@ -77,13 +80,13 @@ def test_what_a_host_could_not_do() -> None:
             "a -> b",
             "data ports closed from a (no answer: packets are dropped, as a security group",
         ),
-        ("a b", "ab", "a -> b", "; the way back is open"),
+        ("a b", "ab", "a -> b", "; the other direction is open"),
         ("a b", "ab ba", "a <-> b", "data ports closed both ways"),
         ("a b c", "ab cb", "b", "data ports closed from every other host"),
-        ("a b c", "ab cb", "b", "; the way back is open"),
-        ("a b c", "ab cb ba", "b", "; the way back is closed to a"),
-        ("a b c", "ab cb ba bc", "b", "; so is the way back"),
-        ("a b c", "ba bc", "b", "data ports closed from here to every other host"),
+        ("a b c", "ab cb", "b", "; the other direction is open"),
+        ("a b c", "ab cb ba", "b", "; the other direction is closed to a"),
+        ("a b c", "ab cb ba bc", "b", "; so is the other direction"),
+        ("a b c", "ba bc", "b", "data ports closed to every other host"),
         ("a b c d", "ab", "a -> b", "data ports closed from a"),
         ("a b c d", "ab cb", "a and c -> b", "data ports closed from a and c"),
         ("a b c", "ab ac ba bc ca cb", "every host", "data ports closed between all of them"),
@@ -92,7 +95,7 @@ def test_what_a_host_could_not_do() -> None:
 def test_data_ports(names: str, closed: str, where: str, words: str) -> None:
     found = [
         one
-        for one in judge(change(healthy(*names.split()), closed, data="silent"))
+        for one in pair_findings(change(healthy(*names.split()), closed, data=Reason.NO_ANSWER))
         if one.check == "data ports"
     ]
     assert [one.where for one in found][:1] == [where]
@@ -102,7 +105,7 @@ def test_data_ports(names: str, closed: str, where: str, words: str) -> None:
 
 
 def test_where_data_ports_are_to_be_opened() -> None:
-    closed = {"data": "refused"}
+    closed = {"data": Reason.REFUSED}
     assert "on b for" in the_only(change(healthy("a", "b", "c"), "ab cb", **closed)).fix
     assert "out of b for" in the_only(change(healthy("a", "b", "c"), "ba bc", **closed)).fix
     assert "on a and b for" in the_only(change(healthy("a", "b"), "ab ba", **closed)).fix
@@ -115,9 +118,9 @@ def test_where_data_ports_are_to_be_opened() -> None:
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        ("refused", "refused, though a process listens there: a firewall rejects it"),
-        ("unreachable", "no route to host, or a firewall that says so"),
-        ("stranger", "another host or program answers there"),
+        (Reason.REFUSED, "refused, though a process listens there: a firewall rejects it"),
+        (Reason.NO_ROUTE, "no route to host, or a firewall that says so"),
+        (Reason.WRONG_HOST, "another host or program answers there"),
     ],
 )
 def test_how_a_port_is_closed(outcome: str, words: str) -> None:
@@ -125,18 +128,18 @@ def test_how_a_port_is_closed(outcome: str, words: str) -> None:
 
 
 def test_the_rendezvous_port() -> None:
-    found = the_only(change(healthy("a", "b", "c"), "ba ca", meeting="silent"))
+    found = the_only(change(healthy("a", "b", "c"), "ba ca", rendezvous=Reason.NO_ANSWER))
     assert found.line().startswith(
         "problem: a: the rendezvous port 29500 is closed from every other host (no answer"
     )
     assert found.fix == "open TCP 29500 on a to the job's hosts"
-    assert the_only(change(healthy("a", "b", "c"), "ca", meeting="refused")).where == "c -> a"
+    assert the_only(change(healthy("a", "b", "c"), "ca", rendezvous=Reason.REFUSED)).where == "c -> a"
 
 
 def test_a_rendezvous_port_that_is_taken() -> None:
     survey = healthy("a", "b")
-    survey.hosts[0].meeting_error = "Address already in use"
-    found = the_only(change(survey, "ba", meeting=None))
+    survey.hosts[0].rendezvous_error = "Address already in use"
+    found = the_only(change(survey, "ba", rendezvous=None))
     assert (
         found.line() == "problem: a: nothing can listen on the rendezvous port 29500: Address already in use"
     )
@@ -152,19 +155,22 @@ def test_a_name_that_does_not_resolve() -> None:
     found = the_only(change(healthy("a", "b", "c"), "ba bc", **unknown))
     assert found.line().startswith("problem: b: a and c do not resolve on b")
     by_hand = healthy("a", "b")
-    by_hand.names_matter = False
+    by_hand.by_ssh = False
     assert the_only(change(by_hand, "ab", **unknown)).level == "note"
 
 
 def test_a_name_that_leads_elsewhere() -> None:
     survey = change(healthy("a", "b", "c"), "ab", addresses=["10.9.9.9"])
     found = the_only(survey)
-    assert found.line() == "problem: a -> b: b leads to 10.9.9.9 on a, an address that b does not have"
-    assert found.fix == "let b lead to 10.0.0.2 in /etc/hosts on a or in DNS"
+    assert found.line() == "problem: a -> b: b resolves to 10.9.9.9 on a, which is not an address of b"
+    assert found.fix == "map b to 10.0.0.2 in /etc/hosts on a or in DNS"
     # What is closed at the wrong address is not told of the right host.
-    assert the_only(change(healthy("a", "b"), "ba", addresses=["10.9.9.9"], meeting="silent")).check == "name"
+    assert (
+        the_only(change(healthy("a", "b"), "ba", addresses=["10.9.9.9"], rendezvous=Reason.NO_ANSWER)).check
+        == "name"
+    )
     # An address that is translated on the way is as good.
-    assert judge(change(healthy("a", "b"), "ba", addresses=["54.1.2.3"], meeting="open")) == []
+    assert pair_findings(change(healthy("a", "b"), "ba", addresses=["54.1.2.3"], rendezvous="open")) == []
 
 
 def test_two_names_of_one_host() -> None:
@@ -172,9 +178,9 @@ def test_two_names_of_one_host() -> None:
     survey.hosts[2].hostname, survey.hosts[2].interfaces = "b", survey.hosts[1].interfaces
     change(survey, "ac bc", addresses=["10.0.0.2"])
     found = the_only(survey)
-    assert found.line() == "problem: b and c: they are one host, which calls itself b and has 10.0.0.2"
+    assert found.line() == "problem: b and c: they are one host, b, with 10.0.0.2"
     assert "for host in b c; do ssh $host hostname; done" in found.fix
-    survey.names_matter = False
+    survey.by_ssh = False
     assert the_only(survey).level == "warning"
 
 
@@ -187,24 +193,26 @@ def docker0(survey: Survey, number: int) -> dict[str, Any]:
 def test_an_interface_that_nobody_reaches() -> None:
     survey = healthy("a", "b", "c")
     survey.hosts[1].gloo = docker0(survey, 1)
-    change(survey, "ab cb", others={"172.17.0.1": "unreachable"})
+    change(survey, "ab cb", others={"172.17.0.1": Reason.NO_ROUTE})
     found = the_only(survey)
     assert found.line() == (
-        "problem: b: gloo takes docker0 (172.17.0.1), which no other host reaches; eth0 (10.0.0.2) works"
+        "problem: b: gloo uses docker0 (172.17.0.1), which no other host reaches; eth0 (10.0.0.2) works"
     )
     assert found.fix == "export GLOO_SOCKET_IFNAME=eth0 on b"
     survey.hosts[1].variables = {"GLOO_SOCKET_IFNAME": "docker0"}
-    assert "(172.17.0.1), as GLOO_SOCKET_IFNAME=docker0 says, which" in the_only(survey).what
-    assert judge(change(survey, "ab", others={"172.17.0.1": "open"})) == [], "a second network that works"
+    assert "(172.17.0.1, set by GLOO_SOCKET_IFNAME=docker0), which" in the_only(survey).what
+    assert pair_findings(change(survey, "ab", others={"172.17.0.1": "open"})) == [], (
+        "a second network that works"
+    )
 
 
 def test_the_loopback_is_never_reached_and_nccl_counts_where_there_are_gpus() -> None:
     survey = healthy("a", "b")
     survey.hosts[0].nccl = survey.hosts[0].interfaces[0]
-    assert judge(survey) == []
+    assert pair_findings(survey) == []
     survey.hosts[0].facts = {"gpus": ["one"]}
     found = the_only(survey)
-    assert "NCCL takes lo (127.0.0.1)" in found.what
+    assert "NCCL uses lo (127.0.0.1)" in found.what
     assert found.fix == "export NCCL_SOCKET_IFNAME=eth0 on a"
 
 
@@ -212,7 +220,7 @@ def test_a_variable_that_names_no_interface() -> None:
     survey = healthy("a", "b")
     survey.hosts[1].gloo, survey.hosts[1].variables = None, {"GLOO_SOCKET_IFNAME": "ens5"}
     assert the_only(survey).line() == (
-        "problem: b: GLOO_SOCKET_IFNAME=ens5 names no interface with an address; it has lo and eth0"
+        "problem: b: GLOO_SOCKET_IFNAME=ens5 names no interface with an address; the host has lo and eth0"
     )
 
 
@@ -220,8 +228,8 @@ def test_where_the_main_address_is_closed_the_one_that_works_is_named() -> None:
     survey = healthy("a", "b")
     second = {"name": "ib0", "address": "10.1.0.2", "mtu": 4096, "is_up": True}
     survey.hosts[1].interfaces.append(second)
-    change(survey, "ab", data="silent", others={"10.1.0.2": "open", "10.0.0.2": "silent"})
-    assert "export GLOO_SOCKET_IFNAME=ib0 on b" in [found.fix for found in judge(survey)]
+    change(survey, "ab", data=Reason.NO_ANSWER, others={"10.1.0.2": "open", "10.0.0.2": Reason.NO_ANSWER})
+    assert "export GLOO_SOCKET_IFNAME=ib0 on b" in [found.fix for found in pair_findings(survey)]
 
 
 def test_a_black_hole() -> None:
@@ -231,34 +239,36 @@ def test_a_black_hole() -> None:
         "large messages from every other host never arrive, though small ones do: an MTU black hole"
         in found.what
     )
-    assert "(nothing of 64 KiB came; packets of 1400 bytes pass)" in found.what
+    assert "(nothing of 64 KiB arrived; packets of 1400 bytes pass)" in found.what
     assert found.fix.startswith("sudo ip link set dev eth0 mtu 1400 on b")
     found = the_only(change(healthy("a", "b", "c"), "ab", received=0))
     assert found.where == "a -> b"
-    assert "(nothing of 64 KiB came)" in found.what
+    assert "(nothing of 64 KiB arrived)" in found.what
     assert "mtu 1400" in found.fix
 
 
 def test_a_large_message_that_came_in_part_is_slow_and_no_black_hole() -> None:
-    assert judge(change(healthy("a", "b"), "ab", received=10_000)) == []
+    assert pair_findings(change(healthy("a", "b"), "ab", received=10_000)) == []
 
 
 def test_slow_lines() -> None:
     found = the_only(change(healthy("a", "b", "c"), "ab ba cb bc", bytes_per_s=1e8))
-    assert found.line() == "problem: b: all ways to and from it carry 800 Mbit/s; others carry 8.0 Gbit/s"
+    assert found.line() == "problem: b: all links to and from it carry 800 Mbit/s; others carry 8.0 Gbit/s"
     assert found.fix.startswith("ethtool eth0; tc qdisc show dev eth0 on b")
     assert the_only(change(healthy("a", "b", "c"), "ba bc", bytes_per_s=1e8)).what.startswith(
-        "all ways from it"
+        "all links from it"
     )
     assert the_only(change(healthy("a", "b", "c"), "ab cb", bytes_per_s=1e8)).what.startswith(
-        "all ways to it"
+        "all links to it"
     )
     found = the_only(change(healthy("a", "b", "c"), "ac", bytes_per_s=1e8))
     assert found.line() == "problem: a -> c: it carries 800 Mbit/s; others carry 8.0 Gbit/s"
     assert the_only(change(healthy("a", "b"), "ab", bytes_per_s=1e8)).where == "a -> b"
-    assert judge(change(healthy("a", "b", "c"), "ac", bytes_per_s=4e8)) == [], "a neighbour takes as much"
+    assert pair_findings(change(healthy("a", "b", "c"), "ac", bytes_per_s=4e8)) == [], (
+        "a neighbour takes as much"
+    )
     half = change(healthy("a", "b", "c"), "ab cb ba", bytes_per_s=1e8)
-    assert the_only(change(half, "bc", bytes_per_s=None)).what.startswith("all ways to and from it")
+    assert the_only(change(half, "bc", bytes_per_s=None)).what.startswith("all links to and from it")
 
 
 def test_a_line_that_could_not_be_measured() -> None:
@@ -270,7 +280,7 @@ def clocks(*ahead: float) -> list[Finding]:
     survey = healthy(*"abcd"[: len(ahead)])
     for host, seconds in zip(survey.hosts, ahead, strict=True):
         host.clock_s = seconds
-    return judge(survey)
+    return pair_findings(survey)
 
 
 def test_clocks() -> None:
@@ -293,10 +303,10 @@ def test_lists_of_names() -> None:
 
 def test_a_host_whose_facts_have_another_form_is_told_of_and_the_rest_is_judged() -> None:
     survey = Survey(
-        [HostSeen("a", "a", facts=machines.healthy()), HostSeen("b", "b", facts={"host": 3})], 29500
+        [HostRecord("a", "a", facts=machines.healthy()), HostRecord("b", "b", facts={"host": 3})], 29500
     )
-    findings, table = many_hosts._judge_facts(survey)
+    findings, table = cluster.check_facts(survey)
     (found,) = [one for one in findings if one.where == "b"]
-    assert found.line().startswith("problem: b: what it says of itself has another form (KeyError(")
+    assert found.line().startswith("problem: b: its facts have another form (KeyError(")
     assert found.fix == "install the same drumline on all hosts"
     assert table == []

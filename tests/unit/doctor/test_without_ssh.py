@@ -1,4 +1,4 @@
-"""By hand: who may come, who may not and why, and what a node says that cannot get there. All on the loopback."""
+"""Without ssh: which nodes may join, which may not and why, and what a node reports that cannot connect."""
 
 from __future__ import annotations
 
@@ -11,45 +11,44 @@ from typing import Any
 
 import pytest
 
-from drumline.doctor.pairs.joining import Place, check_place, join
-from drumline.doctor.pairs.meeting import Meeting, listen
-from drumline.doctor.pairs.node import HELLO, Subject
+from drumline.doctor.pairs.node_server import HELLO, HostSettings
+from drumline.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions, join, listen
 from drumline.errors import DrumlineError, UsageError
 from drumline.net.frames import encode
 from drumline.net.handshake import nonce
 from tests.ranks import free_port
 
-SUBJECT = Subject({})
+SETTINGS = HostSettings({})
 
 
 def place(
     node: int, *, nodes: int = 2, secret: str | None = None, wait_s: float = 20.0, port: int = 0
-) -> Place:
-    return Place(node, nodes, "127.0.0.1", port, secret, wait_s)
+) -> NodeOptions:
+    return NodeOptions(node, nodes, "127.0.0.1", port, secret, wait_s)
 
 
-def refused(master: Place, *nodes: Place) -> list[str]:
+def refused(master: NodeOptions, *nodes: NodeOptions) -> list[str]:
     """What each node that tries to come is told; those that are welcome say so."""
     port = free_port()
     master = replace(master, port=port)
 
     async def host() -> list[str]:
-        meeting = Meeting(master)
-        waiting = asyncio.create_task(meeting.wait(lambda _: None))
+        rendezvous = DoctorRendezvous(master)
+        waiting = asyncio.create_task(rendezvous.wait(lambda _: None))
         telling = asyncio.gather(*(asyncio.to_thread(_told, replace(node, port=port)) for node in nodes))
         await asyncio.wait({waiting, telling}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
-        for channel in meeting.came.values():
-            channel.writer.close()
-            await channel.writer.wait_closed()
+        for client in rendezvous.joined.values():
+            client.writer.close()
+            await client.writer.wait_closed()
         return list(await telling)
 
     return asyncio.run(host())
 
 
-def _told(node: Place) -> str:
+def _told(node: NodeOptions) -> str:
     try:
-        join(node, SUBJECT)
+        join(node, SETTINGS)
     except DrumlineError as error:
         return error.what
     return "welcome"
@@ -77,14 +76,14 @@ def test_numbers_that_do_not_fit() -> None:
 
 def test_those_who_fit_are_let_in_and_told_when_node_0_goes_away() -> None:
     (told,) = refused(place(0, secret="one"), place(1, secret="one"))
-    assert "went away before the end" in told
+    assert "closed the connection before the end" in told
 
 
 def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("drumline.doctor.pairs.node.LEASE_S", 1.0)
-    monkeypatch.setattr("drumline.doctor.pairs.meeting.SHOW_EVERY_S", 0.1)
+    monkeypatch.setattr("drumline.doctor.pairs.node_server.SILENCE_S", 1.0)
+    monkeypatch.setattr("drumline.doctor.pairs.without_ssh.PROGRESS_S", 0.1)
     port = free_port()
     stays, leaves = place(1, nodes=4, port=port), place(2, nodes=4, port=port)
 
@@ -95,29 +94,29 @@ def test_a_node_that_waits_longer_than_its_lease_stays_and_one_that_left_may_com
         assert "nonce" in json.loads(await reader.readline())
         writer.write(encode({"proof": None}) + b"\n" + encode(HELLO) + b"\n")
         assert json.loads(await reader.readline()) == {"proof": None}
-        while 2 in meeting.missing():
+        while 2 in rendezvous.missing():
             await asyncio.sleep(0.01)
         assert "there is a node 2 already" in await asyncio.to_thread(_told, leaves)
         writer.close()
-        while 2 not in meeting.missing():
+        while 2 not in rendezvous.missing():
             await asyncio.sleep(0.01)
 
     async def host() -> list[int]:
-        waiting = asyncio.create_task(meeting.wait(lambda _: None))
+        waiting = asyncio.create_task(rendezvous.wait(lambda _: None))
         await asyncio.sleep(0)
         told = [asyncio.create_task(asyncio.to_thread(_told, stays))]
         await come_and_go()
         told.append(asyncio.create_task(asyncio.to_thread(_told, leaves)))
         await asyncio.sleep(1.2)
-        missing = meeting.missing()
+        missing = rendezvous.missing()
         waiting.cancel()
-        for channel in meeting.came.values():
-            channel.writer.close()
-            await channel.writer.wait_closed()
-        assert all("went away before the end" in one for one in await asyncio.gather(*told))
+        for client in rendezvous.joined.values():
+            client.writer.close()
+            await client.writer.wait_closed()
+        assert all("closed the connection before the end" in one for one in await asyncio.gather(*told))
         return missing
 
-    meeting = Meeting(place(0, nodes=4, port=port))
+    rendezvous = DoctorRendezvous(place(0, nodes=4, port=port))
     assert asyncio.run(host()) == [3]
 
 
@@ -125,8 +124,8 @@ def test_a_stranger_at_the_port_does_not_disturb() -> None:
     port = free_port()
 
     async def host() -> list[int]:
-        meeting = Meeting(place(0, port=port))
-        waiting = asyncio.create_task(meeting.wait(lambda _: None))
+        rendezvous = DoctorRendezvous(place(0, port=port))
+        waiting = asyncio.create_task(rendezvous.wait(lambda _: None))
         await asyncio.sleep(0)
         for text in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"node": "1"}\n', b"\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -134,7 +133,7 @@ def test_a_stranger_at_the_port_does_not_disturb() -> None:
             assert await reader.read() == b""
             writer.close()
         waiting.cancel()
-        return meeting.missing()
+        return rendezvous.missing()
 
     assert asyncio.run(host()) == [1]
 
@@ -161,14 +160,14 @@ def test_a_node_says_itself_that_nobody_listens_and_that_a_name_leads_nowhere() 
     here, port = socket.gethostname(), free_port()
     told = _told(place(1, port=port, wait_s=0.1))
     assert told == (
-        f"127.0.0.1:{port} refuses connections from {here}: the host is there, and nothing listens at that port"
+        f"127.0.0.1:{port} refuses connections from {here}: the host is up, and nothing listens at that port"
     )
     nowhere = replace(place(1, port=port, wait_s=0.1), master="no-such-host.invalid")
-    assert f"the name no-such-host.invalid does not resolve on {here}" in _told(nowhere)
+    assert f"no-such-host.invalid does not resolve on {here}" in _told(nowhere)
 
 
 def test_a_node_says_itself_that_there_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drumline.doctor.pairs.joining.CONNECT_S", 0.3)
+    monkeypatch.setattr("drumline.doctor.pairs.without_ssh.CONNECT_S", 0.3)
     # A listener whose queue is full does not answer, as a firewall that drops packets does not.
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         port = listener.getsockname()[1]
@@ -181,10 +180,10 @@ def test_a_node_says_itself_that_there_is_silence(monkeypatch: pytest.MonkeyPatc
         told = _told(place(1, port=port, wait_s=0.5))
         for filler in fillers:
             filler.close()
-    assert f"silence from 127.0.0.1:{port} for 0.5 s" in told
+    assert f"no answer from 127.0.0.1:{port} for 0.5 s" in told
 
 
-def cannot_listen(where: Place) -> str:
+def cannot_listen(where: NodeOptions) -> str:
     with pytest.raises(DrumlineError) as caught:
         listen(where).close()
     return str(caught.value)
@@ -195,9 +194,9 @@ def test_where_node_0_cannot_listen() -> None:
         port = taken.getsockname()[1]
         told = cannot_listen(place(0, port=port))
         assert f"node 0 cannot listen on 127.0.0.1:{port}: Address already in use" in told
-        assert f"ss -ltnp 'sport = :{port}' shows who has it" in told
+        assert f"ss -ltnp 'sport = :{port}' shows the process that has it" in told
     far = replace(place(0, port=port), master="192.0.2.1")
-    assert "--master 192.0.2.1 is 192.0.2.1, which" in cannot_listen(far)
+    assert "--master 192.0.2.1 is 192.0.2.1, which is not an address of" in cannot_listen(far)
     assert "does not resolve" in cannot_listen(replace(far, master="no-such-host.invalid"))
 
 
@@ -207,7 +206,7 @@ def test_a_name_that_leads_to_the_loopback_is_no_meeting_place(monkeypatch: pyte
 
     monkeypatch.setattr(socket, "getaddrinfo", debian)
     told = cannot_listen(replace(place(0), master="node-a"))
-    assert "--master node-a leads to 127.0.1.1" in told
+    assert "--master node-a resolves to 127.0.1.1" in told
     assert "which no other host reaches" in told
 
 
@@ -215,4 +214,4 @@ def test_a_rank_out_of_range() -> None:
     with pytest.raises(
         UsageError, match=r"--node-rank is 2 of --nodes 2\n  next: give each node a number from 0 to 1"
     ):
-        check_place(2, 2)
+        place(2)

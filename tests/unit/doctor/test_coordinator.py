@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from drumline.doctor.pairs import names, probe
-from drumline.doctor.pairs.channel import Channel, NodeError, NodeGoneError
-from drumline.doctor.pairs.coordinator import WELCOME_S, Coordinator
-from drumline.doctor.pairs.judge import judge
-from drumline.doctor.pairs.survey import HostSeen, Survey
+from drumline.doctor.pairs import examination, probe
+from drumline.doctor.pairs.coordinator import START_S, Coordinator
+from drumline.doctor.pairs.node_client import NodeClient, NodeLostError, NodeRequestError
+from drumline.doctor.pairs.pair_checks import pair_findings
+from drumline.doctor.pairs.survey import HostRecord, Survey
 from tests.unit.doctor.simulated import Cluster, examine
 
 
@@ -27,7 +27,7 @@ def test_hosts_that_are_down_are_left_out_and_closed_ways_are_not_measured() -> 
 
 def test_the_limits_leave_time_for_an_answer_within_15_s() -> None:
     # A host that is silent, names that nobody resolves, ports that are closed; what is left is for measuring speed.
-    assert WELCOME_S + names.LIMIT_S + probe.CONNECT_S < 15 - 1
+    assert START_S + probe.RESOLVE_S + probe.CONNECT_S < 15 - 1
 
 
 def test_a_way_that_looks_slow_is_measured_again() -> None:
@@ -46,7 +46,7 @@ def test_faults_of_a_simulated_cluster_are_told_of_the_right_hosts() -> None:
         slow=[6],
         late=[2],
     )
-    told = {(found.check, found.where) for found in judge(examine(cluster))}
+    told = {(found.check, found.where) for found in pair_findings(examine(cluster))}
     assert told == {
         ("host", "n005"),
         ("data ports", "n003"),
@@ -59,16 +59,16 @@ def test_faults_of_a_simulated_cluster_are_told_of_the_right_hosts() -> None:
 
 def examined(*programs: str) -> Survey:
     """Real processes in the place of nodes, which run these lines of Python."""
-    hosts = [HostSeen(f"host{number}", "localhost") for number in range(len(programs))]
+    hosts = [HostRecord(f"host{number}", "localhost") for number in range(len(programs))]
     survey = Survey(hosts, 29500)
     coordinator = Coordinator(survey, {"variables": {}, "run_folder": "."}, lambda _: None)
 
     def opener(program: str) -> Any:
-        return lambda: Channel.start(sys.executable, "-c", program)
+        return lambda: NodeClient.start(sys.executable, "-c", program)
 
     async def all_of_it() -> None:
         try:
-            await coordinator.examine([opener(program) for program in programs])
+            await examination.examine(coordinator, [opener(program) for program in programs])
         finally:
             await coordinator.close()
 
@@ -76,7 +76,7 @@ def examined(*programs: str) -> Survey:
     return survey
 
 
-HELLO = """print('{"doctor": "drumline", "form": 1}', flush=True)\n"""
+HELLO = """print('{"doctor": "drumline", "form": 2}', flush=True)\n"""
 
 
 @pytest.mark.parametrize(
@@ -93,17 +93,20 @@ HELLO = """print('{"doctor": "drumline", "form": 1}', flush=True)\n"""
         ),
         (
             HELLO + "input(); raise SystemExit('Killed')",
-            "the doctor's program ended there: Killed",
+            "the doctor's program exited there: Killed",
         ),
-        ("""print('{"doctor": "drumline", "form": 0}')""", "its drumline is of another version"),
-        ("for _ in range(600): print('Welcome!')", "it says much, but not what the doctor's program says"),
+        ("""print('{"doctor": "drumline", "form": 0}')""", "its version of drumline is different"),
+        (
+            "for _ in range(600): print('Welcome!')",
+            "it prints a lot of text, but not what the doctor's program does",
+        ),
         (
             HELLO + """input(); print('{"id": 1, "ok": {"host": "b"}}', flush=True); input()""",
-            "it does not answer as the doctor does: interfaces is None; list is needed",
+            "its answer is not that of the doctor: interfaces is None; list is needed",
         ),
         (
             HELLO + """input(); print('{"id": 1, "ok": {"host": "\\\\u001b[31m"}}', flush=True); input()""",
-            "would not be readable",
+            "is not printable",
         ),
         (HELLO + """input(); print('{"id": 1, "error": "no"}', flush=True); input()""", "no"),
     ],
@@ -115,65 +118,68 @@ def test_a_node_that_fails_is_absent_with_a_reason(program: str, words: str) -> 
     assert host.absent_fix
 
 
-REAL = "from drumline.doctor.pairs import node; node.main()"
+REAL = "from drumline.doctor.pairs import node_server; node_server.main()"
 # A real node, but for one answer.
-ODD = "from drumline.doctor.pairs import node; node.Node._{action} = lambda *_: {answer}; node.main()"
+ODD = (
+    "from drumline.doctor.pairs import node_server; node_server.{method} = lambda *_, **__: {answer}; "
+    "node_server.main()"
+)
 
 
 @pytest.mark.parametrize(
-    ("action", "answer"),
+    ("method", "answer"),
     [
-        ("facts", [3]),
-        ("names", []),
-        ("listen", {"data": "x"}),
-        ("probe", 7),
-        ("measure", {"bytes_per_s": "x"}),
+        ("HostSettings.facts", [3]),
+        ("resolve_all", []),
+        ("NodeServer._listen", {"data": "x"}),
+        ("NodeServer._probe", 7),
+        ("NodeServer._measure", {"bytes_per_s": "x"}),
     ],
 )
 def test_a_node_whose_answers_have_another_form_is_left_out_and_the_others_are_not(
-    action: str, answer: object
+    method: str, answer: object
 ) -> None:
-    good, odd = examined(REAL, ODD.format(action=action, answer=answer)).hosts
+    good, odd = examined(REAL, ODD.format(method=method, answer=answer)).hosts
     assert good.absent is None, good.absent
     assert odd.absent is not None
-    assert "it does not answer as the doctor does: " in odd.absent
+    assert "its answer is not that of the doctor: " in odd.absent
 
 
 def test_a_node_that_is_silent_counts_as_gone_and_greetings_of_a_login_do_not_matter() -> None:
     async def try_it() -> None:
-        channel = await Channel.start(
+        client = await NodeClient.start(
             sys.executable, "-c", "print('Last login: today')\n" + HELLO + "input(); input()"
         )
         try:
-            await channel.meet()
-            with pytest.raises(NodeGoneError, match=r"it did not answer within 0.05 s \(asked for: clock\)"):
-                await channel.ask("clock", 0.05)
-            with pytest.raises(NodeGoneError):
-                await channel.ask("clock", 5)
+            await client.wait_for_hello()
+            with pytest.raises(NodeLostError, match=r"it did not answer within 0.05 s \(asked for: clock\)"):
+                await client.ask("clock", 0.05)
+            with pytest.raises(NodeLostError):
+                await client.ask("clock", 5)
         finally:
-            await channel.close()
-        assert channel.process is not None
-        assert channel.process.returncode is not None
+            await client.close()
+        assert client.process is not None
+        assert client.process.returncode is not None
 
     asyncio.run(try_it())
 
 
 def test_a_real_node_refuses_what_is_no_action_and_wrong_arguments() -> None:
     async def try_it() -> None:
-        channel = await Channel.start(sys.executable, "-m", "drumline.doctor.pairs.node")
+        client = await NodeClient.start(sys.executable, "-m", "drumline.doctor.pairs.node_server")
         try:
-            await channel.meet()
+            await client.wait_for_hello()
             for action, arguments, words in (
                 ("system", {"command": "true"}, "there is no action 'system'"),
                 ("measure", {"seconds": 99.0}, "seconds is 99.0; 0.001 to 2.0 is allowed"),
-                ("probe", {"targets": []}, "this node was not told to listen yet"),
+                ("probe", {"targets": []}, "this node does not listen yet"),
                 ("listen", {"token": "00"}, "token has 1 bytes; 16 are needed"),
-                ("begin", {"variables": {"A": 1}}, "variables are no texts"),
+                ("begin", {"variables": {"A": 1}}, "variables are not all strings"),
             ):
-                with pytest.raises(NodeError) as caught:
-                    await channel.ask(action, 20, **arguments)
+                with pytest.raises(NodeRequestError) as caught:
+                    await client.ask(action, 20, **arguments)
                 assert str(caught.value) == words
         finally:
-            await channel.close()
+            await client.close()
 
     asyncio.run(try_it())

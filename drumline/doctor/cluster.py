@@ -1,0 +1,176 @@
+"""The examination of several hosts from start to findings: over ssh, or without it, with this process as node 0."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from drumline.doctor.collectives.run_collectives import collective_findings, collectives_on_hosts
+from drumline.doctor.finding import Finding, has_problems
+from drumline.doctor.host_differences import Comparison, compare_hosts
+from drumline.doctor.machine.gpu_checks import num_visible_gpus
+from drumline.doctor.machine.machine_checks import machine_findings
+from drumline.doctor.pairs.coordinator import Coordinator, Opener, Progress
+from drumline.doctor.pairs.examination import examine
+from drumline.doctor.pairs.node_client import NodeClient
+from drumline.doctor.pairs.node_server import HostSettings
+from drumline.doctor.pairs.pair_checks import pair_findings
+from drumline.doctor.pairs.survey import OPEN, HostRecord, Survey
+from drumline.doctor.pairs.without_ssh import DoctorRendezvous, NodeOptions
+from drumline.doctor.report import result_line
+from drumline.errors import ExitCode
+from drumline.launch.hosts import Host
+from drumline.launch.ssh.client import ssh_words
+from drumline.launch.ssh.hosts_job import variables_for_ranks
+
+NODE_SERVER = "drumline.doctor.pairs.node_server"
+# Within the time that a host has to answer, so that ssh itself reports what is wrong: it knows best.
+CONNECT_S = 6
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """What to examine beside the network."""
+
+    settings: HostSettings
+    with_collectives: bool = True
+    procs: int | None = None
+    """Ranks of each host in the collectives; None: one for each GPU, or one."""
+    backend: str = "auto"
+
+
+@dataclass
+class DoctorResult:
+    """What was learned."""
+
+    survey: Survey
+    findings: list[Finding] = field(default_factory=list)
+    differences: list[Comparison] = field(default_factory=list)
+    collectives: list[dict[str, Any]] | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.PREFLIGHT_FAILED if has_problems(self.findings) else ExitCode.SUCCESS
+
+
+async def check_over_ssh(
+    hosts: Sequence[Host],
+    options: DoctorOptions,
+    *,
+    port: int,
+    client: Sequence[str],
+    python: str,
+    progress: Progress,
+) -> DoctorResult:
+    """From anywhere that reaches the hosts by ssh."""
+    survey = Survey([HostRecord(host.name, host.address) for host in hosts], port)
+    ssh = [*client, "-o", f"ConnectTimeout={CONNECT_S}"]
+
+    def opener(host: Host) -> Opener:
+        words = ssh_words(ssh, host, [python, "-m", NODE_SERVER], cwd=Path.cwd())
+        return lambda: NodeClient.start(*words)
+
+    slots = {number: host.slots for number, host in enumerate(hosts)}
+    return await _examine(survey, [opener(host) for host in hosts], options, slots, progress, python)
+
+
+async def check_as_node_zero(node: NodeOptions, options: DoctorOptions, progress: Progress) -> DoctorResult:
+    """As node 0, which the other nodes connect to."""
+    rendezvous = DoctorRendezvous(node)
+    await rendezvous.wait(progress)
+    hosts = [HostRecord("node 0", node.master, address=rendezvous.address)]
+    hosts += [_joined_host(number, rendezvous) for number in range(1, node.nodes)]
+
+    def opener(number: int) -> Opener:
+        async def open_client() -> NodeClient:
+            return rendezvous.joined[number]
+
+        return open_client
+
+    openers = [
+        lambda: NodeClient.start(sys.executable, "-m", NODE_SERVER),
+        *map(opener, range(1, node.nodes)),
+    ]
+    return await _examine(Survey(hosts, node.port, by_ssh=False), openers, options, {}, progress)
+
+
+def _joined_host(number: int, rendezvous: DoctorRendezvous) -> HostRecord:
+    """Absent where it has not joined."""
+    node = rendezvous.options
+    host = HostRecord(f"node {number}", "", address=rendezvous.addresses.get(number))
+    if number in rendezvous.joined:
+        return host
+    if refused := rendezvous.refused.get(number):
+        host.absent, host.absent_fix = refused, "fix that, and start it again"
+    else:
+        command = f"drumline doctor --nodes {node.nodes} --node-rank {number} --master {node.endpoint}"
+        host.absent = f"it did not connect to {rendezvous.address}:{node.port} within {node.wait_s:g} s"
+        host.absent_fix = f"run `{command}` there and read its output; --wait S leaves more time"
+    return host
+
+
+async def _examine(
+    survey: Survey,
+    openers: Sequence[Opener],
+    options: DoctorOptions,
+    slots: Mapping[int, int | None],
+    progress: Progress,
+    python: str = sys.executable,
+) -> DoctorResult:
+    settings = options.settings
+    sent = {
+        # What ranks on other hosts get from their launcher: the doctor checks what they will see.
+        "variables": variables_for_ranks([], settings.environment),
+        "run_folder": settings.run_folder,
+        "code": settings.code,
+        "data": settings.data,
+    }
+    coordinator, result = Coordinator(survey, sent, progress, python=python), DoctorResult(survey)
+    try:
+        await examine(coordinator, openers)
+        network = pair_findings(survey)
+        facts, result.differences = check_facts(survey)
+        if options.with_collectives and not has_problems(network):
+            procs = {
+                number: slots.get(number) or options.procs or num_visible_gpus(host.facts or {}) or 1
+                for number, host in enumerate(survey.hosts)
+                if host.absent is None
+            }
+            result.collectives = await collectives_on_hosts(coordinator, procs, options.backend)
+            names = {host.hostname: host.name for host in survey.hosts}
+            network = [*pair_findings(survey), *collective_findings(result.collectives, names)]
+        result.findings = [*network, *facts]
+    finally:
+        await coordinator.close(result=result_line(result.findings), code=int(result.exit_code))
+    return result
+
+
+def check_facts(survey: Survey) -> tuple[list[Finding], list[Comparison]]:
+    """Findings of each host by itself, and what differs across hosts."""
+    findings, known = [], {}
+    reached = {target for (_, target), edge in survey.edges.items() if edge.data == OPEN}
+    for number, host in enumerate(survey.hosts):
+        if host.facts is None:
+            continue
+        try:
+            found = machine_findings(host.facts, many_hosts=len(survey.hosts) > 1)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            what = f"its facts have another form ({error!r}): its version of drumline is different"
+            findings.append(
+                Finding("problem", "version", host.name, what, "install the same drumline on all hosts")
+            )
+            continue
+        known[host.name] = host.facts
+        # Whether others reach the network that a library uses was tried; how it looks from inside says less.
+        findings += [
+            replace(one, where=host.name)
+            for one in found
+            if not (number in reached and one.check == "network")
+        ]
+    if len(known) < 2:
+        return findings, []
+    differences, compared = compare_hosts(known)
+    return [*differences, *findings], [row for row in compared if row.differs]
