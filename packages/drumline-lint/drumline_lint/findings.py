@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,29 +110,41 @@ class Rule:
         )
 
 
-UNREADABLE = Rule(
-    id="DL000",
-    name="unreadable",
-    severity=Severity.ERROR,
-    summary="a file that could not be read, so no rule has looked at it",
-    why="What cannot be read cannot be vouched for: the file is not there, is no text, or is not the Python that it "
-    "says it is. The other files are read all the same, and the exit code is 2.",
-    fix="mend the file, or leave it out with --exclude",
-    bad="def train(:\n    pass\n",
-    good="def train():\n    pass\n",
+_SECTION = re.compile(
+    r"### (?P<id>DL[0-9]+) (?P<name>[a-z-]+)\n\n"
+    r"(?P<severity>Error|Warning|Note): (?P<summary>.+?)\.\n\n(?P<why>.+?)\n\n"
+    r"Fix: (?P<fix>.+?)\.(?P<fixable>\s`--fix`\scan\sdo\sit\.)?\n"
+    r"(?:\nBad:\n\n```(?P<language>py|sh)\n(?P<bad>.+?)```\n\nGood:\n\n```(?:py|sh)\n(?P<good>.+?)```\n)?(?=\n#|\Z)",
+    re.DOTALL,
 )
-RULE_FAILED = Rule(
-    id="DL999",
-    name="rule-failed",
-    severity=Severity.ERROR,
-    summary="a rule that failed on this file: a mistake of drumline, not of the file",
-    why="The rule could not be asked, so this file may have the mistake that it looks for. All other rules were asked, "
-    "and the exit code is 2.",
-    fix="please report it, with the file if you may share it; --ignore with the rule's number goes on without it",
-    bad="",
-    good="",
-)
-OWN_RULES = {rule.id: rule for rule in (UNREADABLE, RULE_FAILED)}
+
+
+def rule(number: str, *, only_distributed: bool = True) -> Rule:
+    """The rule with this number, with its texts from rules/rules.md."""
+    found = _sections()[number]
+    texts = {name: " ".join(found[name].split()) for name in ("summary", "fix")}
+    return Rule(
+        id=number,
+        name=found["name"],
+        severity=Severity(found["severity"].lower()),
+        why="\n\n".join(" ".join(part.split()) for part in found["why"].split("\n\n")),
+        bad=found["bad"] or "",
+        good=found["good"] or "",
+        language="shell" if found["language"] == "sh" else "python",
+        only_distributed=only_distributed,
+        fixable=bool(found["fixable"]),
+        **texts,
+    )
+
+
+@cache
+def _sections() -> dict[str, re.Match[str]]:
+    text = (Path(__file__).parent / "rules" / "rules.md").read_text(encoding="utf-8")
+    return {found["id"]: found for found in _SECTION.finditer(text)}
+
+
+UNREADABLE, RULE_FAILED = rule("DL000"), rule("DL999")
+OWN_RULES = {one.id: one for one in (UNREADABLE, RULE_FAILED)}
 
 
 def problem(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.program.calls import has_unknown_arguments
 from drumline_lint.program.names import DDP
@@ -23,36 +23,7 @@ from drumline_lint.training.models import (
     wrapped,
 )
 
-RULE = Rule(
-    id="DL002",
-    name="wrapped-before-moved",
-    severity=Severity.ERROR,
-    summary="a model is wrapped in DDP before it is on its device",
-    why=(
-        "DDP looks at the parameters once, when it wraps: it sends rank 0's to all and builds its buckets where they "
-        "are. With NCCL that fails for a model on the CPU; device_ids are refused for such a model whatever the "
-        "backend. A model that is moved later no longer fits the buckets."
-    ),
-    fix="move first, then wrap: DDP(model.to(device), device_ids=[local_rank])",
-    bad="""\
-import os
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-local_rank = int(os.environ["LOCAL_RANK"])
-model = DDP(torch.nn.Linear(8, 2))
-model.to(local_rank)
-""",
-    good="""\
-import os
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-local_rank = int(os.environ["LOCAL_RANK"])
-model = torch.nn.Linear(8, 2).to(local_rank)
-model = DDP(model, device_ids=[local_rank])
-""",
-)
+RULE = rule("DL002")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

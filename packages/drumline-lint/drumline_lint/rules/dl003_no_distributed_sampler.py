@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_some_only
 from drumline_lint.flow.single_process import is_alone
@@ -18,35 +18,7 @@ from drumline_lint.program.value import Instance, Made, Several
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, training_loops
 
-RULE = Rule(
-    id="DL003",
-    name="no-distributed-sampler",
-    severity=Severity.ERROR,
-    summary="a DataLoader for training gives every rank the whole dataset",
-    why=(
-        "Without a sampler that knows the rank, each process goes through all samples. An epoch takes as long as on "
-        "one GPU and counts every sample once per process; with the same seed, all ranks even compute the same batches."
-    ),
-    fix="give it sampler=DistributedSampler(dataset), leave shuffle out, and call sampler.set_epoch(epoch)",
-    bad="""\
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader
-
-loader = DataLoader(data, batch_size=32, shuffle=True)
-model = DDP(network)
-for inputs in loader:
-    model(inputs).sum().backward()
-""",
-    good="""\
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler
-
-loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
-model = DDP(network)
-for inputs in loader:
-    model(inputs).sum().backward()
-""",
-)
+RULE = rule("DL003")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

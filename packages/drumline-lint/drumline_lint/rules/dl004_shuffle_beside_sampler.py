@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.program.names import LOADER
 from drumline_lint.program.origins import written
 from drumline_lint.program.program import Program
@@ -13,29 +13,7 @@ from drumline_lint.program.value import Known
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given
 
-RULE = Rule(
-    id="DL004",
-    name="shuffle-beside-sampler",
-    severity=Severity.ERROR,
-    summary="a DataLoader is given shuffle=True beside a sampler",
-    why=(
-        "The sampler gives the order, so that DataLoader refuses to shuffle as well: it raises a ValueError. Where the "
-        "sampler is made only for several processes, it does so only there."
-    ),
-    fix="leave shuffle out: DistributedSampler shuffles by default, anew in each epoch if set_epoch is called",
-    bad="""\
-from torch.utils.data import DataLoader, DistributedSampler
-
-sampler = DistributedSampler(data)
-loader = DataLoader(data, batch_size=32, shuffle=True, sampler=sampler)
-""",
-    good="""\
-from torch.utils.data import DataLoader, DistributedSampler
-
-sampler = DistributedSampler(data)
-loader = DataLoader(data, batch_size=32, sampler=sampler)
-""",
-)
+RULE = rule("DL004")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

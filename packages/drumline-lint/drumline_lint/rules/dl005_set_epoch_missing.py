@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.loops import outer_loops
 from drumline_lint.program.calls import argument, has_unknown_arguments
@@ -17,40 +17,7 @@ from drumline_lint.program.value import Instance, Known, Made, Method, Values
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, training_loops
 
-RULE = Rule(
-    id="DL005",
-    name="set-epoch-missing",
-    severity=Severity.WARNING,
-    summary="a DistributedSampler shuffles, and set_epoch is never called",
-    why=(
-        "The order is drawn from the seed and the epoch, and the sampler cannot know the epoch: without set_epoch it "
-        "stays 0. Every epoch has the same order and the same batches, which may cost accuracy and raises no error."
-    ),
-    fix="call sampler.set_epoch(epoch) at the beginning of every epoch",
-    bad="""\
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler
-
-sampler = DistributedSampler(data)
-loader = DataLoader(data, batch_size=32, sampler=sampler)
-model = DDP(network)
-for epoch in range(10):
-    for inputs in loader:
-        model(inputs).sum().backward()
-""",
-    good="""\
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler
-
-sampler = DistributedSampler(data)
-loader = DataLoader(data, batch_size=32, sampler=sampler)
-model = DDP(network)
-for epoch in range(10):
-    sampler.set_epoch(epoch)
-    for inputs in loader:
-        model(inputs).sum().backward()
-""",
-)
+RULE = rule("DL005")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DDP
@@ -13,32 +13,7 @@ from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import built_of, is_on_cpu_only, wrapped
 
-RULE = Rule(
-    id="DL006",
-    name="batch-norm-not-synced",
-    severity=Severity.NOTE,
-    summary="a model with BatchNorm is wrapped in DDP without SyncBatchNorm",
-    why=(
-        "Each rank normalises by the mean and variance of its own share of the batch, and rank 0's running statistics "
-        "are the ones that are kept. With large shares that is as good, and faster; with a few samples per GPU, "
-        "training differs from that on one GPU with the whole batch, and is often worse."
-    ),
-    fix="where a rank's batch is small, convert before wrapping: nn.SyncBatchNorm.convert_sync_batchnorm(model)",
-    bad="""\
-import torch.nn as nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
-model = DDP(model)
-""",
-    good="""\
-import torch.nn as nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
-model = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(model))
-""",
-)
+RULE = rule("DL006")
 _LAYERS = {f"torch.nn.{lazy}BatchNorm{number}d" for lazy in ("", "Lazy") for number in (1, 2, 3)}
 _MODELS = "torchvision.models."
 _MODELS_WITH_IT = (

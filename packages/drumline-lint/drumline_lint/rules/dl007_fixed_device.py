@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_some_only
 from drumline_lint.flow.single_process import is_alone, is_in_run
@@ -18,33 +18,7 @@ from drumline_lint.program.program import Program
 from drumline_lint.program.tree import Binding, last_name, position, scope_node, statement_of
 from drumline_lint.reading.source import Source
 
-RULE = Rule(
-    id="DL007",
-    name="fixed-device",
-    severity=Severity.WARNING,
-    summary="a GPU is named by a fixed number",
-    why=(
-        "Each process of a host has a GPU of its own. With a fixed number all of them put their tensors on the same "
-        "one: it runs out of memory while the others idle, and NCCL refuses two ranks on one GPU."
-    ),
-    fix='use the device of this process: torch.device("cuda", local_rank), with local_rank from LOCAL_RANK',
-    bad="""\
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("nccl")
-device = torch.device("cuda:0")
-""",
-    good="""\
-import os
-import torch
-import torch.distributed as dist
-
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl", device_id=device)
-dist.destroy_process_group()
-""",
-)
+RULE = rule("DL007")
 _FIXED = re.compile(r"cuda:\d+")
 _MASK = "CUDA_VISIBLE_DEVICES"
 

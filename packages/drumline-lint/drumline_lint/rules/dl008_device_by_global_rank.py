@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.hosts import meets_on_one_host
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DDP
@@ -13,33 +13,7 @@ from drumline_lint.program.program import Program
 from drumline_lint.program.value import Rank
 from drumline_lint.reading.source import Source
 
-RULE = Rule(
-    id="DL008",
-    name="device-by-global-rank",
-    severity=Severity.ERROR,
-    summary="a GPU is chosen by the global rank",
-    why=(
-        "GPUs count from 0 on every host, ranks go on counting over all of them. On the second host of eight GPUs, "
-        "rank 8 asks for cuda:8, which is not there. On one host both are the same, so that it is found late."
-    ),
-    fix="choose the device by LOCAL_RANK",
-    bad="""\
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("nccl")
-torch.cuda.set_device(dist.get_rank())
-""",
-    good="""\
-import os
-import torch
-import torch.distributed as dist
-
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl")
-dist.destroy_process_group()
-""",
-)
+RULE = rule("DL008")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

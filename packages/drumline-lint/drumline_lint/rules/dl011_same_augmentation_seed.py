@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.loops import done_in
 from drumline_lint.flow.run_order import Run, Step, found_in_scripts, process_of
@@ -17,44 +17,7 @@ from drumline_lint.program.value import Class, Function, Known
 from drumline_lint.reading.source import Source
 from drumline_lint.training.seeds import kind_of_seed, may_differ_by_rank, seeds_torch, where_given
 
-RULE = Rule(
-    id="DL011",
-    name="same-augmentation-seed",
-    severity=Severity.WARNING,
-    summary="data is augmented at random with the same seed on every rank",
-    why=(
-        "With the same seed, every rank draws the same numbers: in each step the samples of all ranks are cropped and "
-        "flipped alike, and a batch over eight ranks has the variety of one. A DataLoader's workers do not help: the "
-        "seed from which they get theirs is drawn from the generator of their rank."
-    ),
-    fix="seed again with the rank, torch.manual_seed(seed + rank), after the model has been built",
-    bad="""\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler
-from torchvision import datasets, transforms
-
-torch.manual_seed(42)
-model = DDP(torch.nn.Linear(8, 2))
-flip = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
-data = datasets.ImageFolder("train", flip)
-loader = DataLoader(data, 32, sampler=DistributedSampler(data), num_workers=4)
-""",
-    good="""\
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler
-from torchvision import datasets, transforms
-
-torch.manual_seed(42)
-model = DDP(torch.nn.Linear(8, 2))
-torch.manual_seed(42 + dist.get_rank())
-flip = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
-data = datasets.ImageFolder("train", flip)
-loader = DataLoader(data, 32, sampler=DistributedSampler(data), num_workers=4)
-""",
-)
+RULE = rule("DL011")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

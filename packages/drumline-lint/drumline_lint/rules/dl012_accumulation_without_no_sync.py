@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_now_and_then
 from drumline_lint.flow.loops import calls_in, loop_around
@@ -22,45 +22,7 @@ from drumline_lint.training.steps import (
     wrapped_calls,
 )
 
-RULE = Rule(
-    id="DL012",
-    name="accumulation-without-no-sync",
-    severity=Severity.WARNING,
-    summary="gradients are accumulated, and yet exchanged at every micro-batch",
-    why=(
-        "DDP averages the gradients over all ranks in every backward. When the optimizer makes a step only at every "
-        "nth, the other n - 1 exchanges are for nothing: the result is the same, the time on the network n times as "
-        "long."
-    ),
-    fix="run all micro-batches but the last of a step under `with model.no_sync():`",
-    bad="""\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.Linear(8, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for i, x in enumerate(loader):
-    model(x).sum().backward()
-    if (i + 1) % 4 == 0:
-        optimizer.step()
-        optimizer.zero_grad()
-""",
-    good="""\
-import contextlib
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.Linear(8, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for i, x in enumerate(loader):
-    is_last = (i + 1) % 4 == 0
-    with contextlib.nullcontext() if is_last else model.no_sync():
-        model(x).sum().backward()
-    if is_last:
-        optimizer.step()
-        optimizer.zero_grad()
-""",
-)
+RULE = rule("DL012")
 SWITCHES = {
     "no_sync",
     "require_backward_grad_sync",

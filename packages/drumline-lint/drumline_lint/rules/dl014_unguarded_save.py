@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.call_values import Entered, truth
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.guards import is_on_every_rank
@@ -14,33 +14,7 @@ from drumline_lint.program.tree import FunctionNode, function_around
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own, saves
 
-RULE = Rule(
-    id="DL014",
-    name="unguarded-save",
-    severity=Severity.ERROR,
-    summary="every rank saves to the same path",
-    why=(
-        "All processes write the same file at the same time, each over the others. What is left may be torn, and it is "
-        "found when it is to be loaded."
-    ),
-    fix="save under `if dist.get_rank() == 0:`, or put the rank into the path if each rank has something of its own",
-    bad="""\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.Linear(8, 2))
-torch.save(model.module.state_dict(), "model.pt")
-""",
-    good="""\
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.Linear(8, 2))
-if dist.get_rank() == 0:
-    torch.save(model.module.state_dict(), "model.pt")
-""",
-)
+RULE = rule("DL014")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

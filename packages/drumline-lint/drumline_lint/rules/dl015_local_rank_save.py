@@ -4,41 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.guards import Guards, is_main_only, ways
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own_of_node, saves
 
-RULE = Rule(
-    id="DL015",
-    name="local-rank-save",
-    severity=Severity.ERROR,
-    summary="a save is guarded by the local rank",
-    why=(
-        "The local rank counts from 0 on every node, so that one process of each node passes the guard. On a disk "
-        "that the nodes share they all write the same path at the same time. On one node it works, so that it is "
-        "found late."
-    ),
-    fix="guard the save by the global rank (`dist.get_rank() == 0`), or put the node's rank into the path",
-    bad="""\
-import os
-import torch
-import torch.distributed as dist
-
-dist.barrier()
-if int(os.environ["LOCAL_RANK"]) == 0:
-    torch.save({"step": 1}, "last.pt")
-""",
-    good="""\
-import torch
-import torch.distributed as dist
-
-dist.barrier()
-if dist.get_rank() == 0:
-    torch.save({"step": 1}, "last.pt")
-""",
-)
+RULE = rule("DL015")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

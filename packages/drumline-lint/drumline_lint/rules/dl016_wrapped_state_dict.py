@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import cast
 
-from drumline_lint.findings import Edit, Finding, Rule, Severity
+from drumline_lint.findings import Edit, Finding, rule
 from drumline_lint.flow.conditions import known_parts
 from drumline_lint.flow.single_process import says_distributed
 from drumline_lint.program.names import DDP
@@ -17,36 +17,7 @@ from drumline_lint.program.value import Known, Library, Several, Value
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import saves
 
-RULE = Rule(
-    id="DL016",
-    name="wrapped-state-dict",
-    severity=Severity.WARNING,
-    summary="the state_dict of the wrapped model is saved",
-    why=(
-        "DistributedDataParallel holds the model as its `module`, and its state_dict has that word at the beginning "
-        "of every key. A model that is not wrapped, for evaluation or on one GPU, cannot load it."
-    ),
-    fix="save `model.module.state_dict()`",
-    bad="""\
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.Linear(8, 2))
-if dist.get_rank() == 0:
-    torch.save(model.state_dict(), "model.pt")
-""",
-    good="""\
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.Linear(8, 2))
-if dist.get_rank() == 0:
-    torch.save(model.module.state_dict(), "model.pt")
-""",
-    fixable=True,
-)
+RULE = rule("DL016")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

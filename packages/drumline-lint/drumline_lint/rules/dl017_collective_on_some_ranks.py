@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.collectives import (
     collectives_in,
     has_counterpart,
@@ -22,34 +22,7 @@ from drumline_lint.program.tree import above, function_around, last_name
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
 
-RULE = Rule(
-    id="DL017",
-    name="collective-on-some-ranks",
-    severity=Severity.ERROR,
-    summary="a collective is called by some ranks only",
-    why=(
-        "A collective needs a call from every rank of the group. Those that come to it wait for those that never "
-        "do, until the timeout ends the job; or it meets the next collective of the others, and what comes of "
-        "that is wrong."
-    ),
-    fix="call it on every rank, outside of the condition, and keep only what is for one rank inside",
-    bad="""\
-import torch
-import torch.distributed as dist
-
-if dist.get_rank() == 0:
-    torch.save({"step": 1}, "last.pt")
-    dist.barrier()
-""",
-    good="""\
-import torch
-import torch.distributed as dist
-
-if dist.get_rank() == 0:
-    torch.save({"step": 1}, "last.pt")
-dist.barrier()
-""",
-)
+RULE = rule("DL017")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

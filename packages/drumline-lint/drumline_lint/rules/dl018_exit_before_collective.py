@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.collectives import collectives_in, reached_in, short
 from drumline_lint.flow.conditions import ENDING_CALLS, after_in_block, conditions, rank_tests, rank_tests_at
 from drumline_lint.flow.distributed import framework
@@ -28,40 +28,7 @@ from drumline_lint.program.tree import (
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
 
-RULE = Rule(
-    id="DL018",
-    name="exit-before-collective",
-    severity=Severity.ERROR,
-    summary="some ranks leave before a collective that the others come to",
-    why=(
-        "A collective needs a call from every rank, and the backward pass of a wrapped model has collectives too. "
-        "Ranks that return, break or go on to the next batch before it leave the others waiting until the timeout "
-        "ends the job. A condition on the loss of the rank's own batch is such a condition as well: it is another "
-        "on every rank."
-    ),
-    fix="let every rank come to it: leave after it, or share the decision by all_reduce first and leave together",
-    bad="""\
-import torch
-import torch.distributed as dist
-
-
-def save(state):
-    if dist.get_rank() != 0:
-        return
-    torch.save(state, "last.pt")
-    dist.barrier()
-""",
-    good="""\
-import torch
-import torch.distributed as dist
-
-
-def save(state):
-    if dist.get_rank() == 0:
-        torch.save(state, "last.pt")
-    dist.barrier()
-""",
-)
+RULE = rule("DL018")
 Exit = ast.Return | ast.Break | ast.Continue | ast.Expr
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.guards import is_on_main_only
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.program import Program
@@ -15,31 +15,7 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_in_memory, is_own
 from drumline_lint.training.tensors import says_cpu
 
-RULE = Rule(
-    id="DL019",
-    name="load-without-map-location",
-    severity=Severity.WARNING,
-    summary="torch.load without map_location on every rank",
-    why=(
-        "By default tensors go back to the device that they were saved from, which is mostly cuda:0, that of rank 0. "
-        "Every process of a node then opens a context on that GPU and holds a copy there, and it may run out of memory."
-    ),
-    fix='load with `map_location="cpu"`, or onto the device of this rank',
-    bad="""\
-import torch
-import torch.distributed as dist
-
-dist.barrier()
-state = torch.load("last.pt", weights_only=True)
-""",
-    good="""\
-import torch
-import torch.distributed as dist
-
-dist.barrier()
-state = torch.load("last.pt", map_location="cpu", weights_only=True)
-""",
-)
+RULE = rule("DL019")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

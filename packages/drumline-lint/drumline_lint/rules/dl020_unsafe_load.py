@@ -4,38 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import Known
 from drumline_lint.reading.source import Source
 
-RULE = Rule(
-    id="DL020",
-    name="unsafe-load",
-    severity=Severity.WARNING,
-    summary="torch.load with weights_only=False",
-    why=(
-        "With weights_only=False torch.load unpickles anything, and whoever wrote the file can have any code run by "
-        "all ranks. Tensors, numbers, strings, lists and dicts load with weights_only=True, the default since "
-        "torch 2.6."
-    ),
-    fix="load with `weights_only=True`, and allow other classes by torch.serialization.add_safe_globals",
-    bad="""\
-import torch
-import torch.distributed as dist
-
-dist.barrier()
-state = torch.load("last.pt", map_location="cpu", weights_only=False)
-""",
-    good="""\
-import torch
-import torch.distributed as dist
-
-dist.barrier()
-state = torch.load("last.pt", map_location="cpu", weights_only=True)
-""",
-)
+RULE = rule("DL020")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

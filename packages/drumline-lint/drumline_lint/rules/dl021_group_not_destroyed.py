@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import ENDING_CALLS, conditions
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.run_order import MOST_STEPS, Run, process_of, scripts_through
@@ -24,32 +24,7 @@ from drumline_lint.program.tree import (
 from drumline_lint.program.value import Module
 from drumline_lint.reading.source import Source
 
-RULE = Rule(
-    id="DL021",
-    name="group-not-destroyed",
-    severity=Severity.WARNING,
-    summary="destroy_process_group is never called",
-    why=(
-        "NCCL's communicators and the threads that watch them are then taken down while Python exits, in no order: the "
-        "process may hang or crash after the last step, and the launcher takes a run that was done for a failed one. "
-        "With NCCL, PyTorch warns of it at exit. After an exception it is better left out: it may wait for work that "
-        "the other ranks never finish."
-    ),
-    fix="call torch.distributed.destroy_process_group() on every rank, at the end of the run",
-    bad="""\
-import torch.distributed as dist
-
-dist.init_process_group("nccl")
-train()
-""",
-    good="""\
-import torch.distributed as dist
-
-dist.init_process_group("nccl")
-train()
-dist.destroy_process_group()
-""",
-)
+RULE = rule("DL021")
 # Python calls them by itself.
 _CALLED_BY_PYTHON = ("__exit__", "__aexit__", "__del__")
 

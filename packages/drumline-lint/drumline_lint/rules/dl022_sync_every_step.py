@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import leaves, rank_tests
 from drumline_lint.flow.guards import is_now_and_then
 from drumline_lint.flow.loops import repeated
@@ -15,41 +15,7 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import is_method, rounds, training_loops
 from drumline_lint.training.tensors import is_of_step
 
-RULE = Rule(
-    id="DL022",
-    name="sync-every-step",
-    severity=Severity.WARNING,
-    summary="every step waits for the GPU to hand over a number",
-    why=(
-        "Python runs ahead of the GPU and queues its work. To read a tensor's value it must wait until all of it is "
-        "done; then the GPU is idle until Python has queued the next. In DDP the slowest rank of each step makes all "
-        "others wait, so that every such pause is paid by all of them."
-    ),
-    fix="read it every so many steps (`if step % 50 == 0:`), and add up `loss.detach()` on the GPU until then",
-    bad="""\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.Linear(8, 2).cuda())
-total = 0.0
-for x in loader:
-    loss = model(x).sum()
-    loss.backward()
-    total += loss.item()
-""",
-    good="""\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.Linear(8, 2).cuda())
-total = torch.zeros((), device="cuda")
-for x in loader:
-    loss = model(x).sum()
-    loss.backward()
-    total += loss.detach()
-mean = total.item() / len(loader)
-""",
-)
+RULE = rule("DL022")
 READING = ("item", "tolist", "numpy", "cpu")
 NUMBERS = ("float", "int", "bool")
 SHOWING = ("print", "write", "set_postfix", "set_postfix_str", "set_description", "info", "debug", "warning")

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import after_in_block, leaves, rank_tests_at
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_every_rank
@@ -17,30 +17,7 @@ from drumline_lint.program.tree import above, function_around, inside, last_name
 from drumline_lint.program.value import Rank, RankTest
 from drumline_lint.reading.source import Source
 
-RULE = Rule(
-    id="DL023",
-    name="unguarded-print",
-    severity=Severity.WARNING,
-    summary="every rank prints or logs",
-    why=(
-        "Each line appears once for every process, out of order, and in a large job what matters is lost among "
-        "them. Progress bars draw over each other, and trackers get a run for every rank."
-    ),
-    fix="do it under `if dist.get_rank() == 0:`, or name the rank in the message if every rank has something to say",
-    bad="""\
-import torch.distributed as dist
-
-dist.barrier()
-print("epoch done")
-""",
-    good="""\
-import torch.distributed as dist
-
-dist.barrier()
-if dist.get_rank() == 0:
-    print("epoch done")
-""",
-)
+RULE = rule("DL023")
 _SAID = {
     "print": "every rank comes to {name}, and its line appears once for each",
     "log": "every rank comes to {name}, and no logger is set up by rank",

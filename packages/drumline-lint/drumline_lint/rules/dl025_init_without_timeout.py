@@ -5,39 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.names import INIT
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import Known
 from drumline_lint.reading.source import Source
 
-RULE = Rule(
-    id="DL025",
-    name="init-without-timeout",
-    severity=Severity.NOTE,
-    summary="init_process_group without a timeout",
-    why=(
-        "When a rank is stuck, or lost and nobody says so, the others wait in their next collective until the timeout: "
-        "by default 10 minutes with NCCL and 30 with Gloo, or where no backend is named. All GPUs of the job are held "
-        "for that time. And where rank 0 alone prepares data or saves for longer than that, a run that is in order is "
-        "ended."
-    ),
-    fix="give timeout=datetime.timedelta(...), longer than the longest time one rank may keep the others waiting",
-    bad="""\
-import torch.distributed as dist
-
-dist.init_process_group("nccl")
-dist.destroy_process_group()
-""",
-    good="""\
-from datetime import timedelta
-import torch.distributed as dist
-
-dist.init_process_group("nccl", timeout=timedelta(minutes=5))
-dist.destroy_process_group()
-""",
-)
+RULE = rule("DL025")
 DEFAULTS = {"nccl": "10 minutes with NCCL", "gloo": "30 minutes with Gloo"}
 LONGER = "30 minutes"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.hosts import (
     Setting,
     is_left_to_launcher,
@@ -17,36 +17,7 @@ from drumline_lint.flow.hosts import (
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 
-RULE = Rule(
-    id="DL027",
-    name="master-addr-in-code",
-    severity=Severity.WARNING,
-    summary="MASTER_ADDR or MASTER_PORT is set to a constant",
-    why=(
-        "torchrun and Slurm scripts say by these two variables where ranks meet. A constant overwrites them: "
-        "with localhost each host waits for itself, and under torchrun nobody listens at another address or port than "
-        "its own. It is right only where the script starts all processes itself, by mp.spawn, on one host; there it "
-        "is not reported."
-    ),
-    fix="leave it to the launcher, or use os.environ.setdefault for a run without one",
-    bad="""\
-import os
-import torch.distributed as dist
-
-os.environ["MASTER_ADDR"] = "10.1.2.3"
-dist.init_process_group("nccl")
-dist.destroy_process_group()
-""",
-    good="""\
-import os
-import torch.distributed as dist
-
-os.environ.setdefault("MASTER_ADDR", "localhost")
-os.environ.setdefault("MASTER_PORT", "29500")
-dist.init_process_group("nccl")
-dist.destroy_process_group()
-""",
-)
+RULE = rule("DL027")
 
 LAST_PORT = 65535
 

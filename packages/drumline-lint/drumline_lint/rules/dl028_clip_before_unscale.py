@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.loops import done_in
 from drumline_lint.program.program import Program
@@ -14,45 +14,7 @@ from drumline_lint.program.value import Made
 from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import SCALERS, is_method, is_scaler, training_loops
 
-RULE = Rule(
-    id="DL028",
-    name="clip-before-unscale",
-    severity=Severity.ERROR,
-    summary="gradients are clipped before the GradScaler has unscaled them",
-    why=(
-        "A GradScaler multiplies the loss, and with it every gradient, by 65536 at first and another number "
-        "later. Scaled like that, their norm is far over the limit at every step, and what is left after clipping and "
-        "unscaling is next to nothing: with SGD the model hardly learns, and nothing says why."
-    ),
-    fix="call scaler.unscale_(optimizer) before clipping",
-    bad="""\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.Linear(8, 2).cuda())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cuda")
-for x in loader:
-    scaler.scale(model(x).sum()).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
-""",
-    good="""\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.Linear(8, 2).cuda())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cuda")
-for x in loader:
-    scaler.scale(model(x).sum()).backward()
-    scaler.unscale_(optimizer)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)
-    scaler.update()
-""",
-)
+RULE = rule("DL028")
 CLIPS = (
     "torch.nn.utils.clip_grad_norm_",
     "torch.nn.utils.clip_grad_value_",

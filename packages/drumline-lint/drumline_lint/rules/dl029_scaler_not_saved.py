@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import imported_sources
 from drumline_lint.program.program import Program
@@ -15,46 +15,7 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import SCALERS, is_method, is_optimizer, is_scaler
 from drumline_lint.training.tensors import passed
 
-RULE = Rule(
-    id="DL029",
-    name="scaler-not-saved",
-    severity=Severity.WARNING,
-    summary="a checkpoint to go on from is without the GradScaler's state",
-    why=(
-        "A run that goes on begins with the first scale again, 65536 by default. Where the scale had come down, the "
-        "first steps overflow and are skipped until it is there again; where it had grown, small gradients may be "
-        "lost. The run is not the one that was stopped."
-    ),
-    fix='save scaler.state_dict() too, under "scaler", and load it where the optimizer\'s state is loaded',
-    bad="""\
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.Linear(8, 2).cuda())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cuda")
-scaler.scale(model(x).sum()).backward()
-scaler.step(optimizer)
-if dist.get_rank() == 0:
-    torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}, "last.pt")
-""",
-    good="""\
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.Linear(8, 2).cuda())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cuda")
-scaler.scale(model(x).sum()).backward()
-scaler.step(optimizer)
-state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-state["scaler"] = scaler.state_dict()
-if dist.get_rank() == 0:
-    torch.save(state, "last.pt")
-""",
-)
+RULE = rule("DL029")
 DEEPEST = 4
 COPIES = ("asdict", "vars", "dict", "copy", "deepcopy")
 

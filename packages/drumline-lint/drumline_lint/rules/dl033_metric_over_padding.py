@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import distributed_sources, framework
 from drumline_lint.flow.guards import is_on_main_only
@@ -20,47 +20,7 @@ from drumline_lint.program.value import Known
 from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import is_method, rounds, training_loops
 
-RULE = Rule(
-    id="DL033",
-    name="metric-over-padding",
-    severity=Severity.WARNING,
-    summary="an evaluation counts the samples that DistributedSampler repeats",
-    why=(
-        "Every rank must get as many samples as the others, so DistributedSampler repeats some where their number "
-        "does not come out even. In training that hardly matters; in an evaluation they count twice, and the score "
-        "depends on the number of GPUs."
-    ),
-    fix=(
-        "give each rank its own part without padding (Subset(dataset, range(rank, len(dataset), world_size))) and "
-        "evaluate model.module, as DDP's forward may wait for the other ranks; or use drop_last=True and evaluate the "
-        "rest on its own"
-    ),
-    bad="""\
-import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler
-
-sampler = DistributedSampler(dataset, shuffle=False)
-loader = DataLoader(dataset, batch_size=64, sampler=sampler)
-with torch.no_grad():
-    for x, y in loader:
-        right += (model(x).argmax(1) == y).sum()
-dist.all_reduce(right)
-""",
-    good="""\
-import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader, Subset
-
-dist.barrier()
-part = Subset(dataset, range(dist.get_rank(), len(dataset), dist.get_world_size()))
-loader = DataLoader(part, batch_size=64)
-with torch.no_grad():
-    for x, y in loader:
-        right += (model.module(x).argmax(1) == y).sum()
-dist.all_reduce(right)
-""",
-)
+RULE = rule("DL033")
 ADDING = ("append", "extend", "update", "add", "add_batch", "accumulate")
 # Who names one of these knows of the padding.
 HANDLING = {

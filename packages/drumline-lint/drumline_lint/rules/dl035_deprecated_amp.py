@@ -6,41 +6,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Edit, Finding, Rule, Severity
+from drumline_lint.findings import Edit, Finding, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.program.calls import has_unknown_arguments
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import above, end_position, is_called, position, up
 from drumline_lint.reading.source import Source
 
-RULE = Rule(
-    id="DL035",
-    name="deprecated-amp",
-    severity=Severity.WARNING,
-    summary="a deprecated name of mixed precision",
-    why=(
-        "torch.cuda.amp and torch.cpu.amp are deprecated since torch 2.4: every rank warns, at every start, and a "
-        "later version may be without them. torch.amp has the same for all devices."
-    ),
-    fix="use torch.amp with the kind of device",
-    bad="""\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.Linear(8, 2).cuda())
-with torch.cuda.amp.autocast():
-    loss = model(x).sum()
-""",
-    good="""\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.Linear(8, 2).cuda())
-with torch.amp.autocast("cuda"):
-    loss = model(x).sum()
-""",
-    fixable=True,
-)
+RULE = rule("DL035")
 OLD = tuple(
     f"torch.{device}.amp.{name}"
     for device, every in (

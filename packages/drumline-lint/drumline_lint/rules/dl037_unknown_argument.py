@@ -6,39 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.errors import did_you_mean
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.program import names
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 
-RULE = Rule(
-    id="DL037",
-    name="unknown-argument",
-    severity=Severity.ERROR,
-    summary="a keyword argument that the function does not have",
-    why=(
-        "The call raises a TypeError, on every rank, once the job has its GPUs. Names that are near are often the "
-        "mistake: the timeout belongs to init_process_group, not to DDP."
-    ),
-    fix="use an argument that is there",
-    bad="""\
-from datetime import timedelta
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.Linear(8, 2), timeout=timedelta(minutes=5))
-""",
-    good="""\
-from datetime import timedelta
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-dist.init_process_group("gloo", timeout=timedelta(minutes=5))
-model = DDP(torch.nn.Linear(8, 2))
-dist.destroy_process_group()
-""",
-)
+RULE = rule("DL037")
 _COLLECTIVE = "group async_op"
 # Those of torch 2.0 to 2.13, also where a version has since lost or only lately got one.
 ACCEPTED = {

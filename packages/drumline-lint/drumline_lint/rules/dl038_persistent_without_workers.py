@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.program.calls import has_unknown_arguments
 from drumline_lint.program.names import LOADER
 from drumline_lint.program.origins import written
@@ -13,29 +13,7 @@ from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given
 
-RULE = Rule(
-    id="DL038",
-    name="persistent-without-workers",
-    severity=Severity.ERROR,
-    summary="persistent_workers or prefetch_factor is given without workers",
-    why=(
-        "With num_workers=0, which is the default, batches are loaded in the training process itself. There is nobody "
-        "to keep or to fetch ahead, and DataLoader raises a ValueError."
-    ),
-    fix="give num_workers of at least 1, or leave persistent_workers and prefetch_factor out",
-    bad="""\
-from torch.utils.data import DataLoader, DistributedSampler
-
-loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False), persistent_workers=True)
-""",
-    good="""\
-from torch.utils.data import DataLoader, DistributedSampler
-
-loader = DataLoader(
-    data, sampler=DistributedSampler(data, shuffle=False), num_workers=4, persistent_workers=True
-)
-""",
-)
+RULE = rule("DL038")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from drumline_lint.findings import Edit, Finding, Rule, Severity
+from drumline_lint.findings import Edit, Finding, rule
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.origins import written
 from drumline_lint.program.program import Program
@@ -14,33 +14,7 @@ from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, loaders, loaders_behind
 from drumline_lint.training.models import moves_to_gpu
 
-RULE = Rule(
-    id="DL039",
-    name="blocking-copy",
-    severity=Severity.WARNING,
-    summary="a batch from pinned memory is copied to the GPU without non_blocking=True",
-    why=(
-        "The loader pins its batches so that the GPU can fetch them while the process goes on. Without "
-        "non_blocking=True the process waits for each copy to end: the copy itself is quicker from pinned memory, but "
-        "nothing is done meanwhile."
-    ),
-    fix="add non_blocking=True to the copy",
-    bad="""\
-from torch.utils.data import DataLoader, DistributedSampler
-
-loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False), pin_memory=True)
-for inputs, targets in loader:
-    inputs = inputs.to(device)
-""",
-    good="""\
-from torch.utils.data import DataLoader, DistributedSampler
-
-loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False), pin_memory=True)
-for inputs, targets in loader:
-    inputs = inputs.to(device, non_blocking=True)
-""",
-    fixable=True,
-)
+RULE = rule("DL039")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ import builtins
 import sys
 from collections.abc import Iterator
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.collectives import Find, has_counterpart, has_group, who_comes
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import guards
@@ -33,43 +33,7 @@ from drumline_lint.program.value import Class, Function, Instance, Known, Librar
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import WRAPPERS, built_of, wrapped, wraps_any
 
-RULE = Rule(
-    id="DL040",
-    name="wrapped-model-on-some-ranks",
-    severity=Severity.WARNING,
-    summary="a wrapped model is run by some ranks only",
-    why=(
-        "A model in DistributedDataParallel is more than the model: its forward sends the buffers of rank 0, such as "
-        "the running means of BatchNorm, to all ranks, in eval mode too, and its backward averages gradients over "
-        "all. FullyShardedDataParallel gathers the weights in every forward. Where the other ranks do not run it, the "
-        "job hangs, or these meet what the others do next. Without gradients only the first forward after a training "
-        "step sends: that goes well by luck if the next thing the others do is a training step, and not before a "
-        "barrier, a reduction or the end of the job."
-    ),
-    fix="run what it wraps, its `.module`, where only some ranks come, or let every rank come",
-    bad="""\
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.BatchNorm1d(8))
-if dist.get_rank() == 0:
-    model.eval()
-    with torch.no_grad():
-        outputs = [model(inputs) for inputs in loader]
-""",
-    good="""\
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-model = DDP(torch.nn.BatchNorm1d(8))
-if dist.get_rank() == 0:
-    model.eval()
-    with torch.no_grad():
-        outputs = [model.module(inputs) for inputs in loader]
-""",
-)
+RULE = rule("DL040")
 _FORWARD = "forward"
 
 

@@ -5,39 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.launchers import PYTHON, Flag, Launch, launches
 from drumline_lint.reading.shell import Script, TextRange
 from drumline_lint.reading.shell_parser import Kind, Word
 
 FROM_JOB = "$((20000 + SLURM_JOB_ID % 20000))"
-RULE = Rule(
-    id="DL102",
-    name="fixed-port",
-    severity=Severity.WARNING,
-    summary="a fixed port on a host that several jobs share",
-    why=(
-        "Only one process of a host can listen on a port. Slurm may put two jobs on one host unless they ask for "
-        "whole nodes: the second finds the port taken and fails, or joins the store of the first, and dies when that "
-        "one ends. On one node no port has to be known beforehand at all."
-    ),
-    fix=f"take the port from the job's number, such as {FROM_JOB}; on one node, use torchrun --standalone",
-    bad=(
-        "#!/bin/bash\n"
-        "#SBATCH --nodes=2 --ntasks-per-node=2 --gpus-per-node=2\n"
-        "export MASTER_PORT=29500\n"
-        "export MASTER_ADDR=$(hostname)\n"
-        "srun python train.py\n"
-    ),
-    good=(
-        "#!/bin/bash\n"
-        "#SBATCH --nodes=2 --ntasks-per-node=2 --gpus-per-node=2\n"
-        f"export MASTER_PORT={FROM_JOB}\n"
-        "export MASTER_ADDR=$(hostname)\n"
-        "srun python train.py\n"
-    ),
-    language="shell",
-)
+RULE = rule("DL102")
 LAST_PORT = 65535
 DEFAULTS = {"static": "29500", "c10d": "29400"}
 

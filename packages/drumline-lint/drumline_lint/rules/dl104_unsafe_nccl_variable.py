@@ -5,25 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.launchers import PYTHON, launches
 from drumline_lint.reading.shell import Assignment, Script
 
-RULE = Rule(
-    id="DL104",
-    name="unsafe-nccl-variable",
-    severity=Severity.WARNING,
-    summary="a variable of NCCL or torch that slows a run down or lets it hang",
-    why=(
-        "These variables are for finding a fault or getting round one. NCCL's manual says that those for debugging "
-        "should not stay in scripts: they may cost speed, or lead to crashes and hangs. Often the fault goes and the "
-        "line stays."
-    ),
-    fix="remove the line once the fault is found",
-    bad="export NCCL_P2P_DISABLE=1\ntorchrun --nproc-per-node=8 train.py\n",
-    good="export NCCL_DEBUG=WARN\ntorchrun --nproc-per-node=8 train.py\n",
-    language="shell",
-)
+RULE = rule("DL104")
 # NCCL and CUDA read numbers, and torch's handling of errors is one; its switches are words too.
 ONE, ZERO = frozenset({"1"}), frozenset({"0"})
 ON = ONE | {"true", "y", "yes", "t"}

@@ -9,26 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.launchers import launches
 from drumline_lint.reading.nccl_names import GIVEN_UP, NCCL, OLD_NAMES, TORCH
 from drumline_lint.reading.shell import Assignment, Script
 
-RULE = Rule(
-    id="DL105",
-    name="nccl-variable-without-effect",
-    severity=Severity.WARNING,
-    summary="a variable of NCCL that has no effect",
-    why=(
-        "A variable that is not exported stays in the shell; one that is set after the launcher comes too late; one "
-        "that is misspelt is read by nobody. Nothing reports it, and the run goes on as if the line were not there. "
-        "The name of an interface that matches none stops NCCL."
-    ),
-    fix="export it, before the launcher is started, under the name that NCCL or torch reads",
-    bad="NCCL_SOCKET_IFNAME=eth0\ntorchrun --nproc-per-node=8 train.py\n",
-    good="export NCCL_SOCKET_IFNAME=eth0\ntorchrun --nproc-per-node=8 train.py\n",
-    language="shell",
-)
+RULE = rule("DL105")
 PREFIXES = ("NCCL_", "TORCH_NCCL_")
 NEAR = 0.9
 FARTHEST = 2

@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from drumline_lint.findings import Edit, Finding, Rule, Severity
+from drumline_lint.findings import Edit, Finding, rule
 from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import inside
@@ -17,23 +17,7 @@ from drumline_lint.reading.shell import Script
 from drumline_lint.reading.shell_parser import Word
 from drumline_lint.reading.source import Source
 
-RULE = Rule(
-    id="DL106",
-    name="deprecated-launch",
-    severity=Severity.WARNING,
-    summary="torch.distributed.launch instead of torchrun",
-    why=(
-        "torch.distributed.launch is deprecated and will be removed. Unless it is given --use-env it also adds "
-        "--local-rank to the arguments of the script, with a dash since torch 2.0: a script that knows only "
-        "--local_rank stops with `unrecognized arguments`."
-    ),
-    fix="use torchrun, and read os.environ['LOCAL_RANK'] in the script",
-    bad="python -m torch.distributed.launch --use_env --nproc_per_node=8 train.py\n",
-    good="torchrun --nproc_per_node=8 train.py\n",
-    language="shell",
-    only_distributed=False,
-    fixable=True,
-)
+RULE = rule("DL106", only_distributed=False)
 IN_COMMAND = re.compile(r"\bpython\S*\s+(?:-\w+\s+)*-m\s+torch\.distributed\.launch\b")
 RUNNERS = (
     "os.popen",

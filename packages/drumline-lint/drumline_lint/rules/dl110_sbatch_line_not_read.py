@@ -6,25 +6,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drumline_lint.findings import Finding, Rule, Severity
+from drumline_lint.findings import Finding, rule
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.slurm import first_command
 
-RULE = Rule(
-    id="DL110",
-    name="sbatch-line-not-read",
-    severity=Severity.WARNING,
-    summary="a line for sbatch is not read, as it is a comment or comes too late",
-    why=(
-        "sbatch reads lines that begin with #SBATCH, in capitals and without a blank, and stops at the first command, "
-        "even if that is an assignment. All others are comments to it, and it says nothing: the job gets other nodes, "
-        "tasks or GPUs than the file seems to ask for."
-    ),
-    fix="begin the line with #SBATCH, and put it above all commands",
-    bad="#!/bin/bash\nset -e\n#SBATCH --nodes=2 --ntasks-per-node=1\nsrun python train.py\n",
-    good="#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\nset -e\nsrun python train.py\n",
-    language="shell",
-)
+RULE = rule("DL110")
 _READ = "#SBATCH"
 # With a blank, small letters are a command that someone is told to use: `# sbatch --nodes=2 run.sh`.
 _MEANT = re.compile(r"^[ \t]*#(?:(?P<blank>[ \t]+)SBATCH|(?i:SBATCH))(?=[ \t]+-|--)[^\n]*", re.MULTILINE)
