@@ -37,14 +37,7 @@ DEEPEST = 20
 _LEFT_OUT = {"torch.distributed.monitored_barrier"}
 _OF_FRAMEWORKS = {
     f"accelerate.Accelerator.{name}"
-    for name in (
-        "wait_for_everyone",
-        "gather",
-        "gather_for_metrics",
-        "reduce",
-        "save_state",
-        "get_state_dict",
-    )
+    for name in "wait_for_everyone gather gather_for_metrics reduce save_state get_state_dict".split()
 }
 _OF_SHARDS = "torch.distributed.checkpoint.state_dict."
 ALL = (COLLECTIVES | COLLECTIVE_SAVES | _OF_FRAMEWORKS) - _LEFT_OUT

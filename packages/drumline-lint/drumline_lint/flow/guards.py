@@ -289,17 +289,4 @@ def _is_sometimes(test: ast.expr) -> bool:
     return any(part in word for word in words for part in _SOMETIMES)
 
 
-_SOMETIMES = (
-    "log",
-    "report",
-    "print",
-    "verbose",
-    "debug",
-    "every",
-    "interval",
-    "is_last",
-    "should",
-    "sync",
-    "time",
-    "boundary",
-)
+_SOMETIMES = tuple("log report print verbose debug every interval is_last should sync time boundary".split())

@@ -28,17 +28,8 @@ NO_GRADIENTS = (
     "torch.autograd.inference_mode",
 )
 # What is iterated over by these is no data.
-NOT_BATCHES = (
-    "range",
-    "trange",
-    "parameters",
-    "named_parameters",
-    "modules",
-    "named_modules",
-    "children",
-    "items",
-    "keys",
-    "values",
+NOT_BATCHES = tuple(
+    "range trange parameters named_parameters modules named_modules children items keys values".split()
 )
 
 

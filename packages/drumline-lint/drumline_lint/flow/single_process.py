@@ -82,40 +82,12 @@ def _starting(program: Program) -> set[tuple[str, bool]]:
 
 DEEPEST = 6
 _STARTS = {DDP, DISTRIBUTED_SAMPLER, INIT, *FSDP}
-_FLAGS = {
-    "ddp",
-    "dist",
-    "dist_mode",
-    "distributed",
-    "enable_ddp",
-    "is_ddp",
-    "is_dist",
-    "is_dist_avail_and_initialized",
-    "is_distributed",
-    "is_initialized",
-    "is_multi_gpu",
-    "is_parallel",
-    "is_torchelastic_launched",
-    "multi_gpu",
-    "multigpu",
-    "multiprocessing_distributed",
-    "parallel",
-    "use_ddp",
-    "use_dist",
-    "use_distributed",
-    "with_ddp",
-}
-_COUNTS = {
-    "n_gpu",
-    "n_gpus",
-    "ngpu",
-    "ngpus",
-    "num_gpu",
-    "num_gpus",
-    "nprocs",
-    "num_processes",
-    "device_count",
-}
+_FLAGS = set(
+    "ddp dist dist_mode distributed enable_ddp is_ddp is_dist is_dist_avail_and_initialized "
+    "is_distributed is_initialized is_multi_gpu is_parallel is_torchelastic_launched multi_gpu multigpu "
+    "multiprocessing_distributed parallel use_ddp use_dist use_distributed with_ddp".split()
+)
+_COUNTS = set("n_gpu n_gpus ngpu ngpus num_gpu num_gpus nprocs num_processes device_count".split())
 
 
 def is_alone(program: Program, node: ast.AST, depth: int = 0) -> bool:

@@ -45,20 +45,9 @@ PASSED_THROUGH = {
     SYNC_BATCH_NORM,
     "typing.cast",
 }
-PASSING_METHODS = {
-    "bfloat16",
-    "compile",
-    "cpu",
-    "cuda",
-    "double",
-    "eval",
-    "float",
-    "half",
-    "requires_grad_",
-    "share_memory",
-    "to",
-    "train",
-}
+PASSING_METHODS = set(
+    "bfloat16 compile cpu cuda double eval float half requires_grad_ share_memory to train".split()
+)
 
 
 def of_call(program: Whole, node: ast.Call) -> Values:

@@ -19,60 +19,28 @@ SYNC_BATCH_NORM = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
 # Every rank must call them, or those that do wait.
 COLLECTIVES = frozenset(
     f"torch.distributed.{name}"
-    for name in (
-        "all_gather",
-        "all_gather_into_tensor",
-        "all_gather_object",
-        "all_reduce",
-        "all_reduce_coalesced",
-        "all_to_all",
-        "all_to_all_single",
-        "barrier",
-        "broadcast",
-        "broadcast_object_list",
-        "gather",
-        "gather_object",
-        "monitored_barrier",
-        "new_group",
-        "new_subgroups",
-        "reduce",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-        "scatter",
-        "scatter_object_list",
-        "init_device_mesh",
-    )
+    for name in "all_gather all_gather_into_tensor all_gather_object all_reduce all_reduce_coalesced all_to_all "
+    "all_to_all_single barrier broadcast broadcast_object_list gather gather_object monitored_barrier "
+    "new_group new_subgroups reduce reduce_scatter reduce_scatter_tensor scatter scatter_object_list "
+    "init_device_mesh".split()
 )
 # These take part in them without their name saying so.
 COLLECTIVE_SAVES = frozenset(
-    {
-        "torch.distributed.checkpoint.save",
-        "torch.distributed.checkpoint.async_save",
-        "torch.distributed.checkpoint.load",
-        "torch.distributed.checkpoint.save_state_dict",
-        "torch.distributed.checkpoint.load_state_dict",
-        "torch.distributed.checkpoint.state_dict.get_state_dict",
-        "torch.distributed.checkpoint.state_dict.get_model_state_dict",
-        "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict",
-        "torch.distributed.fsdp.FullyShardedDataParallel.state_dict",
-        "torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict",
-        "torch.distributed.fsdp.FullyShardedDataParallel.full_optim_state_dict",
-        "torch.distributed.optim.ZeroRedundancyOptimizer.consolidate_state_dict",
-    }
+    "torch.distributed.checkpoint.save torch.distributed.checkpoint.async_save "
+    "torch.distributed.checkpoint.load torch.distributed.checkpoint.save_state_dict "
+    "torch.distributed.checkpoint.load_state_dict "
+    "torch.distributed.checkpoint.state_dict.get_state_dict "
+    "torch.distributed.checkpoint.state_dict.get_model_state_dict "
+    "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict "
+    "torch.distributed.fsdp.FullyShardedDataParallel.state_dict "
+    "torch.distributed.fsdp.FullyShardedDataParallel.optim_state_dict "
+    "torch.distributed.fsdp.FullyShardedDataParallel.full_optim_state_dict "
+    "torch.distributed.optim.ZeroRedundancyOptimizer.consolidate_state_dict".split()
 )
 # Whoever calls one of these trains in several processes; whoever asks for a rank may merely be ready for it.
 STARTS = frozenset({DDP, DISTRIBUTED_SAMPLER, INIT, *FSDP, *COLLECTIVES, "drumline.DDPManager"})
 # They put samplers, wrapping and devices in place themselves.
-FRAMEWORKS = (
-    "accelerate",
-    "lightning",
-    "pytorch_lightning",
-    "deepspeed",
-    "ray",
-    "ignite",
-    "horovod",
-    "composer",
-)
+FRAMEWORKS = tuple("accelerate lightning pytorch_lightning deepspeed ray ignite horovod composer".split())
 
 _SAME = {
     "torch.nn.parallel.distributed.DistributedDataParallel": DDP,

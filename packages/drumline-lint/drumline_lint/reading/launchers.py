@@ -11,32 +11,11 @@ from drumline_lint.reading.shell import Script
 from drumline_lint.reading.shell_parser import ASSIGNMENT, Command, Kind, Word, inside_quotes, read_commands
 from drumline_lint.reading.slurm import Options, read_options
 
-VALUED = (
-    "duplicate-stderr-filters",
-    "duplicate-stdout-filters",
-    "event-log-handler",
-    "local-addr",
-    "local-ranks-filter",
-    "log-dir",
-    "logs-specs",
-    "master-addr",
-    "master-port",
-    "max-restarts",
-    "monitor-interval",
-    "nnodes",
-    "node-rank",
-    "nproc-per-node",
-    "numa-binding",
-    "rdzv-backend",
-    "rdzv-conf",
-    "rdzv-endpoint",
-    "rdzv-id",
-    "redirects",
-    "role",
-    "shutdown-timeout",
-    "signals-to-handle",
-    "start-method",
-    "tee",
+VALUED = tuple(
+    "duplicate-stderr-filters duplicate-stdout-filters event-log-handler local-addr local-ranks-filter "
+    "log-dir logs-specs master-addr master-port max-restarts monitor-interval nnodes node-rank "
+    "nproc-per-node numa-binding rdzv-backend rdzv-conf rdzv-endpoint rdzv-id redirects role "
+    "shutdown-timeout signals-to-handle start-method tee".split()
 )
 BARE = ("help", "module", "no-python", "run-path", "standalone", "use-env", "virtual-local-rank")
 SHORT = {"-h": "help", "-m": "module", "-r": "redirects", "-t": "tee"}
@@ -111,38 +90,11 @@ TORCHRUN, OLD_LAUNCH, ACCELERATE, PYTHON = (
     "accelerate launch",
     "python",
 )
-_STEPPED_OVER = {
-    "nohup",
-    "exec",
-    "time",
-    "command",
-    "env",
-    "nice",
-    "ionice",
-    "sudo",
-    "stdbuf",
-    "setsid",
-    "eval",
-}
-_WITH_OPTIONS = {
-    "apptainer",
-    "conda",
-    "docker",
-    "enroot",
-    "micromamba",
-    "mpiexec",
-    "mpirun",
-    "numactl",
-    "pdsh",
-    "pixi",
-    "poetry",
-    "podman",
-    "singularity",
-    "ssh",
-    "taskset",
-    "timeout",
-    "uv",
-}
+_STEPPED_OVER = set("nohup exec time command env nice ionice sudo stdbuf setsid eval".split())
+_WITH_OPTIONS = set(
+    "apptainer conda docker enroot micromamba mpiexec mpirun numactl pdsh pixi poetry podman singularity "
+    "ssh taskset timeout uv".split()
+)
 _ELSEWHERE = {"mpiexec", "mpirun", "pdsh", "ssh"}
 _SHELLS = {"bash", "sh", "zsh", "dash"}
 _DEEPEST = 4

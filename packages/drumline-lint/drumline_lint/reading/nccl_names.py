@@ -74,13 +74,8 @@ NCCL = frozenset(f"NCCL_{name}" for name in _NCCL.split())
 TORCH = frozenset(f"TORCH_NCCL_{name}" for name in _TORCH.split())
 # torch reads these under their old names too, and says that they are old.
 OLD_NAMES = frozenset(
-    {
-        "NCCL_ASYNC_ERROR_HANDLING",
-        "NCCL_BLOCKING_WAIT",
-        "NCCL_DESYNC_DEBUG",
-        "NCCL_ENABLE_TIMING",
-        "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
-    }
+    "NCCL_ASYNC_ERROR_HANDLING NCCL_BLOCKING_WAIT NCCL_DESYNC_DEBUG NCCL_ENABLE_TIMING "
+    "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK".split()
 )
 # NCCL has given these up; what to set instead, where there is such a thing.
 GIVEN_UP = {

@@ -37,50 +37,13 @@ SHORT = {
     "x": "exclude",
 }
 # These take a value only behind an equals sign, or none at all.
-ALONE = {
-    "async",
-    "bcast",
-    "compress",
-    "contiguous",
-    "disable-status",
-    "exact",
-    "exclusive",
-    "external-launcher",
-    "get-user-env",
-    "hold",
-    "immediate",
-    "kill-on-bad-exit",
-    "label",
-    "multi-prog",
-    "nice",
-    "no-allocate",
-    "no-kill",
-    "no-requeue",
-    "oom-kill-step",
-    "overcommit",
-    "overlap",
-    "oversubscribe",
-    "parsable",
-    "preserve-env",
-    "propagate",
-    "pty",
-    "quiet",
-    "quit-on-interrupt",
-    "reboot",
-    "requeue",
-    "resv-ports",
-    "send-libs",
-    "share",
-    "spread-job",
-    "stepmgr",
-    "test-only",
-    "unbuffered",
-    "use-min-nodes",
-    "verbose",
-    "wait-for-children",
-    "whole",
-    "x11",
-}
+ALONE = set(
+    "async bcast compress contiguous disable-status exact exclusive external-launcher get-user-env hold "
+    "immediate kill-on-bad-exit label multi-prog nice no-allocate no-kill no-requeue oom-kill-step "
+    "overcommit overlap oversubscribe parsable preserve-env propagate pty quiet quit-on-interrupt reboot "
+    "requeue resv-ports send-libs share spread-job stepmgr test-only unbuffered use-min-nodes verbose "
+    "wait-for-children whole x11".split()
+)
 ALIASES = {"tasks-per-node": "ntasks-per-node"}
 # As sbatch looks for them: at the very beginning of a line, and with or without a blank behind.
 _HEADER = re.compile(r"^#SBATCH(?=[ \t-])", re.MULTILINE)

@@ -71,13 +71,9 @@ def _is_for_all(program: Program, call: ast.Call, loops: list[Loop]) -> bool:
 
 
 # Of these it is known that they are indexed, and know nothing of ranks.
-_INDEXED = (
-    "datasets.load_from_disk",
-    "torch.utils.data.ConcatDataset",
-    "torch.utils.data.Subset",
-    "torch.utils.data.TensorDataset",
-    "torch.utils.data.random_split",
-    "torchvision.datasets.",
+_INDEXED = tuple(
+    "datasets.load_from_disk torch.utils.data.ConcatDataset torch.utils.data.Subset "
+    "torch.utils.data.TensorDataset torch.utils.data.random_split torchvision.datasets.".split()
 )
 
 

@@ -115,15 +115,7 @@ def _has_workers(program: Program, loader: ast.Call) -> bool:
 
 TRANSFORMS = ("torchvision.transforms.", "torchvision.transforms.v2.")
 _RANDOM_TRANSFORMS = ("Random", "ColorJitter", "AutoAugment", "RandAugment", "TrivialAugment", "AugMix")
-_ALBUMENTATIONS = (
-    "Random",
-    "HorizontalFlip",
-    "VerticalFlip",
-    "Rotate",
-    "ShiftScaleRotate",
-    "Flip",
-    "ColorJitter",
-)
+_ALBUMENTATIONS = tuple("Random HorizontalFlip VerticalFlip Rotate ShiftScaleRotate Flip ColorJitter".split())
 _TORCH_DRAWS = ("rand", "randn", "randint", "randperm", "bernoulli", "normal", "multinomial", "rand_like")
 _OWN_GENERATORS = (
     "numpy.random.default_rng",

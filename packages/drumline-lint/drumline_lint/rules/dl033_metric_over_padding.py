@@ -23,16 +23,7 @@ from drumline_lint.training.steps import is_method, rounds, training_loops
 RULE = rule("DL033")
 ADDING = ("append", "extend", "update", "add", "add_batch", "accumulate")
 # Who names one of these knows of the padding.
-HANDLING = {
-    "total_size",
-    "gather_for_metrics",
-    "num_samples",
-    "Subset",
-    "unpad",
-    "padding",
-    "is_padding",
-    "valid_mask",
-}
+HANDLING = set("total_size gather_for_metrics num_samples Subset unpad padding is_padding valid_mask".split())
 # What brings the parts of ranks together; `compute` of a metric does.
 _JOINING = re.compile(r"reduce|gather|broadcast|(?<!no_)sync|across|collect|^compute$")
 # Under whatever name a file has them.

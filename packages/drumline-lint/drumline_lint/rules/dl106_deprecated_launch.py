@@ -19,15 +19,9 @@ from drumline_lint.reading.source import Source
 
 RULE = rule("DL106", only_distributed=False)
 IN_COMMAND = re.compile(r"\bpython\S*\s+(?:-\w+\s+)*-m\s+torch\.distributed\.launch\b")
-RUNNERS = (
-    "os.popen",
-    "os.system",
-    "subprocess.Popen",
-    "subprocess.call",
-    "subprocess.check_call",
-    "subprocess.check_output",
-    "subprocess.getoutput",
-    "subprocess.run",
+RUNNERS = tuple(
+    "os.popen os.system subprocess.Popen subprocess.call subprocess.check_call subprocess.check_output "
+    "subprocess.getoutput subprocess.run".split()
 )
 
 

@@ -16,16 +16,8 @@ from drumline_lint.program.tree import Loop, above, class_around, function_aroun
 from drumline_lint.program.value import Element, Instance, Made
 
 # The parameters of a DataLoader that can be given by position, in order.
-_PARAMETERS = (
-    "dataset",
-    "batch_size",
-    "shuffle",
-    "sampler",
-    "batch_sampler",
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "drop_last",
+_PARAMETERS = tuple(
+    "dataset batch_size shuffle sampler batch_sampler num_workers collate_fn pin_memory drop_last".split()
 )
 _AROUND = {"cycle", "enumerate", "islice", "iter", "next", "track", "tqdm", "trange", "zip"}
 _VIEWS = {"items", "values"}

@@ -10,14 +10,9 @@ from drumline_lint.program.program import Program
 from drumline_lint.program.tree import Binding, last_name
 from drumline_lint.program.value import Rank
 
-TORCH_SEEDS = (
-    "torch.manual_seed",
-    "torch.random.manual_seed",
-    "torch.default_generator.manual_seed",
-    "torch.cuda.manual_seed",
-    "torch.cuda.manual_seed_all",
-    "torch.set_rng_state",
-    "torch.random.set_rng_state",
+TORCH_SEEDS = tuple(
+    "torch.manual_seed torch.random.manual_seed torch.default_generator.manual_seed "
+    "torch.cuda.manual_seed torch.cuda.manual_seed_all torch.set_rng_state torch.random.set_rng_state".split()
 )
 OTHER_SEEDS = {"random.seed": "random", "numpy.random.seed": "numpy"}
 # They ask for a seed, or seed a generator of their own.
