@@ -1,14 +1,14 @@
-"""The flags of `drumline launch`, by the place each belongs to, and what is wrong with a set of them."""
+"""The flags of `drumline launch`, grouped by launcher, and every mistake in a combination of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from drumline.cli.launch_program import is_script
-from drumline.cli.launch_slurm import OF_SLURM, wrong_for_slurm
-from drumline.config import Flags
+from drumline.cli.launch_request import is_script
+from drumline.config import Flags, FlagTable
 from drumline.config.flags import REPEATED
 from drumline.config.schema import Bounds, Count, CountOrZero
 from drumline.launch.hosts import wrong_counts
@@ -24,72 +24,42 @@ from drumline.launch.node_plan import (
     TASK_RESTARTS,
 )
 from drumline.launch.rank_environment import DEFAULT_ON_HANG
+from drumline.launch.slurm import MAX_REQUEUES, SIGNAL_BEFORE_S, wrong_values
 from drumline.launch.ssh.hosts_job import NAMES, PREFIXES
 
-# Its type, what stands for the value in the help, and the help.
-FlagTable = Mapping[str, tuple[Any, str, str]]
 ANYWHERE: FlagTable = {
     "procs": (Count, "N", "Ranks of each node [one per GPU, or 1; with --kubernetes 1]."),
     "max-restarts": (
         CountOrZero,
         "N",
-        f"How often failed ranks are started again [{TASK_RESTARTS} for a task, which goes on from its newest "
-        f"checkpoint; {SCRIPT_RESTARTS} for a script, which may begin anew each time].",
+        f"How often failed ranks are restarted [{TASK_RESTARTS} for a task, which resumes from its newest checkpoint; "
+        f"{SCRIPT_RESTARTS} for a script, which may start over each time].",
     ),
     "grace": (
         Annotated[float, Bounds(low=0)],
         "SECONDS",
-        f"How long ranks that are asked to end (SIGTERM) may take, to save what they have [{GRACE_S:g}].",
+        f"How long ranks may take to save and exit after a SIGTERM [{GRACE_S:g}].",
     ),
     "print": (bool, "", "Show the torchrun line of each node, or the batch file, and start nothing."),
     "help": (bool, "", "Show this text."),
-}
-FROM_FILE: FlagTable = {
-    "env-file": (
-        str,
-        "FILE",
-        "Which node this is, and where the others are: NUMBER_OF_NODES, NODE_RANK, NUMBER_OF_GPUS, MASTER_ADDR and "
-        "MASTER_PORT; if wanted DDP_TIMEOUT_SECONDS, DATASET_DIR and OUTPUT_DIR; and whatever else the ranks' "
-        "environment shall hold.",
-    ),
-}
-BY_HAND: FlagTable = {
-    "node-rank": (CountOrZero, "K", "The same without a file: this is node K of --nodes."),
-    "master": (str, "ADDR[:PORT]", f"Where the nodes meet: node 0, as all know it [port {DEFAULT_PORT}]."),
-    "address": (str, "ADDR", "What the other nodes call this one [the way to the master tells]."),
-}
-OF_NODES: FlagTable = {
-    "nnodes": (
-        str,
-        "MIN:MAX",
-        "Go on with MIN nodes when others are missing [all are needed]; MAX is the number of hosts, or "
-        "NUMBER_OF_NODES, and may be left out. Who is missing is said loudly.",
-    ),
-    "join-timeout": (Count, "SECONDS", f"How long nodes wait for each other [{JOIN_TIMEOUT_S}]."),
-    "last-call": (
-        CountOrZero,
-        "SECONDS",
-        f"How long MIN nodes wait for the rest before they go on without [{LAST_CALL_S}].",
-    ),
-    "lost-after": (Count, "SECONDS", f"A node that was not heard for so long is gone [{LOST_AFTER_S}]."),
 }
 OF_WATCH: FlagTable = {
     "watch": (
         bool,
         "",
-        "Watch a script that knows nothing of Drumline: who holds up the ranks is told, with what it does.",
+        "Watch a script that does not use Drumline: report which rank blocks the others, and where.",
     ),
     "on-hang": (
         Literal["restart", "stop", "report"],
         "restart | stop | report",
-        "What then follows: all ranks are ended and started again, as often as --max-restarts allows; or ended; "
-        f"or it is only told [{DEFAULT_ON_HANG}].",
+        "When ranks hang: end and restart all of them, as often as --max-restarts allows; or end them; or only report "
+        f"it [{DEFAULT_ON_HANG}].",
     ),
     "hang-after": (
         Annotated[float, Bounds(above=0)],
         "SECONDS",
-        "How long what may be innocent (a download, a slow disk) may keep the other ranks waiting before that follows "
-        "[for ever: it is only reported]; what cannot continue by itself is not waited for.",
+        "How long a rank that may still continue (a download, a slow disk) may block the others before --on-hang is "
+        "applied [no limit: it is only reported]; what cannot continue by itself is handled at once.",
     ),
 }
 OF_HOSTS: FlagTable = {
@@ -98,8 +68,8 @@ OF_HOSTS: FlagTable = {
     "spare": (
         str,
         "D,E",
-        "Hosts that take the place of one that is lost or unreachable, in this order, with as many ranks as it has "
-        "or as given (`D:4`).",
+        "Hosts that replace one that is lost or unreachable, in this order, with as many ranks as it has or as given "
+        "(`D:4`).",
     ),
     "standby": (
         bool,
@@ -111,20 +81,82 @@ OF_HOSTS: FlagTable = {
     "port": (
         Annotated[int, Bounds(low=1, high=65535)],
         "N",
-        f"Where the hosts meet, on the first of them [{DEFAULT_PORT}].",
+        f"The rendezvous port, on the first host [{DEFAULT_PORT}].",
     ),
-    "ssh": (str, "WORDS", "How to call OpenSSH's client [DRUMLINE_SSH, or ssh], such as 'ssh -F file'."),
+    "ssh": (str, "COMMAND", "How to call OpenSSH's client [DRUMLINE_SSH, or ssh], such as 'ssh -F file'."),
     "python": (str, "PATH", "The Python to run on the hosts [the one that runs this]."),
     "env": (
         REPEATED,
         "NAME | NAME=VALUE",
         "A variable for the ranks' environment, from here or as given; may be repeated. Those that begin with "
-        f"{', '.join(PREFIXES)} go along anyway, and {', '.join(NAMES)}.",
+        f"{', '.join(PREFIXES)} are passed on anyway, and {', '.join(NAMES)}.",
     ),
-    "sync": (bool, "", "First copy the current folder to the same place on every host, with rsync."),
-    "exclude": (REPEATED, "PATTERN", "With --sync: leave out what has this name or path; may be repeated."),
-    "logs": (str, "DIR", "Where the output of ranks is kept, on each host [runs/launch/TIME-JOB]."),
+    "sync": (bool, "", "First copy the current folder to the same path on every host, with rsync."),
+    "exclude": (REPEATED, "PATTERN", "With --sync: skip files of this name or path; may be repeated."),
+    "logs": (str, "DIR", "The folder for the output of ranks, on each host [runs/launch/TIME-JOB]."),
 }
+BY_HAND: FlagTable = {
+    "node-rank": (CountOrZero, "K", "The same without a file: this is node K of --nodes."),
+    "master": (
+        str,
+        "ADDR[:PORT]",
+        f"The address of node 0, where the rendezvous is [port {DEFAULT_PORT}].",
+    ),
+    "address": (str, "ADDR", "The address of this node for the others [that of its route to the master]."),
+}
+BY_FILE_OR_HAND: FlagTable = {
+    "env-file": (
+        str,
+        "FILE",
+        "Which node this is, and where the others are: NUMBER_OF_NODES, NODE_RANK, NUMBER_OF_GPUS, MASTER_ADDR and "
+        "MASTER_PORT; optionally DDP_TIMEOUT_SECONDS, DATASET_DIR and OUTPUT_DIR; and any other variables for the "
+        "ranks' environment.",
+    ),
+    **BY_HAND,
+}
+OF_NODES: FlagTable = {
+    "nnodes": (
+        str,
+        "MIN:MAX",
+        "Continue with MIN nodes when others are missing [all are needed]; MAX is the number of hosts, or "
+        "NUMBER_OF_NODES, and may be left out. A warning names the missing ones.",
+    ),
+    "join-timeout": (Count, "SECONDS", f"How long nodes wait for each other [{JOIN_TIMEOUT_S}]."),
+    "last-call": (
+        CountOrZero,
+        "SECONDS",
+        f"How long MIN nodes wait for the rest before they continue without them [{LAST_CALL_S}].",
+    ),
+    "lost-after": (
+        Count,
+        "SECONDS",
+        f"A node without a heartbeat for this long counts as lost [{LOST_AFTER_S}].",
+    ),
+}
+OF_SLURM: FlagTable = {
+    "slurm": (bool, "", "Write a batch file and submit it with sbatch; with --print only show it."),
+    "partition": (str, "NAME", "The partition [the cluster's default]."),
+    "time": (str, "T", "The time limit, as sbatch takes it: minutes, H:M:S, D-H:M:S [the partition's]."),
+    "account": (str, "NAME", "The account that is charged."),
+    "qos": (str, "NAME", "The quality of service."),
+    "cpus": (Count, "N", "Cores of each node."),
+    "mem": (str, "SIZE", "Memory of each node, as in 64G."),
+    "job-name": (str, "NAME", "The name of the job and of its log [that of the task or script]."),
+    "signal-before": (
+        Count,
+        "S",
+        f"How long before the time limit the run is asked to save [{SIGNAL_BEFORE_S} s].",
+    ),
+    "max-requeues": (CountOrZero, "N", f"How often a preempted job is requeued [{MAX_REQUEUES}]."),
+    "sbatch": (str, "FLAGS", "Any other flags of sbatch: --sbatch='--exclusive --constraint=a100'."),
+    "srun": (
+        bool,
+        "",
+        "In a batch file of your own: `srun --ntasks-per-node=1 drumline launch --srun ...` starts a node's ranks.",
+    ),
+}
+# Those that sbatch has under the same names.
+OF_SBATCH = ("partition", "time", "account", "qos", "mem")
 OF_KUBERNETES: FlagTable = {
     "kubernetes": (bool, "", "Write a manifest for kubectl; nothing is applied unless --apply is given."),
     "api": (
@@ -135,117 +167,131 @@ OF_KUBERNETES: FlagTable = {
     "image": (
         str,
         "IMAGE",
-        "The container image; it holds the code, and drumline for a task or with --nnodes.",
+        "The container image; it contains the code, and drumline for a task or with --nnodes.",
     ),
-    "name": (str, "NAME", "What the job is called in the cluster [after the task or script]."),
-    "namespace": (str, "NAME", "The namespace it belongs to [kubectl's own]."),
+    "name": (str, "NAME", "The name of the job in the cluster [that of the task or script]."),
+    "namespace": (str, "NAME", "The namespace [kubectl's own]."),
     "claim": (str, "NAME", "A PersistentVolumeClaim for run folders, mounted at /runs in every pod."),
-    "apply": (bool, "", "Hand the manifest to `kubectl apply`, in kubectl's own context."),
+    "apply": (bool, "", "Pass the manifest to `kubectl apply`, in kubectl's own context."),
 }
 OF_CLUSTERS: FlagTable = {
     "nodes": (Count, "N", "Nodes of a Slurm job, pods, or with --node-rank the nodes of the job [1]."),
     "gpus": (
         CountOrZero,
         "N",
-        "GPUs of each [Slurm: as the partition has it; pods: one per rank, 0 for none].",
+        "GPUs of each [Slurm: the partition's default; pods: one per rank, 0 for none].",
     ),
     "out": (str, "FILE", "Where to write the manifest [the screen] or the batch file [NAME.sbatch]."),
 }
 # As the help shows them.
 GROUPS: Mapping[str, FlagTable] = {
     "anywhere": ANYWHERE,
-    "watch  Over a script; a task is watched by itself (--watch.on_hang).": OF_WATCH,
+    "watch  Over a script; a task has its own watchdog (--watch.on_hang).": OF_WATCH,
     "on other hosts  One command, over ssh; it shows and ends the whole job.": OF_HOSTS,
-    "by hand  One node of a job; the same command is typed on each.": {**FROM_FILE, **BY_HAND},
-    "several nodes  How few will do, and how long they wait for each other.": OF_NODES,
-    "Slurm  A batch job, which goes on after preemption and time limits.": OF_SLURM,
+    "by hand  One node of a job; the same command is run on each.": BY_FILE_OR_HAND,
+    "several nodes  How many are needed, and how long they wait for each other.": OF_NODES,
+    "Slurm  A batch job, which resumes after preemption and time limits.": OF_SLURM,
     "Kubernetes  A manifest.": OF_KUBERNETES,
     "Slurm and Kubernetes": OF_CLUSTERS,
 }
 OWN_FLAGS: FlagTable = {name: flag for table in GROUPS.values() for name, flag in table.items()}
-WHERES = ("env-file", "node-rank", "hosts", "hostfile", "kubernetes", "slurm", "srun")
+WHERE = ("env-file", "node-rank", "hosts", "hostfile", "kubernetes", "slurm", "srun")
 
 
 def wrong_flags(flags: Flags) -> Iterator[str]:
-    """Every mistake, as a sentence."""
+    """Every mistake, as a message."""
     yield from flags.layer.problems
     given = flags.own
-    wheres = [name for name in WHERES if name in given and given[name] is not False]
-    if len(wheres) > 1:
-        yield (
-            " and ".join(f"--{name}" for name in wheres) + " exclude each other: each says where the job runs"
+    where = {name for name in WHERE if name in given and given[name] is not False}
+
+    def misplaced(names: Iterable[str], reason: str) -> Iterator[str]:
+        return (f"--{name}: {reason}" for name in names if name in given and name not in WHERE)
+
+    if len(where) > 1:
+        named = " and ".join(f"--{name}" for name in WHERE if name in where)
+        yield f"{named} exclude each other: each says where the job runs"
+    if "env-file" in where:
+        yield from misplaced(
+            ["procs"], "NUMBER_OF_GPUS in the --env-file is the number of ranks of this node"
         )
-    if "env-file" in wheres and "procs" in given:
-        yield "--procs: NUMBER_OF_GPUS in the --env-file says how many ranks this node has"
-    if "kubernetes" in wheres:
+    if "kubernetes" in where:
         yield from _wrong_for_kubernetes(given)
     else:
-        yield from (
-            f"--{name}: belongs to --kubernetes"
-            for name in OF_KUBERNETES
-            if name in given and name != "kubernetes"
-        )
-    if "slurm" in wheres:
-        yield from wrong_for_slurm(given)
+        yield from misplaced(OF_KUBERNETES, "needs --kubernetes")
+    if "slurm" in where:
+        yield from _wrong_for_slurm(given)
     else:
-        yield from (
-            f"--{name}: belongs to --slurm" for name in OF_SLURM if name in given and name not in WHERES
-        )
-    if not {"slurm", "kubernetes"} & set(wheres):
-        own = () if "node-rank" not in wheres else ("nodes",)
-        others = (name for name in OF_CLUSTERS if name in given and name not in own)
-        yield from (f"--{name}: belongs to --kubernetes and --slurm" for name in others)
-    yield from (
-        _wrong_by_hand(given)
-        if "node-rank" in wheres
-        else (f"--{name}: belongs to --node-rank" for name in BY_HAND if name in given)
-    )
-    if "srun" in wheres and given.get("print"):
-        yield "--print: --srun is for srun to run"
-    has_hosts = "hosts" in wheres or "hostfile" in wheres
-    if not wheres:
-        yield from (f"--{name}: is for a job on several nodes" for name in OF_NODES if name in given)
+        yield from misplaced(OF_SLURM, "needs --slurm")
+    if not where & {"slurm", "kubernetes"}:
+        others = [name for name in OF_CLUSTERS if name != "nodes" or "node-rank" not in where]
+        yield from misplaced(others, "needs --kubernetes or --slurm")
+    if "node-rank" in where:
+        yield from _wrong_by_hand(given)
+    else:
+        yield from misplaced(BY_HAND, "needs --node-rank")
+    if "srun" in where and given.get("print"):
+        yield "--print: cannot be combined with --srun, which srun runs"
+    if not where:
+        yield from misplaced(OF_NODES, "is for a job on several nodes")
     elif "nnodes" in given and (wrong := wrong_counts(given["nnodes"])):
         yield wrong
-    if not has_hosts:
-        yield from (f"--{name}: belongs to --hosts and --hostfile" for name in OF_HOSTS if name in given)
+    if not where & {"hosts", "hostfile"}:
+        yield from misplaced(OF_HOSTS, "needs --hosts or --hostfile")
     elif "exclude" in given and not given.get("sync"):
-        yield "--exclude: belongs to --sync"
+        yield "--exclude: needs --sync"
 
 
 def _wrong_by_hand(given: Mapping[str, Any]) -> Iterator[str]:
     num_nodes = given.get("nodes", 1)
     if given["node-rank"] >= num_nodes:
-        yield f"--node-rank: {given['node-rank']} of --nodes {num_nodes}: they are counted from 0 to {num_nodes - 1}"
+        yield f"--node-rank: {given['node-rank']} must be between 0 and {num_nodes - 1} (--nodes {num_nodes})"
     host, _, port = given.get("master", "").partition(":")
     if num_nodes > 1 and (wrong := wrong_host(host)):
         yield f"--master: {wrong}"
     if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        yield f"--master: {port!r} is no port"
+        yield f"--master: {port!r} is not a port"
+
+
+def _wrong_for_slurm(given: Mapping[str, Any]) -> Iterator[str]:
+    options = {name: given[name] for name in (*OF_SBATCH, "job-name") if name in given}
+    others, problem = sbatch_words(given)
+    if problem:
+        yield problem
+    yield from wrong_values(options, others, given.get("signal-before", SIGNAL_BEFORE_S))
+
+
+def sbatch_words(given: Mapping[str, Any]) -> tuple[list[str], str | None]:
+    """The flags in --sbatch, and what is wrong with it."""
+    try:
+        return shlex.split(given.get("sbatch", "")), None
+    except ValueError as error:
+        return [], f"--sbatch: {given['sbatch']!r} cannot be parsed: {error}"
 
 
 def _wrong_for_kubernetes(given: Mapping[str, Any]) -> Iterator[str]:
     if "image" not in given:
-        yield "--image: is missing; a pod needs a container image, which holds the code"
+        yield "--image: is missing; a pod needs a container image that contains the code"
     if "grace" in given:
-        yield "--grace: a pod's own terminationGracePeriodSeconds says that"
-    waits = ("join-timeout", "last-call", "lost-after")
-    yield from (f"--{name}: is not for --kubernetes" for name in waits if name in given)
+        yield "--grace: is not for --kubernetes; set the pod's terminationGracePeriodSeconds"
+    timeouts = ("join-timeout", "last-call", "lost-after")
+    yield from (f"--{name}: is not for --kubernetes" for name in timeouts if name in given)
     if given.get("print"):
-        yield "--print: --kubernetes writes a manifest, and starts nothing without --apply"
+        yield "--print: is not needed, --kubernetes starts nothing without --apply"
     for name in (name for name in ("name", "namespace", "claim") if name in given):
         if wrong := wrong_object_name(f"--{name}", given[name]):
             yield wrong
 
 
 def wrong_target(flags: Flags, target: str | None) -> Iterator[str]:
-    """What is wrong with the TASK or SCRIPT.py, as far as it can be seen from here."""
+    """Every mistake in the TASK or SCRIPT.py that can be found before it is started."""
+    given = flags.own
     if target is None:
-        if not flags.layer.problems:  # a flag that is not known may have taken the name for its value
+        if not flags.layer.problems:  # an unknown flag may have taken the name for its value
             yield "no TASK or SCRIPT.py was given"
         return
-    yield from _wrong_watch(flags.own, target)
-    if is_script(target) and _starts_here(flags) and not Path(target).is_file():
+    yield from _wrong_watch(given, target)
+    starts_here = not given.get("kubernetes") and not given.get("print")
+    if is_script(target) and starts_here and not Path(target).is_file():
         yield f"there is no file {target} (looked in {Path.cwd()})"
 
 
@@ -254,15 +300,10 @@ def _wrong_watch(given: Mapping[str, Any], target: str) -> Iterator[str]:
     if not is_script(target):
         settings = {"watch": "on_hang", "on-hang": "on_hang", "hang-after": "hang_s"}
         for name in named:
-            yield f"--{name}: a task is watched by itself; behind its name --watch.{settings[name]} says how"
-        return
-    if not given.get("watch"):
-        yield from (f"--{name}: belongs to --watch" for name in named if name != "watch")
+            yield f"--{name}: is for scripts; a task is always watched, give --watch.{settings[name]} after its name"
+    elif not given.get("watch"):
+        yield from (f"--{name}: needs --watch" for name in named if name != "watch")
     elif given.get("kubernetes"):
         yield "--watch: is not for --kubernetes"
     elif given.get("print") and not given.get("slurm"):
-        yield "--print: torchrun alone does not watch a script; leave --watch out"
-
-
-def _starts_here(flags: Flags) -> bool:
-    return not flags.own.get("kubernetes") and not flags.own.get("print")
+        yield "--print: shows torchrun alone, which does not watch a script; leave --watch out"

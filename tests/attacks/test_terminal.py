@@ -340,15 +340,17 @@ def doctor(text: str, capsys: pytest.CaptureFixture[str], *, is_terminal: bool) 
 
 @source
 def file_in_a_run_folder(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    from drumline.cli import verify_command as verify
+    from drumline.cli import verify_command
 
     part = Section("events", summary=text)
     part.problem(text, text)
     part.note(text, text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify, "find_run", Path)
-        patch.setattr(verify, "verify_run", lambda folder, show: RunReport(folder, [part], text, None))
-        assert verify.run([str(path)]) == 1
+        patch.setattr(verify_command, "find_run", Path)
+        patch.setattr(
+            verify_command, "verify_run", lambda folder, show: RunReport(folder, [part], text, None)
+        )
+        assert verify_command.run([str(path)]) == 1
     return capsys.readouterr().out
 
 

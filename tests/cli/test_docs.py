@@ -24,7 +24,7 @@ import pytest
 import yaml
 
 import drumline
-from drumline.cli import doctor, launch_flags
+from drumline.cli import doctor_command, launch_flags
 from drumline.cli.launch_command import split_command
 from drumline.cli.train_command import OWN_FLAGS
 from drumline.config.fields import FIELDS, SECTIONS, annotation_of
@@ -41,7 +41,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FLAG = re.compile(r"(?<![\w-])--(?:no-)?([a-z_]+(?:\.[\w]+)*)")
 LAUNCHED = re.compile(r"drumline (launch|doctor) (-[^`|#\n]*)")
 FLAG_OF_VERB = re.compile(r"(?:^| )--(?:no-)?([\w-]+)")
-FLAGS_OF_VERBS = {"launch": launch_flags.OWN_FLAGS, "doctor": doctor.OWN_FLAGS}
+FLAGS_OF_VERBS = {"launch": launch_flags.OWN_FLAGS, "doctor": doctor_command.OWN_FLAGS}
 SETTING = re.compile(rf"`((?:{'|'.join(SECTIONS)})\.[a-z_]+)`")
 NUMBER = re.compile(r"(?<![A-Za-z\d])\d[\d.,:]*(?:e[+-]\d+)?")
 UNIT = re.compile(r"# (?:ms|s|min|B|kB|MB)\b")

@@ -16,7 +16,7 @@ import pytest
 from drumline.cli import main
 from drumline.cli.launch_command import split_command
 from drumline.cli.launch_flags import OWN_FLAGS
-from drumline.cli.launch_kubernetes import default_name
+from drumline.cli.launch_request import LaunchRequest
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -169,7 +169,7 @@ def test_two_nodes_started_by_hand_and_a_restart_of_both(tmp_path: Path, script:
     assert {words["NOTE"] for words in found.values()} == {"a secret"}
     assert all(words["GROUP_RANK"] == words["RANK"] for words in found.values())
     outputs = [output for _, output, _ in ended]
-    assert outputs == [f"drumline: node {rank} of 2 goes to 127.0.0.1:{port}\n" for rank in (1, 0)]
+    assert outputs == [f"drumline: node {rank} of 2 joins at 127.0.0.1:{port}\n" for rank in (1, 0)]
     # Forked with torch loaded, a launcher could not tell PyTorch's store to keep quiet about lost connections.
     own = [[line for line in error.splitlines(True) if line.startswith("drumline:")] for *_, error in ended]
     assert ["".join(lines) for lines in own] == [
@@ -333,7 +333,7 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
     assert (tmp_path / "words").read_text() == "apply -f -\n"
     assert (tmp_path / "applied.yaml").read_text() == (tmp_path / "job.yaml").read_text()
     assert main([*words, "wrong", "digits"]) == 3
-    assert "kubectl did not take the manifest (exit code 4)" in capfd.readouterr().err
+    assert "kubectl refused the manifest (exit code 4)" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,10 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
         (["digits", "--optim.lrr", "1"], ["did you mean 'optim.lr'?"]),
         (
             ["digits", "--procs", "2"],
-            ["--procs stands behind the task's name\n  next: drumline launch --procs N digits"],
+            [
+                "--procs is a flag of the launch, but is given after the task's name\n"
+                "  next: drumline launch --procs N digits"
+            ],
         ),
         (["--optim.lr", "1", "digits"], ["--optim.lr: a setting of the task goes after its name"]),
         (["--prcs", "2", "digits"], ["1 problem", "--prcs: unknown flag; did you mean '--procs'?"]),
@@ -355,7 +358,7 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
             ["--hosts", "a,-b,a", "digits"],
             ["'-b': a host's name does not start with a dash", "a is listed twice"],
         ),
-        (["--hosts", "a", "--exclude", "x", "digits"], ["--exclude: belongs to --sync"]),
+        (["--hosts", "a", "--exclude", "x", "digits"], ["--exclude: needs --sync"]),
         (
             ["--hosts", "a", "--env", "NO_SUCH", "--env", "=hunter2", "digits"],
             [
@@ -364,7 +367,7 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
             ],
         ),
         (["--ssh", "'", "--hosts", "a", "digits"], ['--ssh "\'" cannot be read: No closing quotation']),
-        (["--sync", "--env", "A", "digits"], ["--env: belongs to --hosts", "--sync: belongs to --hosts"]),
+        (["--sync", "--env", "A", "digits"], ["--env: needs --hosts", "--sync: needs --hosts"]),
         (
             ["--hosts", "a", "--env-file", "e", "--print", "x.py"],
             ["--env-file and --hosts exclude each other"],
@@ -373,7 +376,7 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
             ["--env-file", "e", "--procs", "2", "--print", "x.py"],
             ["--procs: NUMBER_OF_GPUS in the --env-file"],
         ),
-        (["--port", "1", "--print", "x.py"], ["--port: belongs to --hosts and --hostfile"]),
+        (["--port", "1", "--print", "x.py"], ["--port: needs --hosts or --hostfile"]),
         (
             ["--nnodes", "1:2", "--last-call", "1", "x.py"],
             ["--nnodes: is for a job on several nodes", "--last-call: is for"],
@@ -386,13 +389,13 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
             ["--nnodes", "1:3", "--hosts", "a,b", "--print", "x.py"],
             ["--nnodes is 1:3, but there are 2 in the list"],
         ),
-        (["--image", "i", "--print", "x.py"], ["--image: belongs to --kubernetes"]),
+        (["--image", "i", "--print", "x.py"], ["--image: needs --kubernetes"]),
         (
             ["--kubernetes", "--print", "--name", "A_B", "--namespace", "n", "x.py"],
             [
                 "3 problems",
                 "--image: is missing",
-                "--print: --kubernetes writes",
+                "--print: is not needed",
                 "--name: 'A_B' is not a Kubernetes name",
             ],
         ),
@@ -402,14 +405,14 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
         (
             ["--watch", "--hang-after", "9", "digits"],
             [
-                "--watch: a task is watched by itself; behind its name --watch.on_hang says how",
-                "--hang-after: a task is watched by itself; behind its name --watch.hang_s says how",
+                "--watch: is for scripts; a task is always watched, give --watch.on_hang after its name",
+                "--hang-after: is for scripts; a task is always watched, give --watch.hang_s after its name",
             ],
         ),
-        (["--on-hang", "stop", "--print", "x.py"], ["--on-hang: belongs to --watch"]),
+        (["--on-hang", "stop", "--print", "x.py"], ["--on-hang: needs --watch"]),
         (
             ["--watch", "--print", "x.py"],
-            ["--print: torchrun alone does not watch a script; leave --watch out"],
+            ["--print: shows torchrun alone, which does not watch a script; leave --watch out"],
         ),
         (["--watch", "--kubernetes", "--image", "i", "x.py"], ["--watch: is not for --kubernetes"]),
         (["--watch", "--hang-after", "0", "--on-hang", "wait", "x.py"], ["--hang-after", "--on-hang"]),
@@ -437,7 +440,7 @@ def test_under_a_launcher_it_does_not_launch(
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "a")
     assert main(["launch", "digits"]) == 2
-    assert "starts ranks itself, but a launcher has started this process as one" in capsys.readouterr().err
+    assert "starts ranks itself, but a launcher has started this process as a rank" in capsys.readouterr().err
 
 
 def test_a_command_is_split_at_the_first_word() -> None:
@@ -457,7 +460,7 @@ def test_a_command_is_split_at_the_first_word() -> None:
     [("examples/own_loop.py", "own-loop"), ("my.py:MyTask", "mytask"), ("digits", "digits")],
 )
 def test_a_job_is_named_after_what_it_runs(target: str, name: str) -> None:
-    assert default_name(target) == name
+    assert LaunchRequest({}, target, []).name == name
 
 
 def test_help_has_every_flag_below_its_place_and_fits_a_terminal(
@@ -471,4 +474,4 @@ def test_help_has_every_flag_below_its_place_and_fits_a_terminal(
     assert sorted(begins) == sorted(f"--{name}" for name in OWN_FLAGS)
     assert printed.index("\nSlurm ") < printed.index("  --partition") < printed.index("\nKubernetes ")
     text = " ".join(printed.split())
-    assert "[3 for a task, which goes on from its newest checkpoint; 0 for a script" in text
+    assert "[3 for a task, which resumes from its newest checkpoint; 0 for a script" in text

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.cli import prove_resume
+from drumline.cli import prove_resume_command
 from drumline.errors import UsageError
 from tests.cli.test_command import ROOT, drumline, python_m, torch_blocked
 from tests.conftest import children_that_stay
@@ -335,7 +335,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)  # root may write anywhere
     with pytest.raises(UsageError, match=r"the folder .* cannot be written: Permission denied") as error:
-        prove_resume.run(["digits", "--keep", str(tmp_path)])
+        prove_resume_command.run(["digits", "--keep", str(tmp_path)])
     assert "choose another with --keep DIR" in str(error.value)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.cli import launch
+from drumline.cli import launch_command
 from drumline.errors import ConfigError, UsageError
 from drumline.launch.node_plan import NodePlan
 from drumline.launch.slurm import (
@@ -147,60 +147,60 @@ def test_print_shows_the_file_and_submits_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     command = ["--slurm", "--print", "--procs", "2", "--sbatch=--exclusive --nice", "digits", "--run", "a b"]
-    assert launch.run(command) == 0
+    assert launch_command.run(command) == 0
     text = capsys.readouterr().out
     assert "#SBATCH --exclusive\n#SBATCH --nice\n" in text
     assert (
         f"{shlex.quote(sys.executable)} -m drumline launch --srun --procs=2 -- digits --run 'a b'\n" in text
     )
     with pytest.raises(UsageError, match="sbatch is not installed"):
-        launch.run(["--slurm", "digits"])
+        launch_command.run(["--slurm", "digits"])
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
-        (["--slurm", "--sbatch='", "digits"], '--sbatch: "\'" cannot be read: No closing quotation'),
+        (["--slurm", "--sbatch='", "digits"], '--sbatch: "\'" cannot be parsed: No closing quotation'),
         (["--slurm", "--job-name", "a b", "digits"], "--job-name: 'a b' cannot be in a batch file"),
         (["--slurm", "--srun", "digits"], "--slurm and --srun exclude each other"),
-        (["--partition", "a", "digits"], "--partition: belongs to --slurm"),
-        (["--nodes", "2", "digits"], "--nodes: belongs to --kubernetes and --slurm"),
+        (["--partition", "a", "digits"], "--partition: needs --slurm"),
+        (["--nodes", "2", "digits"], "--nodes: needs --kubernetes or --slurm"),
         (["--slurm", "--nnodes", "3:1", "digits"], "--nnodes: '3:1' is not understood"),
         (["--nnodes", "1:", "digits"], "--nnodes: is for a job on several nodes"),
-        (["--master", "a", "digits"], "--master: belongs to --node-rank"),
+        (["--master", "a", "digits"], "--master: needs --node-rank"),
         (["--node-rank", "0", "--nodes", "2", "digits"], "--master: a host's name is missing"),
         (
             ["--node-rank", "2", "--nodes", "2", "--master", "a", "digits"],
-            "--node-rank: 2 of --nodes 2: they are counted from 0 to 1",
+            "--node-rank: 2 must be between 0 and 1 (--nodes 2)",
         ),
-        (["--node-rank", "0", "--nodes", "2", "--master", "a:b", "digits"], "--master: 'b' is no port"),
+        (["--node-rank", "0", "--nodes", "2", "--master", "a:b", "digits"], "--master: 'b' is not a port"),
         (
             ["--kubernetes", "--image", "i", "--last-call", "3", "digits"],
             "--last-call: is not for --kubernetes",
         ),
-        (["--srun", "--print", "digits"], "--print: --srun is for srun to run"),
+        (["--srun", "--print", "digits"], "--print: cannot be combined with --srun"),
         (["--slurm", "digits", "--optim.lr", "x"], "--optim.lr"),
     ],
 )
 def test_wrong_flags_are_told(command: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)):
-        launch.run(command)
+        launch_command.run(command)
 
 
 def test_a_job_that_may_shrink_is_not_ended_for_a_lost_node(capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch.run(["--slurm", "--print", "--nodes", "3", "--nnodes", "2:", "digits"]) == 0
+    assert launch_command.run(["--slurm", "--print", "--nodes", "3", "--nnodes", "2:", "digits"]) == 0
     text = capsys.readouterr().out
     assert "#SBATCH --no-kill\n" in text
     assert "srun --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill " in text
     assert " --nnodes=2: -- digits\n" in text
     with pytest.raises(UsageError, match="--nnodes is 4:, but there are 3 in --nodes"):
-        launch.run(["--slurm", "--print", "--nodes", "3", "--nnodes", "4:", "digits"])
+        launch_command.run(["--slurm", "--print", "--nodes", "3", "--nnodes", "4:", "digits"])
 
 
 def test_a_node_by_flags_is_what_a_file_would_say(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--print", "--nodes", "3", "--node-rank", "1", "--master", "gpu07:4000", "--procs", "2"]
-    assert launch.run([*words, "--nnodes", "2:", "--address", "10.0.0.8", "digits"]) == 0
+    assert launch_command.run([*words, "--nnodes", "2:", "--address", "10.0.0.8", "digits"]) == 0
     lines = capsys.readouterr().out.splitlines()
     line = lines[lines.index("# node 1 of 3, this one") + 1]
     for part in (
@@ -210,7 +210,7 @@ def test_a_node_by_flags_is_what_a_file_would_say(capsys: pytest.CaptureFixture[
         "--local-addr 10.0.0.8 ",
     ):
         assert part in line
-    assert launch.run(["--print", "--node-rank", "0", "--procs", "2", "digits"]) == 0
+    assert launch_command.run(["--print", "--node-rank", "0", "--procs", "2", "digits"]) == 0
     assert "--rdzv-endpoint 127.0.0.1:0 " in capsys.readouterr().out, "one node meets nobody"
 
 

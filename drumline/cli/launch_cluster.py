@@ -1,0 +1,149 @@
+"""`drumline launch --slurm` writes a batch file and submits it, `--srun` is one node of such a job, and `--kubernetes`
+writes a manifest."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from drumline.cli.launch_flags import OF_SBATCH, sbatch_words
+from drumline.cli.launch_request import LaunchRequest, is_script
+from drumline.errors import ExitCode, PreflightError, UsageError
+from drumline.launch.hosts import least_nodes
+from drumline.launch.kubernetes import KubernetesJob, manifest_text, wrong_object_name
+from drumline.launch.slurm import (
+    MAX_REQUEUES,
+    SIGNAL_BEFORE_S,
+    BatchJob,
+    batch_text,
+    check_sbatch,
+    node_of_step,
+    submit,
+    write_batch_file,
+)
+from drumline.net.secrets import secret_from
+from drumline.terminal import print_message, show
+
+# Flags that the launcher of each node gets as they are.
+_PASSED_ON = (
+    *("procs", "max-restarts", "grace", "nnodes", "join-timeout", "last-call", "lost-after"),
+    *("watch", "on-hang", "hang-after"),
+)
+_SUBMITTED = """\
+submitted {path} as job {job}
+log      {log}
+follow   squeue --job {job}; tail -F {log}
+pause    scancel --signal=USR1 {job}    (it saves, and goes back into the queue)
+cancel   scancel {job}
+"""
+
+
+def submit_to_slurm(request: LaunchRequest) -> int:
+    """Write the batch file and submit it with sbatch; with --print only show it."""
+    given = request.given
+    # Mistakes are reported now, not after hours in a queue.
+    request.program()
+    least_nodes(given.get("nnodes"), given.get("nodes", 1), known_from="--nodes")
+    name = given.get("job-name") or request.name
+    passed_on = [f"--{name}={given[name]}" for name in _PASSED_ON if name in given]
+    command = [sys.executable, "-m", "drumline", "launch", "--srun", *passed_on, "--"]
+    job = BatchJob(
+        name=name,
+        command=[*command, request.target, *request.arguments],
+        num_nodes=given.get("nodes", 1),
+        num_gpus=given.get("gpus"),
+        num_cpus=given.get("cpus"),
+        options={name: given[name] for name in OF_SBATCH if name in given},
+        others=sbatch_words(given)[0],
+        signal_before_s=given.get("signal-before", SIGNAL_BEFORE_S),
+        max_requeues=given.get("max-requeues", MAX_REQUEUES),
+        may_shrink="nnodes" in given,
+    )
+    text = batch_text(job)
+    if given.get("print"):
+        show(text, end="", is_data=True)
+        return ExitCode.SUCCESS
+    sbatch = check_sbatch(os.environ.get("PATH"))
+    path = Path(given.get("out") or f"{name}.sbatch")
+    write_batch_file(path, text)
+    number = submit(sbatch, path)
+    log = job.log.replace("%j", number)
+    print_message(*(line.format(path=path, job=number, log=log) for line in _SUBMITTED.splitlines()))
+    return ExitCode.SUCCESS
+
+
+def run_as_node(request: LaunchRequest) -> int:
+    """This process is the task of one node of an srun step."""
+    given = request.given
+    if not is_script(request.target) and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0:
+        # The same command as at first: after a requeue --fresh must not start anew.
+        request = replace(request, arguments=[word for word in request.arguments if word != "--fresh"])
+    program = request.program()
+    node = node_of_step(os.environ, num_procs=given.get("procs"))
+    least = least_nodes(given.get("nnodes"), node.num_nodes, known_from="the step")
+    node = replace(request.with_timeouts(node), min_nodes=least, max_restarts=request.restarts(least))
+    if node.num_nodes > 1:
+        print_message(
+            f"node {node.node_rank} of {node.num_nodes} joins at {node.endpoint}", stream=sys.stdout
+        )
+
+    from drumline.launch.node.local import run_node
+
+    return run_node(node, program, supervision=request.supervision(secret_from(os.environ)))
+
+
+def write_manifest(request: LaunchRequest) -> int:
+    """A Kubernetes manifest: to the screen, to a file, or with --apply to the cluster."""
+    given = request.given
+    name = given.get("name") or request.name
+    if wrong := wrong_object_name(f"no --name, and the job would be named after {request.target}", name):
+        raise UsageError(wrong, next_step="give it a --name")
+    claim, procs = given.get("claim"), given.get("procs", 1)
+    least = least_nodes(given.get("nnodes"), given.get("nodes", 1), known_from="--nodes")
+    manifest = KubernetesJob(
+        name=name,
+        image=given["image"],
+        program=request.program(("--run", f"/runs/{name}" if claim else None)),
+        namespace=given.get("namespace"),
+        num_nodes=given.get("nodes", 1),
+        num_procs=procs,
+        num_gpus=given.get("gpus", procs),
+        claim=claim,
+        max_restarts=request.restarts(least),
+        min_nodes=least,
+    )
+    text = manifest_text(manifest, given.get("api", "v2"))
+    if out := given.get("out"):
+        try:
+            Path(out).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{out} cannot be written: {error.strerror}", next_step="check --out") from error
+    if given.get("apply"):
+        return _apply(text)
+    if out:
+        print_message(f"wrote {out}; apply it with: kubectl apply -f {shlex.quote(out)}")
+    else:
+        show(text, end="", is_data=True)
+    return ExitCode.SUCCESS
+
+
+def _apply(text: str) -> int:
+    """With kubectl, in the user's own context; its output is shown as it is."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        raise UsageError(
+            "--apply needs kubectl, which is not installed here",
+            next_step="install kubectl, or write the manifest with --out and apply it elsewhere",
+        )
+    done = subprocess.run([kubectl, "apply", "-f", "-"], input=text, encoding="utf-8", check=False)
+    if done.returncode:
+        raise PreflightError(
+            f"kubectl refused the manifest (exit code {done.returncode}); its output is above",
+            next_step="inspect the manifest with --out FILE; `kubectl config current-context` names the cluster",
+        )
+    return ExitCode.SUCCESS

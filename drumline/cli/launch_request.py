@@ -1,0 +1,91 @@
+"""A `drumline launch` command line, and what each of its launchers derives from it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from drumline.cli import train_command
+from drumline.config import read_flags
+from drumline.errors import UsageError
+from drumline.launch.node.guard import GRACE_S, new_job
+from drumline.launch.node.supervision import Supervision
+from drumline.launch.node_plan import NodePlan, Program, default_restarts, task_program
+from drumline.launch.rank_environment import DEFAULT_ON_HANG, ScriptWatch
+
+
+def is_script(target: str) -> bool:
+    """`train.py` is a script; `digits` and `tasks.py:MyTask` are tasks."""
+    return target.endswith(".py")
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """The flags of the launch, the task or script, and the arguments that belong to that."""
+
+    given: Mapping[str, Any]
+    target: str
+    arguments: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        """For a cluster: `examples/own_loop.py` becomes `own-loop`, `tasks.py:MyTask` becomes `mytask`."""
+        base = Path(self.target).stem if is_script(self.target) else train_command.run_name(self.target)
+        return re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-")
+
+    def program(self, *defaults: tuple[str, str | None]) -> Program:
+        """What the ranks run; the settings of a task are checked here, once, and not by each rank."""
+        if is_script(self.target):
+            return Program((self.target, *self.arguments), is_watched=bool(self.given.get("watch")))
+        program = task_program(self.target, self.arguments, *defaults)
+        flags = read_flags(program.words[1:], train_command.OWN_FLAGS, max_positional=1)
+        for name in ("procs", "max-restarts"):
+            if name in flags.own:
+                raise UsageError(
+                    f"--{name} is a flag of the launch, but is given after the task's name",
+                    next_step=f"drumline launch --{name} N {self.target}",
+                )
+        train_command.settle_before_torch(self.target, flags)
+        return replace(program, run=str(train_command.run_folder(flags, self.target)))
+
+    def restarts(self, min_nodes: int | None = None) -> int:
+        """How often failed ranks are restarted."""
+        default = default_restarts(is_task=not is_script(self.target), may_shrink=min_nodes is not None)
+        given: int = self.given.get("max-restarts", default)
+        return given
+
+    def with_timeouts(self, node: NodePlan) -> NodePlan:
+        """The node, with the timeouts that were given."""
+        fields = {"join-timeout": "join_timeout_s", "last-call": "last_call_s", "lost-after": "lost_after_s"}
+        return replace(
+            node, **{field: self.given[name] for name, field in fields.items() if name in self.given}
+        )
+
+    def script_watch(self, folder: Path) -> ScriptWatch | None:
+        """The options of the watchdog over a script, whose diagnoses go to this folder; None: it is off."""
+        if not self.given.get("watch"):
+            return None
+        return ScriptWatch(
+            run=str(folder.absolute()),
+            on_hang=self.given.get("on-hang", DEFAULT_ON_HANG),
+            hang_s=self.given.get("hang-after"),
+        )
+
+    def supervision(self, secret: str | None) -> Supervision:
+        """How the ranks of a node on this machine are supervised. `secret`: the one that all nodes were given."""
+        job = new_job()
+        return Supervision(
+            job=job,
+            secret=secret,
+            grace_s=self.given.get("grace", GRACE_S),
+            script_watch=self.script_watch(launch_folder(job)),
+        )
+
+
+def launch_folder(job: str) -> Path:
+    """Where a launch writes what has no run folder."""
+    return Path("runs", "launch", f"{time.strftime('%Y%m%d-%H%M%S')}-{job[:6]}")
