@@ -46,6 +46,7 @@ from drumline.launch.rank_environment import write_failure
 from drumline.launch.topology import Topology, topology_from
 from drumline.log import log
 from drumline.terminal import paragraph
+from drumline.watch.failure_kind import failure_kind
 from drumline.watch.heartbeat import HeartbeatWriter, LoopHeartbeats, Phase
 from drumline.watch.rank.progress_monitor import AFTER_PATIENCE_S, ProgressMonitor
 from drumline.watch.rank.watched_rank import WatchedRank, watch_rank
@@ -328,7 +329,8 @@ class DDPManager:
 
     def note_failure(self, error: BaseException) -> None:
         """Report the failure to the watchdog, before any call that may block."""
-        (self._heartbeat if self._watched is None else self._watched).fail(summary(error))
+        recorder = self._heartbeat if self._watched is None else self._watched
+        recorder.fail(summary(error), failure_kind(error))
 
     def claim_failure(self, error: BaseException, mine: Failure) -> Failure | None:
         """Report to the others that this rank has failed. None: it is the first; otherwise the earlier failure."""

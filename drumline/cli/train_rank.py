@@ -23,6 +23,7 @@ from drumline.manager import DDPManager
 from drumline.tasks.base import Task
 from drumline.tasks.task_registry import load_task
 from drumline.terminal import print_message
+from drumline.watch.failure_kind import failure_kind
 
 
 def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequence[str]) -> int:
@@ -40,12 +41,12 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
         request = RunRequest(task, config, folder, fresh, tuple(argv))
         code = train(request, task_class, ddp, progress, preemption, clock)
     except KeyboardInterrupt as error:
-        ddp.heartbeat.fail(summary(error))
+        ddp.heartbeat.fail(summary(error), failure_kind(error))
         if ddp.store is None:  # among several ranks the launcher says so, once
             print_message(interrupted(folder, argv))
         _end_now(ExitCode.INTERRUPTED)
     except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is no success
-        ddp.heartbeat.fail(summary(error))
+        ddp.heartbeat.fail(summary(error), failure_kind(error))
         _end_now(report_failure(error, ddp, progress, run=folder, environment=os.environ))
     preemption.close()
     if not ddp.cleanup():

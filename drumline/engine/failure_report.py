@@ -23,7 +23,7 @@ from drumline.launch.topology import let_first_rank_report, topology_from
 from drumline.manager import DDPManager
 from drumline.terminal import paragraph, show, shown
 from drumline.untrusted import open_log
-from drumline.watch.diagnosis.error_texts import is_lost_peer
+from drumline.watch.failure_kind import FailureKind, failure_kind
 
 # The file system refuses, and will refuse the next start too.
 REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
@@ -112,7 +112,9 @@ def is_own(error: BaseException) -> bool:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     module = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
     of_others = (
-        isinstance(error, dist.DistError) or module.startswith(OTHERS_FAULT) or is_lost_peer(summary(error))
+        isinstance(error, dist.DistError)
+        or module.startswith(OTHERS_FAULT)
+        or failure_kind(error) is FailureKind.LOST_PEER
     )
     return not of_others
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from drumline.net.reasons import Reason
+from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 
 
@@ -71,6 +72,7 @@ class RankState:
     """Its exit code, or minus the signal that killed it; None: it runs, or nobody knows."""
     failure: str = ""
     """Its own last error."""
+    failure_kind: FailureKind = FailureKind.OTHER
     spent_s: tuple[float, ...] = ()
     """By phase: see Heartbeat.spent_ns."""
 
@@ -179,6 +181,7 @@ def _rank(record: Mapping[str, Any]) -> RankState:
         **{
             **record,
             "phase": Phase(record["phase"]),
+            "failure_kind": FailureKind(record["failure_kind"]),
             "spent_s": tuple(record["spent_s"]),
             "workers": tuple(workers),
             "stack": tuple(record["stack"]),

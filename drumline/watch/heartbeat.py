@@ -20,11 +20,15 @@ from enum import IntEnum
 from pathlib import Path
 from time import monotonic
 
-MAGIC = 0x3242544145424C44  # "DLBEATB2" from the right
+from drumline.watch.failure_kind import FailureKind
+
+MAGIC = 0x3342544145424C44  # "DLBEATB3" from the right
 _PID, _RANK, _STEP, _MICRO, _COLLECTIVE, _NOW, _START, _SPENT = range(1, 9)
 _PHASES = 32  # that the record has room for; in _NOW a mark counts as many
 _MOVES, _MOVED = _SPENT + _PHASES, _SPENT + _PHASES + 1
-_NUM_WORDS = _MOVED + 1
+_FAILURE_KIND = _MOVED + 1
+_NUM_WORDS = _FAILURE_KIND + 1
+_FAILURE_KINDS = tuple(FailureKind)
 _TEXT_BYTES = 512
 SIZE = _NUM_WORDS * 8 + _TEXT_BYTES
 _MAX_READS = 4
@@ -103,7 +107,7 @@ class HeartbeatWriter:
         self._words.cast("B").cast("d")[_MOVED] = monotonic()
         self._words[_MOVES] += 1
 
-    def fail(self, error: str) -> None:
+    def fail(self, error: str, kind: FailureKind = FailureKind.OTHER) -> None:
         """The last mark: what went wrong, in a line. Errors in the clean-up after it are not recorded. Never raises, so
         that the error itself is reported."""
         if self._has_failed:
@@ -113,6 +117,7 @@ class HeartbeatWriter:
         if len(text) >= _TEXT_BYTES:
             text = text[: _TEXT_BYTES - 4] + b"..."
         self._memory[_NUM_WORDS * 8 : _NUM_WORDS * 8 + len(text) + 1] = text + b"\0"
+        self._words[_FAILURE_KIND] = _FAILURE_KINDS.index(kind)
         self.mark(Phase.FAILED)
         self.mark = _mark_nothing
 
@@ -194,6 +199,7 @@ class Heartbeat:
     spent_ns: tuple[int, ...]
     """By phase: the total time spent in it, without the current stay in the present one."""
     failure: str
+    failure_kind: FailureKind
 
 
 def read_heartbeat(path: Path) -> Heartbeat | None:
@@ -208,6 +214,7 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
     if (
         words[0] != MAGIC
         or phase >= len(Phase)
+        or words[_FAILURE_KIND] >= len(_FAILURE_KINDS)
         or not all(0 <= time < _LONG_S for time in (start, times[_MOVED], *spent))
     ):
         return None
@@ -224,6 +231,7 @@ def read_heartbeat(path: Path) -> Heartbeat | None:
         moved_ns=int(times[_MOVED] * 1e9),
         spent_ns=tuple(int(seconds * 1e9) for seconds in spent),
         failure=data[_NUM_WORDS * 8 :].partition(b"\0")[0].decode(errors="ignore"),
+        failure_kind=_FAILURE_KINDS[words[_FAILURE_KIND]],
     )
 
 

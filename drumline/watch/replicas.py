@@ -8,6 +8,7 @@ their device and one all-reduce of two numbers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -23,34 +24,25 @@ from drumline.log import log
 from drumline.watch.replica_differences import ReplicaDifference, find_difference
 
 
+@dataclass
 class ReplicaComparison:
     """Compares this rank's parameters, buffers and optimizer state with those of all others."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        host: str,
-        device: torch.device,
-        on_difference: Literal["stop", "broadcast"] = "stop",
-        include_buffers: bool = True,
-    ) -> None:
-        self._model = model
-        self._optimizer = optimizer
-        self._host = host
-        self._device = device
-        self._on_difference = on_difference
-        self._include_buffers = include_buffers
-        self.last_agreed: int | None = None
-        """The latest step after which all ranks were equal."""
+    model: nn.Module
+    optimizer: Optimizer
+    host: str
+    device: torch.device
+    on_difference: Literal["stop", "broadcast"] = "stop"
+    include_buffers: bool = True
+    last_agreed: int | None = None
+    """The latest step after which all ranks were equal."""
 
     def check(self, step: int) -> None:
         """Collective: compare. On a difference raise on every rank, or copy the majority's tensors to all."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return
-        tensors = replica_tensors(self._model, self._optimizer, include_buffers=self._include_buffers)
-        hashes = hash_tensors(list(tensors.values()), self._device)
+        tensors = replica_tensors(self.model, self.optimizer, include_buffers=self.include_buffers)
+        hashes = hash_tensors(list(tensors.values()), self.device)
         if not self._all_agree(tensors, hashes):
             self._resolve(self._find(tensors, hashes), tensors, step)
         self.last_agreed = step
@@ -70,7 +62,7 @@ class ReplicaComparison:
             name: [f"{tensor.dtype} {list(tensor.shape)}", value]
             for (name, tensor), value in zip(tensors.items(), hashes.tolist(), strict=True)
         }
-        return find_difference(gather_json({"host": self._host, "tensors": held}, device=self._device))
+        return find_difference(gather_json({"host": self.host, "tensors": held}, device=self.device))
 
     def _resolve(self, difference: ReplicaDifference, tensors: dict[str, Tensor], step: int) -> None:
         """Collective."""
@@ -81,7 +73,7 @@ class ReplicaComparison:
                 next_step="look for code that differs across ranks: the model, or what is frozen in it",
                 place=place,
             )
-        if self._on_difference == "stop":
+        if self.on_difference == "stop":
             raise TrainingError(
                 sentence,
                 next_step="rerun the same command to resume from the newest checkpoint, which was compared before it "
@@ -90,7 +82,7 @@ class ReplicaComparison:
                 place=place,
             )
         for name in difference.tensors:
-            _broadcast(tensors[name], difference.source, self._device)
+            _broadcast(tensors[name], difference.source, self.device)
         if dist.get_rank() == 0:
             log.warning(
                 f"{sentence}; all ranks continue with the tensors of rank {difference.source}. "

@@ -1,8 +1,7 @@
 """Stragglers: ranks and hosts whose own work in a step takes longer than that of their peers, and in which phase.
 
-All ranks finish a step together, so step times do not show which one is slow; what each does while the others wait
-does. Heartbeats say how long a rank has spent in each phase. The run is cut into slices of a step or more, and in each
-slice the fraction of time per phase is compared across ranks:
+All ranks finish a step together, so step times do not show which one is slow; the time in each phase does. The run is
+cut into slices of a step or more, and in each slice the fraction of time per phase is compared across ranks:
 
 - **data** never waits for another rank. Neither do **forward** and **optimizer** on a CPU. A rank that spends longer in
   them is slow, and its peers spend that much more in backward, where they wait for it.
@@ -45,12 +44,6 @@ SLICE_STEPS, SLICE_S = 1, 0.4
 # Libraries are loaded, kernels chosen and buffers allocated in the first ones.
 FIRST_STEPS = 5
 MAX_FACTOR = 100
-_PHASE_NAMES = {
-    Phase.DATA: "data",
-    Phase.FORWARD: "forward",
-    Phase.OPTIMIZER: "optimizer",
-    Phase.BETWEEN: "host code between steps",
-}
 _CHECK_HOST = (
     "check what else runs on {host}, its clock speed and temperature; drumline doctor compares hosts"
 )
@@ -94,15 +87,16 @@ class SlowPhases:
         return self.own_s - self.peers_s
 
     def straggler(self, host: str, rank: int | None) -> Straggler:
-        phase = " and ".join(_PHASE_NAMES[one] for one in self.phases)
+        names = (
+            "host code between steps" if one is Phase.BETWEEN else one.name.lower() for one in self.phases
+        )
+        phase = " and ".join(names)
         factor = self.own_s / max(self.peers_s, 1e-9)
         times = f"{factor:.1f}x" if factor < MAX_FACTOR else f"over {MAX_FACTOR}x"
-        who, whose = (
-            (f"all ranks on {host} take", "their") if rank is None else (_rank_on(rank, host, "takes"), "its")
-        )
+        who = f"all ranks on {host} take" if rank is None else f"rank {rank} on {host} takes"
         what = (
-            f"{who} {times} as long as {whose} peers in {phase} ({_ms(self.own_s)} per step, peers "
-            f"{_ms(self.peers_s)}), which costs the run {self.lost_s:.2g} s per step"
+            f"{who} {times} as long as {'their' if rank is None else 'its'} peers in {phase} ({_ms(self.own_s)} per "
+            f"step, peers {_ms(self.peers_s)}), which costs the run {self.lost_s:.2g} s per step"
         )
         return Straggler(host, rank, phase, factor, what, _NEXT_STEPS[self.phases[0]].format(host=host))
 
@@ -120,10 +114,10 @@ class Stragglers:
         self._seen: deque[tuple[TimeSlice, SlowRanks]] = deque(maxlen=MAX_SLICES)
         self._reported: dict[tuple[str, int | None], _Reported] = {}
 
-    def observe(self, picture: ClusterState, now: float) -> list[Straggler]:
+    def observe(self, cluster: ClusterState, now: float) -> list[Straggler]:
         """Those that have just become stragglers, or just ceased to be."""
-        hosts = {facts.rank: facts.host for facts in picture.ranks}
-        found = self._slices.observe(picture)
+        hosts = {facts.rank: facts.host for facts in cluster.ranks}
+        found = self._slices.observe(cluster)
         if found is None or len(hosts) < 2:
             return []
         if self._seen and self._seen[-1][0].fractions.keys() != found.fractions.keys():
@@ -187,7 +181,7 @@ class Stragglers:
             reported.quiet = max(0, reported.quiet - 2) if slow.keys() & ranks else reported.quiet + 1
             if reported.quiet >= SLICES_UNTIL_OVER:
                 del self._reported[host, rank]
-                who = f"all ranks on {host} are" if rank is None else _rank_on(rank, host, "is")
+                who = f"all ranks on {host} are" if rank is None else f"rank {rank} on {host} is"
                 what = f"{who} as fast as the others again, after {now - reported.since:.0f} s"
                 ended.append(Straggler(host, rank, "", 1.0, what, is_over=True))
         return ended
@@ -269,9 +263,9 @@ class TimeSlices:
         self._first: dict[int, RankState] = {}
         self._begin: dict[int, RankState] = {}
 
-    def observe(self, picture: ClusterState) -> TimeSlice | None:
+    def observe(self, cluster: ClusterState) -> TimeSlice | None:
         """A slice, when one ends here."""
-        now = {facts.rank: facts for facts in picture.ranks if facts.spent_s}
+        now = {facts.rank: facts for facts in cluster.ranks if facts.spent_s}
         first = self._first
         if first.keys() != now.keys() or any(
             first[rank].pid != facts.pid or first[rank].step > facts.step for rank, facts in now.items()
@@ -310,10 +304,6 @@ def _joined(slices: Sequence[TimeSlice]) -> TimeSlice:
         weighted = [[part * one.seconds for part in one.fractions[rank]] for one in slices]
         fractions[rank] = tuple(sum(of_phase) / seconds for of_phase in zip(*weighted, strict=True))
     return TimeSlice(seconds, sum(one.num_steps for one in slices), fractions)
-
-
-def _rank_on(rank: int, host: str, verb: str) -> str:
-    return f"rank {rank} on {host} {verb}"
 
 
 def _ms(seconds: float) -> str:

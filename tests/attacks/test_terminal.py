@@ -255,7 +255,7 @@ def sentence_of_a_sidecar(text: str, path: Path, capsys: pytest.CaptureFixture[s
 def page_of_a_diagnosis(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     from drumline.watch.cluster_state import ClusterState, NodeState
     from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
-    from drumline.watch.diagnosis.page import page
+    from drumline.watch.diagnosis.diagnosis_files import diagnosis_text
 
     diagnosis = Diagnosis(
         cause=Cause.UNKNOWN,
@@ -268,7 +268,7 @@ def page_of_a_diagnosis(text: str, path: Path, capsys: pytest.CaptureFixture[str
         since_s=1.0,
     )
     picture = ClusterState(me=0, nodes=(NodeState(node=0, host="a", ranks=(), kernel=(text,)),))
-    return page("hang", diagnosis, picture, action="report", at=0.0)
+    return diagnosis_text("hang", diagnosis, picture, action="report", at=0.0)
 
 
 @source

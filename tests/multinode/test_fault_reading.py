@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from drumline.watch.diagnosis.phrases import DOING
+from drumline.watch.diagnosis.diagnosis import PHASES
 from drumline.watch.heartbeat import Phase
 from tests.multinode.faults.catalogue import Case
 from tests.multinode.faults.matrix import Result, is_right
@@ -48,7 +48,7 @@ def test_a_sentence_must_name_who_and_what(said: Said, name: str, right: bool) -
 
 
 def test_only_a_stall_in_the_start_is_of_a_slow_start() -> None:
-    slow = f"rank 3 on b is slow but alive: in {DOING[Phase.START]} for 9.6 s (1.0 cores)"
+    slow = f"rank 3 on b is slow but alive: {PHASES[Phase.START]} for 9.6 s (1.0 cores)"
     assert is_of_a_slow_start(replace(STOPPED, word="stall", message=f"stall: {slow}"))
     assert not is_of_a_slow_start(replace(STOPPED, message=f"hang: {slow}"))
     assert not is_of_a_slow_start(replace(STOPPED, word="stall", message="stall: rank 3 on b is stopped"))

@@ -1,119 +1,185 @@
-"""Ranks that are alive, and that others wait for: in the dataset, in user code, in C with Python's lock, at work."""
+"""Ranks that are alive and hold up the others: stopped, debugged, waiting for storage, in the dataset, in user code, in
+a C call that holds the GIL, or computing."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from drumline.text import duration, plural
 from drumline.watch.cluster_state import RankState, WorkerState
-from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
-from drumline.watch.diagnosis.evidence import BUSY_CORES, Evidence, is_busy, pending
-from drumline.watch.diagnosis.phrases import DOING, collective, count, name, names, since, who_waits
-from drumline.watch.diagnosis.stack_frames import innermost, is_idle_worker, is_loading, users_frame
-from drumline.watch.diagnosis.stopped import judge_storage
+from drumline.watch.diagnosis.diagnosis import PHASES, Cause, Diagnosis, collective_name, name, names
+from drumline.watch.diagnosis.evidence import BUSY_CORES, Evidence, has_exited, is_busy, pending
+from drumline.watch.diagnosis.stack_frames import (
+    innermost,
+    is_at_breakpoint,
+    is_idle_worker,
+    is_loading,
+    users_frame,
+)
 from drumline.watch.heartbeat import Phase
 
-# Why a worker does not deliver, the surest sign first.
-_STATES = {
-    "T": (Cause.STOPPED, "is stopped by a signal"),
-    "X": (Cause.DATASET, "is gone"),
-    "Z": (Cause.DATASET, "is gone"),
-    "t": (Cause.DEBUGGED, "is held by a debugger"),
-    "D": (Cause.STORAGE, "waits for storage"),
-}
+CERTAINLY_STOPPED_S = 1.0
+"""Tools that pause a process by signals (cpulimit, a snapshot) continue it within a fraction of this; debuggers and
+profilers hold it by ptrace, which is another state."""
 _FORK_S = 30.0
-"""Nothing that ends sleeps so long in there; before that it may be a hook of the user's (os.register_at_fork)."""
-_FORK_NEXT = (
+"""Nothing harmless sleeps so long in fork; before that it may be a hook of the user's (os.register_at_fork)."""
+_MAX_PLACES = 4
+_STACK = "its stack is in the diagnosis file"
+# With {0}: the process, {1}: its host.
+_CONTINUE_IT = "find out who stopped it; kill -CONT {0} on {1} resumes it, if it still runs"
+_LEAVE_DEBUGGER = "continue process {0} on {1} in the debugger, or detach"
+_STUCK_IN_FORK = (
     "use Python 3.12 or newer (in 3.11 a thread of torch can block a fork), or ddp.loader, which forks such a worker "
-    "again; gdb -p {} on {} shows what it waits for"
+    "again; gdb -p {0} on {1} shows what it waits for"
 )
-_MOST_PLACES = 4
-_SEE_WAIT = "see what {} waits for: a file, a server, a lock; the diagnosis file has its stack"
+_CHECK_WAIT = f"check what {{}} waits for: a file, a server, a lock; {_STACK}"
+_CHECK_KERNEL = "check the kernel log on {1} (dmesg) for what killed process {0}"
+# Why a worker does not deliver, the surest sign first.
+_WORKER_STATES = {
+    "T": (Cause.STOPPED, "is stopped by a signal", _CONTINUE_IT),
+    "X": (Cause.DATASET, "has exited", _CHECK_KERNEL),
+    "Z": (Cause.DATASET, "has exited", _CHECK_KERNEL),
+    "t": (Cause.DEBUGGED, "is being debugged", _LEAVE_DEBUGGER),
+    "D": (Cause.STORAGE, "waits for storage", "check the file systems of {1} (df, dmesg)"),
+}
 
 
-def judge_standing(evidence: Evidence) -> Diagnosis | None:
-    """The rank that all the others wait for, by what it does instead."""
-    suspects = find_suspects(evidence)
+def find_stopped(evidence: Evidence) -> Diagnosis | None:
+    """A rank in state T. Where all of them are, somebody has stopped the whole job, and may continue it."""
+    stopped = [rank for rank in evidence.ranks if rank.state == "T"]
+    if not stopped:
+        return None
+    first = max(stopped, key=lambda rank: (rank.state_s, -rank.rank))
+    others = [rank for rank in stopped if rank is not first]
+    too = f"; so {'is' if len(others) == 1 else 'are'} {names(others)}" if others else ""
+    what = (
+        f"{name(first)} is stopped by a signal, {evidence.where(first)}{too}{evidence.blocked_ranks(stopped)}"
+    )
+    pids = " ".join(str(rank.pid) for rank in stopped if rank.host == first.host)
+    is_whole_job = all(rank.state == "T" or has_exited(rank) for rank in evidence.cluster.ranks)
+    is_certain = first.state_s >= CERTAINLY_STOPPED_S and not is_whole_job
+    next_step = _CONTINUE_IT.format(pids, first.host)
+    return evidence.diagnosis(
+        first, Cause.STOPPED, what, next_step, is_certain=is_certain, since_s=first.state_s
+    )
+
+
+def find_debugged(evidence: Evidence) -> Diagnosis | None:
+    """A rank in state t, or at a breakpoint."""
+    held = [rank for rank in evidence.ranks if rank.state == "t" or is_at_breakpoint(rank.stack)]
+    if not held:
+        return None
+    first = max(held, key=lambda rank: (rank.state_s, -rank.rank))
+    by = first.tracer or "a debugger"
+    what = f"{name(first)} is held by {by}, {evidence.where(first)}{evidence.blocked_ranks(held)}"
+    next_step = _LEAVE_DEBUGGER.format(first.pid, first.host)
+    return evidence.diagnosis(first, Cause.DEBUGGED, what, next_step, since_s=first.state_s)
+
+
+def find_blocked(evidence: Evidence) -> Diagnosis | None:
+    """The rank that all others wait for, by what it does instead. Where nobody waits: any that shows no progress."""
+    idle = [rank for rank in evidence.in_loop if rank.rank not in evidence.blocked]
+    suspects = sorted(evidence.behind or idle, key=lambda rank: (-_weight(rank), -rank.still_s, rank.rank))
     if not suspects:
         return None
-    rank = suspects[0]
-    if diagnosis := judge_storage(evidence, rank):
-        return diagnosis
+    rank, is_certain = suspects[0], False
     loads = rank.phase is Phase.DATA or is_loading(rank.stack)
+    if rank.state == "D" and not rank.has_io:
+        suspects = [rank]
+        cause, what, next_step = _waits_for_storage(evidence, rank)
     # In data only where the innermost call is the user's own: one that waits for a worker may just be late to answer.
-    if rank.answers is False and (not loads or users_frame(rank.stack[:1])):
-        return _holds_gil(evidence, rank, suspects)
-    if loads:
-        return _in_data(evidence, rank, suspects)
-    if is_busy(rank):
-        return _works(evidence, rank, suspects)
-    if users_frame(rank.stack) or rank.phase in (Phase.FORWARD, Phase.OPTIMIZER, Phase.USER):
-        return _in_user_code(evidence, rank, suspects)
-    return _never_entered(evidence, rank, suspects)
+    elif rank.answers is False and (not loads or users_frame(rank.stack[:1])):
+        cause, what, next_step = _holds_gil(evidence, rank)
+    elif loads:
+        worker = _worst_worker(rank)
+        is_certain = worker is not None and (worker.state in "TXZ" or worker.in_fork_s > _FORK_S)
+        cause, what, next_step = _loads_data(evidence, rank, worker)
+    elif (found := _runs_other_code(evidence, rank)) is not None:
+        cause, what, next_step = found
+    else:
+        return None
+    same = [one for one in suspects if one is not rank and one.phase is rank.phase]
+    too = f"; {names(same)} too" if same else ""
+    what = f"{name(rank)} {what}{too}{evidence.blocked_ranks(suspects)}"
+    return evidence.diagnosis(rank, cause, what, next_step, is_certain=is_certain)
 
 
-def find_suspects(evidence: Evidence) -> list[RankState]:
-    """Those whom others wait for, the likeliest first; when nobody waits, all that stand."""
-    idle = [rank for rank in evidence.in_loop if rank.rank not in evidence.waiting]
-    suspects = evidence.behind or idle
-    return sorted(suspects, key=lambda rank: (-_weight(rank), -rank.still_s, rank.rank))
-
-
-def judge_unknown(evidence: Evidence) -> Diagnosis | None:
-    """Everybody waits for somebody: what each is in."""
+def find_unknown(evidence: Evidence) -> Diagnosis | None:
+    """Every rank waits: what each is in."""
     ranks = evidence.in_loop
     if not ranks:
         return None
-    first = max(ranks, key=lambda rank: (rank.still_s, -rank.rank))
     places: dict[str, list[RankState]] = {}
     for rank in ranks:
-        one = pending(rank)
-        doing = collective(one, with_sizes=True) if one else innermost(rank.stack) or DOING[rank.phase]
-        places.setdefault(doing, []).append(rank)
+        one, frame = pending(rank), innermost(rank.stack)
+        place = (
+            f"in {collective_name(one, with_sizes=True)}"
+            if one
+            else f"at {frame}"
+            if frame
+            else PHASES[rank.phase]
+        )
+        places.setdefault(place, []).append(rank)
     most = sorted(places.items(), key=lambda place: -len(place[1]))
-    shown = "; ".join(f"{names(who)} in {where}" for where, who in most[:_MOST_PLACES])
-    if rest := most[_MOST_PLACES:]:
-        shown += f"; {count(sum(len(who) for _, who in rest), 'rank')} elsewhere"
-    return Diagnosis(
-        cause=Cause.UNKNOWN,
-        host=first.host,
-        rank=None if len(ranks) > 1 else first.rank,
-        step=first.step if evidence.has_steps else None,
-        what=f"nothing has moved {since(evidence, first)}, and no rank stands out: {shown}",
-        next_step="read the stacks in the diagnosis file; where all are in one collective, try the network with "
-        "drumline doctor",
-        is_certain=False,
-        since_s=min(rank.still_s for rank in ranks),
-        num_blocked=len(evidence.waiting),
-    )
+    shown = "; ".join(f"{names(who)} {where}" for where, who in most[:_MAX_PLACES])
+    if rest := most[_MAX_PLACES:]:
+        shown += f"; {plural(sum(len(who) for _, who in rest), 'rank')} elsewhere"
+    first = max(ranks, key=lambda rank: (rank.still_s, -rank.rank))
+    what = f"no progress {evidence.since(first)}, and no rank stands out: {shown}"
+    next_step = "see the stacks in the diagnosis file; if all are in one collective, test the network: drumline doctor"
+    since_s = min(rank.still_s for rank in ranks)
+    found = evidence.diagnosis(first, Cause.UNKNOWN, what, next_step, since_s=since_s)
+    return replace(found, rank=None if len(ranks) > 1 else first.rank, num_blocked=len(evidence.blocked))
 
 
 def _weight(rank: RankState) -> int:
-    signs = (rank.state == "D" and not rank.has_io, any(worker.state == "T" for worker in rank.workers))
-    return 2 * any(signs) + (rank.answers is False)
+    is_sure = (rank.state == "D" and not rank.has_io) or any(worker.state == "T" for worker in rank.workers)
+    return 2 * is_sure + (rank.answers is False)
 
 
-def _in_data(evidence: Evidence, rank: RankState, suspects: list[RankState]) -> Diagnosis:
-    worker = _worst(rank)
-    cause, why, next_step = Cause.DATASET, "", ""
-    if worker is None:
-        frame = users_frame(rank.stack)
-        held = "with Python's lock held" if rank.answers is False else ""
-        why = f" ({', '.join(filter(None, (frame, held)))})" if frame or held else ""
-        next_step = _SEE_WAIT.format(frame or "its dataset")
-    else:
-        cause, why, next_step = _about_worker(rank, worker)
-    return _diagnosis(
-        evidence,
-        rank,
-        cause,
-        f"{name(rank)} has been in DataLoader {since(evidence, rank)}{why}",
-        suspects,
-        next_step,
-        is_certain=worker is not None and (worker.state in "TXZ" or worker.in_fork_s > _FORK_S),
+# What holds up a rank: the cause, the sentence after its name, and what to do.
+
+
+def _waits_for_storage(evidence: Evidence, rank: RankState) -> tuple[Cause, str, str]:
+    place = f" ({innermost(rank.stack)})" if rank.stack else ""
+    what = (
+        f"waits for storage that does not answer, {evidence.where(rank)}{place}: in the kernel (state D) for "
+        f"{duration(rank.state_s)} without reading or writing a byte"
+    )
+    next_step = (
+        f"check the file systems of {rank.host} (df, dmesg: a network mount whose server is down); a process in state "
+        "D cannot be killed before its storage answers"
+    )
+    return Cause.STORAGE, what, next_step
+
+
+def _holds_gil(evidence: Evidence, rank: RankState) -> tuple[Cause, str, str]:
+    frame = innermost(rank.stack)
+    place, cores = (
+        f" at {frame}" if frame else "",
+        f", using {rank.cpu:.1f} cores" if rank.cpu >= BUSY_CORES else "",
+    )
+    what = f"holds the GIL{place}, {evidence.where(rank)}{cores}: a call into C does not return"
+    return (
+        Cause.GIL,
+        what,
+        f"check what {frame or 'it'} calls; a C extension should release the GIL before it blocks",
     )
 
 
-def _worst(rank: RankState) -> WorkerState | None:
+def _loads_data(evidence: Evidence, rank: RankState, worker: WorkerState | None) -> tuple[Cause, str, str]:
+    if worker is None:
+        frame = users_frame(rank.stack)
+        cause, next_step = Cause.DATASET, _CHECK_WAIT.format(frame or "its dataset")
+        why = ", ".join(filter(None, (frame, "holding the GIL" if rank.answers is False else "")))
+    else:
+        cause, why, next_step = _about_worker(rank, worker)
+    return cause, f"has been {evidence.where(rank, Phase.DATA)}{f' ({why})' if why else ''}", next_step
+
+
+def _worst_worker(rank: RankState) -> WorkerState | None:
     """The worker that holds up the batch."""
-    for state in _STATES:
+    for state in _WORKER_STATES:
         for worker in rank.workers:
             if worker.state == state:
                 return worker
@@ -124,101 +190,35 @@ def _worst(rank: RankState) -> WorkerState | None:
 
 
 def _about_worker(rank: RankState, worker: WorkerState) -> tuple[Cause, str, str]:
-    cause, how = _STATES.get(worker.state, (Cause.DATASET, ""))
-    frame = innermost(worker.stack)
-    if worker.in_fork_s and not how:
-        return cause, f" (worker {worker.number} is stuck in fork)", _FORK_NEXT.format(worker.pid, rank.host)
-    if not how:
-        how = f"computes with {worker.cpu:.1f} cores" if worker.cpu >= BUSY_CORES else "is"
-    how = f"{how} in {frame}" if frame else how
-    next_steps = {
-        Cause.STOPPED: f"find who stopped it; until the job is ended, kill -CONT {worker.pid} on {rank.host} "
-        "lets it go on",
-        Cause.DEBUGGED: f"let process {worker.pid} on {rank.host} go on, or detach",
-        Cause.STORAGE: f"look at the file systems of {rank.host} (df, dmesg)",
-    }
-    gone = f"look at the kernel's log on {rank.host} for what ended process {worker.pid} (dmesg)"
-    waits = _SEE_WAIT.format(frame or "the dataset")
-    next_step = next_steps.get(cause, gone if worker.state in "XZ" else waits)
-    return cause, f" (worker {worker.number} {how})", next_step
+    cause, how, template = _WORKER_STATES.get(worker.state, (Cause.DATASET, "", ""))
+    next_step, frame = template.format(worker.pid, rank.host), innermost(worker.stack)
+    if not how and worker.in_fork_s:
+        how, frame, next_step = "is stuck in fork", "", _STUCK_IN_FORK.format(worker.pid, rank.host)
+    elif not how:
+        how = f"computes with {worker.cpu:.1f} cores" if worker.cpu >= BUSY_CORES else "is blocked"
+        next_step = _CHECK_WAIT.format(frame)
+    return cause, f"worker {worker.number} {how}{f' at {frame}' if frame else ''}", next_step
 
 
-def _holds_gil(evidence: Evidence, rank: RankState, suspects: list[RankState]) -> Diagnosis:
+def _runs_other_code(evidence: Evidence, rank: RankState) -> tuple[Cause, str, str] | None:
+    """In user code, or in a library instead of the collective that others are in."""
     frame = innermost(rank.stack)
-    where = f" in {frame}" if frame else ""
-    burns = f", at {rank.cpu:.1f} cores" if rank.cpu >= BUSY_CORES else ""
-    return _diagnosis(
-        evidence,
-        rank,
-        Cause.GIL,
-        f"{name(rank)} holds Python's lock (GIL){where}, in {DOING[rank.phase]} {since(evidence, rank)}{burns}: "
-        "a call into C does not return",
-        suspects,
-        f"see what {frame or 'that call'} calls; a C extension should release the lock before it waits",
-    )
-
-
-def _works(evidence: Evidence, rank: RankState, suspects: list[RankState]) -> Diagnosis:
-    frame = innermost(rank.stack)
-    sign = f"{rank.cpu:.1f} cores" if rank.cpu >= BUSY_CORES else "files are read or written"
-    return _diagnosis(
-        evidence,
-        rank,
-        Cause.SLOW,
-        f"{name(rank)} is slow but alive: in {DOING[rank.phase]} {since(evidence, rank)} "
-        f"({sign}{f', in {frame}' if frame else ''})",
-        suspects,
-        "wait, or raise watch.hang_s if it often takes so long; the diagnosis file has its stack",
-    )
-
-
-def _in_user_code(evidence: Evidence, rank: RankState, suspects: list[RankState]) -> Diagnosis:
-    frame = innermost(rank.stack)
-    phase = Phase.USER if rank.phase is Phase.START else rank.phase
-    return _diagnosis(
-        evidence,
-        rank,
-        Cause.USER_CODE,
-        f"{name(rank)} has been in {DOING[phase]} {since(evidence, rank)}{f' ({frame})' if frame else ''}, without "
-        "using the CPU",
-        suspects,
-        f"see what {frame or 'it'} waits for; the diagnosis file has its stack",
-    )
-
-
-def _never_entered(evidence: Evidence, rank: RankState, suspects: list[RankState]) -> Diagnosis | None:
-    missed = next((one for one in evidence.waiting.values() if one is not None), None)
+    if is_busy(rank):
+        work = f"{rank.cpu:.1f} cores" if rank.cpu >= BUSY_CORES else "reading or writing files"
+        what = f"is slow but alive: {evidence.where(rank)} ({work}{f', at {frame}' if frame else ''})"
+        return Cause.SLOW, what, f"wait, or raise watch.hang_s if it often takes so long; {_STACK}"
+    if users_frame(rank.stack) or rank.phase in (Phase.FORWARD, Phase.OPTIMIZER, Phase.USER):
+        where = evidence.where(rank, Phase.USER if rank.phase is Phase.START else rank.phase)
+        what = f"has been {where}{f' ({frame})' if frame else ''}, without using the CPU"
+        return Cause.USER_CODE, what, f"check what {frame or 'it'} waits for; {_STACK}"
+    missed = next((one for one in evidence.blocked.values() if one is not None), None)
     if missed is None:
         return None
-    where = f"{innermost(rank.stack)}, in {DOING[rank.phase]}" if rank.stack else DOING[rank.phase]
-    return _diagnosis(
-        evidence,
-        rank,
-        Cause.NOT_ENTERED,
-        f"{name(rank)} never entered {collective(missed, with_sizes=True)}: it has been in {where} "
-        f"{since(evidence, rank)}",
-        suspects,
-        "see why it is there and not in that collective: often an `if` that differs between ranks; the diagnosis file "
-        "has all stacks",
+    place = f"at {frame}, " if frame else ""
+    what = (
+        f"did not enter {collective_name(missed, with_sizes=True)}: it has been {place}{evidence.where(rank)}"
     )
-
-
-def _diagnosis(
-    evidence: Evidence,
-    rank: RankState,
-    cause: Cause,
-    what: str,
-    suspects: list[RankState],
-    next_step: str,
-    *,
-    is_certain: bool = False,
-) -> Diagnosis:
-    same = [one for one in suspects if one is not rank and one.phase is rank.phase]
-    too = f"; {names(same)} too" if same else ""
-    return evidence.about(
-        rank,
-        cause,
-        what=f"{what}{too}{who_waits(evidence, suspects)}",
-        next_step=next_step,
-        is_certain=is_certain,
+    next_step = (
+        "check why it is not in that collective: often an `if` that differs across ranks; its stack is in "
     )
+    return Cause.NOT_ENTERED, what, f"{next_step}the diagnosis file"

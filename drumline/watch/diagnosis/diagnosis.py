@@ -1,15 +1,36 @@
-"""What is said of a run that does not move, or that broke: one sentence, and what to do next."""
+"""A diagnosis: what is wrong, on which rank or host, and what to do; and how ranks and collectives are written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from drumline.text import number_ranges
+from drumline.watch.cluster_state import Collective, RankState
+from drumline.watch.heartbeat import Phase
+
+PHASES = {
+    Phase.START: "at startup",
+    Phase.DATA: "in the DataLoader",
+    Phase.FORWARD: "in forward",
+    Phase.BACKWARD: "in backward",
+    Phase.OPTIMIZER: "in the optimizer step",
+    Phase.BETWEEN: "between steps",
+    Phase.EVALUATION: "in evaluation",
+    Phase.SAVE: "in a save",
+    Phase.USER: "in user code",
+    Phase.LEFT: "after the loop",
+    Phase.LEAVING: "in teardown",
+    Phase.FAILED: "after its error",
+}
+_MAX_HOSTS = 4
+
 
 class Cause(StrEnum):
-    """Kinds of faults that are told apart."""
+    """What can be wrong."""
 
     KILLED = "killed"
     OUT_OF_MEMORY = "out_of_memory"
@@ -20,9 +41,9 @@ class Cause(StrEnum):
     """In the rank itself, or in one of its DataLoader workers."""
     USER_CODE = "user_code"
     GIL = "gil"
-    """Python itself stands still: a call into C keeps its lock."""
+    """A call into C holds the GIL and does not return."""
     NOT_ENTERED = "not_entered"
-    """A collective that others are in was never entered."""
+    """The rank did not enter a collective that others are in."""
     MISMATCH = "mismatch"
     """Ranks are in different collectives, or in one with different shapes."""
     LEFT_EARLY = "left_early"
@@ -30,13 +51,24 @@ class Cause(StrEnum):
     UNREACHABLE = "unreachable"
     STORAGE = "storage"
     SLOW = "slow"
-    """It works, and it takes its time."""
+    """It computes, and takes long."""
     UNKNOWN = "unknown"
+
+
+class Alarm(StrEnum):
+    """What a diagnosis means for the run."""
+
+    STALL = "stall"
+    """No progress, but it may continue by itself: reported only."""
+    HANG = "hang"
+    """It cannot continue by itself, or took too long."""
+    FAILURE = "failure"
+    """A rank has exited."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """About one rank, or one host."""
+    """Of one rank, or one host."""
 
     cause: Cause
     host: str
@@ -44,17 +76,15 @@ class Diagnosis:
     """None: the whole host."""
     step: int | None
     what: str
-    """The sentence without its first alarm, and without what to do."""
     next_step: str
     is_certain: bool
-    """Whether it cannot go on by itself: then there is nothing to wait for."""
+    """Whether it cannot continue by itself."""
     since_s: float
-    """How long ago it began, as far as can be told."""
+    """How long ago it began, as far as known."""
     num_blocked: int = 0
     """Ranks that are blocked in a collective meanwhile."""
 
     def sentence(self, alarm: str) -> str:
-        """`alarm`: `hang`, `stall` or `failure`."""
         return f"{alarm}: {self.what.rstrip('.')}. Next: {self.next_step}"
 
     def to_json(self) -> dict[str, Any]:
@@ -62,13 +92,33 @@ class Diagnosis:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Diagnosis:
-        diagnosis = cls(**{**record, "cause": Cause(record["cause"])})
-        texts, numbers = (
-            (diagnosis.host, diagnosis.what, diagnosis.next_step),
-            (diagnosis.rank, diagnosis.step),
-        )
-        if not all(isinstance(text, str) for text in texts) or type(diagnosis.since_s) not in (int, float):
-            raise TypeError("the fields of a diagnosis have other types")
-        if not all(number is None or type(number) is int for number in numbers):
-            raise TypeError("the rank and the step of a diagnosis are whole numbers")
-        return diagnosis
+        """Raises TypeError, KeyError or ValueError for anything else."""
+        found = cls(**{**record, "cause": Cause(record["cause"])})
+        has_texts = all(isinstance(text, str) for text in (found.host, found.what, found.next_step))
+        has_numbers = all(number is None or type(number) is int for number in (found.rank, found.step))
+        if not has_texts or not has_numbers or type(found.since_s) not in (int, float):
+            raise TypeError("a field of the diagnosis has the wrong type")
+        return found
+
+
+def name(rank: RankState) -> str:
+    return f"rank {rank.rank} on {rank.host}"
+
+
+def names(ranks: Sequence[RankState]) -> str:
+    """`rank 3 on node-b`, `ranks 0-2 on node-a, 5 on node-b`; of many hosts only how many."""
+    if len(ranks) == 1:
+        return name(ranks[0])
+    hosts: dict[str, list[int]] = defaultdict(list)
+    for rank in ranks:
+        hosts[rank.host].append(rank.rank)
+    if len(hosts) > _MAX_HOSTS:
+        return f"{len(ranks)} ranks on {len(hosts)} hosts ({name(ranks[0])}, ...)"
+    return "ranks " + ", ".join(f"{number_ranges(numbers)} on {host}" for host, numbers in hosts.items())
+
+
+def collective_name(one: Collective, *, with_sizes: bool = False) -> str:
+    """`all_reduce #4410`, and ` of [77290]`."""
+    text = f"{one.op} #{one.number}"
+    sizes = " and ".join(str(list(size)) for size in one.sizes[:3]) + (" and more" if one.sizes[3:] else "")
+    return f"{text} of {sizes}" if with_sizes and one.sizes else text

@@ -1,25 +1,46 @@
-"""Diagnoses in the run folder: `diagnoses/0001-stopped.json` for programs, the same name with `.txt` for people.
+"""Diagnoses in the run folder: `diagnoses/0001-stopped.json` for programs, and the same name with `.txt` for people:
+the sentence, a line for each rank, then stacks and collectives, equal ones once.
 
-Several sidecars may write at the same time: after a cut, each side has a chief of its own. Who takes a number first has
-it. A file appears whole or not at all.
+Several sidecars may write at the same time: after a network split, each side has a leader. Each takes a number of its
+own, and a file appears complete or not at all.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from drumline.terminal import one_line
+from drumline.text import duration, named_ranks, signal_name
 from drumline.untrusted import make_own_folder, parse_json, read_regular, replace_text
-from drumline.watch.cluster_state import ClusterState
-from drumline.watch.diagnosis.diagnosis import Diagnosis
-from drumline.watch.diagnosis.page import page
+from drumline.watch.cluster_state import ClusterState, RankState
+from drumline.watch.diagnosis.diagnosis import Diagnosis, collective_name, names
+from drumline.watch.diagnosis.evidence import Evidence, pending
 
 _NAME = re.compile(r"(\d{4,})-[a-z_]+\.(json|txt)")
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in the kernel (D)",
+    "T": "stopped (T)",
+    "t": "debugged (t)",
+    "Z": "exited",
+    "X": "exited",
+}
+_ACTIONS = {
+    "restart": "the job is killed, and restarted from its newest checkpoint if its launcher does so",
+    "stop": "the job is killed, and not restarted",
+    "report": "none, it is only reported",
+    "none": "none",
+}
+_HEADINGS = ("", "rank", "host", "state", "phase", "step", "for", "CPU", "collective")
+_RIGHT = (1, 5, 6, 7)
 
 
 def write_diagnosis(
@@ -27,7 +48,7 @@ def write_diagnosis(
     *,
     alarm: str,
     diagnosis: Diagnosis,
-    picture: ClusterState,
+    cluster: ClusterState,
     action: str,
     launch: str,
     at: float,
@@ -43,17 +64,19 @@ def write_diagnosis(
             "launch": launch,
             "time": at,
             "diagnosis": diagnosis.to_json(),
-            "picture": asdict(picture),
+            "cluster": asdict(cluster),
         }
         path = folder / f"{number:04d}-{diagnosis.cause}.json"
-        # The one that is read by programs comes last: who finds it finds both.
-        replace_text(path.with_suffix(".txt"), page(alarm, diagnosis, picture, action=action, at=at))
+        # The one that programs read comes last: where it is, both are.
+        replace_text(
+            path.with_suffix(".txt"), diagnosis_text(alarm, diagnosis, cluster, action=action, at=at)
+        )
         replace_text(path, json.dumps(record, indent=1) + "\n")
     return path
 
 
 def read_diagnoses(folder: Path) -> list[dict[str, Any]]:
-    """All records, in order; files that are none are left out. Their `diagnosis` goes through Diagnosis.from_json."""
+    """All records, in order; other files are ignored. Their `diagnosis` passes Diagnosis.from_json."""
     paths = [path for path in folder.glob("*.json") if _number(path) is not None] if folder.is_dir() else []
     records = (_read(path) for path in sorted(paths, key=lambda path: (_number(path), path.name)))
     return [record for record in records if record is not None]
@@ -63,20 +86,15 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         record = parse_json(read_regular(path))
         Diagnosis.from_json(record["diagnosis"])
-        is_whole = all(isinstance(record[name], str) for name in ("alarm", "sentence", "launch", "action"))
-        is_whole = is_whole and _is_number(record["time"])
+        is_valid = all(isinstance(record[name], str) for name in ("alarm", "sentence", "launch", "action"))
+        return record if is_valid and type(record["time"]) in (int, float) else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return record if is_whole else None
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
 
 
 @contextmanager
 def _own_number(folder: Path) -> Iterator[int]:
-    """The next number, held by a file beside until the diagnosis's own is there."""
+    """The next number, reserved by a hidden file until the diagnosis is there."""
     number = max(_numbers(folder), default=0)
     while True:
         number += 1
@@ -101,3 +119,104 @@ def _numbers(folder: Path) -> set[int]:
 def _number(path: Path) -> int | None:
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else None
+
+
+def diagnosis_text(alarm: str, diagnosis: Diagnosis, cluster: ClusterState, *, action: str, at: float) -> str:
+    """The whole `.txt` file."""
+    when = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    parts = [
+        [diagnosis.sentence(alarm)],
+        [f"{when}. Action: {_ACTIONS.get(action, action)}."],
+        list(_table(diagnosis, cluster)),
+        list(_remarks(cluster)),
+        *_sections("Stacks, the innermost call first", _stacks(diagnosis, cluster)),
+        *_sections("Last collectives, the newest last", _collectives(cluster)),
+    ]
+    return "\n\n".join("\n".join(map(one_line, part)) for part in parts if part) + "\n"
+
+
+def _table(diagnosis: Diagnosis, cluster: ClusterState) -> Iterator[str]:
+    has_steps = Evidence(cluster).has_steps
+    rows = [_HEADINGS, *(_row(diagnosis, rank, has_steps) for rank in cluster.ranks)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column in _RIGHT else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _row(diagnosis: Diagnosis, rank: RankState, has_steps: bool) -> tuple[str, ...]:
+    is_named = rank.rank == diagnosis.rank or (diagnosis.rank is None and rank.host == diagnosis.host)
+    state = _STATES.get(rank.state, rank.state)
+    if rank.exit is not None:
+        state = f"killed: {signal_name(-rank.exit)}" if rank.exit < 0 else f"exited: {rank.exit}"
+    where = f"after #{rank.collective}" if rank.collective else "-"
+    if (blocked_in := pending(rank)) is not None:
+        where = f"in {collective_name(blocked_in)}"
+    elif rank.collectives:
+        where = f"after {collective_name(rank.collectives[-1])}"
+    step, phase = str(rank.step) if has_steps else "-", rank.phase.name.lower()
+    mark, cpu = ">" if is_named else " ", f"{rank.cpu:.1f}"
+    return mark, str(rank.rank), rank.host, state, phase, step, duration(rank.age_s), cpu, where
+
+
+def _remarks(cluster: ClusterState) -> Iterator[str]:
+    """What does not fit a column."""
+    for one in cluster.lost:
+        how = f" ({one.how})" if one.how else ""
+        yield f"{one.host}, {named_ranks(one.ranks)}: no heartbeat for {duration(one.no_heartbeat_s)}{how}"
+    for one in cluster.never_seen:
+        how = f" ({one.how})" if one.how else ""
+        yield f"{one.host}: never seen, in {duration(one.no_heartbeat_s)}{how}"
+    for node in cluster.nodes:
+        if node.link:
+            yield f"{node.host}: {node.link}"
+        for line in node.kernel:
+            yield f"{node.host}, kernel: {line}"
+    for rank in cluster.ranks:
+        for label, value in (("error", rank.failure), ("memory", rank.memory), ("debugged by", rank.tracer)):
+            if value:
+                yield f"rank {rank.rank}, {label}: {value}"
+        if rank.answers is False:
+            yield f"rank {rank.rank}: Python does not answer"
+
+
+def _stacks(diagnosis: Diagnosis, cluster: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:
+    """The named rank's first; then those of its workers and of the others'."""
+    ranks = sorted(cluster.ranks, key=lambda rank: (rank.rank != diagnosis.rank, rank.rank))
+    for stack, who in _equal((rank.stack, rank) for rank in ranks):
+        yield f"{names(who)}{f' (process {who[0].pid})' if len(who) == 1 else ''}", stack
+    for rank in ranks:
+        for worker in rank.workers:
+            process = f"process {worker.pid}, {_STATES.get(worker.state, worker.state)}"
+            head = f"worker {worker.number} of rank {rank.rank} on {rank.host} ({process})"
+            yield head, worker.stack or ("no stack",)
+
+
+def _collectives(cluster: ClusterState) -> Iterator[tuple[str, Sequence[str]]]:
+    def lines(rank: RankState) -> tuple[str, ...]:
+        return tuple(
+            f"{collective_name(one, with_sizes=True)}{'' if one.is_done else '  <- not done'}"
+            f"{'' if one.group == 'default_pg' else f'  (group {one.group})'}"
+            for one in rank.collectives
+        )
+
+    for same, who in _equal((lines(rank), rank) for rank in cluster.ranks):
+        yield names(who), same
+
+
+def _equal(
+    entries: Iterable[tuple[tuple[str, ...], RankState]],
+) -> Iterator[tuple[tuple[str, ...], list[RankState]]]:
+    """Ranks by what is equal in them, where there is anything."""
+    groups: dict[tuple[str, ...], list[RankState]] = {}
+    for key, rank in entries:
+        groups.setdefault(key, []).append(rank)
+    return ((key, ranks) for key, ranks in groups.items() if key)
+
+
+def _sections(title: str, entries: Iterable[tuple[str, Sequence[str]]]) -> list[list[str]]:
+    found = [[f"{head}:", *(f"  {line}" for line in lines)] for head, lines in entries]
+    return [[title, "-" * len(title)], *found] if found else []

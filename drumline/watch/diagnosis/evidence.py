@@ -1,7 +1,7 @@
-"""A picture, read for the judge: who waits in which collective, and who is missing there.
+"""The state of the cluster, read for a diagnosis: which ranks are blocked in which collective, and which are behind.
 
-What the flight recorders say counts most: a rank that never entered the collective that others are in is behind. Where
-there are none, the beats tell: a rank that is behind the others in step or phase.
+Flight recorders count most: a rank that did not enter the collective that others are in is behind. Without them the
+heartbeats decide: a rank at an earlier step or phase than the others is behind.
 """
 
 from __future__ import annotations
@@ -11,108 +11,129 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from drumline.text import duration, plural
 from drumline.watch.cluster_state import ClusterState, Collective, RankState
-from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
-from drumline.watch.diagnosis.stack_frames import is_loading, is_meeting
+from drumline.watch.diagnosis.diagnosis import PHASES, Cause, Diagnosis, collective_name
+from drumline.watch.diagnosis.stack_frames import is_in_collective, is_loading
 from drumline.watch.heartbeat import Phase
 
 BUSY_CORES = 0.1
-"""Over a second or two. Who computes gets at least that, also where many others do."""
-GONE = ("X", "Z")
-OUT = (Phase.LEAVING, Phase.LEFT)
-"""Of the loop."""
+"""Over a second or two. A process that computes gets at least that, also on a busy machine."""
+OUT_OF_LOOP = (Phase.LEAVING, Phase.LEFT)
 ORDERLY_EXITS = (0, 75)
 """Done, or preempted after a save."""
-# In the order of a step: the count of micro-batches goes up before a forward pass, so data is for the one after it. Who
-# evaluates or saves is not compared.
-_ORDER = {
-    Phase.BETWEEN: 0,
-    Phase.FORWARD: 1,
-    Phase.USER: 1,
-    Phase.BACKWARD: 2,
-    Phase.OPTIMIZER: 3,
-    Phase.DATA: 4,
-}
+# In a step: the count of micro-batches goes up before a forward pass, so data is for the one after it. Ranks that
+# evaluate or save are not compared.
+_ORDER = (Phase.BETWEEN, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """`ranks` are those of nodes that are heard; what the others said last is in the picture only."""
+    """`ranks` are those of nodes that send heartbeats; the last state of the others is in `cluster` only."""
 
-    picture: ClusterState
+    cluster: ClusterState
 
     @cached_property
     def ranks(self) -> list[RankState]:
-        silent = {one.node for one in self.picture.lost}
-        found = (rank for node in self.picture.nodes if node.node not in silent for rank in node.ranks)
+        lost = {one.node for one in self.cluster.lost}
+        found = (rank for node in self.cluster.nodes if node.node not in lost for rank in node.ranks)
         return sorted(found, key=lambda rank: rank.rank)
 
     @cached_property
     def in_loop(self) -> list[RankState]:
-        """Those who run, and neither left nor failed."""
-        out = (*OUT, Phase.FAILED)
-        return [rank for rank in self.ranks if not has_ended(rank) and rank.phase not in out]
+        """The ranks that run, and have neither left the loop nor failed."""
+        out = (*OUT_OF_LOOP, Phase.FAILED)
+        return [rank for rank in self.ranks if not has_exited(rank) and rank.phase not in out]
 
     @cached_property
     def has_steps(self) -> bool:
-        return any(rank.step for rank in self.picture.ranks)
-
-    def about(
-        self,
-        rank: RankState,
-        cause: Cause,
-        *,
-        what: str,
-        next_step: str,
-        is_certain: bool = False,
-        since_s: float | None = None,
-    ) -> Diagnosis:
-        """A diagnosis on this rank; without a `since_s`, since it last moved."""
-        return Diagnosis(
-            cause=cause,
-            host=rank.host,
-            rank=rank.rank,
-            step=rank.step if self.has_steps else None,
-            what=what,
-            next_step=next_step,
-            is_certain=is_certain,
-            since_s=rank.still_s if since_s is None else since_s,
-            num_blocked=len(self.waiting.keys() - {rank.rank}),
-        )
+        return any(rank.step for rank in self.cluster.ranks)
 
     @cached_property
-    def waiting(self) -> dict[int, Collective | None]:
-        """By rank: what it waits in for others; None when that is known by its stack or its phase only."""
+    def blocked(self) -> dict[int, Collective | None]:
+        """By rank: the collective in which it waits for others; None where only its stack or phase shows that."""
         behind = {rank.rank for rank in self.behind}
         return {
             rank.rank: pending(rank)
             for rank in self.in_loop
-            if rank.rank not in behind and seems_to_wait(rank)
+            if rank.rank not in behind and seems_blocked(rank)
         }
 
     @cached_property
     def behind(self) -> list[RankState]:
-        """Those who did not enter what others are in, or are at an earlier place of the same step."""
+        """The ranks that did not enter what others are in, or are at an earlier point of the same step."""
         alive = self.in_loop
-        front = _front(alive)
-        if front is not None:
-            missing = [
-                rank for rank in alive if not pending(rank) and _last(rank, front.group) < front.number
-            ]
-            return [rank for rank in missing if rank.collectives or not _is_stuck_in_meeting(rank)]
-        places = [place for rank in alive if (place := _place(rank)) is not None]
-        late = [rank for rank in alive if (place := _place(rank)) is not None and place < max(places)]
+        waits = Counter((one.group, one.number) for rank in alive if (one := pending(rank)))
+        if waits:
+            (group, number), _ = max(waits.items(), key=lambda item: (item[1], item[0][1]))
+            missing = [rank for rank in alive if not pending(rank) and _last(rank, group) < number]
+            return [rank for rank in missing if rank.collectives or not _looks_blocked(rank)]
+        points = {rank.rank: point for rank in alive if (point := _point(rank)) is not None}
+        late = [rank for rank in alive if rank.rank in points and points[rank.rank] < max(points.values())]
         newest = max((rank.collective for rank in alive), default=0)
         return late or [rank for rank in alive if rank.collective < newest]
 
+    def diagnosis(
+        self,
+        rank: RankState,
+        cause: Cause,
+        what: str,
+        next_step: str,
+        *,
+        is_certain: bool = False,
+        since_s: float | None = None,
+    ) -> Diagnosis:
+        """Of this rank; `since_s` defaults to its last progress."""
+        return Diagnosis(
+            cause=cause,
+            host=rank.host,
+            rank=rank.rank,
+            step=self.step(rank),
+            what=what,
+            next_step=next_step,
+            is_certain=is_certain,
+            since_s=rank.still_s if since_s is None else since_s,
+            num_blocked=len(self.blocked.keys() - {rank.rank}),
+        )
 
-def has_ended(rank: RankState) -> bool:
-    return rank.state in GONE or rank.exit is not None
+    def step(self, rank: RankState) -> int | None:
+        return rank.step if self.has_steps else None
+
+    def since(self, rank: RankState) -> str:
+        """`since step 812`; where no steps are counted, `for 12 s`."""
+        return f"since step {rank.step}" if self.has_steps else f"for {duration(rank.still_s)}"
+
+    def where(self, rank: RankState, phase: Phase | None = None) -> str:
+        """`in forward since step 812`. `phase` defaults to the rank's own."""
+        return f"{PHASES[rank.phase if phase is None else phase]} {self.since(rank)}"
+
+    def at(self, rank: RankState) -> str:
+        """` at step 812, in forward`, as far as known."""
+        parts = [f"at step {rank.step}"] if self.has_steps else []
+        if rank.phase not in (Phase.FAILED, Phase.LEFT, Phase.LEAVING, Phase.START):
+            parts.append(PHASES[rank.phase])
+        return f" {', '.join(parts)}" if parts else ""
+
+    def blocked_ranks(self, causes: Sequence[RankState] = ()) -> str:
+        """`; 7 ranks are blocked in all_reduce #4410`, or nothing. Not counting `causes`."""
+        named = {rank.rank for rank in causes}
+        blocked = [one for rank, one in self.blocked.items() if rank not in named]
+        if not blocked:
+            return ""
+        places = [place for place, _ in Counter(collective_name(one) for one in blocked if one).most_common()]
+        who = f"; {plural(len(blocked), 'rank')} {'is' if len(blocked) == 1 else 'are'}"
+        if not places:
+            return f"{who} waiting for it"
+        return f"{who} blocked in {' and '.join(places[:2])}{' and others' if places[2:] else ''}"
+
+
+def has_exited(rank: RankState) -> bool:
+    return rank.state in ("X", "Z") or rank.exit is not None
 
 
 def is_done(rank: RankState) -> bool:
     """Out of the loop, and in order as far as it knows."""
-    return rank.phase in OUT if rank.exit is None else rank.exit in ORDERLY_EXITS
+    return rank.phase in OUT_OF_LOOP if rank.exit is None else rank.exit in ORDERLY_EXITS
 
 
 def is_busy(rank: RankState) -> bool:
@@ -124,35 +145,25 @@ def pending(rank: RankState) -> Collective | None:
     return next((one for one in rank.collectives if not one.is_done), None)
 
 
-def _front(ranks: Sequence[RankState]) -> Collective | None:
-    """The collective that most ranks wait in."""
-    waits = Counter((one.group, one.number) for rank in ranks if (one := pending(rank)))
-    if not waits:
-        return None
-    (group, number), _ = max(waits.items(), key=lambda item: (item[1], item[0][1]))
-    return next(
-        one for rank in ranks if (one := pending(rank)) and (one.group, one.number) == (group, number)
-    )
+def seems_blocked(rank: RankState) -> bool:
+    """In a collective, as far as known."""
+    return pending(rank) is not None or _looks_blocked(rank)
+
+
+def _looks_blocked(rank: RankState) -> bool:
+    """By stack, or without one by phase: a rank that waits for others most often does so in its backward pass."""
+    if rank.answers is False or rank.state in "TtD":
+        return False
+    if rank.stack:
+        return is_in_collective(rank.stack) and not is_loading(rank.stack) and rank.phase is not Phase.DATA
+    return rank.phase is Phase.BACKWARD and rank.cpu < BUSY_CORES
 
 
 def _last(rank: RankState, group: str) -> int:
     return max((one.number for one in rank.collectives if one.group == group), default=-1)
 
 
-def _place(rank: RankState) -> tuple[int, int, int] | None:
-    order = _ORDER.get(rank.phase)
-    return None if order is None else (rank.step, rank.micro, order)
-
-
-def seems_to_wait(rank: RankState) -> bool:
-    """For others: in a collective, as far as can be told."""
-    return pending(rank) is not None or _is_stuck_in_meeting(rank)
-
-
-def _is_stuck_in_meeting(rank: RankState) -> bool:
-    """By stack, or without one by phase: a rank that waits for others most often waits in its backward pass."""
-    if rank.answers is False or rank.state in "TtD":
-        return False
-    if rank.stack:
-        return is_meeting(rank.stack) and not is_loading(rank.stack) and rank.phase is not Phase.DATA
-    return rank.phase is Phase.BACKWARD and rank.cpu < BUSY_CORES
+def _point(rank: RankState) -> tuple[int, int, int] | None:
+    """How far it is, comparable across ranks."""
+    phase = Phase.FORWARD if rank.phase is Phase.USER else rank.phase
+    return (rank.step, rank.micro, _ORDER.index(phase)) if phase in _ORDER else None

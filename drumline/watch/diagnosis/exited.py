@@ -1,8 +1,8 @@
-"""Ranks that have ended: which was the first, and by what.
+"""Ranks that have exited or failed: which was the first, and why.
 
-When one rank is gone its peers fail within milliseconds, for want of it, and their launcher ends the rest. So a rank
-that ended by itself (a signal, its own error, an exit code) is believed before one that lost a connection, and among
-those the one that ended first.
+When one rank exits, its peers fail within milliseconds because of it, and their launcher ends the rest. So a rank that
+ended by itself (a signal, its own error, an exit code) counts before one that lost a connection, and among those the
+one that ended first.
 """
 
 from __future__ import annotations
@@ -10,99 +10,110 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
+from drumline.text import plural, signal_name
 from drumline.watch.cluster_state import RankState
-from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
-from drumline.watch.diagnosis.error_texts import ended_on_request, is_lost_peer, is_mismatch
-from drumline.watch.diagnosis.evidence import Evidence, has_ended, is_done, pending
-from drumline.watch.diagnosis.left_loop import judge_left
-from drumline.watch.diagnosis.phrases import at, collective, count, name, names, signal_name
-from drumline.watch.diagnosis.stack_frames import innermost, is_meeting, operation
-from drumline.watch.diagnosis.unreachable import may_be_gone
+from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, collective_name, name, names
+from drumline.watch.diagnosis.evidence import Evidence, has_exited, is_done, pending
+from drumline.watch.diagnosis.left_loop import find_left_early
+from drumline.watch.diagnosis.stack_frames import innermost, is_in_collective, operation
+from drumline.watch.diagnosis.unreachable import may_be_lost
+from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 
-_ECHO_S, _LONGEST_ECHO_S = 2.5, 3.2
-"""A host that is gone is known to be after some seconds only. By the longer one it is told all the same: the launcher
-waits 4 s for a word, and to look once more takes its time."""
+# What a launcher sends to the rest when one rank has exited, or to all when its user stops the job.
+_REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_REQUESTED_EXITS = (*(-number for number in _REQUESTS), *(128 + number for number in _REQUESTS))
+_ECHO_S, _MAX_ECHO_S = 2.5, 3.2
+"""It takes some seconds to know that a host is lost. After the longer one the diagnosis is made all the same: the
+launcher waits 4 s for it, and to gather once more takes time."""
 _AT_ONCE_S = 1.0
-"""Endings that lie closer together than this are taken for simultaneous: each is seen five times a second."""
+"""Exits closer together than this count as simultaneous: processes are observed five times a second."""
+_NEXT_STEPS = {
+    FailureKind.DISK_FULL: "free some space on that file system, then rerun the same command to resume from the newest "
+    "complete checkpoint",
+    FailureKind.OUT_OF_MEMORY: "lower the batch size, or accumulate over more micro-batches",
+    FailureKind.WORKER_DIED: "check the kernel log (dmesg) for what killed the worker: often it is out of memory",
+}
 
 
-def judge_ended(evidence: Evidence) -> Diagnosis | None:
+def find_exited(evidence: Evidence) -> Diagnosis | None:
     """The rank that ended by itself, and first."""
-    # An ending is for good: the last word of a node that is silent by now still holds.
-    ranks = evidence.picture.ranks
-    own = _not_ended_by_launcher([rank for rank in ranks if _has_own_end(rank)])
+    # An exit is final: the last state of a node that is lost by now still counts.
+    own = [rank for rank in evidence.cluster.ranks if _has_own_end(rank)]
+    if any(rank.exit is not None for rank in own):
+        # A launcher that notes exits notes none of those that it ended itself.
+        own = [rank for rank in own if rank.exit is not None or rank.failure or rank.memory]
     if not own:
         return None
     first = _first(own)
-    if first.exit == -signal.SIGABRT or is_mismatch(first.failure):
-        # Who leaves the loop goes on to other collectives: then that is the reason.
-        torn = judge_left(evidence) or _torn_by_mismatch(evidence, first, own)
-        if torn is not None:
-            return torn
+    # A rank that left the loop goes to other collectives: then that is the cause.
+    if _has_mismatch(first) and (
+        found := find_left_early(evidence) or _aborted_by_gloo(evidence, first, own)
+    ):
+        return found
     also = [rank for rank in own if rank is not first and _strength(rank) >= 2]
-    return _diagnosis(evidence, first, f"; {names(also)} ended by {_theirs(also)} too" if also else "")
+    killed = "was killed by a signal" if len(also) == 1 else "were killed by a signal"
+    how = killed if all(rank.exit is not None and rank.exit < 0 for rank in also) else "failed"
+    return _diagnosis(evidence, first, f"; {names(also)} {how} too" if also else "")
 
 
-def judge_lost_peers(evidence: Evidence) -> Diagnosis | None:
-    """Nobody has an own reason: what the first to lose a connection says, and that it is not the cause."""
-    ranks = evidence.picture.ranks
-    asked = [rank for rank in ranks if ended_on_request(rank)]
+def find_lost_connection(evidence: Evidence) -> Diagnosis | None:
+    """No rank ended by itself: the first that lost a connection, which is not the cause."""
+    ranks = evidence.cluster.ranks
+    asked = [rank for rank in ranks if _was_asked_to_stop(rank)]
     if asked:
-        # All of them: somebody stops the job, and knows. A few: somebody hit these.
-        if len(asked) == len(ranks):
+        if len(asked) == len(ranks):  # the user stops the job
             return None
-        hit = _diagnosis(evidence, _first(asked), "")
-        return replace(hit, is_certain=not _may_be_an_echo(evidence, hit.since_s))
+        found = _diagnosis(evidence, _first(asked), "")
+        return replace(found, is_certain=not _may_be_an_echo(evidence, found.since_s))
     lost = [rank for rank in ranks if _ago(rank) is not None and not is_done(rank)]
     if not lost:
         return None
     first = _first(lost)
-    told = f": {first.failure}" if first.failure else ""
-    return evidence.about(
-        first,
-        Cause.MISMATCH if is_mismatch(first.failure) else Cause.EXCEPTION,
-        what=f"{name(first)} lost its connection to the other ranks{at(evidence, first)}{told}; "
-        "no rank was seen to end before it",
-        next_step="see the ends of all ranks' logs for what came first, and drumline doctor for the network",
-        is_certain=not _may_be_an_echo(evidence, _ago(first) or 0.0)
-        and ((_ago(first) or 0.0) >= _ECHO_S or all(map(has_ended, ranks))),
-        since_s=_ago(first) or 0.0,
+    ago_s = _ago(first) or 0.0
+    cause = Cause.MISMATCH if first.failure_kind is FailureKind.MISMATCH else Cause.EXCEPTION
+    at, error = evidence.at(first), f": {first.failure}" if first.failure else ""
+    what = (
+        f"{name(first)} lost its connection to the other ranks{at}{error}; no rank was seen to fail before it"
     )
+    next_step = "check the ends of all ranks' logs for what came first, and the network with drumline doctor"
+    is_late = ago_s >= _ECHO_S or all(map(has_exited, ranks))
+    is_certain = is_late and not _may_be_an_echo(evidence, ago_s)
+    return evidence.diagnosis(first, cause, what, next_step, is_certain=is_certain, since_s=ago_s)
 
 
 def _may_be_an_echo(evidence: Evidence, ago_s: float) -> bool:
-    """Whether it may yet come out that a host was gone before: then its peers have lost their connections, and their
-    launcher has ended the rest."""
-    return ago_s < _LONGEST_ECHO_S and may_be_gone(evidence.picture, ago_s)
+    """Whether a host may have been lost before: its peers then lose their connections, and their launcher ends the
+    rest."""
+    return ago_s < _MAX_ECHO_S and may_be_lost(evidence.cluster, ago_s)
+
+
+def _has_mismatch(rank: RankState) -> bool:
+    return rank.exit == -signal.SIGABRT or rank.failure_kind is FailureKind.MISMATCH
+
+
+def _was_asked_to_stop(rank: RankState) -> bool:
+    return rank.exit in _REQUESTED_EXITS or rank.failure_kind is FailureKind.INTERRUPTED
 
 
 def _has_own_end(rank: RankState) -> bool:
-    if _ago(rank) is None or is_done(rank) or (rank.failure and is_lost_peer(rank.failure)):
-        return False
-    return not ended_on_request(rank)
-
-
-def _not_ended_by_launcher(ranks: list[RankState]) -> list[RankState]:
-    """A launcher that says how ranks ended says nothing of those that it ended itself, when one was gone."""
-    if all(rank.exit is None for rank in ranks):
-        return ranks
-    return [rank for rank in ranks if rank.exit is not None or rank.failure or rank.memory]
+    is_echo = rank.failure_kind is FailureKind.LOST_PEER or _was_asked_to_stop(rank)
+    return _ago(rank) is not None and not is_done(rank) and not is_echo
 
 
 def _ago(rank: RankState) -> float | None:
-    """How long ago it ended or failed; None: it did not."""
-    if has_ended(rank):
-        # It may have told its failure some time before it was gone.
+    """How long ago it exited or failed; None: it did not."""
+    if has_exited(rank):
+        # It may have reported its error some time before it exited.
         return max(rank.state_s if rank.state in "XZ" else 0.0, rank.age_s if rank.failure else 0.0)
     return rank.age_s if rank.failure or rank.phase is Phase.FAILED else None
 
 
 def _strength(rank: RankState) -> int:
-    """How sure it is that this one was not dragged along."""
+    """How sure it is that this one did not end because of another."""
     if rank.memory or (rank.exit is not None and rank.exit < 0) or rank.failure:
         return 3
-    # A process that is gone without a word; then one with an exit code that says little.
+    # One that exited for an unknown reason; then one with an exit code, which says little.
     return 2 if rank.exit is None else 1
 
 
@@ -112,113 +123,79 @@ def _first(ranks: list[RankState]) -> RankState:
     return max(early, key=lambda rank: (_strength(rank), _ago(rank) or 0.0, -rank.rank))
 
 
-def _theirs(ranks: list[RankState]) -> str:
-    if all(rank.exit is not None and rank.exit < 0 for rank in ranks):
-        return "a signal"
-    return "itself" if len(ranks) == 1 else "themselves"
-
-
 def _diagnosis(evidence: Evidence, rank: RankState, also: str) -> Diagnosis:
-    cause, how, next_step = _how(evidence, rank)
-    return evidence.about(
-        rank,
-        cause,
-        what=f"{name(rank)} {how}{also}{_rest(evidence, rank)}",
-        next_step=next_step,
-        is_certain=True,
-        since_s=_ago(rank) or 0.0,
-    )
-
-
-def _how(evidence: Evidence, rank: RankState) -> tuple[Cause, str, str]:
-    where = at(evidence, rank)
-    number = None if rank.exit is None or rank.exit >= 0 else -rank.exit
+    at = evidence.at(rank)
+    next_step = _NEXT_STEPS.get(rank.failure_kind, "see its traceback at the end of its log")
     if rank.memory:
-        return (
-            Cause.OUT_OF_MEMORY,
-            f"was killed for want of memory{where} ({rank.memory})",
-            "raise the memory limit, or lower the batch size or the number of DataLoader workers",
-        )
-    if rank.failure:
-        return Cause.EXCEPTION, f"failed{where}: {rank.failure}", _after_failure(rank)
-    if number is not None:
-        return Cause.KILLED, f"was killed by {signal_name(number)}{where}", _after_signal(rank, number)
-    if rank.exit is not None:
-        return Cause.EXCEPTION, f"ended with exit code {rank.exit}{where}", _after_failure(rank)
-    return (
-        Cause.KILLED,
-        f"is gone{where}: it ended without a word, and by what nobody saw",
-        f"look at the end of its log and at the kernel's log on {rank.host} (dmesg)",
-    )
+        cause, how = Cause.OUT_OF_MEMORY, f"ran out of memory and was killed{at} ({rank.memory})"
+        next_step = "raise the memory limit, or lower the batch size or the number of DataLoader workers"
+    elif rank.failure:
+        cause, how = Cause.EXCEPTION, f"crashed{at}: {rank.failure}"
+    elif rank.exit is not None and rank.exit < 0:
+        cause, how = Cause.KILLED, f"was killed by {signal_name(-rank.exit)}{at}"
+        next_step = _after_signal(rank, -rank.exit)
+    elif rank.exit is not None:
+        cause, how = Cause.EXCEPTION, f"exited with code {rank.exit}{at}"
+    else:
+        cause, how = Cause.KILLED, f"exited{at}{',' if at else ''} for an unknown reason"
+        next_step = f"check the end of its log, and the kernel log on {rank.host} (dmesg)"
+    what = f"{name(rank)} {how}{also}{_consequences(evidence, rank)}"
+    return evidence.diagnosis(rank, cause, what, next_step, is_certain=True, since_s=_ago(rank) or 0.0)
 
 
 def _after_signal(rank: RankState, number: int) -> str:
     if number == signal.SIGABRT:
-        return "look at the end of its log: a library gave up, as gloo does when ranks enter different collectives"
+        return (
+            "check the end of its log: a library aborted, as gloo does when ranks enter different collectives"
+        )
     if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE):
-        return "look at the end of its log: a library broke in it (a full /dev/shm gives SIGBUS)"
-    return f"find who sent it: an operator, a batch system, or the kernel for want of memory (dmesg on {rank.host})"
+        return "check the end of its log: a library crashed in it (a full /dev/shm gives SIGBUS)"
+    return f"find out who sent it: an operator, a batch system, or the kernel's OOM killer (dmesg on {rank.host})"
 
 
-def _after_failure(rank: RankState) -> str:
-    text = rank.failure.lower()
-    if any(sign in text for sign in ("no space left", "disk is full", "disk quota")):
-        return "make room on that file system; the run then goes on from its newest whole checkpoint"
-    if "out of memory" in text:
-        return "lower the batch size, or accumulate over more micro-batches"
-    if "dataloader worker" in text:
-        return "look at the kernel's log (dmesg) for what ended the worker: often it is want of memory"
-    return "see its traceback at the end of its log"
-
-
-def _rest(evidence: Evidence, first: RankState) -> str:
-    """Who fell with it, or waits for it still."""
-    dragged = [rank for rank in evidence.ranks if rank is not first and is_lost_peer(rank.failure)]
-    if dragged:
-        return f"; {count(len(dragged), 'rank')} lost the connection to it"
+def _consequences(evidence: Evidence, first: RankState) -> str:
+    lost = [
+        rank for rank in evidence.ranks if rank is not first and rank.failure_kind is FailureKind.LOST_PEER
+    ]
+    if lost:
+        return f"; {plural(len(lost), 'rank')} lost the connection to it"
     stopped = [rank for rank in evidence.ranks if rank.state == "T"]
-    return f"; {names(stopped)} is stopped by a signal besides" if stopped else ""
+    return f"; {names(stopped)} {'is' if len(stopped) == 1 else 'are'} stopped by a signal" if stopped else ""
 
 
-def _torn_by_mismatch(evidence: Evidence, first: RankState, own: list[RankState]) -> Diagnosis | None:
-    """Gloo ends a process by SIGABRT when more arrives than it expects: ranks had entered different collectives. Its
-    words are in the rank's log alone, so this is told by where it was."""
-    aborted = [rank for rank in own if rank.exit == -signal.SIGABRT or is_mismatch(rank.failure)]
-    was_meeting = is_meeting(first.stack) or (
+def _aborted_by_gloo(evidence: Evidence, first: RankState, own: list[RankState]) -> Diagnosis | None:
+    """Gloo aborts a process (SIGABRT) when more data arrives than it expects: ranks had entered different collectives.
+    Its message is in the rank's log only, so this is concluded from where the rank was."""
+    was_in_collective = is_in_collective(first.stack) or (
         not first.stack and first.phase in (Phase.BACKWARD, Phase.BETWEEN)
     )
-    if not aborted or not (was_meeting or is_mismatch(first.failure)):
+    if not was_in_collective and first.failure_kind is not FailureKind.MISMATCH:
         return None
-    whole = [rank for rank in evidence.picture.ranks if rank not in aborted]
-    # Who received more than expected ends; when that is most of them, the one who sent it is left.
-    odd = whole if 0 < len(whole) < len(aborted) else aborted
+    ranks = evidence.cluster.ranks
+    aborted = [rank for rank in own if _has_mismatch(rank)]
+    intact = [rank for rank in ranks if rank not in aborted]
+    # Those that received more than expected are aborted; when that is most of them, the one that sent it is left.
+    odd = intact if 0 < len(intact) < len(aborted) else aborted
     place = f" ({innermost(odd[0].stack)})" if odd[0].stack else ""
-    ops = [
-        (who, op)
-        for who, ranks in ((names(odd), odd), ("the others", _but(evidence, odd)))
-        if (op := _entered(ranks))
-    ]
-    entered = "".join(f"{who}: {op}; " for who, op in ops)
-    return evidence.about(
-        odd[0],
-        Cause.MISMATCH,
-        what=f"{names(odd)} entered another collective than the others, or one of another size{at(evidence, odd[0])}"
-        f"{place}: {entered}{names(aborted)} {'was' if len(aborted) == 1 else 'were'} ended by SIGABRT in it, "
-        "as gloo does when more data comes than it expects",
-        next_step="make every rank call the same collectives in the same order with the same shapes; "
-        f"the log of rank {aborted[0].rank} has the sizes in bytes",
-        is_certain=True,
-        since_s=_ago(first) or 0.0,
+    sides = ((names(odd), odd), ("the others", [rank for rank in ranks if rank not in odd]))
+    entered = "".join(f"{who}: {called}; " for who, side in sides if (called := _entered(side)))
+    at = evidence.at(odd[0])
+    what = (
+        f"{names(odd)} entered a different collective than the others, or one with a different size{',' if at else ''}"
+        f"{at}{place}: {entered}gloo aborted {names(aborted)} (SIGABRT), as it does when a rank receives more data "
+        "than it expects"
     )
-
-
-def _but(evidence: Evidence, ranks: list[RankState]) -> list[RankState]:
-    return [rank for rank in evidence.picture.ranks if rank not in ranks]
+    next_step = (
+        "make every rank call the same collectives in the same order with the same shapes; the log of rank "
+        f"{aborted[0].rank} has the sizes in bytes"
+    )
+    since_s = _ago(first) or 0.0
+    return evidence.diagnosis(odd[0], Cause.MISMATCH, what, next_step, is_certain=True, since_s=since_s)
 
 
 def _entered(ranks: list[RankState]) -> str:
-    """What the first of them of which that is known was in when it ended: by its flight recorder, else by its stack."""
+    """The collective that the first of them was in, by its flight recorder, else by its stack."""
     for rank in ranks:
         if rank.collectives:
-            return collective(pending(rank) or rank.collectives[-1], with_sizes=True)
-    return next((op for rank in ranks if (op := operation(rank.stack))), "")
+            return collective_name(pending(rank) or rank.collectives[-1], with_sizes=True)
+    return next((called for rank in ranks if (called := operation(rank.stack))), "")

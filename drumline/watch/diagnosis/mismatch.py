@@ -1,19 +1,17 @@
 """Ranks in different collectives: the same number, but another operation or another shape.
 
 An extra collective on one rank shows the same way: from there on its numbers are ahead by one, so at the same number it
-has another operation. The minority is named. Of two ranks, the one that breaks the order that earlier steps had.
+has another operation. The minority is named; of two ranks, the one that deviates from the order of earlier steps.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from drumline.watch.cluster_state import Collective, RankState
-from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
-from drumline.watch.diagnosis.evidence import Evidence, has_ended
-from drumline.watch.diagnosis.phrases import at, collective, names
+from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, collective_name, names
+from drumline.watch.diagnosis.evidence import Evidence, has_exited
 from drumline.watch.diagnosis.stack_frames import users_frame
 
 # Of these every rank must give the same sizes; to scatter or gather, some give nothing.
@@ -21,72 +19,59 @@ _SAME_SIZES = ("all_reduce", "allreduce", "broadcast", "reduce", "all_gather", "
 _BETWEEN_TWO = ("send", "recv")
 
 Signature = tuple[str, tuple[tuple[int, ...], ...]]
+Entry = tuple[RankState, Collective]
 
 
-@dataclass(frozen=True)
-class CollectiveMismatch:
-    """At one number: who is in what, the most ranks first."""
-
-    group: str
-    number: int
-    sides: tuple[tuple[Collective, tuple[RankState, ...]], ...]
-
-    @property
-    def has_majority(self) -> bool:
-        return len(self.sides[0][1]) > len(self.sides[1][1])
-
-
-def judge_mismatch(evidence: Evidence) -> Diagnosis | None:
-    split = find_split(evidence.picture.ranks)
-    if split is None:
+def find_mismatch(evidence: Evidence) -> Diagnosis | None:
+    ranks = evidence.cluster.ranks
+    sides = _first_mismatch(ranks)
+    if not sides:
         return None
-    odd = 1 if split.has_majority else _breaks_the_order(split, evidence.picture.ranks)
-    culprits = split.sides[0 if odd is None else odd][1]
-    parts = [(culprits, split.sides[odd or 0][0]), *_rest(split, odd or 0)]
-    shown = "; ".join(
-        f"{names(ranks) if not position or len(parts) > 2 or odd is None else _others(ranks)}: "
-        f"{collective(one, with_sizes=True)}"
-        for position, (ranks, one) in enumerate(parts)
-    )
+    odd = 1 if len(sides[0]) > len(sides[1]) else _deviating_side(sides, ranks)
+    is_known = odd is not None
+    culprits, op = [rank for rank, _ in sides[odd or 0]], sides[odd or 0][0][1]
+    others = [side for position, side in enumerate(sides) if position != (odd or 0)]
+    shown = [f"{names(culprits)}: {collective_name(op, with_sizes=True)}"]
+    for side in others:
+        are_others = is_known and len(others) == 1 and len(side) > 1
+        who = "the others" if are_others else names([rank for rank, _ in side])
+        shown.append(f"{who}: {collective_name(side[0][1], with_sizes=True)}")
     frame = users_frame(culprits[0].stack)
-    place = f" ({frame})" if frame and odd is not None else ""
-    # A break in a loop of the user's own shows in no beat: it may end an epoch.
-    is_out = odd is not None and split.sides[odd][0].op.endswith("barrier")
-    may_be_out = "see whether it left the loop before the others; if not, " if is_out else ""
-    unsure = "; which of them is wrong cannot be told" if odd is None else ""
+    place = f" ({frame})" if frame and is_known else ""
+    # A break in a loop of the user's own shows in no heartbeat: it may end an epoch.
+    may_have_left = is_known and op.op.endswith("barrier")
+    hosts = dict.fromkeys(rank.host for side in sides for rank, _ in side)
     return Diagnosis(
         cause=Cause.MISMATCH,
-        host=culprits[0].host
-        if odd is not None
-        else ", ".join(dict.fromkeys(r.host for _, s in split.sides for r in s)),
-        rank=culprits[0].rank if odd is not None else None,
-        step=culprits[0].step if evidence.has_steps else None,
-        what=f"ranks are in different collectives{at(evidence, culprits[0])}{place}: {shown}{unsure}",
-        next_step=f"{may_be_out}make every rank call the same collectives in the same order with the same shapes "
-        "(look for one behind `if rank == ...`, and for batches of different length)",
+        host=culprits[0].host if is_known else ", ".join(hosts),
+        rank=culprits[0].rank if is_known else None,
+        step=evidence.step(culprits[0]),
+        what=f"ranks are in different collectives{evidence.at(culprits[0])}{place}: {'; '.join(shown)}"
+        f"{'' if is_known else '; it is unknown which one is wrong'}",
+        next_step=f"{'check whether it left the loop before the others; if not, ' if may_have_left else ''}make every "
+        "rank call the same collectives in the same order with the same shapes (look for one behind `if rank == ...`, "
+        "and for batches of different length)",
         is_certain=True,
         since_s=min(rank.age_s for rank in culprits),
     )
 
 
-def find_split(ranks: Sequence[RankState]) -> CollectiveMismatch | None:
-    """The first number at which ranks differ, and which did not come to its end on all of them."""
-    is_broken = any(has_ended(rank) or rank.failure for rank in ranks)
-    entries: dict[tuple[str, int], list[tuple[RankState, Collective]]] = defaultdict(list)
+def _first_mismatch(ranks: Sequence[RankState]) -> list[list[Entry]]:
+    """The first number at which ranks differ and which is not done on all of them: who entered which collective, the
+    most ranks first. Empty: none."""
+    is_broken = any(has_exited(rank) or rank.failure for rank in ranks)
+    entries: dict[tuple[int, str], list[Entry]] = defaultdict(list)
     for rank in ranks:
         for one in rank.collectives:
             if not one.op.startswith(_BETWEEN_TWO):
-                entries[one.group, one.number].append((rank, one))
-    for (group, number), met in sorted(entries.items(), key=lambda item: (item[0][1], item[0][0])):
-        sides: dict[Signature, list[tuple[RankState, Collective]]] = defaultdict(list)
-        for rank, one in met:
+                entries[one.number, one.group].append((rank, one))
+    for _, entered in sorted(entries.items(), key=lambda item: item[0]):
+        sides: dict[Signature, list[Entry]] = defaultdict(list)
+        for rank, one in entered:
             sides[signature(one)].append((rank, one))
-        if len(sides) > 1 and (is_broken or not all(one.is_done for _, one in met)):
-            ordered = sorted(sides.values(), key=lambda side: (-len(side), side[0][0].rank))
-            return CollectiveMismatch(
-                group, number, tuple((side[0][1], tuple(rank for rank, _ in side)) for side in ordered)
-            )
-    return None
+        if len(sides) > 1 and (is_broken or not all(one.is_done for _, one in entered)):
+            return sorted(sides.values(), key=lambda side: (-len(side), side[0][0].rank))
+    return []
 
 
 def signature(one: Collective) -> Signature:
@@ -94,42 +79,19 @@ def signature(one: Collective) -> Signature:
     return one.op, one.sizes if one.op.removeprefix("_").startswith(_SAME_SIZES) else ()
 
 
-def _breaks_the_order(split: CollectiveMismatch, ranks: Sequence[RankState]) -> int | None:
-    """Of two sides of equal size: the one that is not what came here before, after the same two collectives; else the
-    one that never came before at all. None: both may be right."""
-    history = _before(split, ranks)
-    sides = [signature(one) for one, _ in split.sides]
-    expected = _what_followed(history)
-    for known in ({expected} if expected else set(), set(history)):
-        strange = [position for position, side in enumerate(sides) if side not in known]
+def _deviating_side(sides: list[list[Entry]], ranks: Sequence[RankState]) -> int | None:
+    """Of sides of equal size: the one that is not what followed the same two collectives before; else the one that
+    never occurred before. None: each may be right."""
+    here = sides[0][0][1]
+    histories = [
+        [signature(one) for one in rank.collectives if one.group == here.group and one.number < here.number]
+        for rank in ranks
+    ]
+    history = max(histories, key=len, default=[])  # on which all agree
+    ends = range(len(history) - 1, 1, -1)
+    followers = [history[end] for end in ends if history[end - 2 : end] == history[-2:]]
+    for known in (set(followers[:1]), set(history)):
+        strange = [position for position, side in enumerate(sides) if signature(side[0][1]) not in known]
         if len(strange) == 1:
             return strange[0]
     return None
-
-
-def _before(split: CollectiveMismatch, ranks: Sequence[RankState]) -> list[Signature]:
-    """The order up to there, on which all agreed; by the rank that has most of it."""
-    histories = [
-        [signature(one) for one in rank.collectives if one.group == split.group and one.number < split.number]
-        for rank in ranks
-    ]
-    return max(histories, key=len, default=[])
-
-
-def _what_followed(history: Sequence[Signature]) -> Signature | None:
-    """What came after the last two the time before."""
-    last = list(history[-2:])
-    for end in range(len(history) - 1, 1, -1):
-        if list(history[end - 2 : end]) == last:
-            return history[end]
-    return None
-
-
-def _rest(split: CollectiveMismatch, odd: int) -> Iterator[tuple[tuple[RankState, ...], Collective]]:
-    for position, (one, ranks) in enumerate(split.sides):
-        if position != odd:
-            yield ranks, one
-
-
-def _others(ranks: Sequence[RankState]) -> str:
-    return "the others" if len(ranks) > 1 else names(ranks)

@@ -1,67 +1,46 @@
-"""What a stack says: whose code a process is in, and whether it is after data or in a collective.
+"""What a stack shows: whose code a process is in, and whether it loads data or is in a collective.
 
 Frames read `path/file.py:12 in name`, the innermost call first. A user wants to see the line of their own file, not the
-one of torch's or Python's that it ended in.
+line of torch or Python that it called.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-# Where libraries are installed, or, of a path that was shortened, what it begins with; and what is not a file at all.
+# Where libraries are installed, or how a shortened path begins; and what is not a file at all.
 _INSTALLED = re.compile(r"(^|/)(site-packages|dist-packages)/|(^|/)(lib/)?python3[.\d]*/|^<")
-_PACKAGES = sys.stdlib_module_names | {
-    *(
-        "accelerate",
-        "datasets",
-        "huggingface_hub",
-        "lightning",
-        "pytorch_lightning",
-        "safetensors",
-        "transformers",
-    ),
-    *("torch", "torchaudio", "torchdata", "torchvision", "triton", "streaming", "webdataset"),
-    *(
-        "av",
-        "cv2",
-        "h5py",
-        "lmdb",
-        "numpy",
-        "pandas",
-        "PIL",
-        "pyarrow",
-        "scipy",
-        "skimage",
-        "sklearn",
-        "zarr",
-    ),
-    *("aiohttp", "boto3", "botocore", "fsspec", "requests", "s3fs", "urllib3"),
-}
-_OUR_ROOMS = (
-    "cli|config|data|distributed|engine|launch|metrics|models|prove|tasks|verify|watch|checkpoint|doctor"
+_LIBRARY = re.compile(
+    r"^(accelerate|datasets|huggingface_hub|lightning|pytorch_lightning|safetensors|transformers"
+    r"|torch|torchaudio|torchdata|torchvision|triton|streaming|webdataset"
+    r"|av|cv2|h5py|lmdb|numpy|pandas|PIL|pyarrow|scipy|skimage|sklearn|zarr"
+    r"|aiohttp|boto3|botocore|fsspec|requests|s3fs|urllib3)/"
 )
-_OURS = re.compile(rf"(^|/)drumline/(({_OUR_ROOMS})/|(manager|__main__|user_code)\.py:)")
+_OURS = re.compile(
+    r"(^|/)drumline/((audit|checkpoint|cli|config|data|distributed|doctor|engine|launch|metrics|models|net|tasks|watch)/"
+    r"|(manager|__main__|user_code)\.py:)"
+)
 _LOADING = re.compile(r"(^|/)torch/utils/data/|(^|/)drumline/data/")
 # Not the launcher's wrapper around a whole script, `torch/distributed/elastic/...`.
-_MEETING = re.compile(
+_DISTRIBUTED = re.compile(
     r"(^|/)torch/distributed/(?!elastic|run\.|launcher)|(^|/)drumline/distributed/(collectives|shard_sum)\.py:"
 )
 _COLLECTIVE = re.compile(r"(?:^|/)torch/distributed/distributed_c10d\.py:\S+ in ([a-z]\w*)$")
 _BACKWARD = re.compile(r" in _engine_run_backward$")
 _DEBUGGER = re.compile(r"(^|/)(pdb|bdb)\.py:|(^|/)(_?pydevd|debugpy)[/_]")
-_IDLE_WORKER = re.compile(r" in _worker_loop$")
+_WORKER_LOOP = re.compile(r" in _worker_loop$")
 
 
 def users_frame(stack: Sequence[str]) -> str:
-    """The innermost call that is neither a library's nor ours, its path shortened; empty when there is none."""
+    """The innermost call that is neither a library's nor ours, its path shortened; empty: there is none."""
     return _short(next(filter(_is_users, stack), ""))
 
 
 def innermost(stack: Sequence[str]) -> str:
-    """The user's frame, or else the very innermost one."""
+    """The user's innermost frame, or else the innermost of all."""
     return users_frame(stack) or (_short(stack[0]) if stack else "")
 
 
@@ -70,20 +49,19 @@ def is_loading(stack: Sequence[str]) -> bool:
     return any(_LOADING.search(frame) for frame in stack)
 
 
-def is_meeting(stack: Sequence[str]) -> bool:
-    """Whether it is in a collective that the user or we called, or in a backward pass, where DDP has its own."""
-    inner = takewhile(lambda frame: not _is_users(frame), stack)
-    return any(_MEETING.search(frame) or _BACKWARD.search(frame) for frame in inner)
+def is_in_collective(stack: Sequence[str]) -> bool:
+    """Whether the user or we called a collective, or a backward pass, in which DDP has its own."""
+    return any(_DISTRIBUTED.search(frame) or _BACKWARD.search(frame) for frame in _called_by_user(stack))
 
 
-def is_at_prompt(stack: Sequence[str]) -> bool:
-    """Whether a debugger of Python's own has stopped it in the user's code, at a breakpoint."""
-    return any(_DEBUGGER.search(frame) for frame in takewhile(lambda frame: not _is_users(frame), stack))
+def is_at_breakpoint(stack: Sequence[str]) -> bool:
+    """Whether a Python debugger has stopped it in the user's code."""
+    return any(_DEBUGGER.search(frame) for frame in _called_by_user(stack))
 
 
 def operation(stack: Sequence[str]) -> str:
-    """The collective that it has called, by its name in torch; in a backward pass, that of DDP. Empty: none is seen."""
-    for frame in takewhile(lambda frame: not _is_users(frame), stack):
+    """The collective that it called, by its name in torch; in a backward pass, that of DDP. Empty: none."""
+    for frame in _called_by_user(stack):
         if called := _COLLECTIVE.search(frame):
             return called[1]
         if _BACKWARD.search(frame):
@@ -92,19 +70,21 @@ def operation(stack: Sequence[str]) -> str:
 
 
 def is_idle_worker(stack: Sequence[str]) -> bool:
-    """Whether a DataLoader worker waits for work: below its loop there is nothing but the queue."""
-    return not users_frame(stack[: _depth(stack)]) and not any(" in fetch" in frame for frame in stack)
+    """Whether a DataLoader worker waits for work: it is in its loop, and in no sample."""
+    in_loop = list(takewhile(lambda frame: not _WORKER_LOOP.search(frame), stack))
+    return not users_frame(in_loop) and not any(" in fetch" in frame for frame in stack)
+
+
+def _called_by_user(stack: Sequence[str]) -> Iterator[str]:
+    """The frames of libraries above the user's innermost."""
+    return takewhile(lambda frame: not _is_users(frame), stack)
 
 
 def _is_users(frame: str) -> bool:
-    if _INSTALLED.search(frame) or _OURS.search(frame):
+    if _INSTALLED.search(frame) or _OURS.search(frame) or _LIBRARY.search(frame):
         return False
     first, slash, _ = frame.partition("/")
-    return not (slash and first in _PACKAGES)
-
-
-def _depth(stack: Sequence[str]) -> int:
-    return next((depth for depth, frame in enumerate(stack) if _IDLE_WORKER.search(frame)), len(stack))
+    return not (slash and first in sys.stdlib_module_names)
 
 
 def _short(frame: str) -> str:

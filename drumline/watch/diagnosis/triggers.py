@@ -1,67 +1,138 @@
-"""Signs in a plain pulse that something is wrong for certain: they are looked into at once, whatever the run's pace."""
+"""What makes the watchdog collect evidence: symptoms that are certainly wrong, and no progress for longer than is usual
+in this run (what is long for one run is a single step of another)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import heapq
+import statistics
+from collections import deque
+from collections.abc import Hashable, Iterable, Mapping
 
 from drumline.watch.cluster_state import Answer, ClusterState, LostNode, RankState
-from drumline.watch.diagnosis.evidence import has_ended, is_done
-from drumline.watch.diagnosis.stopped import CERTAINLY_STOPPED_S
+from drumline.watch.diagnosis.blocked import CERTAINLY_STOPPED_S
+from drumline.watch.diagnosis.evidence import has_exited, is_done
 from drumline.watch.diagnosis.unreachable import is_unreachable, one_way
 from drumline.watch.heartbeat import Phase
 
-STANDS_S = 1.5
-"""As long as a run moves, all of its ranks do: no host is gone, and none has left that is needed."""
+STILL_S = 1.5
+"""As long as a run makes progress, all of its ranks do: no host is lost, and none has left that is needed."""
 _LEFT_S = 1.5
+_MAX_GAP_S = 1.0
+"""The most that one observation may add: a sidecar that got no CPU did not see that nothing moved."""
+_MIN_LIMIT_S = 3.0
+_RECENT_S = 600.0
+_NUM_USUAL = 64
+_BUSY_FACTOR, _MIN_BUSY_LIMIT_S = 4.0, 10.0
+"""A rank that computes may be slow, and then its peers wait in every step."""
+UNTIMED = (Phase.START, Phase.EVALUATION, Phase.SAVE)
+"""Phases that take as long as they take, and say nothing of the pace of steps."""
 
 
-def ended(ranks: Iterable[RankState]) -> frozenset[str]:
-    """Ranks that are gone or have failed; not those that were done."""
-    return frozenset(f"ended {rank.rank}" for rank in ranks if _has_failed(rank))
-
-
-def stopped(ranks: Iterable[RankState]) -> frozenset[str]:
-    """Ranks that a signal has stopped, and that were not continued since."""
+def exit_symptoms(ranks: Iterable[RankState]) -> frozenset[str]:
+    """Ranks that have exited or failed, and were not done."""
     return frozenset(
-        f"stopped {rank.rank}" for rank in ranks if rank.state == "T" and rank.state_s >= CERTAINLY_STOPPED_S
+        f"rank {rank.rank} exited"
+        for rank in ranks
+        if not is_done(rank) and (has_exited(rank) or rank.failure or rank.phase is Phase.FAILED)
     )
 
 
+def stop_symptoms(ranks: Iterable[RankState]) -> frozenset[str]:
+    """Ranks that a signal has stopped, and that were not continued since."""
+    stopped = (rank for rank in ranks if rank.state == "T" and rank.state_s >= CERTAINLY_STOPPED_S)
+    return frozenset(f"rank {rank.rank} is stopped" for rank in stopped)
+
+
 def urgent_symptoms(ranks: Iterable[RankState]) -> frozenset[str]:
-    """Certain from a pulse alone."""
     ranks = list(ranks)
-    return ended(ranks) | stopped(ranks)
+    return exit_symptoms(ranks) | stop_symptoms(ranks)
 
 
-def others(
-    picture: ClusterState, seen: Mapping[int, RankState], *, still_s: float, limit_s: float, hears: bool
+def other_symptoms(
+    cluster: ClusterState, seen: Mapping[int, RankState], *, idle_s: float, limit_s: float, was_awake: bool
 ) -> frozenset[str]:
-    """`seen`: what every rank showed last, those of silent nodes too. `hears`: whether this sidecar was awake lately;
+    """`seen`: the last state of every rank, those of lost nodes too. `was_awake`: whether this sidecar had CPU lately;
     else it is no wonder that it heard nobody."""
-    signs = set(stopped(seen.values()))
-    if still_s < STANDS_S:
-        return frozenset(signs)
-    signs.update(_left(list(seen.values())))
-    if hears:
-        signs.update(f"silent {one.node}" for one in picture.lost if _is_amiss(one, seen, still_s >= limit_s))
-        if (deaf := one_way(picture)) is not None:
-            signs.add(f"deaf {deaf[1].node} to {deaf[0].node}")
-    return frozenset(signs)
+    symptoms = set(stop_symptoms(seen.values()))
+    if idle_s < STILL_S:
+        return frozenset(symptoms)
+    done = [rank for rank in seen.values() if is_done(rank)]
+    if len(done) < len(seen):
+        symptoms.update(
+            f"rank {rank.rank} left"
+            for rank in done
+            if max(rank.age_s, rank.state_s if has_exited(rank) else 0.0) >= _LEFT_S
+        )
+    if was_awake:
+        is_long = idle_s >= limit_s
+        symptoms.update(f"node {one.node} is lost" for one in cluster.lost if _is_amiss(one, seen, is_long))
+        if (found := one_way(cluster)) is not None:
+            symptoms.add(f"node {found[1].node} does not hear node {found[0].node}")
+    return frozenset(symptoms)
 
 
-def _is_amiss(one: LostNode, seen: Mapping[int, RankState], stands_long: bool) -> bool:
+def _is_amiss(one: LostNode, seen: Mapping[int, RankState], is_long: bool) -> bool:
     if one.ranks and all(rank in seen and is_done(seen[rank]) for rank in one.ranks):
         return False
-    # Where something answers, the sidecar alone may have died, and the run goes on.
+    # Where something answers, only the sidecar may have died, and the run continues.
     is_dead = bool(one.how) and one.answer is not Answer.REFUSED
-    return is_unreachable(one) and (is_dead or stands_long)
+    return is_unreachable(one) and (is_dead or is_long)
 
 
-def _has_failed(rank: RankState) -> bool:
-    return not is_done(rank) and (has_ended(rank) or bool(rank.failure) or rank.phase is Phase.FAILED)
+class IdleTime:
+    """For how long the whole run has made no progress, and from when on that is unusual."""
+
+    def __init__(self) -> None:
+        self.idle_s = 0.0
+        self.limit_s = _MIN_LIMIT_S
+        """Longer than this without progress and without work is unusual."""
+        self.busy_limit_s = _MIN_BUSY_LIMIT_S
+        """The same while some rank computes: a long computation makes no long wait usual."""
+        self.num_moves = 0
+        self.last_idle_s = 0.0
+        """Before the latest progress."""
+        self._keys: dict[int, Hashable] = {}
+        self._observed: float | None = None
+        self._was_untimed = True
+        self._gaps: deque[tuple[float, float, bool]] = deque(maxlen=4 * int(_RECENT_S))
+
+    def observe(self, cluster: ClusterState, now: float, *, counts: bool, is_busy: bool = False) -> bool:
+        """Whether there was progress. `counts`: whether the time before it is typical of the run; `is_busy`: whether
+        some rank computed in it."""
+        self.add_time(now, at_most_s=_MAX_GAP_S)
+        # To fail is no progress.
+        keys = {rank.rank: _key(rank) for rank in cluster.ranks if rank.phase is not Phase.FAILED}
+        moved = any(self._keys.get(rank, key) != key for rank, key in keys.items())
+        self._keys.update(keys)
+        if moved:
+            self.num_moves += 1
+            if counts and not self._was_untimed:
+                self._learn(now, is_busy=is_busy)
+            self.last_idle_s, self.idle_s = self.idle_s, 0.0
+        self._was_untimed = any(rank.phase in UNTIMED for rank in cluster.ranks)
+        return moved
+
+    def add_time(self, now: float, *, at_most_s: float) -> None:
+        passed = 0.0 if self._observed is None else now - self._observed
+        self.idle_s += min(max(passed, 0.0), at_most_s)
+        self._observed = now
+
+    def _learn(self, now: float, *, is_busy: bool) -> None:
+        self._gaps.append((now, self.idle_s, is_busy))
+        while self._gaps[0][0] < now - _RECENT_S:
+            self._gaps.popleft()
+        self.limit_s = max(_MIN_LIMIT_S, _unusual_s([gap for _, gap, busy in self._gaps if not busy]))
+        longest = _unusual_s([gap for _, gap, _ in self._gaps])
+        self.busy_limit_s = max(_MIN_BUSY_LIMIT_S, _BUSY_FACTOR * self.limit_s, 2.0 * longest)
 
 
-def _left(ranks: list[RankState]) -> list[str]:
-    done = [rank for rank in ranks if is_done(rank)]
-    long_ago = [rank for rank in done if max(rank.age_s, rank.state_s if has_ended(rank) else 0.0) >= _LEFT_S]
-    return [f"left {rank.rank}" for rank in long_ago] if len(done) < len(ranks) else []
+def _unusual_s(gaps: list[float]) -> float:
+    """One long wait alone does not make it usual; two do."""
+    if len(gaps) < 2:
+        return 0.0
+    return 2.0 * max(heapq.nlargest(2, gaps)[1], statistics.median_low(gaps[-_NUM_USUAL:]))
+
+
+def _key(rank: RankState) -> Hashable:
+    """What changes when a rank makes progress."""
+    return rank.step, rank.phase, rank.micro, rank.num_marks, rank.num_moves, rank.collective

@@ -20,6 +20,7 @@ from types import CodeType, ModuleType, TracebackType
 
 from drumline.launch.topology import own_variables, topology_from
 from drumline.terminal import show
+from drumline.watch.failure_kind import failure_kind
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 from drumline.watch.rank import torch_hooks
 from drumline.watch.rank.progress_monitor import ProgressMonitor
@@ -70,7 +71,8 @@ class _WatchedScript:
         if isinstance(error, Exception) and os.getpid() == self._pid:
             self._error = error
             text = str(error).partition("\n")[0]
-            self._heartbeat.fail(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+            name = type(error).__name__
+            self._heartbeat.fail(f"{name}: {text}" if text else name, failure_kind(error))
 
     def _close(self) -> None:
         if os.getpid() == self._pid:

@@ -21,6 +21,7 @@ from drumline.launch.node.watch_folder import hold
 from drumline.launch.rank_environment import watch_settings_from
 from drumline.launch.topology import Topology, topology_from
 from drumline.terminal import print_message
+from drumline.watch.failure_kind import FailureKind, failure_kind
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
 from drumline.watch.rank.met import Met, met_by_launcher
 from drumline.watch.rank.self_report import name_answering_thread, register_stack_signals, write_report
@@ -78,9 +79,9 @@ class WatchedRank:
             os.close(self._hold)
         self._sidecar.close()
 
-    def fail(self, error: str) -> None:
+    def fail(self, error: str, kind: FailureKind) -> None:
         """The rank's last heartbeat; and its collectives, for a sidecar that asks when it has exited."""
-        self.heartbeat.fail(error)
+        self.heartbeat.fail(error, kind)
         with contextlib.suppress(OSError):
             os.write(self._questions, b"\0")  # answered by the thread: torch's recorder may block
 
@@ -93,7 +94,7 @@ class WatchedRank:
         if error is None:
             self.heartbeat.mark(Phase.LEFT)
         else:
-            self.heartbeat.fail(f"{type(error).__name__}: {error}".rstrip(": "))
+            self.heartbeat.fail(f"{type(error).__name__}: {error}".rstrip(": "), failure_kind(error))
 
     def _serve(self) -> None:
         name_answering_thread()

@@ -161,6 +161,7 @@ class RankObserver:
             has_io=process.has_io,
             exit=self._exit(process) if process.state in EXITED else None,
             failure=heartbeat.failure,
+            failure_kind=heartbeat.failure_kind,
             spent_s=tuple(spent / 1e9 for spent in heartbeat.spent_ns),
         )
 

@@ -61,7 +61,7 @@ class SidecarReporter:
                 run / "diagnoses",
                 alarm=alarm,
                 diagnosis=diagnosis,
-                picture=cluster,
+                cluster=cluster,
                 action=action,
                 launch=launch_of(run),
                 at=at,

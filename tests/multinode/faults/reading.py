@@ -69,7 +69,7 @@ def said_in(folder: Path) -> list[Said]:
 
 def is_of_a_slow_start(said: Said) -> bool:
     """On a busy machine the job that starts again may take longer than `hang_s` to: that is true, and no diagnosis."""
-    return said.word == "stall" and "is slow but alive: in its start" in said.message
+    return said.word == "stall" and "is slow but alive: at startup" in said.message
 
 
 def sentences_on(screens: Iterable[str]) -> list[str]:

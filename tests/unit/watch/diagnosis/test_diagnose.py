@@ -18,10 +18,11 @@ from drumline.watch.cluster_state import (
     RankState,
     node_from_json,
 )
-from drumline.watch.diagnosis import triggers
 from drumline.watch.diagnosis.diagnose import diagnose
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis
-from drumline.watch.diagnosis.stack_frames import is_loading, is_meeting, users_frame
+from drumline.watch.diagnosis.stack_frames import is_in_collective, is_loading, users_frame
+from drumline.watch.diagnosis.triggers import stop_symptoms
+from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 from tests.unit.watch.diagnosis.sample_ranks import (
     CLOSED,
@@ -60,7 +61,16 @@ def ended(rank: int, exit: int | None, **changes: Any) -> RankState:
 
 
 def dragged(rank: int, **changes: Any) -> RankState:
-    return person(rank, **{"phase": Phase.FAILED, "failure": CLOSED, "age_s": 0.5, **changes})
+    return person(
+        rank,
+        **{
+            "phase": Phase.FAILED,
+            "failure": CLOSED,
+            "failure_kind": FailureKind.LOST_PEER,
+            "age_s": 0.5,
+            **changes,
+        },
+    )
 
 
 WHOLE = [
@@ -68,14 +78,15 @@ WHOLE = [
         picture(ended(5, -9), *(dragged(rank) for rank in (0, 1, 2, 3, 4, 6, 7))),
         Cause.KILLED,
         "failure: rank 5 on node-b was killed by SIGKILL at step 812, in forward; 7 ranks lost the connection to it. "
-        "Next: find who sent it: an operator, a batch system, or the kernel for want of memory (dmesg on node-b)",
+        "Next: find out who sent it: an operator, a batch system, or the kernel's OOM killer (dmesg on node-b)",
         id="killed",
     ),
     pytest.param(
         picture(ended(5, -9, memory="the limit of 512 MiB of its control group", phase=Phase.DATA)),
         Cause.OUT_OF_MEMORY,
-        "failure: rank 5 on node-b was killed for want of memory at step 812, in DataLoader (the limit of 512 MiB of "
-        "its control group). Next: raise the memory limit, or lower the batch size or the number of DataLoader workers",
+        "failure: rank 5 on node-b ran out of memory and was killed at step 812, in the DataLoader (the limit of 512 "
+        "MiB of its control group). Next: raise the memory limit, or lower the batch size or the number of DataLoader"
+        " workers",
         id="out of memory",
     ),
     pytest.param(
@@ -84,23 +95,23 @@ WHOLE = [
             *(dragged(rank) for rank in (0, 1, 3)),
         ),
         Cause.EXCEPTION,
-        "failure: rank 2 on node-a failed at step 812: ValueError: bad label 17; 3 ranks lost the connection to it. "
+        "failure: rank 2 on node-a crashed at step 812: ValueError: bad label 17; 3 ranks lost the connection to it. "
         "Next: see its traceback at the end of its log",
         id="exception",
     ),
     pytest.param(
         picture(stands(3, Phase.FORWARD, state="T", collectives=(), answers=False)),
         Cause.STOPPED,
-        "hang: rank 3 on node-a is stopped by a signal, in forward since step 812; 7 ranks wait in all_reduce #4410. "
-        "Next: find who stopped it; until the job is ended, kill -CONT 4703 on node-a lets it go on",
+        "hang: rank 3 on node-a is stopped by a signal, in forward since step 812; 7 ranks are blocked in all_reduce "
+        "#4410. Next: find out who stopped it; kill -CONT 4703 on node-a resumes it, if it still runs",
         id="stopped",
     ),
     pytest.param(
         picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE)))),
         Cause.STOPPED,
-        "hang: rank 5 on node-b has been in DataLoader since step 812 (worker 1 is stopped by a signal in "
-        "data/images.py:31 in __getitem__); 7 ranks wait in all_reduce #4410. "
-        "Next: find who stopped it; until the job is ended, kill -CONT 5001 on node-b lets it go on",
+        "hang: rank 5 on node-b has been in the DataLoader since step 812 (worker 1 is stopped by a signal at "
+        "data/images.py:31 in __getitem__); 7 ranks are blocked in all_reduce #4410. Next: find out who stopped it; "
+        "kill -CONT 5001 on node-b resumes it, if it still runs",
         id="stopped worker",
     ),
     pytest.param(
@@ -108,16 +119,16 @@ WHOLE = [
             stands(5, Phase.FORWARD, state="t", tracer="gdb (process 991)", collectives=(), answers=False)
         ),
         Cause.DEBUGGED,
-        "stall: rank 5 on node-b is held by gdb (process 991), in forward since step 812; 7 ranks wait in all_reduce "
-        "#4410. Next: let process 4705 on node-b go on there, or detach",
+        "stall: rank 5 on node-b is held by gdb (process 991), in forward since step 812; 7 ranks are blocked in "
+        "all_reduce #4410. Next: continue process 4705 on node-b in the debugger, or detach",
         id="debugged",
     ),
     pytest.param(
         picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", WORKER_IN_SAMPLE)))),
         Cause.DATASET,
-        "stall: rank 5 on node-b has been in DataLoader since step 812 (worker 1 is in data/images.py:31 in "
-        "__getitem__); 7 ranks wait in all_reduce #4410. Next: see what data/images.py:31 in __getitem__ waits for: a "
-        "file, a server, a lock; the diagnosis file has its stack",
+        "stall: rank 5 on node-b has been in the DataLoader since step 812 (worker 1 is blocked at data/images.py:31 "
+        "in __getitem__); 7 ranks are blocked in all_reduce #4410. Next: check what data/images.py:31 in __getitem__ "
+        "waits for: a file, a server, a lock; its stack is in the diagnosis file",
         id="dataset in a worker",
     ),
     pytest.param(
@@ -125,51 +136,50 @@ WHOLE = [
             stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", (), in_fork_s=6.2)))
         ),
         Cause.DATASET,
-        "stall: rank 5 on node-b has been in DataLoader since step 812 (worker 1 is stuck in fork); 7 ranks wait in "
-        "all_reduce #4410. Next: use Python 3.12 or newer (in 3.11 a thread of torch can block a fork), or ddp.loader, "
-        "which forks such a worker again; gdb -p 5001 on node-b shows what it waits for",
+        "stall: rank 5 on node-b has been in the DataLoader since step 812 (worker 1 is stuck in fork); 7 ranks are "
+        "blocked in all_reduce #4410. Next: use Python 3.12 or newer (in 3.11 a thread of torch can block a fork), or"
+        " ddp.loader, which forks such a worker again; gdb -p 5001 on node-b shows what it waits for",
         id="worker stuck in fork",
     ),
     pytest.param(
         picture(stands(5, Phase.FORWARD, stack=IN_LOSS)),
         Cause.USER_CODE,
         "stall: rank 5 on node-b has been in forward since step 812 (job/losses.py:44 in contrastive), without using "
-        "the CPU; 7 ranks wait in all_reduce #4410. Next: see what job/losses.py:44 in contrastive waits for; the "
-        "diagnosis file has its stack",
+        "the CPU; 7 ranks are blocked in all_reduce #4410. Next: check what job/losses.py:44 in contrastive waits "
+        "for; its stack is in the diagnosis file",
         id="user code",
     ),
     pytest.param(
         picture(stands(5, Phase.FORWARD, stack=IN_LOSS[1:], answers=False, collectives=())),
         Cause.GIL,
-        "stall: rank 5 on node-b holds Python's lock (GIL) in job/losses.py:44 in contrastive, in forward since step "
-        "812: a call into C does not return; 7 ranks wait in all_reduce #4410. Next: see what job/losses.py:44 in "
-        "contrastive calls; a C extension should release the lock before it waits",
+        "stall: rank 5 on node-b holds the GIL at job/losses.py:44 in contrastive, in forward since step 812: a call "
+        "into C does not return; 7 ranks are blocked in all_reduce #4410. Next: check what job/losses.py:44 in "
+        "contrastive calls; a C extension should release the GIL before it blocks",
         id="gil",
     ),
     pytest.param(
         picture(stands(5, Phase.BETWEEN, stack=(f"{TORCH}/cuda/__init__.py:985 in synchronize",))),
         Cause.NOT_ENTERED,
-        "stall: rank 5 on node-b never entered all_reduce #4410 of [77290]: it has been in cuda/__init__.py:985 in "
-        "synchronize, in its work between steps since step 812; 7 ranks wait in all_reduce #4410. Next: see why it "
-        "is there and not in that collective: often an `if` that differs between ranks; the diagnosis file has all "
-        "stacks",
+        "stall: rank 5 on node-b did not enter all_reduce #4410 of [77290]: it has been at cuda/__init__.py:985 in "
+        "synchronize, between steps since step 812; 7 ranks are blocked in all_reduce #4410. Next: check why it is "
+        "not in that collective: often an `if` that differs across ranks; its stack is in the diagnosis file",
         id="not entered",
     ),
     pytest.param(
         picture(waits(2, stack=IN_ALL_REDUCE, collectives=(*recorded(4409, waits=False), reduced(4410, 1)))),
         Cause.MISMATCH,
-        "hang: ranks are in different collectives at step 812, in backward (job/train.py:31 in training_step): rank 2 "
-        "on node-a: all_reduce #4410 of [1]; the others: all_reduce #4410 of [77290]. Next: make every rank call the "
-        "same collectives in the same order with the same shapes (look for one behind `if rank == ...`, and for "
+        "hang: ranks are in different collectives at step 812, in backward (job/train.py:31 in training_step): rank 2"
+        " on node-a: all_reduce #4410 of [1]; the others: all_reduce #4410 of [77290]. Next: make every rank call the"
+        " same collectives in the same order with the same shapes (look for one behind `if rank == ...`, and for "
         "batches of different length)",
         id="mismatch",
     ),
     pytest.param(
         picture(stands(3, Phase.LEFT)),
         Cause.LEFT_EARLY,
-        "hang: rank 3 on node-a left the loop after step 812, before the others; 7 ranks wait in all_reduce #4410. "
-        "Next: give every rank the same number of batches (DDPManager.loader does), and let no rank break or return "
-        "on its own",
+        "hang: rank 3 on node-a left the loop after step 812, before the others; 7 ranks are blocked in all_reduce "
+        "#4410. Next: give every rank the same number of batches (DDPManager.loader does), and let no rank break or "
+        "return on its own",
         id="left early",
     ),
     pytest.param(
@@ -179,50 +189,49 @@ WHOLE = [
             world_size=2,
         ),
         Cause.TEARDOWN,
-        "stall: rank 1 on node-a left the loop 10 min ago and has not exited: it closes its files, its workers and "
-        "the process group, in job/close.py:7 in upload. Next: see what it waits for in the stack; release CUDA graphs "
-        "with collectives in them before the process group is destroyed",
+        "stall: rank 1 on node-a left the loop 10 min 00 s ago and has not exited: it is closing its files, workers "
+        "and process group (job/close.py:7 in upload). Next: check in its stack what it waits for; release CUDA "
+        "graphs before the process group is destroyed",
         id="teardown",
     ),
     pytest.param(
         picture(lost=(B_GONE,)),
         Cause.UNREACHABLE,
-        "hang: no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; of two nodes either may be cut off, "
-        "node-b or node-a; 4 ranks wait in all_reduce #4410. "
-        "Next: see whether node-b is up, then check cable and security group between node-a and node-b: "
-        "drumline doctor --hosts node-a,node-b",
+        "hang: no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; with two nodes, either node-b or "
+        "node-a may be cut off; 4 ranks are blocked in all_reduce #4410. Next: check whether node-b is up, then check"
+        " cable and security group between node-a and node-b: drumline doctor --hosts node-a,node-b",
         id="unreachable",
     ),
     pytest.param(
         picture(node_0={"heartbeat_age_s": {1: 0.3}}, node_1={"heartbeat_age_s": {0: 4.0}}),
         Cause.UNREACHABLE,
-        "hang: node-a hears node-b, but node-b has not heard node-a for 4 s: the way from node-a to node-b is closed; "
-        "8 ranks wait in all_reduce #4410. Next: check cable and security group between node-a and node-b: "
-        "drumline doctor --hosts node-a,node-b",
+        "hang: node-b has received no heartbeat from node-a for 4.0 s, but node-a receives those of node-b: the "
+        "network drops packets from node-a to node-b; 8 ranks are blocked in all_reduce #4410. Next: check cable and "
+        "security group between node-a and node-b: drumline doctor --hosts node-a,node-b",
         id="one way",
     ),
     pytest.param(
         picture(stands(0, Phase.SAVE, state="D", state_s=12.0, stack=("/home/me/job/save.py:9 in store",))),
         Cause.STORAGE,
         "stall: rank 0 on node-a waits for storage that does not answer, in a save since step 812 (job/save.py:9 in "
-        "store): in the kernel (state D) for 12 s without a byte read or written; 7 ranks wait in all_reduce #4410. "
-        "Next: look at the file systems of node-a (df, dmesg: a network mount whose server is away); a process in "
-        "state D cannot be ended before storage answers",
+        "store): in the kernel (state D) for 12 s without reading or writing a byte; 7 ranks are blocked in "
+        "all_reduce #4410. Next: check the file systems of node-a (df, dmesg: a network mount whose server is down); "
+        "a process in state D cannot be killed before its storage answers",
         id="storage",
     ),
     pytest.param(
         picture(stands(5, Phase.FORWARD, stack=IN_LOSS[1:], cpu=0.98, state="R")),
         Cause.SLOW,
-        "stall: rank 5 on node-b is slow but alive: in forward since step 812 (1.0 cores, in job/losses.py:44 in "
-        "contrastive); 7 ranks wait in all_reduce #4410. Next: wait, or raise watch.hang_s if it often takes so "
-        "long; the diagnosis file has its stack",
+        "stall: rank 5 on node-b is slow but alive: in forward since step 812 (1.0 cores, at job/losses.py:44 in "
+        "contrastive); 7 ranks are blocked in all_reduce #4410. Next: wait, or raise watch.hang_s if it often takes "
+        "so long; its stack is in the diagnosis file",
         id="slow",
     ),
     pytest.param(
         picture(world_size=2),
         Cause.UNKNOWN,
-        "stall: nothing has moved since step 812, and no rank stands out: ranks 0, 1 on node-a in all_reduce #4410 of "
-        "[77290]. Next: read the stacks in the diagnosis file; where all are in one collective, try the network with "
+        "stall: no progress since step 812, and no rank stands out: ranks 0, 1 on node-a in all_reduce #4410 of "
+        "[77290]. Next: see the stacks in the diagnosis file; if all are in one collective, test the network: "
         "drumline doctor",
         id="unknown",
     ),
@@ -258,18 +267,17 @@ def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
     diagnosis = found(picture(ended(1, None), *(dragged(rank) for rank in (0, 2, 3))))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.KILLED, 1)
     assert diagnosis.what == (
-        "rank 1 on node-a is gone at step 812, in forward: it ended without a word, and by what nobody saw; "
-        "3 ranks lost the connection to it"
+        "rank 1 on node-a exited at step 812, in forward, for an unknown reason; 3 ranks lost the connection to it"
     )
     # A level 0 script says nothing but exit codes: the first to end is the best guess.
     codes = [person(rank, step=0, state="X", exit=1, state_s=1.2 if rank != 1 else 2.4) for rank in range(4)]
     diagnosis = found(picture(*codes, world_size=4))
     assert (diagnosis.rank, diagnosis.step) == (1, None)
-    assert diagnosis.what == "rank 1 on node-a ended with exit code 1"
+    assert diagnosis.what == "rank 1 on node-a exited with code 1"
     # Of those that it ended at once because of it, the launcher says nothing.
     quiet = [ended(rank, None, step=0, state_s=1.2) for rank in (0, 2, 3)]
     diagnosis = found(picture(codes[1], *quiet, world_size=4))
-    assert diagnosis.what == "rank 1 on node-a ended with exit code 1"
+    assert diagnosis.what == "rank 1 on node-a exited with code 1"
     # What its launcher killed long after it is not the cause, though its end is the plainer one.
     assert found(picture(*codes, ended(0, -9, step=0, state_s=0.3), world_size=4)).rank == 1
 
@@ -277,11 +285,11 @@ def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
 @pytest.mark.parametrize(
     ("exit", "end", "next_step"),
     [
-        (-11, "was killed by SIGSEGV at", "look at the end of its log: a library broke in it"),
+        (-11, "was killed by SIGSEGV at", "check the end of its log: a library crashed in it"),
         (-6, "was killed by SIGABRT at", "as gloo does when ranks enter different collectives"),
         (-7, "was killed by SIGBUS at", "(a full /dev/shm gives SIGBUS)"),
-        (-64 - 1, "was killed by signal 65 at", "find who sent it"),
-        (3, "ended with exit code 3 at step 812, in forward", "see its traceback at the end of its log"),
+        (-64 - 1, "was killed by signal 65 at", "find out who sent it"),
+        (3, "exited with code 3 at step 812, in forward", "see its traceback at the end of its log"),
     ],
 )
 def test_other_ends(exit: int, end: str, next_step: str) -> None:
@@ -291,28 +299,17 @@ def test_other_ends(exit: int, end: str, next_step: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "next_step"),
+    ("kind", "next_step"),
     [
-        ("OSError: [Errno 28] No space left on device", "make room on that file system"),
-        (
-            "CheckpointError: cannot save in /run: the disk is full (3 MB needed, 0 bytes free)",
-            "make room on that",
-        ),
-        (
-            "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
-            "lower the batch size, or accumulate",
-        ),
-        (
-            "RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed.",
-            "for what ended the worker: often it is want of memory",
-        ),
-        ("ConnectionResetError: [Errno 104] Connection reset by peer", "see its traceback"),
+        (FailureKind.DISK_FULL, "free some space on that file system"),
+        (FailureKind.OUT_OF_MEMORY, "lower the batch size, or accumulate"),
+        (FailureKind.WORKER_DIED, "for what killed the worker: often it is out of memory"),
+        (FailureKind.OTHER, "see its traceback"),
     ],
 )
-def test_an_error_of_its_own_says_what_to_do(failure: str, next_step: str) -> None:
-    diagnosis = found(
-        picture(person(2, phase=Phase.FAILED, failure=failure), *(dragged(r) for r in (0, 1, 3)))
-    )
+def test_an_error_of_its_own_says_what_to_do(kind: FailureKind, next_step: str) -> None:
+    failed = person(2, phase=Phase.FAILED, failure="OSError: text", failure_kind=kind)
+    diagnosis = found(picture(failed, *(dragged(r) for r in (0, 1, 3))))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.EXCEPTION, 2)
     assert next_step in diagnosis.next_step
 
@@ -323,7 +320,7 @@ def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
     assert diagnosis.what.startswith(
         "rank 2 on node-a lost its connection to the other ranks at step 812: RuntimeError"
     )
-    assert diagnosis.what.endswith("no rank was seen to end before it")
+    assert diagnosis.what.endswith("no rank was seen to fail before it")
     # At first it may still come out that a host is gone, unless nobody is left to see it.
     echoes = [dragged(rank) for rank in range(8)]
     assert found(picture(*echoes)).is_certain is False
@@ -359,7 +356,9 @@ def test_a_host_that_was_gone_before_it_was_ever_heard() -> None:
     assert found(b_alone(*late, how="", up_s=3.4)).is_certain, "the launcher waits no longer than 4 s"
 
 
-@pytest.mark.parametrize("ending", [{"exit": 1}, {"exit": 143, "failure": ""}])
+@pytest.mark.parametrize(
+    "ending", [{"exit": 1}, {"exit": 143, "failure": "", "failure_kind": FailureKind.OTHER}]
+)
 def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(ending: dict[str, Any]) -> None:
     """The launcher ends a rank by SIGTERM, too, when another one has lost its connection."""
     lost = dragged(0, state="X", exit=1, age_s=2.6, state_s=2.5)
@@ -374,7 +373,16 @@ def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(endi
 
 
 def test_who_is_told_to_end_is_no_cause_unless_it_is_alone() -> None:
-    stopped = [person(rank, phase=Phase.FAILED, failure="KeyboardInterrupt", exit=130) for rank in range(8)]
+    stopped = [
+        person(
+            rank,
+            phase=Phase.FAILED,
+            failure="KeyboardInterrupt",
+            failure_kind=FailureKind.INTERRUPTED,
+            exit=130,
+        )
+        for rank in range(8)
+    ]
     assert diagnose(picture(*stopped)) is None
     assert diagnose(picture(*(ended(rank, -15) for rank in range(8)))) is None
     diagnosis = found(picture(ended(3, -15), *(dragged(rank) for rank in (0, 1, 2))))
@@ -390,13 +398,15 @@ def test_who_is_told_to_end_is_no_cause_unless_it_is_alone() -> None:
 def test_two_faults_at_once_are_both_told() -> None:
     diagnosis = found(picture(ended(5, -9, state_s=0.8), ended(2, -9, state_s=0.4)))
     assert diagnosis.what == (
-        "rank 5 on node-b was killed by SIGKILL at step 812, in forward; rank 2 on node-a ended by a signal too"
+        "rank 5 on node-b was killed by SIGKILL at step 812, in forward; rank 2 on node-a was killed by a signal too"
     )
     diagnosis = found(picture(ended(5, -9), stands(1, Phase.DATA, state="T")))
-    assert diagnosis.what.endswith("; rank 1 on node-a is stopped by a signal besides")
+    assert diagnosis.what.endswith("; rank 1 on node-a is stopped by a signal")
     assert ".. Next" not in found(picture(ended(5, 1, failure="it is Killed."))).sentence("failure")
     stopped = [stands(rank, Phase.FORWARD, state="T") for rank in (1, 2)]
-    assert found(picture(*stopped)).next_step.endswith("kill -CONT 4701 4702 on node-a lets it go on")
+    assert found(picture(*stopped)).next_step.endswith(
+        "kill -CONT 4701 4702 on node-a resumes it, if it still runs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -406,7 +416,7 @@ def test_a_rank_that_continues_within_a_second_or_is_debugged_is_no_fault(
     state: str, state_s: float, is_fault: bool
 ) -> None:
     rank = stands(3, Phase.FORWARD, state=state, state_s=state_s)
-    assert bool(triggers.stopped([rank])) is is_fault
+    assert bool(stop_symptoms([rank])) is is_fault
     assert found(picture(rank)).is_certain is is_fault
 
 
@@ -471,7 +481,7 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
     for what, given in pictures.items():
         sentence = found(given).sentence("hang")
         assert len(sentence) < 600, (what, sentence)
-    assert "; 255 ranks wait in all_reduce #4410" in found(pictures["dataset"]).what
+    assert "; 255 ranks are blocked in all_reduce #4410" in found(pictures["dataset"]).what
     assert "; 252 ranks elsewhere" in found(pictures["unknown"]).what
 
 
@@ -480,14 +490,14 @@ def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
     diagnosis = found(picture(aborted, *(dragged(rank) for rank in (0, 1, 3)), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 2)
     assert diagnosis.what == (
-        "rank 2 on node-a entered another collective than the others, or one of another size at step 812, in backward "
-        "(job/train.py:31 in training_step): rank 2 on node-a: all_reduce; rank 2 on node-a was ended by SIGABRT "
-        "in it, as gloo does when more data comes than it expects"
+        "rank 2 on node-a entered a different collective than the others, or one with a different size, at step 812, "
+        "in backward (job/train.py:31 in training_step): rank 2 on node-a: all_reduce; gloo aborted rank 2 on node-a "
+        "(SIGABRT), as it does when a rank receives more data than it expects"
     )
     # The others leave what they were in as they fail.
     others = [dragged(rank, collectives=recorded(4410, waits=True)) for rank in (0, 1, 3)]
     assert (
-        "): rank 2 on node-a: all_reduce; the others: all_reduce #4410 of [77290]; rank 2 on node-a was ended"
+        "): rank 2 on node-a: all_reduce; the others: all_reduce #4410 of [77290]; gloo aborted rank 2 on node-a"
         in (found(picture(aborted, *others, world_size=4)).what)
     )
     in_backward = ended(2, -6, phase=Phase.BACKWARD, stack=IN_BACKWARD)
@@ -508,15 +518,15 @@ def test_a_rank_that_was_left_behind_by_an_early_exit() -> None:
     )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
     assert diagnosis.what == (
-        "rank 3 on node-a left the loop after step 812 and has ended with exit code 0, before the others; "
+        "rank 3 on node-a left the loop after step 812 and exited with code 0, before the others; "
         "ranks 0, 1 on node-a lost the connection"
     )
     # Most have left: the odd one is the one with a batch too many.
     diagnosis = found(picture(*(stands(rank, Phase.LEFT) for rank in (0, 1, 2)), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
     assert diagnosis.what == (
-        "rank 3 on node-a went on in the loop after step 812, where ranks 0-2 on node-a left it; "
-        "1 rank waits in all_reduce #4410"
+        "rank 3 on node-a continued in the loop after step 812, where ranks 0-2 on node-a left it; "
+        "1 rank is blocked in all_reduce #4410"
     )
 
 
@@ -559,24 +569,25 @@ def test_near_misses_of_data() -> None:
     assert (diagnosis.cause, diagnosis.rank) == (Cause.USER_CODE, 5)
     gone = found(picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "Z", ()), worker(1)))))
     assert (gone.cause, gone.is_certain) == (Cause.DATASET, True)
-    assert "(worker 0 is gone)" in gone.what
+    assert "(worker 0 has exited)" in gone.what
     in_fork = found(picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, in_fork_s=31.0),))))
     assert in_fork.is_certain, "no hook of the user's takes so long"
     stuck = found(picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "D"), worker(1)))))
     assert stuck.cause is Cause.STORAGE
     busy = worker(1, "R", WORKER_IN_SAMPLE[1:], cpu=0.97)
     assert (
-        "(worker 1 computes with 1.0 cores in data/images.py:31"
+        "(worker 1 computes with 1.0 cores at data/images.py:31"
         in found(picture(stands(5, Phase.DATA, workers=(worker(0), busy)))).what
     )
     # Without workers the dataset is in the rank's own stack; level 0 has nothing else.
     own = found(picture(stands(5, Phase.START, step=0, age_s=7.0, stack=WORKER_IN_SAMPLE[:3])))
     assert own.cause is Cause.DATASET
     assert (
-        "rank 5 on node-b has been in DataLoader since step 0 (data/images.py:31 in __getitem__);" in own.what
+        "rank 5 on node-b has been in the DataLoader since step 0 (data/images.py:31 in __getitem__);"
+        in own.what
     )
     held = found(picture(stands(5, Phase.DATA, answers=False, collectives=())))
-    assert "(with Python's lock held)" in held.what
+    assert "(holding the GIL)" in held.what
     in_c = stands(5, Phase.DATA, answers=False, collectives=(), stack=WORKER_IN_SAMPLE[1:])
     assert found(picture(in_c)).cause is Cause.GIL
 
@@ -584,7 +595,7 @@ def test_near_misses_of_data() -> None:
 def test_a_rank_in_state_d_that_reads_is_slow_and_no_more() -> None:
     diagnosis = found(picture(stands(0, Phase.SAVE, state="D", has_io=True)))
     assert (diagnosis.cause, diagnosis.is_certain) == (Cause.SLOW, False)
-    assert "(files are read or written)" in diagnosis.what
+    assert "(reading or writing files)" in diagnosis.what
 
 
 def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
@@ -603,7 +614,7 @@ def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
     diagnosis = found(picture(out, world_size=2))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
     assert diagnosis.next_step.startswith(
-        "see whether it left the loop before the others; if not, make every rank"
+        "check whether it left the loop before the others; if not, make every rank"
     )
     # Nothing came before: then nobody is blamed alone.
     pair = [waits(rank, collectives=(reduced(1, 5 + rank),)) for rank in range(2)]
@@ -611,7 +622,7 @@ def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
     assert (diagnosis.cause, diagnosis.rank, diagnosis.host) == (Cause.MISMATCH, None, "node-a")
     assert diagnosis.what == (
         "ranks are in different collectives at step 812, in backward: rank 0 on node-a: all_reduce #1 of [5]; "
-        "rank 1 on node-a: all_reduce #1 of [6]; which of them is wrong cannot be told"
+        "rank 1 on node-a: all_reduce #1 of [6]; it is unknown which one is wrong"
     )
 
 
@@ -640,16 +651,16 @@ def test_hosts_that_are_late_are_not_gone() -> None:
     )
     quiet = found(picture(lost=(replace(B_GONE, how=""),)))
     assert quiet.is_certain is False
-    assert "(it takes connections, but its sidecar says nothing)" in quiet.what
+    assert "(it accepts connections, but its sidecar sends nothing)" in quiet.what
     for how in (Reason.NO_REPLY, Reason.CLOSED):  # its sidecar died, and was not started again
         mute = found(picture(lost=(replace(B_GONE, how=how, answer=ANSWER_OF[how], no_heartbeat_s=500.0),)))
         assert (mute.is_certain, mute.host) == (False, "node-b")
-        assert mute.next_step == "see on node-b what ended the job there; the host itself answers"
+        assert mute.next_step == "find out what ended the job on node-b; the host itself is up"
     refused = found(
         picture(lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED, no_heartbeat_s=6.0),))
     )
     assert refused.is_certain
-    assert refused.next_step == "see on node-b what ended the job there; the host itself answers"
+    assert refused.next_step == "find out what ended the job on node-b; the host itself is up"
     both = LostNode(node=2, host="node-c", ranks=(8,), no_heartbeat_s=3.1, how="no answer")
     d = NodeState(node=3, host="node-d", ranks=(waits(9, host="node-d"),), heartbeat_age_s={1: 4.0, 2: 4.0})
     given = picture(lost=(B_GONE, both))
@@ -661,13 +672,13 @@ def test_a_node_that_hears_nobody_is_cut_off_itself() -> None:
     diagnosis = found(picture(lost=(B_GONE, c_gone)))
     assert (diagnosis.cause, diagnosis.host, diagnosis.rank) == (Cause.UNREACHABLE, "node-a", None)
     assert diagnosis.what == (
-        "node-a is cut off from the other nodes: 2 of 3 nodes went silent together; it has not heard node-b, node-c "
-        "for 3.6 s; 4 ranks wait in all_reduce #4410"
+        "node-a is cut off from the other nodes: 2 of 3 nodes became silent together; it has received no heartbeat "
+        "from node-b and node-c for 3.6 s; 4 ranks are blocked in all_reduce #4410"
     )
     diagnosis = found(picture(lost=(B_GONE,), node_0={"link": "eth0 is down"}))
     assert diagnosis.host == "node-a"
     assert diagnosis.what.startswith(
-        "node-a is cut off from the other nodes: eth0 is down; it has not heard node-b"
+        "node-a is cut off from the other nodes: eth0 is down; it has received no heartbeat from node-b"
     )
     assert diagnosis.next_step.endswith("drumline doctor --hosts node-a,node-b")
 
@@ -677,7 +688,8 @@ def test_a_third_node_tells_that_a_way_is_closed() -> None:
     given = picture(lost=(B_GONE,))
     diagnosis = found(replace(given, nodes=(*given.nodes, c)))
     assert diagnosis.what.startswith(
-        "node-a has not heard node-b for 3.4 s, but node-c hears it: the way from node-b to node-a is closed; 5 ranks"
+        "node-a has received no heartbeat from node-b for 3.4 s, but node-c has: the network drops packets from node-b "
+        "to node-a; 5 ranks are blocked"
     )
 
 
@@ -687,7 +699,9 @@ def test_pictures_with_little_in_them() -> None:
     few = [person(rank, phase=Phase.BACKWARD) for rank in range(3)]
     diagnosis = found(picture(*few, person(3, phase=Phase.DATA), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.DATASET, 3)
-    assert diagnosis.what == "rank 3 on node-a has been in DataLoader since step 812; 3 ranks wait for it"
+    assert diagnosis.what == (
+        "rank 3 on node-a has been in the DataLoader since step 812; 3 ranks are waiting for it"
+    )
     # Of several micro-batches, the data of the next one comes after the backward pass of the one before.
     ahead = person(3, phase=Phase.DATA, micro=2)
     diagnosis = found(
@@ -713,8 +727,8 @@ def test_pictures_with_little_in_them() -> None:
     diagnosis = found(picture(*plain, behind, world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.USER_CODE, 3)
     assert diagnosis.what == (
-        "rank 3 on node-a has been in user code for 60 s (job/losses.py:44 in contrastive), without using the CPU; "
-        "3 ranks wait for it"
+        "rank 3 on node-a has been in user code for 1 min 00 s (job/losses.py:44 in contrastive), without using the "
+        "CPU; 3 ranks are waiting for it"
     )
     # One rank could not be asked, and its stack says that it waits as the others do.
     mute = person(2, phase=Phase.BACKWARD, stack=IN_BACKWARD)
@@ -771,4 +785,8 @@ def test_an_outdated_silence_is_no_unreachable_host() -> None:
 )
 def test_whose_code_a_stack_is_in(stack: list[str], users: str, loads: int, meets: int) -> None:
     """Paths whole, or as a sidecar shortens them."""
-    assert (users_frame(stack), is_loading(stack), is_meeting(stack)) == (users, bool(loads), bool(meets))
+    assert (users_frame(stack), is_loading(stack), is_in_collective(stack)) == (
+        users,
+        bool(loads),
+        bool(meets),
+    )

@@ -36,7 +36,7 @@ def told(folder: Path, given: ClusterState = STUCK, **changes: Any) -> Path:
     diagnosis = diagnose(given)
     assert diagnosis is not None
     usual: dict[str, Any] = {"alarm": "hang", "action": "restart", "launch": "a1b2", "at": 1_700_000_000.0}
-    return write_diagnosis(folder, diagnosis=diagnosis, picture=given, **{**usual, **changes})
+    return write_diagnosis(folder, diagnosis=diagnosis, cluster=given, **{**usual, **changes})
 
 
 def test_a_stranger_reads_it(tmp_path: Path) -> None:
@@ -63,18 +63,18 @@ def test_remarks_on_hosts_and_last_words(tmp_path: Path) -> None:
     )
     text = told(tmp_path, odd, alarm="failure", action="stop").with_suffix(".txt").read_text()
     for line in (
-        "2023-11-14 22:13:20 UTC. What follows: the job is ended, and not started again.",
-        ">     1  node-a  killed: SIGKILL  forward    812        4 s  0.0  -",
-        "      2  node-a  waits            forward    812        4 s  0.0  after #7",
-        "      3  node-a  ended: 1         failed     812        4 s  0.0  -",
-        "node-b, with ranks 4-7: not heard for 4 s (no answer)",
-        "node-c: never heard, in 3.1 s (no answer)",
+        "2023-11-14 22:13:20 UTC. Action: the job is killed, and not restarted.",
+        ">     1  node-a  killed: SIGKILL  forward    812  4.0 s  0.0  -",
+        "      2  node-a  sleeping         forward    812  4.0 s  0.0  after #7",
+        "      3  node-a  exited: 1        failed     812  4.0 s  0.0  -",
+        "node-b, ranks 4-7: no heartbeat for 4.0 s (no answer)",
+        "node-c: never seen, in 3.1 s (no answer)",
         "node-a: eth0 is down",
         "node-a, kernel: oom-kill: task=python",
         "rank 1, memory: the limit of 512 MiB",
         "rank 2, debugged by: gdb",
-        "rank 2: Python does not answer in it",
-        "rank 3, said: ValueError: bad label",
+        "rank 2: Python does not answer",
+        "rank 3, error: ValueError: bad label",
     ):
         assert line in text.splitlines()
 
@@ -96,7 +96,7 @@ def test_what_was_written_is_read_and_what_is_not_ours_is_left_out(tmp_path: Pat
     diagnosis = Diagnosis.from_json(records[0]["diagnosis"])
     assert (diagnosis.cause, diagnosis.rank, diagnosis.step) == (Cause.STOPPED, 2, 812)
     assert records[0]["sentence"] == diagnosis.sentence("hang")
-    assert records[0]["picture"]["nodes"][0]["ranks"][2]["workers"][1]["state"] == "T"
+    assert records[0]["cluster"]["nodes"][0]["ranks"][2]["workers"][1]["state"] == "T"
     assert told(tmp_path).name == "0007-stopped.json", "a number that was used is not used again"
 
 
@@ -122,7 +122,7 @@ def test_a_host_as_a_whole_is_marked(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["diagnosis"] == replace(diagnosis).to_json()
     whole = replace(diagnosis, cause=Cause.UNREACHABLE, rank=None)
     path = write_diagnosis(
-        tmp_path, alarm="hang", diagnosis=whole, picture=STUCK, action="?", launch="", at=0.0
+        tmp_path, alarm="hang", diagnosis=whole, cluster=STUCK, action="?", launch="", at=0.0
     )
     assert path.with_suffix(".txt").read_text().count("\n>") == 4
 

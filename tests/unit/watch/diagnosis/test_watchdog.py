@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.watch.cluster_state import ClusterState, RankState
-from drumline.watch.diagnosis.diagnosis import Cause
-from drumline.watch.diagnosis.pace import IdleTime
-from drumline.watch.diagnosis.watchdog import Alarm, Watchdog
+from drumline.watch.diagnosis.diagnosis import Alarm, Cause
+from drumline.watch.diagnosis.triggers import IdleTime
+from drumline.watch.diagnosis.watchdog import Watchdog
+from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
 from tests.unit.watch.diagnosis.sample_ranks import CLOSED, IN_QUEUE, picture, stands, worker
 from tests.unit.watch.diagnosis.simulated import (
@@ -96,7 +97,11 @@ def died(exit: int, **more: Any) -> Change:
 
 
 def loses_it(s: float) -> dict[str, Any]:
-    return {"phase": Phase.FAILED, "failure": CLOSED, "age_s": s - 0.2} if s > 0.2 else {}
+    return (
+        {"phase": Phase.FAILED, "failure": CLOSED, "failure_kind": FailureKind.LOST_PEER, "age_s": s - 0.2}
+        if s > 0.2
+        else {}
+    )
 
 
 def left(s: float) -> dict[str, Any]:
@@ -198,8 +203,8 @@ def test_without_patience_what_may_be_innocent_is_only_reported() -> None:
     assert {one.alarm for one in said} == {Alarm.STALL}
     lasting = watchdog.with_duration(said[0].diagnosis, ends_job=True)
     assert lasting.what.startswith(said[0].diagnosis.what)
-    assert lasting.what.endswith(" min by now")
-    assert lasting.next_step.endswith("; the watchdog does not end the job for that")
+    assert lasting.what.endswith(" s so far")
+    assert lasting.next_step.endswith("; the watchdog does not end the job for this")
     impatient = Watchdog(hang_s=600.0, world_size=4)
     (first, *_), _, _ = watch(run, until=begun + 20, watchdog=impatient)
     assert impatient.with_duration(first.diagnosis, ends_job=True) == first.diagnosis, (
@@ -207,7 +212,7 @@ def test_without_patience_what_may_be_innocent_is_only_reported() -> None:
     )
     watch(run, until=begun + 100, watchdog=impatient)
     assert impatient.with_duration(first.diagnosis, ends_job=True).next_step.endswith(
-        "; the watchdog ends the job after 10 min"
+        "; the watchdog ends the job after 10 min 00 s"
     )
 
 
@@ -279,7 +284,7 @@ def test_the_first_steps_and_the_start_are_waited_for() -> None:
     (one,), _, _ = watch(stuck, until=30)
     assert (one.alarm, one.diagnosis.cause) == (Alarm.HANG, Cause.STOPPED)
     assert one.at <= 6.2
-    assert not recoveries or recoveries[0].sentence.startswith("the run goes on after ")
+    assert not recoveries or recoveries[0].sentence.startswith("the run continues after ")
 
 
 def test_a_stall_that_was_told_goes_on() -> None:
@@ -289,9 +294,9 @@ def test_a_stall_that_was_told_goes_on() -> None:
         (Alarm.STALL, Cause.DATASET, 1)
     ]
     assert [one.diagnosis for one in recoveries] == [said[0].diagnosis]
-    assert 18 <= recoveries[0].stood_s <= 21
+    assert 18 <= recoveries[0].idle_s <= 21
     assert recoveries[0].sentence == (
-        f"the run goes on after {recoveries[0].stood_s:.0f} s (it was held up by rank 1 on node-a)"
+        f"the run continues after {recoveries[0].idle_s:.0f} s (it was held up by rank 1 on node-a)"
     )
     assert len(gathered) <= 6
 
@@ -376,7 +381,7 @@ def test_a_hang_that_was_only_reported_may_go_on_and_come_again() -> None:
     said, recoveries, _ = watch(Run(simulate(steps, world_size=4)), until=300)
     assert [one.alarm for one in said] == [Alarm.STALL, Alarm.STALL, Alarm.HANG] * 2
     assert len(recoveries) == 1
-    assert recoveries[0].stood_s >= 60
+    assert recoveries[0].idle_s >= 60
 
 
 def test_patience_is_the_users_but_for_the_first_steps() -> None:
@@ -426,12 +431,12 @@ def _any_diagnosis() -> Any:
 
 
 def test_one_long_wait_of_a_run_that_has_hardly_begun_is_not_usual() -> None:
-    pace, beats = IdleTime(), 0
+    idle, beats = IdleTime(), 0
     for now in range(60):
         beats += now in (1, 2, 3, 53)
-        pace.look(picture(stands(0, Phase.FORWARD, num_marks=beats)), float(now), counts=True)
-    assert pace.stood_s == 50
-    assert pace.limit_s < 10
+        idle.observe(picture(stands(0, Phase.FORWARD, num_marks=beats)), float(now), counts=True)
+    assert idle.last_idle_s == 50
+    assert idle.limit_s < 10
 
 
 def test_long_computations_do_not_make_a_long_wait_usual() -> None:

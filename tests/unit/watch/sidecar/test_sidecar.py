@@ -156,7 +156,7 @@ def test_what_is_only_reported_may_go_on(run: Run) -> None:
     os.kill(run.ranks[0].pid, signal.SIGSTOP)
     wait_for(lambda: "hang: rank 0 on " in run.said())
     os.kill(run.ranks[0].pid, signal.SIGCONT)
-    wait_for(lambda: "the run goes on after " in run.said())
+    wait_for(lambda: "the run continues after " in run.said())
     assert run.end() == [0, 0]
     assert len(run.said().splitlines()) == 2
 

@@ -1,0 +1,84 @@
+"""The kind of an error, decided by the rank that raised it and stored as a typed field beside its text.
+
+Most kinds follow from the exception's type or errno. torch reports the rest only as text, so this one module matches
+texts, all of them written by others: torch, gloo, NCCL and the kernel. It needs no torch.
+"""
+
+from __future__ import annotations
+
+import errno
+from enum import StrEnum
+
+
+class FailureKind(StrEnum):
+    """Their order is in heartbeat files; new ones go to the end."""
+
+    OTHER = "other"
+    LOST_PEER = "lost_peer"
+    """A connection to another rank broke: most likely that one failed before."""
+    MISMATCH = "mismatch"
+    """Ranks entered different collectives, or one with different sizes."""
+    DISK_FULL = "disk_full"
+    """Or over its quota."""
+    OUT_OF_MEMORY = "out_of_memory"
+    WORKER_DIED = "worker_died"
+    """Of a DataLoader."""
+    INTERRUPTED = "interrupted"
+
+
+_LOST_PEER_TYPES = ("DistNetworkError", "DistStoreError")  # torch.distributed
+_TORCH_TYPES = ("RuntimeError", "DistError", "DistBackendError")
+# gloo's, NCCL's, c10d's and the kernel's texts, within one of torch's errors.
+_LOST_PEER_TEXTS = (
+    "gloo/transport",
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "caused pair closure",
+    "remote process exited",
+    "ncclremoteerror",
+    "ncclsystemerror",
+    "watchdog caught",
+    "wait timeout",
+    "timed out waiting",
+    "socket closed",
+    "failed to recv",
+)
+# gloo's, and two of torch's debug mode (TORCH_DISTRIBUTED_DEBUG).
+_MISMATCH_TEXTS = ("preamble.length", "collective mismatch", "detected mismatch between collectives")
+# The kernel's, in errors of libraries that drop the errno.
+_DISK_FULL_TEXTS = ("no space left", "disk quota")
+
+
+def failure_kind(error: BaseException) -> FailureKind:
+    """By the first line of its text, as far as texts count."""
+    kind, text = type(error).__name__, f"{error}".strip().partition("\n")[0].lower()
+    if isinstance(error, KeyboardInterrupt):
+        return FailureKind.INTERRUPTED
+    if kind in _LOST_PEER_TYPES:
+        return FailureKind.LOST_PEER
+    if _has(text, _MISMATCH_TEXTS):
+        return FailureKind.MISMATCH
+    # A dataset may lose connections of its own: those are Python's errors, not torch's.
+    if (kind in _TORCH_TYPES or "gloo/transport" in text) and _has(text, _LOST_PEER_TEXTS):
+        return FailureKind.LOST_PEER
+    if _is_disk_full(error) or _has(text, _DISK_FULL_TEXTS):
+        return FailureKind.DISK_FULL
+    if (
+        isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "out of memory" in text
+    ):  # torch's, CUDA's
+        return FailureKind.OUT_OF_MEMORY
+    return FailureKind.WORKER_DIED if "dataloader worker" in text else FailureKind.OTHER  # torch's
+
+
+def _has(text: str, signs: tuple[str, ...]) -> bool:
+    return any(sign in text for sign in signs)
+
+
+def _is_disk_full(error: BaseException | None) -> bool:
+    """Or one of the errors that it was raised from."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__
+    return False
