@@ -24,9 +24,9 @@ from drumline.launch.env_file import NodeSettings, node_from_settings, read_env_
 from drumline.launch.hosts import Host, hosts_from_file, hosts_from_flag, least_nodes, spares_from_flag
 from drumline.launch.node.guard import GRACE_S, new_job
 from drumline.launch.node_plan import DEFAULT_PORT, NodePlan, Program, nodes_of_hosts, torchrun_command
-from drumline.launch.ssh.attempts import run_on_hosts
 from drumline.launch.ssh.client import ssh_client
 from drumline.launch.ssh.hosts_job import HostsJob, variables_for_ranks, wrong_variables
+from drumline.launch.ssh.hosts_launcher import run_on_hosts
 from drumline.launch.ssh.sync import Sync
 from drumline.launch.topology import topology_from
 from drumline.net.secrets import secret_from

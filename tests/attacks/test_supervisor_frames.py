@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.launch.hosts import Host
-from drumline.launch.ssh.connection import FORMS, Connection, _lines, decode_from_host
+from drumline.launch.ssh.host_connection import FORMS, HostConnection, _lines, decode_from_host
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.net.frames import MAX_PIPE_BYTES
@@ -25,22 +25,22 @@ WHOLE: dict[str, dict[str, Any]] = {
     "refused": {"problems": [["no file", None]]},
     "started": {"ranks": [0], "world_size": 1, "start": 0, "restarts_left": 0},
     "diagnosis": {"alarm": "hang", "action": "stop", "sentence": "x", "was_printed": False, "is_last": True},
-    "ended": {"code": 1, "last_words": ["x"]},
-    "failed": {"rank": 0, "code": 1, "at": 1.5, "restarts_left": 1, "last_words": ["x"]},
+    "ended": {"code": 1, "last_lines": ["x"]},
+    "failed": {"rank": 0, "code": 1, "at": 1.5, "restarts_left": 1, "last_lines": ["x"]},
     "lines": {"rank": None, "stream": "out", "lines": ["x"]},
-    "beat": {"number": 1, "now": 2.0},
+    "heartbeat": {"number": 1, "now": 2.0},
 }
 WRONG = [None, "x", -1.5, True, [], {}, [[]], [None], ["x", 1], float("nan"), 10**400]
 
 
 @contextlib.contextmanager
-def host(heard: list[Any]) -> Iterator[tuple[Connection, Remote]]:
+def host(heard: list[Any]) -> Iterator[tuple[HostConnection, Remote]]:
     """One as the controller knows it; what it says is not shown."""
     with Path(os.devnull).open("wb") as nowhere:
         screen = Screen(nowhere.fileno(), nowhere.fileno())
-        connection = Connection(Host("a"), [], screen, 10.0)
+        connection = HostConnection(Host("a"), [], screen, 10.0)
         remote = Remote(connection, {}, screen, lambda _, frame: heard.append(frame))
-        connection.hear = remote._take
+        connection.on_frame = remote._receive
         yield connection, remote
         screen.close()
 
@@ -59,9 +59,9 @@ def test_a_malformed_frame_is_no_frame(kind: str) -> None:
             missing = {key: value for key, value in WHOLE[kind].items() if key != name}
             wrong = [value for value in WRONG if type(value) is not type(WHOLE[kind][name])]
             for content in (missing, *({**WHOLE[kind], name: value} for value in wrong)):
-                connection._take(json.dumps({"kind": kind, **content}).encode())
-        connection._take(b'{"kind": "started", "ranks": ' + b"[" * 3000)
-        connection._take(b'{"kind": ["hello"]}')
+                connection._receive(json.dumps({"kind": kind, **content}).encode())
+        connection._receive(b'{"kind": "started", "ranks": ' + b"[" * 3000)
+        connection._receive(b'{"kind": ["hello"]}')
     assert all(decode_from_host(json.dumps(frame).encode()) for frame in heard)
     assert not any(frame["kind"] != kind for frame in heard)
 
@@ -75,8 +75,8 @@ def test_a_malformed_frame_is_no_frame(kind: str) -> None:
 def test_no_frame_ends_the_controller(kind: str, value: object, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(FORMS[kind])))
     with host([]) as (connection, remote):
-        connection._take(json.dumps({"kind": kind, **WHOLE[kind], name: value}).encode())
-        remote.last_words()
+        connection._receive(json.dumps({"kind": kind, **WHOLE[kind], name: value}).encode())
+        remote.end_lines()
 
 
 def test_a_line_without_an_end_is_not_kept() -> None:

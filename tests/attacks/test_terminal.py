@@ -28,9 +28,9 @@ from drumline.errors import PreflightError
 from drumline.launch.hosts import Host, hosts_from_file
 from drumline.launch.node_plan import Program, nodes_of_hosts
 from drumline.launch.ssh.client import not_reached
-from drumline.launch.ssh.conclusion import conclude
 from drumline.launch.ssh.controller import Controller
 from drumline.launch.ssh.hosts_job import HostsJob
+from drumline.launch.ssh.hosts_launcher import conclude
 from drumline.launch.ssh.log_follower import LogFollower
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
@@ -131,8 +131,8 @@ def on_screen(act: Callable[[Controller], Any], path: Path) -> str:
 
 
 def hear(remote: Remote, kind: str, **content: Any) -> None:
-    remote.connection.hear = remote._take
-    remote.connection._take(json.dumps({"kind": kind, **content}).encode())
+    remote.connection.on_frame = remote._receive
+    remote.connection._receive(json.dumps({"kind": kind, **content}).encode())
 
 
 @source
@@ -165,7 +165,7 @@ def refusal_of_a_supervisor(text: str, path: Path, capsys: pytest.CaptureFixture
 @source
 def diagnosis_from_a_host(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     def act(controller: Controller) -> None:
-        controller._diagnosis_to_print = text
+        controller._to_print = text
         controller._print_diagnosis()
 
     return on_screen(act, path)
@@ -178,8 +178,8 @@ def last_words_of_a_rank(text: str, path: Path, capsys: pytest.CaptureFixture[st
             hear(remote, "hello", host=remote.name, protocol=PROTOCOL)
             hear(remote, "started", ranks=[rank], world_size=2, start=0, restarts_left=0)
         failed = {"rank": 0, "code": 1, "at": 1.0, "restarts_left": 1, "error": text}
-        hear(controller.remotes[0], "failed", last_words=[text], **failed)
-        hear(controller.remotes[0], "ended", code=1, last_words=[text])
+        hear(controller.remotes[0], "failed", last_lines=[text], **failed)
+        hear(controller.remotes[0], "ended", code=1, last_lines=[text])
         assert conclude(controller) == 1
 
     return on_screen(act, path)

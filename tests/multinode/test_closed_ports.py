@@ -58,4 +58,4 @@ def _lose_hosts(desk: Desk) -> None:
     assert "drumline: error: the connection to b was lost: " in job.text()
     assert "drumline: error: the connection to c was lost: " in job.text()
     (logs,) = (desk.folder / "runs" / "launch").iterdir()
-    assert "drumline: nothing was heard of the launcher for 20 s\n" in (logs / "node-1.log").read_text()
+    assert "drumline: no heartbeat of the launcher for 20 s\n" in (logs / "node-1.log").read_text()

@@ -1,24 +1,43 @@
-"""A node's agent as its supervisor starts it: for an attempt that begins, or for the next one, with torch loaded."""
+"""A node's agent as a process of its own: how the supervisor starts and informs it, and what runs in it.
+
+The process (`python -m drumline.launch.ssh.agent_process FD SUPERVISOR`) reads from stdin what is to run, loads torch
+while the processes of its ranks do, then reads where the rendezvous is: that comes when all hosts have answered, or,
+where it waits for the next attempt, when that begins. It writes starts and failures of ranks to the pipe FD. It ends
+when the supervisor does: the kernel sends it a SIGTERM then, the agent ends its ranks, and the guard beside it ends
+whatever is left.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import json
+import logging
 import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from drumline.errors import DrumlineError, ExitCode
 from drumline.launch.node import guard
-from drumline.launch.rank_environment import RESTARTED
-from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, encode
+from drumline.launch.node.supervision import Supervision
+from drumline.launch.node_plan import NodePlan, Program
+from drumline.launch.rank_environment import RESTARTED, ScriptWatch
+from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter, encode
 from drumline.processes import descendants
 from drumline.untrusted import open_append
 
+PR_SET_PDEATHSIG = 1
+# How often an agent that waits checks whether another of its ranks may load.
+FILL_S = 1.0
+
 
 class AgentProcess:
-    """`python -m drumline.launch.ssh.node_job`: it loads at once, and runs ranks when it is told to start."""
+    """It loads at once, and runs ranks when it is told to start."""
 
     def __init__(self, spec: Mapping[str, Any], log: Path, *, waits: bool = False) -> None:
         """`waits`: for the attempt after that of `spec`. It carries the name of that one, so it does not end with this
@@ -28,7 +47,13 @@ class AgentProcess:
         try:
             with open_append(log) as file:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "drumline.launch.ssh.node_job", str(writing), str(os.getpid())],
+                    [
+                        sys.executable,
+                        "-m",
+                        "drumline.launch.ssh.agent_process",
+                        str(writing),
+                        str(os.getpid()),
+                    ],
                     stdin=subprocess.PIPE,
                     stdout=file,
                     stderr=file,
@@ -50,18 +75,18 @@ class AgentProcess:
         return self.process.poll() is None
 
     def start(self, spec: Mapping[str, Any], node: Mapping[str, Any]) -> None:
-        """All hosts are there: it may start its ranks."""
+        """All hosts have answered: it may start its ranks."""
         self._send({**spec, "kind": "start", "environment": {}, "node": node})
         self.close()
 
     def close(self) -> None:
-        """No more comes on its stdin: one that waits exits."""
+        """End its stdin: one that waits exits."""
         assert self.process.stdin
         with contextlib.suppress(OSError):
             self.process.stdin.close()
 
-    def all_of_it(self) -> set[int]:
-        """Its process, and those that it has started."""
+    def all_processes(self) -> set[int]:
+        """Its own, and those that it has started."""
         return {self.process.pid, *descendants(self.process.pid)}
 
     def _send(self, frame: Mapping[str, Any]) -> None:
@@ -69,3 +94,46 @@ class AgentProcess:
         with contextlib.suppress(OSError, ValueError):  # it was killed, or closed
             self.process.stdin.write(encode(frame) + b"\n")
             self.process.stdin.flush()
+
+
+def main(fd: int, supervisor: int) -> int:
+    """Run the job that stdin describes."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != supervisor:  # it was gone already
+        return 1
+    os.set_inheritable(fd, False)
+    logging.disable(logging.CRITICAL)  # ours is better than what torch's agent logs
+    from drumline.launch.node.local import load_agent, run_node, standby_for
+
+    stdin = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 - unbuffered, so that `select` sees what is left
+    spec: dict[str, Any] = json.loads(stdin.readline())
+    program = Program(**{**spec["program"], "words": tuple(spec["program"]["words"])})
+    waits, num_procs = spec["waits"], spec["node"]["num_procs"]
+    standby = standby_for(program, num_procs, at_once=not waits) if spec["standby"] else None
+    load_agent()
+    while waits and standby is not None and not select.select([stdin], [], [], FILL_S)[0]:
+        standby.fill()
+    start = stdin.readline()
+    if not start:  # ended before it, or not needed
+        return ExitCode.INTERRUPTED
+    spec = json.loads(start)
+    status = FrameWriter(fd)
+    supervision = Supervision(
+        job=spec["job"],
+        grace_s=spec["grace_s"],
+        folder=Path(spec["logs"]),
+        report=lambda frame: status.send(**frame),
+        secret=spec["secret"],
+        script_watch=ScriptWatch(**spec["script_watch"]) if spec["script_watch"] else None,
+        first_start=spec["first_start"],
+        standby=standby,
+    )
+    try:
+        return run_node(NodePlan(**spec["node"]), program, supervision=supervision)
+    except DrumlineError as error:
+        status.send("error", text=str(error))
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))

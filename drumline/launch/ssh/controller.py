@@ -1,7 +1,7 @@
 """One attempt of a job on several hosts: starts a supervisor on each, shows what all ranks write, ends all.
 
-A host that fails or is lost ends the attempt on the others; `attempts.py` decides whether there is another. So does a
-signal to this process; and should this process be killed or cut off, each supervisor ends its own part.
+A host that fails or is lost ends the attempt on the others; `hosts_launcher.py` decides whether there is another. So
+does a signal to this process; and should this process be killed or cut off, each supervisor ends its own part.
 """
 
 from __future__ import annotations
@@ -18,90 +18,99 @@ from drumline.launch.hosts import Host
 from drumline.launch.node.local import how_it_ended
 from drumline.launch.node.watch_folder import DIAGNOSIS_S
 from drumline.launch.ssh.client import CONNECT_TIMEOUT_S, not_reached, ssh_words, was_lost
-from drumline.launch.ssh.connection import BEAT_S, Connection
+from drumline.launch.ssh.host_connection import HEARTBEAT_S, HostConnection
 from drumline.launch.ssh.hosts_job import HostsJob
 from drumline.launch.ssh.reconnect import Reconnect, Search
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import PROTOCOL
+from drumline.text import plural
 
-# After a rank has failed, others that fail with it are heard of before all are ended.
+# After a rank has failed, others that fail with it are awaited before all are ended.
 SETTLE_S = 1.0
-# A host that is not heard for so long is named, where others have reported a fault.
-SILENT_S = BEAT_S + 1.0
-# How much longer than the grace the end of a job may take, until hosts that do not answer are given up.
+# A host without a frame for so long is named, where others have reported a fault.
+SILENT_S = HEARTBEAT_S + 1.0
+# How much longer than the grace period the end of a job may take, until hosts that do not answer are given up.
 ENDING_S = 5.0
-# A jump host's sshd turns away at random when many knock at once.
+# A jump host's sshd rejects connections at random when many come at once.
 MAX_LOGGING_IN = 10
 # The pause between two tries to reach a host.
 RETRY_S = 0.5
-# Of an agent that another start may help: one that a signal ended, or that met no other.
-MENDABLE = (ExitCode.TRAINING_FAILED, ExitCode.INTERRUPTED)
-# What asks a run to save and leave; the others only end it.
-LEAVING = (signal.SIGTERM, signal.SIGUSR1)
+# Exit codes of an agent that a restart may help: a signal ended it, or its rendezvous failed.
+RESTARTABLE = (ExitCode.TRAINING_FAILED, ExitCode.INTERRUPTED)
+# What asks a run to save and stop; other signals only end it.
+PREEMPT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Controller:
-    """The job while it runs."""
+    """One attempt while it runs."""
 
     def __init__(self, job: HostsJob, screen: Screen, before: Controller | None = None) -> None:
-        """`before`: the attempt before; its connections that are open are used again."""
+        """`before`: the attempt before; its open connections are used again."""
         self.job = job
         self.screen = screen
-        self.connections: list[Connection] = (
+        self.connections: list[HostConnection] = (
             [one for one in before.connections if one.is_open] if before else []
         )
         self.remotes = [self._remote(number, host) for number, host in enumerate(job.hosts)]
         self.reconnect: Reconnect = Reconnect(job, screen, before.reconnect.last_heard if before else {})
         self.lost = ""
-        """Why the job is to be started again on all hosts; empty: it is not."""
+        """Why the job is to be restarted on all hosts; empty: it is not."""
         self.has_started = False
-        self._mendable = ""
-        """Why an agent ended before its time, where others may know better."""
         self.problems: list[DrumlineError] = []
         self.ended_first: Remote | None = None
-        """Whose part of the job failed without us."""
-        self.left_behind: list[Remote] = []
-        """Hosts that are gone, and that the job goes on without."""
-        self.logging_in = asyncio.Semaphore(MAX_LOGGING_IN)
-        self.told: signal.Signals | None = None
-        """The signal that this process was told to end by."""
+        """Whose part of the job failed first, before we ended it."""
+        self.dropped: list[Remote] = []
+        """Lost hosts without which the job continues."""
+        self.end_signal: signal.Signals | None = None
+        """The signal that this process got."""
         self.is_ending = False
         self.num_ranks = 0
-        self._diagnosis_printed = self._diagnosis_to_print = ""
-        self._silent_said: list[str] = []
+        self._logging_in = asyncio.Semaphore(MAX_LOGGING_IN)
+        self._agent_ended = ""
+        """How an agent ended before its time, where the others may know the cause better."""
+        self._printed = self._to_print = ""
+        """The diagnosis that was printed last, and the one to be printed."""
+        self._silent: list[str] = []
+
+    @property
+    def remaining(self) -> list[Remote]:
+        """All hosts but those that were dropped."""
+        return [remote for remote in self.remotes if remote not in self.dropped]
 
     async def run(self) -> None:
         """Until no host has anything left to do."""
-        await asyncio.gather(*(self._stay_with(number) for number in range(len(self.remotes))))
-        self._give_up(self._mendable)  # the others may have been done before it was said
-
-    def _remote(self, number: int, host: Host, *, tries: int = 0) -> Remote:
-        open_ones = (one for one in self.connections if one.host == host and one.ssh_code is None)
-        connection = next(open_ones, None) or self._connection(host, tries=tries)
-        return Remote(connection, self.job.spec(self.job.nodes[number]), self.screen, self._heard)
-
-    def _connection(self, host: Host, *, tries: int) -> Connection:
-        job = self.job
-        given = [f"PYTHONPATH={job.python_path}"] if job.python_path else []
-        command = [*given, job.python, "-m", "drumline.launch.ssh.supervisor"]
-        # One that was there before is asked often: the first option of a name counts.
-        hurry = f"ConnectTimeout={min(2 + tries, CONNECT_TIMEOUT_S)}"
-        client = [*job.client, "-o", hurry] if job.earlier else job.client
-        words = ssh_words(client, host, command, cwd=job.cwd)
-        connection = Connection(host, words, self.screen, job.nodes[0].join_timeout_s)
-        self.connections.append(connection)
-        return connection
+        await asyncio.gather(*(self._run_node(number) for number in range(len(self.remotes))))
+        self._restart_all(self._agent_ended)  # the others may have been done before
 
     async def close(self) -> None:
         """The connections, when there is no other attempt."""
         await asyncio.gather(*(connection.close() for connection in self.connections))
 
-    async def _stay_with(self, number: int) -> None:
+    # Reaching the hosts
+
+    def _remote(self, number: int, host: Host, *, tries: int = 0) -> Remote:
+        open_ones = (one for one in self.connections if one.host == host and one.ssh_code is None)
+        connection = next(open_ones, None) or self._connection(host, tries=tries)
+        return Remote(connection, self.job.spec(self.job.nodes[number]), self.screen, self._receive)
+
+    def _connection(self, host: Host, *, tries: int) -> HostConnection:
+        job = self.job
+        given = [f"PYTHONPATH={job.python_path}"] if job.python_path else []
+        command = [*given, job.python, "-m", "drumline.launch.ssh.supervisor"]
+        # A host that answered before is tried often: the first option of a name counts.
+        hurry = f"ConnectTimeout={min(2 + tries, CONNECT_TIMEOUT_S)}"
+        client = [*job.client, "-o", hurry] if job.earlier else job.client
+        words = ssh_words(client, host, command, cwd=job.cwd)
+        connection = HostConnection(host, words, self.screen, job.nodes[0].join_timeout_s)
+        self.connections.append(connection)
+        return connection
+
+    async def _run_node(self, number: int) -> None:
         search = Search()
         while True:
             remote = self.remotes[number]
-            await self._follow(remote)
+            await self._run_remote(remote)
             if remote.code is not None or remote.was_refused:
                 return
             host = None if self.is_ending else self.reconnect.next_host(remote, search)
@@ -111,9 +120,9 @@ class Controller:
             await asyncio.sleep(RETRY_S)
             self.remotes[number] = self._remote(number, host, tries=search.tries[host])
 
-    async def _follow(self, remote: Remote) -> None:
+    async def _run_remote(self, remote: Remote) -> None:
         """From the login to the end of its part, or of the connection."""
-        async with self.logging_in:
+        async with self._logging_in:
             if self.is_ending:  # before its turn came
                 remote.was_refused = True
                 return
@@ -131,7 +140,7 @@ class Controller:
             )
 
     def _start_all(self) -> None:
-        """When every host is there, and what an earlier attempt left there has ended."""
+        """When every host has answered, and what an earlier attempt left there has ended."""
         if self.has_started or self.is_ending or not all(remote.has_begun for remote in self.remaining):
             return
         self.has_started = True
@@ -140,7 +149,9 @@ class Controller:
             if remote.is_running:
                 remote.connection.send({"kind": "start", "node": asdict(node)})
 
-    def _heard(self, remote: Remote, frame: Mapping[str, Any]) -> None:
+    # What they report
+
+    def _receive(self, remote: Remote, frame: Mapping[str, Any]) -> None:
         kind = frame["kind"]
         if kind == "hello" and frame["protocol"] != PROTOCOL:
             next_step = "install the same version on all hosts"
@@ -154,53 +165,104 @@ class Controller:
             self._print_diagnosis()  # a restart may be quicker than SETTLE_S
             self._started(frame["world_size"])
         elif kind == "ended" and frame["code"] and not self.is_ending:
-            self._ended(remote, frame["code"])
+            self._agent_failed(remote, frame["code"])
         elif kind == "failed" and not frame["restarts_left"]:
             settle_s = SETTLE_S + (DIAGNOSIS_S if frame.get("is_watched") else 0)
-            asyncio.get_running_loop().call_later(settle_s, self._end, self.job.grace_s)
+            self._later(settle_s, self._end, self.job.grace_s)
         elif kind == "diagnosis":
-            self._take_diagnosis(frame)
+            self._later(SETTLE_S, self._report_silent)
+            if frame["was_printed"]:
+                self._printed = frame["sentence"]
+            elif not frame["is_last"]:
+                self._to_print = frame["sentence"]
+                self._later(SETTLE_S, self._print_diagnosis)
 
-    def _take_diagnosis(self, frame: Mapping[str, Any]) -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_later(SETTLE_S, self._report_silent)
-        if frame["was_printed"]:
-            self._diagnosis_printed = frame["sentence"]
-        elif not frame["is_last"]:
-            self._diagnosis_to_print = frame["sentence"]
-            loop.call_later(SETTLE_S, self._print_diagnosis)
+    def _later(self, seconds: float, call: Any, *args: Any) -> None:
+        asyncio.get_running_loop().call_later(seconds, call, *args)
+
+    def _started(self, num_ranks: int) -> None:
+        here = [remote for remote in self.remaining if remote.is_running and remote.world_size == num_ranks]
+        if sum(len(remote.ranks) for remote in here) >= num_ranks != self.num_ranks:
+            names = f" ({', '.join(remote.name for remote in here)})" if self.job.spares else ""
+            self.screen.report(f"{num_ranks} ranks run on {plural(len(here), 'host')}{names}")
+            self.num_ranks = num_ranks
 
     def _report_silent(self) -> None:
-        """Of two hosts that do not hear each other, neither knows which one is cut off. This machine hears both, or
+        """Of two hosts that cannot reach each other, neither knows which one is cut off. This machine reaches both, or
         one."""
         since = time.monotonic() - SILENT_S
         silent = [remote.name for remote in self.remaining if remote.connection.heard_at < since]
-        if len(silent) < len(self.remaining) and silent != self._silent_said:
-            self._silent_said = silent
+        if len(silent) < len(self.remaining) and silent != self._silent:
+            self._silent = silent
             if silent:
-                self.screen.say(f"no heartbeat from {', '.join(silent)} on this machine", is_error=True)
+                self.screen.report(f"no heartbeat from {', '.join(silent)} on this machine", is_error=True)
 
     def _print_diagnosis(self) -> None:
-        """Before ranks are started again. Every host has heard the same, and one may have said it."""
-        sentence, self._diagnosis_to_print = self._diagnosis_to_print, ""
-        if sentence and sentence != self._diagnosis_printed:
-            self._diagnosis_printed = sentence
-            self.screen.say(sentence, is_error=True)
+        """Before ranks are restarted. Every host reports the same, and one may have printed it."""
+        sentence, self._to_print = self._to_print, ""
+        if sentence and sentence != self._printed:
+            self._printed = sentence
+            self.screen.report(sentence, is_error=True)
 
-    def _ended(self, remote: Remote, code: int) -> None:
-        """Not well. A signal that ended the agent, as when its host is shut down, took that host alone."""
+    def _agent_failed(self, remote: Remote, code: int) -> None:
+        """A signal that ended the agent, as when its host is shut down, affects that host alone."""
         by_signal = code < 0 or code == ExitCode.INTERRUPTED
-        if by_signal and self._goes_on_without(remote, f"the job was ended on {remote.name}"):
+        if by_signal and self._continues_without(remote, f"the job was ended on {remote.name}"):
             return
         self.ended_first = self.ended_first or remote
         if code < 0:
-            self._give_up(f"the launcher's agent on {remote.name} was {how_it_ended(code)}")
-        loop = asyncio.get_running_loop()
-        if not self.is_ending and code in MENDABLE and self.may_restart:
-            self._mendable = f"the job ended on {remote.name} with exit code {code}"
-            loop.call_later(SETTLE_S, self._give_up, self._mendable)
+            self._restart_all(f"the launcher's agent on {remote.name} was {how_it_ended(code)}")
+        if not self.is_ending and code in RESTARTABLE and self.may_restart:
+            self._agent_ended = f"the job ended on {remote.name} with exit code {code}"
+            self._later(SETTLE_S, self._restart_all, self._agent_ended)
         elif not self.is_ending:
-            loop.call_later(SETTLE_S, self._end, self.job.grace_s)
+            self._later(SETTLE_S, self._end, self.job.grace_s)
+
+    def _lost(self, remote: Remote) -> None:
+        """ssh has ended, and the node's job not, as far as we know."""
+        connection, job = remote.connection, self.job
+        if remote.has_begun:
+            self.reconnect.last_heard[remote.host] = connection.heard_at
+            error = was_lost(remote.host, connection.ssh_code, list(connection.stderr))
+        elif self.is_ending:
+            return
+        else:
+            said = list(connection.stderr) or list(connection.stdout)
+            error = not_reached(
+                remote.host,
+                connection.ssh_code or 0,
+                said,
+                python=job.python,
+                cwd=str(job.cwd),
+                is_stuck=connection.is_stuck,
+            )
+            if job.earlier:  # it answered before
+                what = f"no answer for {self.reconnect.limit_s:g} s: {error.what}"
+                error = TrainingError(what, next_step=error.next_step)
+        if self._continues_without(remote, error.what):
+            self._start_all()
+            return
+        if remote.has_begun:
+            self._restart_all(error.what)
+        if not self.lost:
+            self._fail(error)
+
+    def _continues_without(self, remote: Remote, why: str) -> bool:
+        """Whether the others are enough; then that is reported."""
+        left = [
+            other for other in self.remaining if (other.is_running or other.code == 0) and other is not remote
+        ]
+        if self.job.min_nodes is None or remote is self.remotes[0] or self.is_ending:
+            return False
+        if len(left) < self.job.min_nodes:
+            return False
+        self.dropped.append(remote)
+        names = ", ".join(other.name for other in left if other.is_running)
+        others = f"the job continues with {names}" if names else "the others are done"
+        self.screen.report(f"WARNING: {why}; {others}", is_error=True)
+        return True
+
+    # Ending
 
     @property
     def restarts_left(self) -> int:
@@ -212,70 +274,13 @@ class Controller:
     def may_restart(self) -> bool:
         """Whether another attempt is allowed, and may help: not when it is known that it would fail in the same way."""
         is_last = any(remote.diagnosis is not None and remote.diagnosis.is_final for remote in self.remotes)
-        return self.told is None and not self.problems and not is_last and self.restarts_left > 0
+        return self.end_signal is None and not self.problems and not is_last and self.restarts_left > 0
 
-    def _give_up(self, why: str) -> None:
-        """End this attempt on all hosts at once, for the next. Ranks have nothing to save without the others."""
+    def _restart_all(self, why: str) -> None:
+        """End this attempt on all hosts at once, for the next. Ranks cannot save without the others."""
         if why and not self.is_ending and self.may_restart:
             self.lost = why
             self._end(0)
-
-    def _started(self, num_ranks: int) -> None:
-        here = [remote for remote in self.remaining if remote.is_running and remote.world_size == num_ranks]
-        if sum(len(remote.ranks) for remote in here) >= num_ranks != self.num_ranks:
-            count = len(here)
-            names = f" ({', '.join(remote.name for remote in here)})" if self.job.spares else ""
-            self.screen.say(f"{num_ranks} ranks run on {count} host{'s' if count > 1 else ''}{names}")
-            self.num_ranks = num_ranks
-
-    def _lost(self, remote: Remote) -> None:
-        """ssh has ended, and the node's job not, as far as we know."""
-        connection, code = remote.connection, remote.connection.ssh_code
-        if remote.has_begun:
-            self.reconnect.last_heard[remote.host] = connection.heard_at
-            error = was_lost(remote.host, code, list(connection.said))
-        else:
-            if self.is_ending:
-                return
-            said, job = list(connection.said) or list(connection.greeting), self.job
-            error = not_reached(
-                remote.host,
-                code or 0,
-                said,
-                python=job.python,
-                cwd=str(job.cwd),
-                is_stuck=connection.is_stuck,
-            )
-            if job.earlier:  # it was there before
-                what = f"no answer for {self.reconnect.limit_s:g} s: {error.what}"
-                error = TrainingError(what, next_step=error.next_step)
-        if self._goes_on_without(remote, error.what):
-            self._start_all()
-            return
-        if remote.has_begun:
-            self._give_up(error.what)
-        if not self.lost:
-            self._fail(error)
-
-    def _goes_on_without(self, remote: Remote, why: str) -> bool:
-        """Whether the others are enough; then that is said."""
-        left = [
-            other for other in self.remaining if (other.is_running or other.code == 0) and other is not remote
-        ]
-        if self.job.min_nodes is None or remote is self.remotes[0] or self.is_ending:
-            return False
-        if len(left) < self.job.min_nodes:
-            return False
-        self.left_behind.append(remote)
-        names = ", ".join(other.name for other in left if other.is_running)
-        others = f"the job goes on with {names}" if names else "the others are done"
-        self.screen.say(f"WARNING: {why}; {others}", is_error=True)
-        return True
-
-    @property
-    def remaining(self) -> list[Remote]:
-        """All hosts but those that were left behind."""
-        return [remote for remote in self.remotes if remote not in self.left_behind]
 
     def _fail(self, error: DrumlineError) -> None:
         self.problems.append(error)
@@ -283,16 +288,14 @@ class Controller:
 
     def interrupted(self, number: signal.Signals) -> None:
         """By a signal to this process."""
-        if self.told is not None:
-            self.screen.say("ending all ranks at once", is_error=True)
+        if self.end_signal is not None:
+            self.screen.report("ending all ranks at once", is_error=True)
             self._end(0)
             return
-        self.told = number
-        why = f"preempted by {number.name}" if number in LEAVING else "interrupted"
-        self.screen.say(
-            f"{why}; ending the ranks (they have {self.job.grace_s:g} s; once more to end them at once)",
-            is_error=True,
-        )
+        self.end_signal = number
+        why = f"preempted by {number.name}" if number in PREEMPT_SIGNALS else "interrupted"
+        grace = f"they have {self.job.grace_s:g} s; once more to end them at once"
+        self.screen.report(f"{why}; ending the ranks ({grace})", is_error=True)
         self._end(self.job.grace_s)
 
     def _end(self, grace_s: float) -> None:
@@ -302,4 +305,4 @@ class Controller:
         self.is_ending = True
         for remote in (remote for remote in self.remotes if remote.is_running):
             remote.end(grace_s)
-            asyncio.get_running_loop().call_later(grace_s + ENDING_S, remote.hang_up)
+            self._later(grace_s + ENDING_S, remote.give_up)

@@ -1,7 +1,7 @@
-"""One screen for the output of all ranks. A terminal that stands still, or a pipe that is gone, holds up nobody.
+"""One screen for the output of all ranks. A terminal that does not scroll, or a pipe that is gone, blocks nobody.
 
-Lines are written by a thread of their own. When it cannot keep up, lines are left out of the screen, and counted; the
-files on the nodes have them all.
+A thread of its own writes the lines. When it cannot keep up, lines are left out of the screen, and counted; the files
+on the nodes have them all.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ CLOSE_S = 5.0
 
 
 class Screen:
-    """Used from one thread; what it writes appears in order."""
+    """Used from one thread; lines appear in order."""
 
     def __init__(self, out: int = 1, err: int = 2) -> None:
-        # Past Python's own buffers: those would be written once more at the end, and complain if nobody reads.
+        # Past Python's own buffers: those would be written once more at the end, and fail if nobody reads.
         self._fds = {"out": out, "err": err}
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self._waiting: queue.Queue[tuple[str, str] | None] = queue.Queue(MAX_WAITING)
@@ -32,8 +32,8 @@ class Screen:
         self._thread = threading.Thread(target=self._write_all, name="screen", daemon=True)
         self._thread.start()
 
-    def say(self, text: str, *, is_error: bool = False) -> None:
-        """A word of Drumline's own."""
+    def report(self, text: str, *, is_error: bool = False) -> None:
+        """A line of Drumline's own."""
         self._put("err" if is_error else "out", paragraph(text))
 
     def show(self, label: str, lines: Iterable[str], *, is_error: bool = False) -> bool:
@@ -43,8 +43,8 @@ class Screen:
             self._put("err" if is_error else "out", f"[{one_line(label)}] {coloured_line(line)}\n")
         return self._num_dropped == before
 
-    def conclude(self, text: str, *more: str) -> None:
-        """One of the last messages, where errors go. The job is over: a slow screen may block us now."""
+    def report_last(self, text: str, *more: str) -> None:
+        """One of the last messages, on stderr. The job is over: a slow screen may block us now."""
         self._put_last(("err", paragraph(text, *more)))
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Screen:
             self._thread.join(CLOSE_S)
 
     def _put_last(self, item: tuple[str, str] | None) -> None:
-        """Of words that must not be left out: what waits before them is written first, or nobody reads."""
+        """For what must not be left out: what waits before it is written first, or nobody reads."""
         with contextlib.suppress(queue.Full):
             self._waiting.put(item, timeout=CLOSE_S)
 

@@ -1,8 +1,8 @@
 """One node's supervisor, started over ssh by the controller: `python -m drumline.launch.ssh.supervisor`, without torch.
 
 Its stdin has what to run, then a heartbeat every few seconds. It ends what an earlier attempt of the launch has left
-here, starts the node's agent, which waits until all hosts are there, follows the files that the ranks write, and sends
-what is new as frames on its stdout. When that has ended, it takes another attempt; while ranks run that may be
+here, starts the node's agent, which waits until all hosts have answered, follows the files that the ranks write, and
+sends what is new as frames on its stdout. When that has ended, it takes another attempt; while ranks run that may be
 restarted, an agent for it loads torch and waits. When stdin ends, or no heartbeat came for a lease, the controller is
 gone or unreachable: it ends all that it has started.
 """
@@ -28,16 +28,17 @@ from drumline.launch.ssh.agent_process import AgentProcess
 from drumline.launch.ssh.log_follower import LogFollower, last_lines
 from drumline.net.frames import MAX_PIPE_BYTES, FrameReader, FrameWriter
 from drumline.processes import Termination, descendants
+from drumline.text import signal_name
 from drumline.untrusted import make_own_folder, open_log
 
 PROTOCOL = 5
 PR_SET_CHILD_SUBREAPER = 36
-# After a cut of 10 s TCP sends again within 13 s; a host that was only cut off that long is not lost.
+# After a cut of 10 s TCP sends again within 13 s; a host that was cut off no longer than that is not lost.
 LEASE_S = 20.0
-# After a lease has run out there is nobody to save with: the ranks cannot reach each other either, most likely.
+# After a lease has run out ranks cannot save together: most likely they cannot reach each other either.
 LOST_GRACE_S = 3.0
 TICK_S = 0.1
-# How long the last words may take to reach the controller.
+# How long the last frames may take to reach the controller.
 DRAIN_S = 5.0
 # How long ranks have run when an agent for the next attempt begins to load: they are not disturbed as they start.
 WARM_AFTER_S = 15.0
@@ -52,14 +53,14 @@ class ControllerLink:
         self.heard_at = time.monotonic()
 
     def read(self) -> list[dict[str, Any]]:
-        """What has come, after a moment if need be."""
+        """The frames that have come, after a moment if need be."""
         self.out.flush()
         select.select([] if self.frames.is_closed else [0], [], [], TICK_S)
         frames = self.frames.read()
         for frame in frames:
             self.heard_at = time.monotonic()
-            if frame["kind"] == "beat":
-                self.out.send("beat", number=frame["number"], now=time.monotonic())
+            if frame["kind"] == "heartbeat":
+                self.out.send("heartbeat", number=frame["number"], now=time.monotonic())
         return frames
 
     @property
@@ -67,7 +68,7 @@ class ControllerLink:
         return time.monotonic() - self.heard_at
 
     def next_spec(self) -> dict[str, Any] | None:
-        """What to run; None when nobody is left to say it."""
+        """What to run; None when the controller is gone."""
         while not self.frames.is_closed and self.silence_s < LEASE_S:
             for frame in self.read():
                 if frame["kind"] == "spec":
@@ -82,7 +83,7 @@ class ControllerLink:
 
 
 class Supervisor:
-    """One attempt's part on this node, and all around it."""
+    """One attempt's part on this node."""
 
     def __init__(self, spec: dict[str, Any], link: ControllerLink, waiting: AgentProcess | None) -> None:
         self.spec = spec
@@ -92,49 +93,50 @@ class Supervisor:
         self.node_log = self.logs / f"node-{spec['node']['node_rank']}.log"
         self.ending: Termination | None = None
         self.followers: dict[tuple[int | None, str], LogFollower] = {}
+        """By rank, None for the agent, and stream."""
         self.followers[None, "err"] = LogFollower(self.node_log, from_end=True)
         self.agent = waiting if waiting and waiting.is_alive else AgentProcess(spec, self.node_log)
         self.waiting: AgentProcess | None = None
         """For the next attempt."""
         self.is_last = False
         """Whether a signal asked this process to exit: the host may be shutting down."""
-        self._warm_at = float("inf")
         self.error: list[str] = []
-        """Why the agent gave up, when no rank was to blame."""
+        """Why the agent gave up, when no rank was the cause."""
+        self._warm_at = float("inf")
 
     def run(self) -> None:
-        """To the end of this attempt, which is told."""
+        """To the end of this attempt, which is reported."""
         for number in SIGNALS:
-            signal.signal(number, self._told)
+            signal.signal(number, self._end_by_signal)
         agent = self.agent.process
         while agent.poll() is None or self.ending:
             frames = self.link.read()
-            _bury_all_but(agent.pid)
-            self._hear(frames)
-            self._pass_on()
+            _reap_all_but(agent.pid)
+            self._handle(frames)
+            self._send_news()
             self._prepare_next()
             if self.ending and self.ending.step() and agent.poll() is not None:
                 break
         # The agent has ended; what its ranks left running ends as well.
-        Termination(self._find, LOST_GRACE_S).wait()
-        self._pass_on(is_last=True)
+        Termination(self._processes, LOST_GRACE_S).wait()
+        self._send_news(is_last=True)
         code = agent.wait()
-        last_words = self.error or (last_lines(self.node_log, LAST_LINES) if code else [])
+        lines = self.error or (last_lines(self.node_log, LAST_LINES) if code else [])
         self._log(*self.error)
-        self.out.send("ended", code=code, last_words=last_words)
+        self.out.send("ended", code=code, last_lines=lines)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
 
-    def _told(self, number: int, _: FrameType | None) -> None:
+    def _end_by_signal(self, number: int, _: FrameType | None) -> None:
         self.is_last = True
-        self.end(self.spec["grace_s"], f"ended by {signal.Signals(number).name}")
+        self.end(self.spec["grace_s"], f"ended by {signal_name(number)}")
 
     def end(self, grace_s: float, why: str = "") -> None:
-        """Ask all to end, and see to it that they do. The controller may not know why: the node's log does."""
+        """End all processes of the attempt. The controller may not know why: the node's log does."""
         if self.ending is None:
             if why:
                 self._log(f"drumline: {why}")
-            self.ending = Termination(self._find, grace_s)
+            self.ending = Termination(self._processes, grace_s)
         self.ending.shorten(grace_s)
 
     def _log(self, *lines: str) -> None:
@@ -150,12 +152,12 @@ class Supervisor:
             with contextlib.suppress(OSError):  # no memory for it, most likely
                 self.waiting = AgentProcess(self.spec, self.node_log, waits=True)
 
-    def _find(self) -> set[int]:
-        """All of this attempt: by its name, and by descent, for those that have changed their environment."""
+    def _processes(self) -> set[int]:
+        """Of this attempt: by its name, and by descent, for those that have changed their environment."""
         found = {*job_processes(self.spec["job"]), *descendants(os.getpid())}
-        return found - self.waiting.all_of_it() if self.waiting else found
+        return found - self.waiting.all_processes() if self.waiting else found
 
-    def _hear(self, frames: list[dict[str, Any]]) -> None:
+    def _handle(self, frames: list[dict[str, Any]]) -> None:
         for frame in frames:
             if frame["kind"] == "start":
                 self.agent.start(self.spec, frame["node"])
@@ -165,9 +167,9 @@ class Supervisor:
             if self.ending is None:
                 self.end(self.spec["grace_s"], "the launcher, or the connection to it, is gone")
         elif self.link.silence_s > LEASE_S:
-            self.end(LOST_GRACE_S, f"nothing was heard of the launcher for {LEASE_S:g} s")
+            self.end(LOST_GRACE_S, f"no heartbeat of the launcher for {LEASE_S:g} s")
 
-    def _pass_on(self, *, is_last: bool = False) -> None:
+    def _send_news(self, *, is_last: bool = False) -> None:
         """What ranks did and wrote, as far as the controller keeps up."""
         for frame in self.agent.status.read():
             if frame["kind"] == "error":
@@ -180,7 +182,10 @@ class Supervisor:
                 if self.waiting and not may_restart:
                     self.waiting.close()
             elif frame["kind"] == "failed":
-                frame["last_words"] = self._last_words(frame["rank"], frame["start"])
+                output = rank_output(self.logs, frame["rank"], frame["start"])
+                paths = [output.err, *self._task_log(frame["rank"]), output.out]
+                found = (lines for path in paths if (lines := last_lines(path, LAST_LINES)))
+                frame["last_lines"] = next(found, [])
             self.out.send(**frame)
         for (rank, stream), follower in self.followers.items():
             if not self.out.has_room() and not is_last:
@@ -198,22 +203,17 @@ class Supervisor:
             output = rank_output(self.logs, rank, start)
             self.followers[rank, "out"] = LogFollower(output.out)
             self.followers[rank, "err"] = LogFollower(output.err)
-            for path in self._diverted(rank):
+            for path in self._task_log(rank):
                 self.followers[rank, "log"] = LogFollower(path, from_end=True)
 
-    def _last_words(self, rank: int, start: int) -> list[str]:
-        output = rank_output(self.logs, rank, start)
-        places = [output.err, *self._diverted(rank), output.out]
-        return next((lines for path in places if (lines := last_lines(path, LAST_LINES))), [])
-
-    def _diverted(self, rank: int) -> list[Path]:
-        """Where a rank of a task writes to by itself; rank 0, which speaks for all, does so besides."""
+    def _task_log(self, rank: int) -> list[Path]:
+        """Where a rank of a task writes to by itself; rank 0 also writes to its stdout."""
         folder = self.spec["task_logs"]
         return [] if folder is None or rank == 0 else [Path(folder) / f"rank-{rank:05d}.log"]
 
 
-def _bury_all_but(pid: int) -> None:
-    """Orphans of the job are our children, and stay as zombies until we have looked at them."""
+def _reap_all_but(pid: int) -> None:
+    """Orphans of the job are our children, and stay as zombies until they are waited for."""
     look = os.WEXITED | os.WNOHANG | os.WNOWAIT
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitid(os.P_ALL, 0, look)) is not None and found.si_pid != pid:
@@ -232,7 +232,7 @@ def refusals(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def main() -> int:
-    """Run one attempt after the other, as long as the controller is there."""
+    """Run one attempt after the other, until the controller is gone."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     link, waiting = ControllerLink(), None
     while (spec := link.next_spec()) is not None:

@@ -16,12 +16,12 @@ import pytest
 from drumline.launch.hosts import Host
 from drumline.launch.node_plan import Program, nodes_of_hosts
 from drumline.launch.rank_environment import ScriptWatch
-from drumline.launch.ssh import conclusion
-from drumline.launch.ssh import connection as connection_module
 from drumline.launch.ssh import controller as controller_module
-from drumline.launch.ssh.attempts import run_attempts
+from drumline.launch.ssh import host_connection as connection_module
+from drumline.launch.ssh import hosts_launcher
 from drumline.launch.ssh.controller import Controller
 from drumline.launch.ssh.hosts_job import HostsJob
+from drumline.launch.ssh.hosts_launcher import run_attempts
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import PROTOCOL
@@ -61,12 +61,12 @@ def _make(said: Path) -> Iterator[Make]:
 
 
 def hear(remote: Remote, kind: str, **content: Any) -> None:
-    remote.connection.hear = remote._take
-    remote.connection._take(json.dumps({"kind": kind, **content}).encode())
+    remote.connection.on_frame = remote._receive
+    remote.connection._receive(json.dumps({"kind": kind, **content}).encode())
 
 
 def conclude(controller: Controller, said: Path) -> tuple[int, list[str]]:
-    code = conclusion.conclude(controller)
+    code = hosts_launcher.conclude(controller)
     controller.screen.close()
     return code, said.read_text().splitlines()
 
@@ -121,7 +121,7 @@ def test_what_the_sidecars_said_is_told_once_and_decides_the_code(
     async def go() -> Controller:
         controller = make()
         hosts = await start(controller)
-        failed = {"code": code, "restarts_left": 1, "start": 0, "last_words": ["words"], "is_watched": True}
+        failed = {"code": code, "restarts_left": 1, "start": 0, "last_lines": ["words"], "is_watched": True}
         # The first time all are started again. It is said once, unless one of the hosts has had it on the screen.
         for rank, remote in enumerate(hosts):
             hear(remote, "failed", rank=rank, at=float(rank), **failed)
@@ -171,12 +171,12 @@ def test_a_wrong_clock_does_not_change_who_was_first(make: Make, said: Path) -> 
         controller = make()
         a, b, _ = await start(controller)
         now = time.time()
-        a.connection._beats[0] = b.connection._beats[0] = now
-        hear(a, "beat", number=0, now=now + 1000)  # its clock is fast
-        hear(b, "beat", number=0, now=now)
+        a.connection._heartbeats[0] = b.connection._heartbeats[0] = now
+        hear(a, "heartbeat", number=0, now=now + 1000)  # its clock is fast
+        hear(b, "heartbeat", number=0, now=now)
         failed = {"code": 7, "restarts_left": 0, "start": 0}
-        hear(b, "failed", rank=1, at=now + 3, last_words=["late"], **failed)
-        hear(a, "failed", rank=0, at=now + 1002, last_words=["first"], **failed)
+        hear(b, "failed", rank=1, at=now + 3, last_lines=["late"], **failed)
+        hear(a, "failed", rank=0, at=now + 1002, last_lines=["first"], **failed)
         return controller
 
     code, lines = conclude(asyncio.run(go()), said)
@@ -193,10 +193,10 @@ def test_failures_before_a_restart_are_forgotten(make: Make, said: Path) -> None
     async def go() -> Controller:
         controller = make()
         a, b, c = await start(controller)
-        hear(b, "failed", rank=1, code=9, at=1.0, restarts_left=1, last_words=[], start=0)
+        hear(b, "failed", rank=1, code=9, at=1.0, restarts_left=1, last_lines=[], start=0)
         hear(b, "started", ranks=[1], world_size=3, start=1, restarts_left=0)
         for remote in (a, b, c):
-            hear(remote, "ended", code=0, last_words=[])
+            hear(remote, "ended", code=0, last_lines=[])
         return controller
 
     code, lines = conclude(asyncio.run(go()), said)
@@ -207,7 +207,7 @@ def test_ranks_that_fail_after_a_host_was_lost_are_not_to_blame(make: Make, said
     async def go() -> Controller:
         controller = make()
         a, b, _ = await start(controller)
-        hear(a, "failed", rank=0, code=1, at=time.time() + 1, restarts_left=0, last_words=["reset"], start=0)
+        hear(a, "failed", rank=0, code=1, at=time.time() + 1, restarts_left=0, last_lines=["reset"], start=0)
         b.connection.ssh_code = 255
         controller._lost(b)
         assert controller.is_ending
@@ -241,7 +241,7 @@ def test_a_job_that_may_have_fewer_nodes_goes_on_without_one(make: Make, said: P
     assert lines[0] == "drumline: 3 ranks run on 3 hosts (a, b, c)", "with spares it may be any of them"
     assert (
         lines[1]
-        == "drumline: WARNING: the connection to c was lost: it was closed; the job goes on with a, b"
+        == "drumline: WARNING: the connection to c was lost: it was closed; the job continues with a, b"
     )
     assert lines[2] == "drumline: error: the connection to me@b was lost: it was closed"
 
@@ -259,17 +259,17 @@ def test_a_host_that_is_shut_down_takes_its_own_part_alone(make: Make, said: Pat
     async def shut_down() -> Controller:
         controller = make(min_nodes=2, program=Program(("train", "digits"), is_task=True))
         a, b, c = await start(controller)
-        hear(c, "failed", rank=2, code=-15, at=1.0, restarts_left=3, last_words=[], start=0)
-        hear(c, "ended", code=130, last_words=[])
-        assert controller.left_behind == [c], "a signal ended that host's part alone"
+        hear(c, "failed", rank=2, code=-15, at=1.0, restarts_left=3, last_lines=[], start=0)
+        hear(c, "ended", code=130, last_lines=[])
+        assert controller.dropped == [c], "a signal ended that host's part alone"
         controller.interrupted(signal.SIGTERM)
         for remote in (a, b):
-            hear(remote, "ended", code=75, last_words=[])
+            hear(remote, "ended", code=75, last_lines=[])
         return controller
 
     code, lines = conclude(asyncio.run(shut_down()), said)
     assert code == 75, "all that were left have saved"
-    assert "drumline: WARNING: the job was ended on c; the job goes on with a, b" in lines
+    assert "drumline: WARNING: the job was ended on c; the job continues with a, b" in lines
 
 
 def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(make: Make, said: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_host_that_is_found_lost_when_the_others_are_done_is_no_failure(make: 
         for rank, remote in enumerate((a, b)):  # c is frozen: nothing is known of it yet
             hear(remote, "started", ranks=[rank], world_size=2, start=1, restarts_left=0)
         for remote in (a, b):
-            hear(remote, "ended", code=0, last_words=[])
+            hear(remote, "ended", code=0, last_lines=[])
         c.connection.ssh_code = 255
         controller._lost(c)
         return controller
@@ -311,7 +311,7 @@ echo "$host" >> {log}
 [ "$host" = h13 ] && echo "Permission denied" >&2 && exit 255
 echo '{{"kind": "hello", "host": "x", "protocol": {protocol}}}'
 read -r spec; read -r beat; read -r end
-echo '{{"kind": "ended", "code": 130, "last_words": []}}'
+echo '{{"kind": "ended", "code": 130, "last_lines": []}}'
 """
 
 
@@ -334,7 +334,7 @@ def test_of_many_hosts_one_that_refuses_us_ends_the_start(make: Make, said: Path
 def test_a_host_that_says_nothing_is_named_and_an_ssh_that_does_not_listen_is_killed(
     make: Make, said: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "BEAT_S", 0.6)
+    monkeypatch.setattr(connection_module, "HEARTBEAT_S", 0.6)
     monkeypatch.setattr(connection_module, "HANG_UP_S", 0.1)
     client = tmp_path / "ssh"
     # What a wrapper starts has our pipes too.

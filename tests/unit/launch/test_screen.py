@@ -14,10 +14,10 @@ def test_lines_have_their_label_and_go_where_they_belong(tmp_path: Path) -> None
     out, err = tmp_path / "out", tmp_path / "err"
     with out.open("wb") as first, err.open("wb") as second:
         screen = Screen(first.fileno(), second.fileno())
-        screen.say("2 hosts")
+        screen.report("2 hosts")
         screen.show("a 0", ["one", "two"])
         screen.show("b", ["oh"], is_error=True)
-        screen.conclude("last", "of all")
+        screen.report_last("last", "of all")
         screen.close()
     assert out.read_text() == "drumline: 2 hosts\n[a 0] one\n[a 0] two\n"
     assert err.read_text() == "[b] oh\ndrumline: last\n  of all\n"
@@ -31,12 +31,12 @@ def test_a_screen_that_stands_still_holds_up_nobody_and_gets_the_last_word() -> 
     with os.fdopen(reading) as reader:
         for _ in range(MAX_WAITING):
             assert reader.readline() == f"[a 0] {'x' * 100}\n"
-        screen.say("again")
+        screen.report("again")
         rest = []
         while (line := reader.readline()) != "drumline: again\n":
             rest.append(line)
         screen.show("a 0", ["x" * 100] * (MAX_WAITING + 5_000))
-        closing = threading.Thread(target=lambda: (screen.conclude("the last"), screen.close()))
+        closing = threading.Thread(target=lambda: (screen.report_last("the last"), screen.close()))
         closing.start()
         while reader.readline() != "drumline: the last\n":
             pass

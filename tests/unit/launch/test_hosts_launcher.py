@@ -15,11 +15,11 @@ import pytest
 from drumline.launch.hosts import Host
 from drumline.launch.node_plan import Program, nodes_of_hosts
 from drumline.launch.rank_environment import RESTARTED
-from drumline.launch.ssh import connection as connection_module
 from drumline.launch.ssh import controller as controller_module
-from drumline.launch.ssh.attempts import run_attempts
+from drumline.launch.ssh import host_connection as connection_module
 from drumline.launch.ssh.controller import Controller
 from drumline.launch.ssh.hosts_job import HostsJob
+from drumline.launch.ssh.hosts_launcher import run_attempts
 from drumline.launch.ssh.reconnect import Search
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import PROTOCOL
@@ -56,7 +56,7 @@ echo '{{{{"kind": "hello", "host": "x", "protocol": {PROTOCOL}}}}}'
 {AWAIT.replace("KIND", "start")}echo "$frame" >> {{folder}}/$host.starts
 echo '{{{{"kind": "started", "ranks": [0], "world_size": 2, "start": {{start}}, "restarts_left": {{left}}}}}}'
 """
-ENDS = """echo '{{"kind": "ended", "code": {code}, "last_words": []}}'"""
+ENDS = """echo '{{"kind": "ended", "code": {code}, "last_lines": []}}'"""
 WAITS = AWAIT.replace("KIND", "end") + ENDS.format(code=-9)
 REFUSED = "echo 'ssh: connect to host x port 22: Connection refused' >&2; exit 255"
 
@@ -238,9 +238,9 @@ def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
 def test_a_host_that_only_hears_is_told_to_end_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "BEAT_S", 0.05)
+    monkeypatch.setattr(connection_module, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(connection_module, "SILENCE_S", 0.3)
-    monkeypatch.setattr(connection_module, "PASS_ON_S", 1.0)
+    monkeypatch.setattr(connection_module, "LAST_FRAME_S", 1.0)
     job = make_job("a", client=[str(tmp_path / "ssh")], max_restarts=0)
     code, lines = go(tmp_path, job, {"a.0": hello(0, 0) + "cat >> {folder}/heard"})
     assert code == 1

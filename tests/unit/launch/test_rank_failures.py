@@ -9,12 +9,13 @@ from pathlib import Path
 
 from drumline.launch.node.local import how_it_ended
 from drumline.launch.node.supervision import failure_time, rank_output
-from drumline.launch.ssh.verdict import Failure, in_order, last_messages
+from drumline.launch.ssh.hosts_launcher import in_order, last_messages
+from drumline.launch.ssh.remote import RankFailure
 
 
-def failure(rank: int, at: float, *words: str, code: int = 1, is_follower: bool = False) -> Failure:
+def failure(rank: int, at: float, *words: str, code: int = 1, is_follower: bool = False) -> RankFailure:
     host = "ab"[rank % 2]
-    return Failure(host=host, rank=rank, code=code, at=at, last_words=words, is_follower=is_follower)
+    return RankFailure(host=host, rank=rank, code=code, at=at, last_lines=words, is_follower=is_follower)
 
 
 def test_the_earliest_is_first_unless_it_names_another() -> None:

@@ -22,22 +22,22 @@ from drumline.launch.ssh.supervisor import LEASE_S
 from drumline.net.dial import WaitNotice
 from drumline.net.frames import MAX_PIPE_BYTES, FrameError, LineBuffer, Message, decode, encode
 
-BEAT_S = 2.0
+HEARTBEAT_S = 2.0
 # ssh itself mostly notices sooner; not where the connection is one that others share.
 SILENCE_S = LEASE_S
-# More than that unsent is a network that is cut; beats that wait in a queue prove nothing.
+# More than that unsent means that the network is cut; heartbeats that wait in a queue prove nothing.
 MAX_UNSENT = 1 << 14
-MAX_GREETING = 1 << 12
-# How long ssh has to pass on a last frame.
-PASS_ON_S = 0.5
-# An ssh that was asked to end and does not (it is stopped, or a wrapper that does not listen) is killed.
+MAX_SHOWN = 1 << 12
+# How long ssh has to send a last frame.
+LAST_FRAME_S = 0.5
+# An ssh that was asked to end and does not (it is stopped, or a wrapper that ignores it) is killed.
 HANG_UP_S = 2.0
 # How long a supervisor that has nothing left to do may take to exit.
 CLOSE_S = 5.0
 
 
-def _is(*kinds: type) -> Callable[[Any], bool]:
-    return lambda value: type(value) in kinds
+def _is_text(value: Any) -> bool:
+    return type(value) is str
 
 
 def _is_number(value: Any) -> bool:
@@ -52,29 +52,27 @@ def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: type(value) is list and all(map(fits, value))
 
 
-def _are_problems(value: Any) -> bool:
-    return type(value) is list and all(
-        type(one) is list and len(one) == 2 and type(one[0]) is str and type(one[1]) in (str, type(None))
-        for one in value
+def _is_problem(value: Any) -> bool:
+    return (
+        type(value) is list and len(value) == 2 and _is_text(value[0]) and type(value[1]) in (str, type(None))
     )
 
 
-NUMBER, TEXT, TEXTS, FLAG = _is_number, _is(str), _list_of(_is(str)), _is(bool)
-# What a host may send, with the type of each field; anything else is ignored. A host may have another version, or be
+NUMBER, TEXT, TEXTS = _is_number, _is_text, _list_of(_is_text)
+# What a host may send, with a check for each field; anything else is ignored. A host may have another version, or be
 # taken over.
 FORMS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "hello": {"protocol": NUMBER},
-    "refused": {"problems": _are_problems},
+    "refused": {"problems": _list_of(_is_problem)},
     "started": {"ranks": _list_of(NUMBER), "world_size": NUMBER, "start": NUMBER, "restarts_left": NUMBER},
-    "diagnosis": {"alarm": TEXT, "action": TEXT, "sentence": TEXT, "was_printed": FLAG, "is_last": FLAG},
-    "ended": {"code": NUMBER, "last_words": TEXTS},
-    "failed": {
-        **dict.fromkeys(("rank", "code", "restarts_left"), NUMBER),
-        "at": _is_time,
-        "last_words": TEXTS,
+    "diagnosis": {
+        **dict.fromkeys(("alarm", "action", "sentence"), TEXT),
+        **dict.fromkeys(("was_printed", "is_last"), lambda value: type(value) is bool),
     },
+    "ended": {"code": NUMBER, "last_lines": TEXTS},
+    "failed": {"rank": NUMBER, "code": NUMBER, "restarts_left": NUMBER, "at": _is_time, "last_lines": TEXTS},
     "lines": {"rank": lambda value: value is None or NUMBER(value), "stream": TEXT, "lines": TEXTS},
-    "beat": {"number": NUMBER, "now": _is_time},
+    "heartbeat": {"number": NUMBER, "now": _is_time},
 }
 
 
@@ -88,38 +86,34 @@ def decode_from_host(line: bytes) -> Message | None:
     return frame if form and all(name in frame and fits(frame[name]) for name, fits in form.items()) else None
 
 
-def _drop(frame: Mapping[str, Any]) -> None:
-    """Until something runs there."""
-
-
 @dataclass(eq=False)
-class Connection:
+class HostConnection:
     """Opened once; closed when ssh has ended."""
 
     host: Host
     words: list[str]
-    """The command line, which has nothing secret in it."""
+    """The command line, which contains nothing secret."""
     screen: Screen
     start_timeout_s: float
     """For the first frame."""
-    hear: Callable[[Mapping[str, Any]], None] = _drop
+    on_frame: Callable[[Mapping[str, Any]], None] = lambda _: None
     """Called for each frame but heartbeats, by whoever runs something there now."""
 
-    said: deque[str] = field(default_factory=lambda: deque(maxlen=20))
-    """What came on stderr since the last thing that went well: ssh's own words, or why there is no supervisor."""
-    greeting: deque[str] = field(default_factory=lambda: deque(maxlen=20))
-    """What a shell over there says to whoever comes, or to whom it does not let in."""
+    stderr: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    """Lines since the last success: ssh's own messages, or why there is no supervisor."""
+    stdout: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    """Lines that are no frames: a shell's greeting, or why it lets nobody in."""
     is_stuck: bool = False
     """Whether it was closed because nothing started in time."""
     ssh_code: int | None = None
     """None: it has not ended, as far as we know."""
     heard_at: float = 0.0
-    """By this machine's monotonic clock, as the times of failures are; 0: never."""
+    """When the last frame came, by this machine's monotonic clock, as the times of failures are; 0: never."""
     _process: asyncio.subprocess.Process | None = None
     _reading: asyncio.Task[None] | None = None
-    _beats: dict[int, float] = field(default_factory=dict)
+    _heartbeats: dict[int, float] = field(default_factory=dict)
     _clock: tuple[float, float] = (float("inf"), 0.0)
-    """The shortest way to and fro, and how far the host's monotonic clock was ahead then."""
+    """The shortest round trip, and how far the host's monotonic clock was ahead then."""
 
     @property
     def is_open(self) -> bool:
@@ -130,9 +124,9 @@ class Connection:
         return self._clock[1]
 
     async def open(self) -> asyncio.Task[None]:
-        """Start the supervisor over there, unless it is there. The task ends with the connection."""
+        """Start the supervisor over there, unless it runs. The task ends with the connection."""
         if self._reading is None:
-            # Apart from our terminal: Ctrl-C is for us, and we tell the supervisors.
+            # In a session of its own: Ctrl-C is for us, and we inform the supervisors.
             self._process = await asyncio.create_subprocess_exec(
                 *self.words,
                 stdin=asyncio.subprocess.PIPE,
@@ -160,12 +154,12 @@ class Connection:
             stdin.write(encode(frame) + b"\n")
 
     def hang_up(self) -> None:
-        """End the connection; a supervisor at its other end takes that for the end of us."""
+        """End the connection; a supervisor at its other end takes that for the end of this process."""
         self._signal(signal.SIGTERM)
         asyncio.get_running_loop().call_later(HANG_UP_S, self._signal, signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        """To ssh and what it has started, such as the ssh to a jump host: that one has our pipes too."""
+        """To ssh and what it has started, such as the ssh to a jump host, which has our pipes too."""
         if self._process is not None and self.is_open:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -173,7 +167,7 @@ class Connection:
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout
         assert process.stderr
-        beating = asyncio.create_task(self._beat(process))
+        heartbeats = asyncio.create_task(self._send_heartbeats(process))
         try:
             await asyncio.gather(self._read_frames(process.stdout), self._read_errors(process.stderr))
         except BaseException:
@@ -182,59 +176,54 @@ class Connection:
             raise
         finally:
             self.ssh_code = await process.wait()
-            beating.cancel()
+            heartbeats.cancel()
 
-    async def _beat(self, process: asyncio.subprocess.Process) -> None:
+    async def _send_heartbeats(self, process: asyncio.subprocess.Process) -> None:
         number, notice = 0, WaitNotice()
         while True:
             if process.stdin is not None and process.stdin.transport.get_write_buffer_size() < MAX_UNSENT:
-                self._beats = {**dict(list(self._beats.items())[-10:]), number: time.monotonic()}
-                self.send({"kind": "beat", "number": number})
+                self._heartbeats = {**dict(list(self._heartbeats.items())[-10:]), number: time.monotonic()}
+                self.send({"kind": "heartbeat", "number": number})
             number += 1
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
             if not self.heard_at:
                 self._wait_for_first(notice)
             elif time.monotonic() - self.heard_at > SILENCE_S:
-                self.said.append(f"no heartbeat for {SILENCE_S:g} s")
-                # It may still hear us, and would give its ranks their grace.
+                self.stderr.append(f"no heartbeat for {SILENCE_S:g} s")
+                # It may still receive this, and would give its ranks their grace period.
                 self.send({"kind": "end", "grace_s": 0})
-                await asyncio.sleep(PASS_ON_S)
+                await asyncio.sleep(LAST_FRAME_S)
                 self.hang_up()
 
     def _wait_for_first(self, notice: WaitNotice) -> None:
-        """ssh limits the time to connect; a shell or a file system over there may still keep us for ever."""
+        """ssh limits the time to connect; a shell or a file system over there may still block for ever."""
         if notice.is_due():
-            name, waited = self.host.address, f"{notice.waited_s:.0f} s so far"
-            self.screen.say(f"waiting for {name} to start, {waited}", is_error=True)
+            waited = f"{notice.waited_s:.0f} s so far"
+            self.screen.report(f"waiting for {self.host.address} to start, {waited}", is_error=True)
         if notice.waited_s > self.start_timeout_s:
             self.is_stuck = True
-            self.said.append(f"no answer within {notice.waited_s:.0f} s")
+            self.stderr.append(f"no answer within {notice.waited_s:.0f} s")
             self.hang_up()
 
     async def _read_frames(self, stdout: asyncio.StreamReader) -> None:
         async for line in _lines(stdout):
-            self._take(line)
+            self._receive(line)
 
     async def _read_errors(self, stderr: asyncio.StreamReader) -> None:
         async for line in _lines(stderr):
-            self.said.append(decoded(line))
+            self.stderr.append(decoded(line))
 
-    def _take(self, line: bytes) -> None:
+    def _receive(self, line: bytes) -> None:
         frame = decode_from_host(line)
         if frame is None:
-            self.greeting.append(decoded(line[:MAX_GREETING]))
+            self.stdout.append(decoded(line[:MAX_SHOWN]))
             return
         self.heard_at = time.monotonic()
-        if frame["kind"] == "beat":
-            self._set_clock(frame)
-        else:
-            self.hear(frame)
-
-    def _set_clock(self, frame: Mapping[str, Any]) -> None:
-        sent = self._beats.pop(frame["number"], None)
-        if sent is not None:
-            way = self.heard_at - sent
-            self._clock = min(self._clock, (way, frame["now"] - sent - way / 2))
+        if frame["kind"] != "heartbeat":
+            self.on_frame(frame)
+        elif (sent := self._heartbeats.pop(frame["number"], None)) is not None:
+            round_trip_s = self.heard_at - sent
+            self._clock = min(self._clock, (round_trip_s, frame["now"] - sent - round_trip_s / 2))
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:

@@ -1,0 +1,164 @@
+"""Runs a job on several hosts from one command, to its end: attempt after attempt, then the last lines and exit code.
+
+The agents of the hosts restart ranks among themselves. When an agent, a supervisor or a host is lost, the rendezvous
+is, too: then the attempt ends on all hosts and the next one begins, while restarts are left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+
+from drumline.errors import ExitCode
+from drumline.launch.interrupts import interrupted
+from drumline.launch.node.local import STOPPED, exit_code_of
+from drumline.launch.ssh.controller import PREEMPT_SIGNALS, Controller
+from drumline.launch.ssh.hosts_job import HostsJob
+from drumline.launch.ssh.remote import RankFailure
+from drumline.launch.ssh.screen import Screen
+from drumline.text import plural
+
+SIGNALS = (signal.SIGINT, signal.SIGHUP, *PREEMPT_SIGNALS)
+PREEMPTED = "preempted by {}; the ranks have saved: rerun the same command to resume"
+
+
+def run_on_hosts(job: HostsJob) -> int:
+    """To the end; returns the exit code, when all is printed."""
+    sys.stdout.flush()
+    screen = Screen()
+    try:
+        return asyncio.run(run_attempts(job, screen))
+    finally:
+        screen.close()
+
+
+async def run_attempts(job: HostsJob, screen: Screen) -> int:
+    """Until one has ended by itself, or another could not help."""
+    screen.report(f"{plural(len(job.hosts), 'host')}; logs in {job.logs} on each")
+    current = Controller(job, screen)
+    loop = asyncio.get_running_loop()
+    # Under nohup the end of the terminal stays ignored.
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+    def handle(number: signal.Signals) -> None:
+        current.interrupted(number)
+
+    for number in handled:
+        loop.add_signal_handler(number, handle, number)
+    await current.run()
+    while current.lost and current.end_signal is None:
+        current = _next_attempt(current, max_restarts=job.nodes[0].max_restarts)
+        await current.run()
+    code = conclude(current)  # a signal while the connections close does not change how it ended
+    await current.close()
+    for number in handled:
+        loop.remove_signal_handler(number)
+    return code
+
+
+def _next_attempt(lost: Controller, *, max_restarts: int) -> Controller:
+    """On the same hosts, as far as they answer."""
+    left = lost.restarts_left - 1
+    is_task = lost.job.program.is_task
+    how = "resuming from the newest checkpoint" if is_task else "the script starts from the beginning"
+    lost.screen.report(
+        f"WARNING: {lost.lost}; restarting all ranks (restart {max_restarts - left} of {max_restarts}), {how}",
+        is_error=True,
+    )
+    job = lost.job.again(
+        [remote.host for remote in lost.remotes],
+        lost.reconnect.spares,
+        restarts_left=left,
+        first_start=max(lost.job.first_start, *(remote.num_starts for remote in lost.remotes)),
+    )
+    return Controller(job, lost.screen, lost)
+
+
+# How it ended
+
+
+def conclude(controller: Controller) -> int:
+    """Print the last lines; returns the exit code."""
+    code = _report_end(controller)
+    if code:
+        controller.screen.report_last(f"logs in {controller.job.logs} on each host")
+    else:
+        controller.screen.report(f"done; logs in {controller.job.logs} on each host")
+    return code
+
+
+def _report_end(controller: Controller) -> int:
+    screen, is_task = controller.screen, controller.job.program.is_task
+    for error in controller.problems:
+        what, *more = error.lines()
+        screen.report_last(f"error: {what}", *more)
+    if _were_preempted(controller):
+        by = controller.end_signal.name if controller.end_signal else "a signal to a rank"
+        screen.report_last(PREEMPTED.format(by))
+        return ExitCode.PREEMPTED
+    if controller.end_signal is not None:
+        screen.report_last(interrupted(None, controller.job.program.words) if is_task else STOPPED)
+        return ExitCode.INTERRUPTED
+    failures = in_order([failure for remote in controller.remaining for failure in remote.seen_failures()])
+    found = [remote.diagnosis for remote in controller.remaining if remote.diagnosis is not None]
+    # A rank's own last lines stay last here, a script's too.
+    if failures and found and found[0].explains_more(failures[0].code, is_task=True):
+        screen.report_last(found[0].sentence)
+        return ExitCode.HANG if found[0].is_hang else exit_code_of(failures[0].code, is_task=is_task)
+    if failures:
+        lost_first = bool(controller.problems) and _lost_at(controller) <= failures[0].at
+        for lines in last_messages(failures, controller.num_ranks, lost_first=lost_first):
+            screen.report_last(*lines)
+        if not lost_first:
+            return exit_code_of(failures[0].code, is_task=is_task)
+    if controller.problems:
+        return controller.problems[0].exit_code
+    if controller.ended_first is None or controller.ended_first.code is None:
+        return ExitCode.SUCCESS
+    if not failures:
+        screen.report_last(*controller.ended_first.end_lines())
+    return exit_code_of(controller.ended_first.code, is_task=True)
+
+
+def _were_preempted(controller: Controller) -> bool:
+    """Whether all ranks of a task have saved and exited, whoever got the signal. Ctrl-C asks for no save."""
+    codes = {remote.code for remote in controller.remaining}
+    wanted = controller.end_signal is None or controller.end_signal in PREEMPT_SIGNALS
+    return controller.job.program.is_task and wanted and codes == {int(ExitCode.PREEMPTED)}
+
+
+def _lost_at(controller: Controller) -> float:
+    """When the last frame of the first of the lost hosts came: it was lost after that."""
+    return min(
+        (remote.connection.heard_at for remote in controller.remaining if remote.code is None),
+        default=float("inf"),
+    )
+
+
+def in_order(failures: Sequence[RankFailure]) -> list[RankFailure]:
+    """The first one first: by what ranks of a task know of each other, then by time."""
+    return sorted(failures, key=lambda failure: (failure.is_follower, failure.at, failure.rank))
+
+
+def last_messages(
+    failures: Sequence[RankFailure], num_ranks: int, *, lost_first: bool = False
+) -> Iterator[tuple[str, ...]]:
+    """What the user reads last, each with the lines below it: the first failure with its last lines, and all others in
+    one line. With `lost_first` it was a host, which was reported already: then all ranks are others."""
+    later = in_order(failures)
+    if not lost_first:
+        first = later.pop(0)
+        if first.was_shown:
+            above = f"next: see the lines above that begin with [{first.host} {first.rank}]"
+            yield f"{first} failed first: {first.in_a_line}", above
+        else:
+            yield f"{first} failed first{':' if first.last_lines else ''}", *first.last_lines
+    parts = [f"{failure} failed after it" for failure in later[:3]]
+    if len(later) > 3:
+        parts.append(f"{len(later) - 3} more failed")
+    if (stopped := num_ranks - len(failures)) > 0:
+        parts.append(f"{plural(stopped, 'rank')} {'were' if stopped > 1 else 'was'} stopped")
+    if parts:
+        yield (f"the others: {'; '.join(parts)}",)
