@@ -150,7 +150,8 @@ class DdpModules:
         }
 
     def _hash(self, module: Any, observed: _ObservedModule, step: int) -> None:
-        if _has_diverging_hook(module) or _is_captured():
+        hooks = [getattr(hook, "__qualname__", "").lower() for hook, _ in getattr(module, "_comm_hooks", ())]
+        if any(word in name for name in hooks for word in DIVERGING_HOOKS) or _is_captured():
             return
         from drumline.distributed.tensor_hash import hash_tensors
 
@@ -203,11 +204,6 @@ def _copy_to_host(hashes: Any) -> tuple[Any, Callable[[], bool]]:
     event = torch.cuda.Event()
     event.record()
     return copy, event.query
-
-
-def _has_diverging_hook(module: Any) -> bool:
-    hooks = [getattr(hook, "__qualname__", "") for hook, _ in getattr(module, "_comm_hooks", ())]
-    return any(word in name.lower() for name in hooks for word in DIVERGING_HOOKS)
 
 
 def _is_captured() -> bool:

@@ -123,13 +123,8 @@ class OutOfMemoryCheck:
 
 def num_kills(folder: Path | None) -> int:
     """How many processes of the group were killed so far."""
-    texts = [_text(folder / name) for name in COUNTERS] if folder else []
-    for text in texts:
-        pairs = (line.split() for line in text.splitlines())
-        counts = [int(count) for kind, count in pairs if kind == "oom_kill"]
-        if counts:
-            return counts[0]
-    return 0
+    lines = (line for name in COUNTERS if folder for line in _text(folder / name).splitlines())
+    return next((int(count) for kind, count in map(str.split, lines) if kind == "oom_kill"), 0)
 
 
 def tightest_limit(folder: Path | None, top: Path | None) -> int | None:

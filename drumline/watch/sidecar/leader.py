@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -92,7 +92,9 @@ class Leader:
         """As of now; with what was inspected, where there is something."""
         self._latest[self.options.node] = self.local_ranks.state
         nodes = {**self._latest, **(inspected or {})}
-        ages = {} if self.channel is None else self.channel.heartbeat_age_s()
+        ages, open_s = {}, math.inf
+        if self.channel is not None:
+            ages, open_s = self.channel.heartbeat_age_s(), self.channel.open_s()
         mine = replace(nodes[self.options.node], heartbeat_age_s=known_ages(ages))
         nodes[self.options.node] = mine
         # What a lost node sent last still holds, and may explain why it is lost.
@@ -104,7 +106,13 @@ class Leader:
                 for peer in self.options.peers
                 if peer.node not in self._left and mine.heartbeat_age_s.get(peer.node, 0.0) > LOST_AFTER_S
             ),
-            never_seen=tuple(self._never_seen(ages)),
+            # They have not started yet, or have exited already. Later on their port is closed to us while their ranks
+            # train, which is a warning.
+            never_seen=tuple(
+                self._lost_node(peer, None, open_s)
+                for peer in self.options.peers
+                if ages.get(peer.node) == math.inf and open_s < CONNECT_S
+            ),
         )
 
     def _lost_node(self, peer: Peer, last: NodeState | None, no_heartbeat_s: float) -> LostNode:
@@ -117,14 +125,6 @@ class Leader:
             how=how,
             answer=ANSWER_OF.get(how, Answer.NONE),
         )
-
-    def _never_seen(self, ages: Mapping[int, float]) -> Iterator[LostNode]:
-        """They have not started yet, or have exited already. Later on their port is closed to us while their ranks
-        train, which is a warning."""
-        open_s = math.inf if self.channel is None else self.channel.open_s()
-        for peer in self.options.peers:
-            if ages.get(peer.node) == math.inf and open_s < CONNECT_S:
-                yield self._lost_node(peer, None, open_s)
 
     def all_have_left(self) -> bool:
         """Whether every known rank is out of its loop; of a node without heartbeats nothing is known."""
@@ -144,7 +144,9 @@ class Leader:
             found = recovery.diagnosis
             self._notify("stall", rank=found.rank, host=found.host, message=recovery.sentence)
         self.report_differences()
-        for one in self._stragglers.observe(_with_activity(cluster), now):
+        # With what scripts are seen to do, where ranks mark no phases themselves.
+        nodes = tuple(replace(node, ranks=node.activity or node.ranks) for node in cluster.nodes)
+        for one in self._stragglers.observe(replace(cluster, nodes=nodes), now):
             kind = "recovery" if one.is_over else "straggler"
             self._notify(kind, rank=one.rank, host=one.host, message=one.sentence, what=one.what)
         self._check_connections(now)
@@ -224,12 +226,6 @@ class Leader:
         else:
             mine.cancel()
         return found
-
-
-def _with_activity(cluster: ClusterState) -> ClusterState:
-    """With what scripts are seen to do, where ranks mark no phases themselves."""
-    nodes = tuple(replace(node, ranks=node.activity or node.ranks) for node in cluster.nodes)
-    return replace(cluster, nodes=nodes)
 
 
 def is_printed(diagnosis: Diagnosis) -> bool:

@@ -50,7 +50,15 @@ class Sidecar:
         self.reporter = SidecarReporter(options)
         listener = None if options.listener is None else socket.socket(fileno=options.listener)
         self.ranks = LocalRanks(options, "" if listener is None else listener.getsockname()[0])
-        self.channel = None if listener is None else self._open_channel(listener)
+        self.channel: Channel | None = None
+        if listener is not None:
+            self.channel = Channel(
+                me=options.node,
+                peers=options.peers,
+                secret=options.secret.encode(),
+                on_message=self._receive,
+                listener=listener,
+            )
         self.leader = Leader(options, self.ranks, self.channel, self.reporter, self._act)
         self.scripts = ScriptReports(options)
         self.exit = ExitCondition(Path(options.folder), self.ranks, self.leader)
@@ -64,7 +72,7 @@ class Sidecar:
     async def run(self) -> None:
         """To the end of the node's ranks."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
+        loop.add_signal_handler(signal.SIGTERM, setattr, self.exit, "is_requested", True)
         loop.add_reader(sys.stdin.fileno(), self._on_stdin_closed)
         if self.channel is not None:
             await self.channel.start()
@@ -83,9 +91,6 @@ class Sidecar:
             self._decide(now)
             self._write_status(now)
         await self._leave()
-
-    def _on_sigterm(self) -> None:
-        self.exit.is_requested = True
 
     def _on_stdin_closed(self) -> None:
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
@@ -141,15 +146,6 @@ class Sidecar:
         self.reporter.write_status(record)
 
     # Messages of other sidecars
-
-    def _open_channel(self, listener: socket.socket) -> Channel:
-        return Channel(
-            me=self.options.node,
-            peers=self.options.peers,
-            secret=self.options.secret.encode(),
-            on_message=self._receive,
-            listener=listener,
-        )
 
     def _receive(self, node: int, message: dict[str, Any]) -> None:
         """From a peer that knows the secret; what makes no sense comes from another version, and is ignored."""

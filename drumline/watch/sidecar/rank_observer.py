@@ -59,22 +59,20 @@ class RankObserver:
             self._moved_s = now_s
         self._heartbeat = heartbeat
         self._process.observe(now_s, is_still=now_s - self._moved_s >= STILL_AFTER_S)
-        return self._state(heartbeat, self._process, now_s)
+        process = self._process
+        return replace(
+            self._state(heartbeat, now_s),
+            state=process.state,
+            state_s=now_s - process.state_since_s,
+            cpu=process.cpu,
+            has_io=process.has_io,
+            exit=self._exit(process) if process.state in EXITED else None,
+        )
 
     def activity(self, now_s: float) -> RankState | None:
         """Of a script, which marks no phases itself (rank/torch_hooks.py)."""
         record = read_heartbeat(self._file("activity"))
-        if record is None:
-            return None
-        return RankState(
-            rank=self._rank,
-            host=self._host,
-            pid=record.pid,
-            step=record.step,
-            phase=record.phase,
-            age_s=max(0.0, now_s - record.since_ns / 1e9),
-            spent_s=tuple(spent / 1e9 for spent in record.spent_ns),
-        )
+        return None if record is None else self._state(record, now_s)
 
     async def inspect(self) -> RankState:
         """All that can be found out. Never raises for a rank that exits meanwhile. One at a time for each rank."""
@@ -142,7 +140,7 @@ class RankObserver:
     def _file(self, kind: str) -> Path:
         return self._folder / f"rank-{self._rank:05d}.{kind}"
 
-    def _state(self, heartbeat: Heartbeat, process: RankProcess, now_s: float) -> RankState:
+    def _state(self, heartbeat: Heartbeat, now_s: float) -> RankState:
         return RankState(
             rank=self._rank,
             host=self._host,
@@ -155,11 +153,6 @@ class RankObserver:
             num_moves=heartbeat.num_moves,
             moved_s=max(0.0, now_s - heartbeat.moved_ns / 1e9) if heartbeat.num_moves else None,
             age_s=max(0.0, now_s - heartbeat.since_ns / 1e9),
-            state=process.state,
-            state_s=now_s - process.state_since_s,
-            cpu=process.cpu,
-            has_io=process.has_io,
-            exit=self._exit(process) if process.state in EXITED else None,
             failure=heartbeat.failure,
             failure_kind=heartbeat.failure_kind,
             spent_s=tuple(spent / 1e9 for spent in heartbeat.spent_ns),
