@@ -29,7 +29,7 @@ from drumline.watch.rank.folder import make_folder
 from drumline.watch.rank.listening import listen, own_address, way_out
 from drumline.watch.rank.met import Met
 from drumline.watch.rank.nodes import Standing, group_by_node, this_machine
-from drumline.watch.sidecar.channel import Peer
+from drumline.watch.sidecar.sidecar_options import Peer
 
 GRACE_S = 2.0  # what rank 0 finds at its deadline is better told than what each other rank does at its own
 WHO, WHERE = "nodes", "places"

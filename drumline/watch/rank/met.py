@@ -9,7 +9,7 @@ from pathlib import Path
 from drumline.launch.rank_environment import WatchSettings
 from drumline.launch.topology import Topology
 from drumline.watch.rank.listening import listen
-from drumline.watch.sidecar.channel import Peer
+from drumline.watch.sidecar.sidecar_options import Peer
 
 
 @dataclass(frozen=True)

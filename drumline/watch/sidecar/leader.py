@@ -23,9 +23,9 @@ from drumline.watch.diagnosis.watchdog import Watchdog
 from drumline.watch.heartbeat import Phase
 from drumline.watch.script_differences import ScriptComparison
 from drumline.watch.script_report import ScriptReport, script_report_from_json
-from drumline.watch.sidecar.channel import Channel, Peer, known_ages
 from drumline.watch.sidecar.local_ranks import LocalRanks
-from drumline.watch.sidecar.sidecar_options import SidecarOptions
+from drumline.watch.sidecar.sidecar_network import SidecarNetwork, known_ages
+from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
 from drumline.watch.status_file import Notice
 from drumline.watch.stragglers import Stragglers
@@ -45,14 +45,14 @@ class Leader:
         self,
         options: SidecarOptions,
         local_ranks: LocalRanks,
-        channel: Channel | None,
+        network: SidecarNetwork | None,
         reporter: SidecarReporter,
         act: Callable[[str, Diagnosis, str], None],
     ) -> None:
         """`act`: tell all nodes of an alarm, and what to do about it."""
         self.options = options
         self.local_ranks = local_ranks
-        self.channel = channel
+        self.network = network
         self.reporter = reporter
         self._act = act
         self._latest: dict[int, NodeState] = {}
@@ -93,8 +93,8 @@ class Leader:
         self._latest[self.options.node] = self.local_ranks.state
         nodes = {**self._latest, **(inspected or {})}
         ages, open_s = {}, math.inf
-        if self.channel is not None:
-            ages, open_s = self.channel.heartbeat_age_s(), self.channel.open_s()
+        if self.network is not None:
+            ages, open_s = self.network.heartbeat_ages(), self.network.open_s()
         mine = replace(nodes[self.options.node], heartbeat_age_s=known_ages(ages))
         nodes[self.options.node] = mine
         # What a lost node sent last still holds, and may explain why it is lost.
@@ -116,7 +116,7 @@ class Leader:
         )
 
     def _lost_node(self, peer: Peer, last: NodeState | None, no_heartbeat_s: float) -> LostNode:
-        how = "" if self.channel is None else self.channel.connect_result(peer.node)
+        how = "" if self.network is None else self.network.connect_result(peer.node)
         return LostNode(
             node=peer.node,
             host=peer.host if last is None else last.host,
@@ -168,16 +168,16 @@ class Leader:
 
     def _check_connections(self, now: float) -> None:
         """Warn once of nodes whose sidecar never connected though their ranks train: most often a closed port."""
-        channel = self.channel
-        if channel is None or self._has_checked_connections or now < CONNECT_S:
+        network = self.network
+        if network is None or self._has_checked_connections or now < CONNECT_S:
             return
         self._has_checked_connections = True
-        missing = [channel.peers[node] for node, age in channel.heartbeat_age_s().items() if age == math.inf]
+        missing = [network.peers[node] for node, age in network.heartbeat_ages().items() if age == math.inf]
         if not missing:
             return
         names = []
         for peer in missing:
-            how = channel.connect_result(peer.node)
+            how = network.connect_result(peer.node)
             names.append(f"{peer.host} ({peer.address} port {peer.port}{f': {how}' if how else ''})")
         message = (
             f"warning: the sidecar on {self.options.host} has no connection with {join_names(names, most=MAX_NAMED)}: "
@@ -210,11 +210,11 @@ class Leader:
         self._inspected = {}
         asked = {
             node
-            for node, age in ({} if self.channel is None else self.channel.heartbeat_age_s()).items()
+            for node, age in ({} if self.network is None else self.network.heartbeat_ages()).items()
             if age <= LOST_AFTER_S
             and node not in self._left
-            and self.channel is not None
-            and self.channel.send(node, {"kind": "inspect", "number": self._inspection})
+            and self.network is not None
+            and self.network.send(node, {"kind": "inspect", "number": self._inspection})
         }
         mine = asyncio.ensure_future(self.local_ranks.inspect(self.local_ranks.state.heartbeat_age_s))
         deadline = time.monotonic() + INSPECT_S

@@ -16,9 +16,9 @@ from drumline.processes import EXITED, descendants, send_signal
 from drumline.untrusted import parse_json
 from drumline.watch.cluster_state import NodeState
 from drumline.watch.heartbeat import Phase
-from drumline.watch.sidecar.channel import Channel
 from drumline.watch.sidecar.kernel_evidence import kernel_lines, link_problem
 from drumline.watch.sidecar.rank_observer import RankObserver
+from drumline.watch.sidecar.sidecar_network import SidecarNetwork
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 
 MAX_REPORT_BYTES = MAX_BYTES - 1024
@@ -111,7 +111,7 @@ class ScriptReports:
         self._sent: dict[tuple[int, int], int] = {}
         self._too_long: set[int] = set()
 
-    def update(self, channel: Channel | None) -> Iterator[tuple[int, Any]]:
+    def update(self, network: SidecarNetwork | None) -> Iterator[tuple[int, Any]]:
         """Ranks whose reports have changed, with these as JSON has them."""
         for rank, file in self._files.items():
             try:
@@ -125,8 +125,8 @@ class ScriptReports:
                     yield rank, self._records[rank]
             except (OSError, ValueError):  # a script that has not started, or has exited
                 continue
-        if channel is not None:
-            self._send(channel)
+        if network is not None:
+            self._send(network)
 
     def _drop(self, rank: int, num_bytes: int) -> None:
         self._sent.update({(node, rank): self._read_at[rank] for node in self._peers})
@@ -137,10 +137,10 @@ class ScriptReports:
                 f"its parameters are more than the {MAX_REPORT_BYTES} that sidecars send each other"
             )
 
-    def _send(self, channel: Channel) -> None:
+    def _send(self, network: SidecarNetwork) -> None:
         for rank, record in self._records.items():
             for node in self._peers:
-                if self._sent.get((node, rank)) != self._read_at[rank] and channel.send(
+                if self._sent.get((node, rank)) != self._read_at[rank] and network.send(
                     node, {"kind": "script", "rank": rank, "report": record}, max_unsent=MAX_UNSENT_BYTES
                 ):
                     self._sent[node, rank] = self._read_at[rank]

@@ -23,9 +23,9 @@ from drumline.launch.node.watch_folder import SIDECAR, hold
 from drumline.watch.diagnosis.diagnosis import Diagnosis
 from drumline.watch.diagnosis.evidence import is_done
 from drumline.watch.diagnosis.triggers import urgent_symptoms
-from drumline.watch.sidecar.channel import NUM_HUBS, Channel, known_ages
 from drumline.watch.sidecar.leader import LOST_AFTER_S, Leader, is_printed
 from drumline.watch.sidecar.local_ranks import LocalRanks, ScriptReports
+from drumline.watch.sidecar.sidecar_network import NUM_HUBS, SidecarNetwork, known_ages
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
 from drumline.watch.status_file import StepRates, status_record
@@ -50,16 +50,16 @@ class Sidecar:
         self.reporter = SidecarReporter(options)
         listener = None if options.listener is None else socket.socket(fileno=options.listener)
         self.ranks = LocalRanks(options, "" if listener is None else listener.getsockname()[0])
-        self.channel: Channel | None = None
+        self.network: SidecarNetwork | None = None
         if listener is not None:
-            self.channel = Channel(
+            self.network = SidecarNetwork(
                 me=options.node,
                 peers=options.peers,
                 secret=options.secret.encode(),
                 on_message=self._receive,
                 listener=listener,
             )
-        self.leader = Leader(options, self.ranks, self.channel, self.reporter, self._act)
+        self.leader = Leader(options, self.ranks, self.network, self.reporter, self._act)
         self.scripts = ScriptReports(options)
         self.exit = ExitCondition(Path(options.folder), self.ranks, self.leader)
         self._deciding: asyncio.Task[None] | None = None
@@ -74,8 +74,8 @@ class Sidecar:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, setattr, self.exit, "is_requested", True)
         loop.add_reader(sys.stdin.fileno(), self._on_stdin_closed)
-        if self.channel is not None:
-            await self.channel.start()
+        if self.network is not None:
+            await self.network.start()
         before = time.monotonic()
         while not self.exit.is_met(time.monotonic()):
             await asyncio.sleep(TICK_S)
@@ -97,7 +97,7 @@ class Sidecar:
         self.exit.has_lost_starter = True
 
     def _heartbeat_ages(self) -> dict[int, float]:
-        return {} if self.channel is None else known_ages(self.channel.heartbeat_age_s())
+        return {} if self.network is None else known_ages(self.network.heartbeat_ages())
 
     def _leads(self) -> bool:
         ages = self._heartbeat_ages()
@@ -115,17 +115,17 @@ class Sidecar:
             self._deciding = asyncio.ensure_future(work)
 
     def _share_scripts(self) -> None:
-        for rank, record in self.scripts.update(self.channel):
+        for rank, record in self.scripts.update(self.network):
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
                 self.leader.receive_script(rank, record)
 
     def _send_heartbeat(self, now: float, *, is_last: bool = False, at_once: bool = False) -> None:
-        if self.channel is None or (now - self._heartbeat_at < HEARTBEAT_S and not (is_last or at_once)):
+        if self.network is None or (now - self._heartbeat_at < HEARTBEAT_S and not (is_last or at_once)):
             return
         self._heartbeat_at = now
         message = {"kind": "heartbeat", "state": asdict(self.ranks.state), "is_last": is_last}
         for peer in self.options.peers:
-            self.channel.send(peer.node, message)
+            self.network.send(peer.node, message)
 
     def _write_status(self, now: float, *, is_last: bool = False) -> None:
         is_due = is_last or now - self._status_at >= STATUS_S
@@ -178,15 +178,15 @@ class Sidecar:
 
     async def _inspect(self, node: int, number: int) -> None:
         state = await self.ranks.inspect(self._heartbeat_ages())
-        assert self.channel is not None
-        self.channel.send(node, {"kind": "inspected", "number": number, "state": asdict(state)})
+        assert self.network is not None
+        self.network.send(node, {"kind": "inspected", "number": number, "state": asdict(state)})
 
     def _act(self, alarm: str, diagnosis: Diagnosis, action: str) -> None:
         """As the leader: all nodes do the same, this one last."""
         message = {"kind": "act", "alarm": alarm, "diagnosis": diagnosis.to_json(), "action": action}
         for peer in self.options.peers:
-            if self.channel is not None:
-                self.channel.send(peer.node, message)
+            if self.network is not None:
+                self.network.send(peer.node, message)
         self._act_here(alarm, diagnosis, action, was_told=is_printed(diagnosis))
 
     def _act_here(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_told: bool = False) -> None:
@@ -202,14 +202,14 @@ class Sidecar:
         self._share_scripts()
         if self._leads() and not self.leader.has_acted:
             self.leader.report_differences()
-        if self.channel is not None:
+        if self.network is not None:
             self._send_heartbeat(time.monotonic(), is_last=True)
             await asyncio.sleep(0)
         await self.reporter.drain()
         self._write_status(time.monotonic(), is_last=True)
         await self.reporter.drain()
-        if self.channel is not None:
-            await self.channel.close()
+        if self.network is not None:
+            await self.network.close()
         if self.options.owns_folder:
             shutil.rmtree(self.options.folder, ignore_errors=True)
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 
-from drumline.watch.sidecar.channel import Peer
+
+@dataclass(frozen=True)
+class Peer:
+    """Where the sidecar of a node listens."""
+
+    node: int
+    host: str
+    address: str
+    port: int
 
 
 @dataclass(frozen=True, kw_only=True)

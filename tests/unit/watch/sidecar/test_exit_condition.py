@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from drumline.watch.sidecar.channel import Channel, Peer
 from drumline.watch.sidecar.leader import CONNECT_S, Leader
 from drumline.watch.sidecar.local_ranks import LocalRanks
 from drumline.watch.sidecar.main import LINGER_S, ExitCondition, Sidecar
-from drumline.watch.sidecar.sidecar_options import SidecarOptions
+from drumline.watch.sidecar.sidecar_network import SidecarNetwork
+from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 from drumline.watch.sidecar.sidecar_reporter import SidecarReporter
 
 
@@ -123,11 +123,13 @@ def test_nodes_that_never_connected_are_a_warning_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     peers = [Peer(number, f"node-{number}", f"10.0.0.{number}", 4000 + number) for number in range(1, 7)]
-    channel = Channel(me=0, peers=peers, secret=b"", on_message=lambda node, message: None, listener=None)
-    channel._heard[6] = 0.0
-    channel._how[1] = "timed out"
+    network = SidecarNetwork(
+        me=0, peers=peers, secret=b"", on_message=lambda node, message: None, listener=None
+    )
+    network._heard_at[6] = 0.0
+    network._results[1] = "timed out"
     options = options_of(tmp_path)
-    leader = Leader(options, LocalRanks(options), channel, SidecarReporter(options), lambda *_: None)
+    leader = Leader(options, LocalRanks(options), network, SidecarReporter(options), lambda *_: None)
     leader._check_connections(CONNECT_S - 1)
     assert leader.notices == []
     for _ in range(2):

@@ -8,30 +8,32 @@ from pathlib import Path
 from typing import Any, cast
 
 from drumline.watch.cluster_state import Answer, NodeState
-from drumline.watch.sidecar.channel import Channel, Peer
 from drumline.watch.sidecar.leader import CONNECT_S, Leader
 from drumline.watch.sidecar.local_ranks import LocalRanks
-from drumline.watch.sidecar.sidecar_options import SidecarOptions
+from drumline.watch.sidecar.sidecar_network import SidecarNetwork
+from drumline.watch.sidecar.sidecar_options import Peer, SidecarOptions
 
 PEERS = tuple(Peer(number, f"node-{number}", f"10.0.0.{number}", 4000 + number) for number in (1, 2, 3))
 
 
-def leader_of_four(folder: Path) -> tuple[Leader, Channel]:
+def leader_of_four(folder: Path) -> tuple[Leader, SidecarNetwork]:
     options = SidecarOptions(
         folder=str(folder), owns_folder=False, node=0, host="node-0", ranks=(0,), world_size=4, peers=PEERS
     )
-    channel = Channel(me=0, peers=PEERS, secret=b"", on_message=lambda node, message: None, listener=None)
-    return Leader(options, LocalRanks(options), channel, cast(Any, None), lambda *_: None), channel
+    network = SidecarNetwork(
+        me=0, peers=PEERS, secret=b"", on_message=lambda node, message: None, listener=None
+    )
+    return Leader(options, LocalRanks(options), network, cast(Any, None), lambda *_: None), network
 
 
 def test_a_node_that_never_connected_is_not_a_lost_one(tmp_path: Path) -> None:
-    leader, channel = leader_of_four(tmp_path)
+    leader, network = leader_of_four(tmp_path)
     now = time.monotonic()
     for peer in PEERS[:2]:
         leader.receive_heartbeat(peer.node, {"state": asdict(NodeState(node=peer.node, host=peer.host))})
-    channel._begun = now - 4
-    channel._heard = {1: now - 0.3, 2: now - 3}
-    channel._how |= {2: "connection refused", 3: "no answer"}
+    network._started_at = now - 4
+    network._heard_at = {1: now - 0.3, 2: now - 3}
+    network._results |= {2: "connection refused", 3: "no answer"}
     seen = leader.cluster()
     assert [(one.host, one.answer) for one in seen.lost] == [("node-2", Answer.REFUSED)]
     ((host, how, answer, up_s),) = [
@@ -43,5 +45,5 @@ def test_a_node_that_never_connected_is_not_a_lost_one(tmp_path: Path) -> None:
     ages = seen.nodes[0].heartbeat_age_s
     assert (round(ages[1]), round(ages[2]), len(ages)) == (0, 3, 2)
     # By then the warning of a closed port is out.
-    channel._begun = now - CONNECT_S - 1
+    network._started_at = now - CONNECT_S - 1
     assert leader.cluster().never_seen == ()

@@ -14,7 +14,7 @@ import pytest
 from drumline.net.connection import PeerConnection
 from drumline.watch.sidecar.local_ranks import MAX_REPORT_BYTES, ScriptReports
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
-from tests.unit.watch.sidecar.channels import Node, nodes, until, until_all_talk
+from tests.unit.watch.sidecar.networks import Node, nodes, until, until_all_talk
 
 
 def reports_of(folder: Path, node: Node) -> ScriptReports:
@@ -47,10 +47,10 @@ def test_a_report_that_is_too_long_is_a_warning_once(
             reports = reports_of(tmp_path, zero)
             for length in (MAX_REPORT_BYTES, MAX_REPORT_BYTES + 1):
                 write(tmp_path, 1, "x" * length)
-                assert [rank for rank, _ in reports.update(zero.channel)] == [1], "this node compares it"
-                assert list(reports.update(zero.channel)) == []
+                assert [rank for rank, _ in reports.update(zero.network)] == [1], "this node compares it"
+                assert list(reports.update(zero.network)) == []
             write(tmp_path, 0, "short")
-            list(reports.update(zero.channel))
+            list(reports.update(zero.network))
             await until(lambda: reports_received(one), "no report came")
             await until_all_talk([zero, one])
             assert reports_received(one) == [(0, 5)]
@@ -70,20 +70,20 @@ def test_reports_leave_room_for_heartbeats(tmp_path: Path) -> None:
     async def run() -> None:
         async with nodes(2) as (zero, one):
             await until_all_talk([zero, one])
-            reports, line = reports_of(tmp_path, zero), one.channel._connections[0]
+            reports, line = reports_of(tmp_path, zero), one.network._connections[0]
             _transport(line).pause_reading()
             # The kernel would take megabytes.
-            sending = _transport(zero.channel._connections[1])
+            sending = _transport(zero.network._connections[1])
             sending.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
             for rank in range(3):
                 write(tmp_path, rank, "x" * long)
             for _ in range(20):
-                list(reports.update(zero.channel))
-                assert zero.channel.send(1, {"kind": "heartbeat"}), "a heartbeat was refused"
+                list(reports.update(zero.network))
+                assert zero.network.send(1, {"kind": "heartbeat"}), "a heartbeat was refused"
                 assert sending.get_write_buffer_size() < 1.5 * long
             _transport(line).resume_reading()
             await until(
-                lambda: list(reports.update(zero.channel)) or len(reports_received(one)) == 3,
+                lambda: list(reports.update(zero.network)) or len(reports_received(one)) == 3,
                 "not all reports came",
             )
             assert sorted(reports_received(one)) == [(rank, long) for rank in range(3)]

@@ -22,9 +22,9 @@ from drumline.net import connection, frames, handshake
 from drumline.net.connection import CROWDED, LATE, MAX_PENDING, PeerConnection, PendingConnections
 from drumline.net.frames import FrameError, Message, Session
 from drumline.net.handshake import Agreed, nonce
-from drumline.watch.sidecar import channel as timing
-from drumline.watch.sidecar.channel import Peer
-from tests.unit.watch.sidecar.channels import SECRET, Node, listeners, nodes, peers_of, until, until_all_talk
+from drumline.watch.sidecar import sidecar_network as timing
+from drumline.watch.sidecar.sidecar_options import Peer
+from tests.unit.watch.sidecar.networks import SECRET, Node, listeners, nodes, peers_of, until, until_all_talk
 
 
 def hello(**changes: Any) -> bytes:
@@ -71,21 +71,21 @@ def test_junk_is_cut_off_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         async with nodes(2) as (zero, one):
             await until_all_talk([zero, one])
-            line = zero.channel._connections[1]
+            line = zero.network._connections[1]
             for junk, why in JUNK.items():
-                before = zero.channel.refused[why]
+                before = zero.network.refused[why]
                 with contextlib.suppress(ConnectionResetError):
                     reader, writer = await asyncio.open_connection(zero.peers[0].address, zero.peers[0].port)
                     writer.write(junk)
                     answer = await asyncio.wait_for(reader.read(), 10)
                     assert b"proof" not in answer
                     writer.close()
-                await until(lambda b=before, w=why: zero.channel.refused[w] == b + 1, f"{junk!r}: not {why}")
-            assert set(zero.channel.refused) == set(JUNK.values())
-            assert caplog.text.count("was cut off") == len(set(JUNK.values())), "a stranger fills no log"
-            assert "a connection with 127.0.0.1 was cut off: not a JSON object" in caplog.text
+                await until(lambda b=before, w=why: zero.network.refused[w] == b + 1, f"{junk!r}: not {why}")
+            assert set(zero.network.refused) == set(JUNK.values())
+            assert caplog.text.count("was closed") == len(set(JUNK.values())), "a stranger fills no log"
+            assert "a connection with 127.0.0.1 was closed: not a JSON object" in caplog.text
             await until_all_talk([zero, one])
-            assert zero.channel._connections[1] is line
+            assert zero.network._connections[1] is line
 
     asyncio.run(run())
 
@@ -107,7 +107,7 @@ def test_no_words_of_a_stranger_are_taken(first: dict[str, Any], second: dict[st
 def test_another_secret_is_refused_by_both_ends(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timing, "AGAIN_S", 0.1)
+    monkeypatch.setattr(timing, "RETRY_S", 0.1)
 
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Listens where node 0 should, and knows all but the secret: it sends back what it was sent."""
@@ -122,19 +122,19 @@ def test_another_secret_is_refused_by_both_ends(
         peers = peers_of(sockets)
         zero = await Node(0, peers, sockets[0]).start()
         one = await Node(1, peers, sockets[1], secret=b"another").start()
-        await until(lambda: one.channel.refused, "not refused")
-        assert set(zero.channel.refused) == {handshake.WRONG_SECRET}
-        assert set(one.channel.refused) == {handshake.NOT_TAKEN}
-        assert one.channel.connect_result(0) == handshake.NOT_TAKEN
-        assert "with 127.0.0.1 was cut off: another DRUMLINE_SECRET" in caplog.text
+        await until(lambda: one.network.refused, "not refused")
+        assert set(zero.network.refused) == {handshake.WRONG_SECRET}
+        assert set(one.network.refused) == {handshake.NOT_TAKEN}
+        assert one.network.connect_result(0) == handshake.NOT_TAKEN
+        assert "with 127.0.0.1 was closed: another DRUMLINE_SECRET" in caplog.text
         assert not zero.heard
         assert not one.heard
         await one.close()
         liar = await asyncio.start_server(pretend, "127.0.0.1", 0)
         port = liar.sockets[0].getsockname()[1]
         one = await Node(1, [Peer(0, "liar", "127.0.0.1", port)], sockets[1]).start()
-        await until(lambda: one.channel.refused[handshake.WRONG_SECRET] > 1, "believed")
-        assert one.channel.connect_result(0) == handshake.WRONG_SECRET
+        await until(lambda: one.network.refused[handshake.WRONG_SECRET] > 1, "believed")
+        assert one.network.connect_result(0) == handshake.WRONG_SECRET
         assert not one.heard
         liar.close()
         for each in (zero, one):
@@ -204,7 +204,7 @@ async def with_middle() -> AsyncIterator[tuple[Node, Node, Middle]]:
 
 
 def test_nobody_on_the_way_can_change_repeat_leave_out_or_add(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "AGAIN_S", 0.05)
+    monkeypatch.setattr(timing, "RETRY_S", 0.05)
 
     async def run() -> None:
         async with with_middle() as (zero, one, middle):
@@ -212,7 +212,7 @@ def test_nobody_on_the_way_can_change_repeat_leave_out_or_add(monkeypatch: pytes
                 await until_all_talk([zero, one])
                 middle.meddle = meddle
                 await until(
-                    lambda n=number: zero.channel.refused[frames.WRONG_SEAL] == n + 1, f"{name}: taken"
+                    lambda n=number: zero.network.refused[frames.WRONG_SEAL] == n + 1, f"{name}: taken"
                 )
             await until_all_talk([zero, one])
             assert all(set(message) == {"from", "heartbeat_age_s"} for message in zero.heard[1])
@@ -220,7 +220,7 @@ def test_nobody_on_the_way_can_change_repeat_leave_out_or_add(monkeypatch: pytes
             reader, writer = await asyncio.open_connection(zero.peers[0].address, zero.peers[0].port)
             writer.writelines(middle.recorded[:10])
             assert b"proof" not in await reader.read()
-            await until(lambda: zero.channel.refused[handshake.WRONG_SECRET] == 1, "a recording was believed")
+            await until(lambda: zero.network.refused[handshake.WRONG_SECRET] == 1, "a recording was believed")
             writer.close()
 
     asyncio.run(run())
@@ -263,10 +263,10 @@ def test_one_that_knows_the_secret_is_cut_off_too_for_what_is_no_message() -> No
         me = peers_of([listener])[0]
         zero = await Node(0, [me, Peer(1, "b", "127.0.0.2", 1)], listener).start()
         for text, why in WRONG.items():
-            before = zero.channel.refused[why]
+            before = zero.network.refused[why]
             reader, writer, session = await join(me)
             writer.write(sealed(session, text))
-            await until(lambda b=before, w=why: zero.channel.refused[w] == b + 1, f"{text[:20]!r}: not {why}")
+            await until(lambda b=before, w=why: zero.network.refused[w] == b + 1, f"{text[:20]!r}: not {why}")
             with contextlib.suppress(ConnectionResetError):
                 await reader.read()
             writer.close()
@@ -283,7 +283,7 @@ def test_one_that_knows_the_secret_is_cut_off_too_for_what_is_no_message() -> No
 def test_a_crowd_keeps_nobody_out() -> None:
     """The newest always has its place; of a host of the run it is not even shared with strangers from elsewhere."""
     (listener,) = listeners(1)
-    owner = Node(0, peers_of([listener]), listener).channel
+    owner = Node(0, peers_of([listener]), listener).network
 
     def line(address: str) -> PeerConnection:
         made = PeerConnection(owner, handshake.answer(SECRET, "watch", 0, {1}), is_ours=False)
@@ -314,7 +314,7 @@ def test_when_no_file_is_left_callers_wait_and_lines_go_on(monkeypatch: pytest.M
     async def run() -> None:
         async with nodes(2) as (zero, one):
             await until_all_talk([zero, one])
-            acceptor = zero.channel._acceptor
+            acceptor = zero.network._acceptor
             with socket.socket() as call:
                 call.setblocking(False)
                 lowest_free = os.dup(0)
@@ -326,7 +326,7 @@ def test_when_no_file_is_left_callers_wait_and_lines_go_on(monkeypatch: pytest.M
                     await until_all_talk([zero, one])
                 finally:
                     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-                await until(lambda: len(zero.channel._pending), "it was never taken")
+                await until(lambda: len(zero.network._pending), "it was never taken")
 
     asyncio.run(run())
 
@@ -335,7 +335,7 @@ def test_when_no_file_is_left_callers_wait_and_lines_go_on(monkeypatch: pytest.M
 HOST = """
 import asyncio, json, os, sys
 from drumline.net import connection
-from tests.unit.watch.sidecar.channels import Node, listeners, peers_of, until_all_talk
+from tests.unit.watch.sidecar.networks import Node, listeners, peers_of, until_all_talk
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
@@ -345,9 +345,9 @@ async def main():
     sockets = listeners(3)
     peers = peers_of(sockets)
     zero, one = [await Node(me, peers, sockets[me]).start() for me in (0, 1)]
-    zero.channel.peers.pop(2), one.channel.peers.pop(2)
+    zero.network.peers.pop(2), one.network.peers.pop(2)
     await until_all_talk([zero, one])
-    first, before = zero.channel._connections[1], resident()
+    first, before = zero.network._connections[1], resident()
     print(json.dumps(sockets[0].getsockname()), flush=True)
     loop = asyncio.get_running_loop()
     while word := await loop.run_in_executor(None, sys.stdin.readline):
@@ -356,8 +356,8 @@ async def main():
             await until_all_talk([two])
         await until_all_talk([zero, one])
         print(json.dumps({
-            "grown": resident() - before, "is_same_line": zero.channel._connections.get(1) is first,
-            "waiting": len(zero.channel._pending), "refused": zero.channel.refused,
+            "grown": resident() - before, "is_same_line": zero.network._connections.get(1) is first,
+            "waiting": len(zero.network._pending), "refused": zero.network.refused,
         }), flush=True)
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-"""The sidecars' channel: who has a line to whom, who comes back, and what is said of one that is silent."""
+"""The sidecars' network: who has a line to whom, who comes back, and what is said of one that is silent."""
 
 from __future__ import annotations
 
@@ -14,39 +14,40 @@ import pytest
 
 from drumline.net.connection import MAX_UNSENT_BYTES
 from drumline.net.frames import MAX_BYTES
-from drumline.watch.sidecar import channel as timing
-from drumline.watch.sidecar.channel import Channel, Peer
-from tests.unit.watch.sidecar.channels import SECRET, Node, listeners, nodes, peers_of, until, until_all_talk
+from drumline.watch.sidecar import sidecar_network as timing
+from drumline.watch.sidecar.sidecar_network import SidecarNetwork
+from drumline.watch.sidecar.sidecar_options import Peer
+from tests.unit.watch.sidecar.networks import SECRET, Node, listeners, nodes, peers_of, until, until_all_talk
 
 
 def test_lines_go_between_hubs_and_all_others() -> None:
     async def run() -> None:
         async with nodes(5) as five:
             await until_all_talk(five)
-            assert [set(one.channel.peers) for one in five] == [
+            assert [set(one.network.peers) for one in five] == [
                 {1, 2, 3, 4},
                 {0, 2, 3, 4},
                 {0, 1, 3, 4},
                 {0, 1, 2},
                 {0, 1, 2},
             ]
-            zero, four = five[0].channel, five[4].channel
+            zero, four = five[0].network, five[4].network
             assert not four.send(3, {}), "3 is no hub"
             assert not four.send(4, {})
             assert not four.send(99, {})
-            assert all(age < 5 for age in zero.heartbeat_age_s().values())
+            assert all(age < 5 for age in zero.heartbeat_ages().values())
             assert {zero.connect_result(node) for node in range(5)} == {""}
             last = five[4].heard[0][-1]
             assert last["from"] == 0
             assert set(last["heartbeat_age_s"]) == {"1", "2", "3", "4"}
             assert math.inf in five[4].heard[0][0]["heartbeat_age_s"].values(), "never heard travels too"
-            assert not any(one.channel.refused for one in five)
+            assert not any(one.network.refused for one in five)
 
     asyncio.run(run(), debug=True)
 
 
 def test_a_restarted_sidecar_comes_back_on_either_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "AGAIN_S", 0.2)
+    monkeypatch.setattr(timing, "RETRY_S", 0.2)
 
     async def run() -> None:
         sockets = listeners(2)
@@ -54,17 +55,17 @@ def test_a_restarted_sidecar_comes_back_on_either_end(monkeypatch: pytest.Monkey
         zero, one = [await Node(me, peers, sockets[me]).start() for me in range(2)]
         await until_all_talk([zero, one])
         await zero.close()
-        await until(lambda: one.channel.connect_result(0), "the end was not noticed")
-        assert one.channel.connect_result(0) == "closed by the other side"
-        assert not one.channel.send(0, {})
+        await until(lambda: one.network.connect_result(0), "the end was not noticed")
+        assert one.network.connect_result(0) == "closed by the other side"
+        assert not one.network.send(0, {})
         zero = await Node(0, peers, sockets[0]).start()
         await until_all_talk([zero, one])
-        assert one.channel.connect_result(0) == ""
+        assert one.network.connect_result(0) == ""
         # The one that dials; and without a farewell, so that the old line still looks alive to node 0.
-        await one.channel._acceptor.close()
+        await one.network._acceptor.close()
         again = await Node(1, peers, sockets[1]).start()
         await until_all_talk([zero, again])
-        await until(lambda: one.channel.connect_result(0), "the older line was kept beside the newer one")
+        await until(lambda: one.network.connect_result(0), "the older line was kept beside the newer one")
         for each in (zero, one, again):
             await each.close()
         for each in sockets:
@@ -75,10 +76,10 @@ def test_a_restarted_sidecar_comes_back_on_either_end(monkeypatch: pytest.Monkey
 
 def test_it_is_said_how_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
-        ("AGAIN_S", 0.1),
+        ("RETRY_S", 0.1),
         ("PROBE_AFTER_S", 0.3),
-        ("LOOK_EVERY_S", 0.1),
-        ("BREAK_AFTER_S", 2.0),
+        ("CHECK_S", 0.1),
+        ("CLOSE_AFTER_S", 2.0),
     ):
         monkeypatch.setattr(timing, name, value)
 
@@ -94,13 +95,13 @@ def test_it_is_said_how_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> Non
             for node in (0, 2):
                 await until(
                     lambda node=node: (
-                        one.channel.connect_result(node) == "accepts connections but does not reply"
+                        one.network.connect_result(node) == "accepts connections but does not reply"
                     ),
-                    f"node {node}: {one.channel.connect_result(node)!r}",
+                    f"node {node}: {one.network.connect_result(node)!r}",
                 )
-            assert one.channel.send(2, {}), "the line itself is still there"
-            assert one.channel.heartbeat_age_s()[2] < 15
-            await until(lambda: not one.channel.send(2, {}) or not one.channel.send(0, {}), "never broken")
+            assert one.network.send(2, {}), "the line itself is still there"
+            assert one.network.heartbeat_ages()[2] < 15
+            await until(lambda: not one.network.send(2, {}) or not one.network.send(0, {}), "never broken")
             for each in silent:
                 await each.close()
 
@@ -109,7 +110,7 @@ def test_it_is_said_how_a_node_is_silent(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_nobody_there_is_refused_and_never_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "PROBE_AFTER_S", 0.2)
-    monkeypatch.setattr(timing, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(timing, "CHECK_S", 0.1)
 
     async def run() -> None:
         sockets = listeners(3)
@@ -118,10 +119,10 @@ def test_nobody_there_is_refused_and_never_heard(monkeypatch: pytest.MonkeyPatch
             sockets[one].close()
         node = await Node(1, peers, sockets[1]).start()
         for other in (0, 2):
-            await until(lambda other=other: node.channel.connect_result(other), "nothing is said")
-            assert node.channel.connect_result(other) == "connection refused"
-        assert node.channel.heartbeat_age_s() == {0: math.inf, 2: math.inf}
-        assert 0 < node.channel.open_s() < 60
+            await until(lambda other=other: node.network.connect_result(other), "nothing is said")
+            assert node.network.connect_result(other) == "connection refused"
+        assert node.network.heartbeat_ages() == {0: math.inf, 2: math.inf}
+        assert 0 < node.network.open_s() < 60
         await node.close()
         await node.close()
         sockets[1].close()
@@ -135,27 +136,27 @@ def test_a_full_line_drops_and_goes_on(caplog: pytest.LogCaptureFixture) -> None
             await until_all_talk([zero, one])
             chunk = {"text": "x" * (MAX_BYTES - 100)}
             sent = 0
-            while zero.channel.send(
+            while zero.network.send(
                 1, chunk
             ):  # nothing is read meanwhile: this loop never lets anybody else run
                 sent += 1
                 assert sent < 200
             assert sent * MAX_BYTES > MAX_UNSENT_BYTES
-            assert not zero.channel.send(1, {"small": 1}), "order is kept: nothing overtakes what was dropped"
+            assert not zero.network.send(1, {"small": 1}), "order is kept: nothing overtakes what was dropped"
             await until(
                 lambda: sum("text" in one for one in one.heard[0]) == sent, "what was taken did not arrive"
             )
-            await until(lambda: zero.channel.send(1, {"small": 2}), "it did not go on")
+            await until(lambda: zero.network.send(1, {"small": 2}), "it did not go on")
             await until(lambda: {"small": 2} in one.heard[0], "it did not arrive")
             for message, why in (
                 ({"text": "x" * MAX_BYTES}, "a frame of"),
                 ({"cpu": math.nan}, "NaN is not a number"),
             ):
-                assert not zero.channel.send(1, message)
+                assert not zero.network.send(1, message)
                 assert f"a message to node 1 was not sent: {why}" in caplog.text
-            assert zero.channel.send(1, {"text": "NaN is a word here"})
+            assert zero.network.send(1, {"text": "NaN is a word here"})
             with pytest.raises(TypeError):
-                zero.channel.send(1, {"what": object()})
+                zero.network.send(1, {"what": object()})
             await until_all_talk([zero, one])
 
     asyncio.run(run())
@@ -165,12 +166,12 @@ def test_an_error_in_what_takes_messages_breaks_no_line(caplog: pytest.LogCaptur
     async def run() -> None:
         async with nodes(2) as (zero, one):
             await until_all_talk([zero, one])
-            line = one.channel._connections[0]
-            take, one.channel._on_message = one.channel._on_message, lambda *_: 1 / 0
-            await until(lambda: "a message of node 0 could not be worked on" in caplog.text, "not told")
-            one.channel._on_message = take
+            line = one.network._connections[0]
+            take, one.network._on_message = one.network._on_message, lambda *_: 1 / 0
+            await until(lambda: "a message of node 0 could not be handled" in caplog.text, "not told")
+            one.network._on_message = take
             await until_all_talk([zero, one])
-            assert one.channel._connections[0] is line
+            assert one.network._connections[0] is line
 
     caplog.set_level(logging.ERROR, logger="drumline")
     asyncio.run(run())
@@ -186,7 +187,7 @@ def test_closing_while_others_connect_leaves_nothing() -> None:
                 await asyncio.sleep(0)
             for node in four:
                 await node.close()
-                assert not node.channel._all_connections
+                assert not node.network._all_connections
             for one in sockets:
                 one.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -197,17 +198,18 @@ def test_closing_while_others_connect_leaves_nothing() -> None:
 
 def test_alone_there_is_nothing_to_do() -> None:
     async def run() -> None:
-        channel = Channel(
+        network = SidecarNetwork(
             me=0, peers=[Peer(0, "a", "127.0.0.1", 1)], secret=SECRET, on_message=print, listener=None
         )
-        await channel.start()
-        assert channel.heartbeat_age_s() == {}
-        await channel.close()
+        await network.start()
+        assert network.heartbeat_ages() == {}
+        await network.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())
 
 
-def test_the_channel_does_not_load_torch() -> None:
-    code = "import sys, drumline.watch.sidecar.channel; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
+def test_the_network_does_not_load_torch() -> None:
+    module = "drumline.watch.sidecar.sidecar_network"
+    code = f"import sys, {module}; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, env=dict(os.environ)).returncode == 0

@@ -1,4 +1,4 @@
-"""The sidecars' channel between real hosts: what each end says of a way that closes, and that it opens by itself."""
+"""The sidecars' network between real hosts: what each end says of a way that closes, and that it opens by itself."""
 
 from __future__ import annotations
 
@@ -9,35 +9,38 @@ from pathlib import Path
 from tests.multinode import firewall
 from tests.multinode.hosts import Host, Testbed
 
-# One sidecar's channel with its pulses. It says when a node falls silent, how, and when it is heard again; each
+# One sidecar's network with its pulses. It says when a node falls silent, how, and when it is heard again; each
 # time with a number.
 SIDECAR = """
 import asyncio, socket, sys
 from collections import Counter
-from drumline.watch.sidecar.channel import Channel, Peer
+from drumline.watch.sidecar.sidecar_network import SidecarNetwork
+from drumline.watch.sidecar.sidecar_options import Peer
 
 me = int(sys.argv[1])
 peers = [Peer(node, host, f"10.77.0.{node + 1}", 7000) for node, host in enumerate("abc")]
 silent, times = set(), Counter()
 
-def look(channel):
-    for node, age in channel.heartbeat_age_s().items():
+def look(network):
+    for node, age in network.heartbeat_ages().items():
         if age < 1 and (node in silent or not times[node]):
             silent.discard(node)
             times[node] += 1
             print(f"{peers[node].host} is heard ({times[node]})", flush=True)
-        if 3 < age < float("inf") and node not in silent and channel.connect_result(node):
+        if 3 < age < float("inf") and node not in silent and network.connect_result(node):
             silent.add(node)
-            print(f"{peers[node].host} is silent ({times[node]}): {channel.connect_result(node)}", flush=True)
+            print(f"{peers[node].host} is silent ({times[node]}): {network.connect_result(node)}", flush=True)
 
 async def main():
     listener = socket.create_server((peers[me].address, 7000))
-    channel = Channel(me=me, peers=peers, secret=b"secret", on_message=lambda node, message: None, listener=listener)
-    await channel.start()
+    network = SidecarNetwork(
+        me=me, peers=peers, secret=b"secret", on_message=lambda node, message: None, listener=listener
+    )
+    await network.start()
     while True:
         for peer in peers:
-            channel.send(peer.node, {"heartbeat_age_s": channel.heartbeat_age_s()})
-        look(channel)
+            network.send(peer.node, {"heartbeat_age_s": network.heartbeat_ages()})
+        look(network)
         await asyncio.sleep(0.25)
 
 asyncio.run(main())

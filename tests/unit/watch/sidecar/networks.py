@@ -9,7 +9,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from drumline.watch.sidecar.channel import Channel, Peer
+from drumline.watch.sidecar.sidecar_network import SidecarNetwork
+from drumline.watch.sidecar.sidecar_options import Peer
 
 SECRET = b"a secret of these tests"
 PULSE_S = 0.1
@@ -24,21 +25,21 @@ def peers_of(sockets: list[socket.socket]) -> list[Peer]:
 
 
 class Node:
-    """One sidecar's channel. It sends pulses to all that it has a line to, and keeps what it hears."""
+    """One sidecar's network. It sends pulses to all that it has a line to, and keeps what it hears."""
 
     def __init__(
         self, me: int, peers: list[Peer], listener: socket.socket, *, secret: bytes = SECRET
     ) -> None:
         self.me, self.peers, self.listener = me, peers, listener
         # As a sidecar has it: the rank that started it keeps the socket itself.
-        self.channel = Channel(
+        self.network = SidecarNetwork(
             me=me, peers=peers, secret=secret, on_message=self._take, listener=listener.dup()
         )
         self.heard: dict[int, list[dict[str, Any]]] = {}
         self.pulsing: asyncio.Task[None] | None = None
 
     async def start(self, *, pulses: bool = True) -> Node:
-        await self.channel.start()
+        await self.network.start()
         if pulses:
             self.pulsing = asyncio.create_task(self._pulse())
         return self
@@ -47,7 +48,7 @@ class Node:
         if self.pulsing is not None:
             self.pulsing.cancel()
             await asyncio.gather(self.pulsing, return_exceptions=True)
-        await self.channel.close()
+        await self.network.close()
 
     def num_heard(self, node: int) -> int:
         return len(self.heard.get(node, ()))
@@ -58,8 +59,8 @@ class Node:
     async def _pulse(self) -> None:
         while True:
             for peer in self.peers:
-                self.channel.send(
-                    peer.node, {"from": self.me, "heartbeat_age_s": self.channel.heartbeat_age_s()}
+                self.network.send(
+                    peer.node, {"from": self.me, "heartbeat_age_s": self.network.heartbeat_ages()}
                 )
             await asyncio.sleep(PULSE_S)
 
@@ -91,11 +92,11 @@ async def until(condition: Callable[[], object], what: str, *, timeout_s: float 
 
 async def until_all_talk(all_nodes: list[Node]) -> None:
     """From now on, each hears one more of every other that it has a line to."""
-    before = {(a.me, b): a.num_heard(b) for a in all_nodes for b in a.channel.peers}
+    before = {(a.me, b): a.num_heard(b) for a in all_nodes for b in a.network.peers}
 
     def all_more() -> bool:
-        return all(a.num_heard(b) > before[a.me, b] for a in all_nodes for b in a.channel.peers)
+        return all(a.num_heard(b) > before[a.me, b] for a in all_nodes for b in a.network.peers)
 
     await until(
-        all_more, f"not all hear each other: {[(a.me, a.channel.heartbeat_age_s()) for a in all_nodes]}"
+        all_more, f"not all hear each other: {[(a.me, a.network.heartbeat_ages()) for a in all_nodes]}"
     )

@@ -1,0 +1,247 @@
+"""The sidecars' network: a connection between each hub (nodes 0, 1 and 2) and every other node.
+
+The higher node dials the lower one, again and again, so whichever was restarted or cut off reconnects by itself. A
+connection without messages for a while is closed; before that, the node's port is dialled, to learn in which way it
+is unreachable. Nothing here waits for a peer, and nothing grows with what a peer or a stranger sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from drumline.log import log
+from drumline.net.connection import MAX_UNSENT_BYTES, Acceptor, PeerConnection, PendingConnections
+from drumline.net.frames import FrameError, Message
+from drumline.net.handshake import answer, dial
+from drumline.net.reasons import Reason, reason_of
+from drumline.watch.sidecar.sidecar_options import Peer
+
+NUM_HUBS = 3
+PURPOSE = "watch"
+CONNECT_S = 1.5
+RETRY_S = 1.0
+CHECK_S = 0.25
+PROBE_AFTER_S = 1.1
+"""Without a message; with CONNECT_S the reason is known within 3 s."""
+CLOSE_AFTER_S = 6.0
+"""Without a message. Long enough for TCP to get over a short gap by itself."""
+LATE_S = 0.5
+LONG_LOST_S, SELDOM_S = 30.0, 5.0
+"""A node that has been lost for long is probed less often."""
+MAX_PROBES = 32
+CLOSING_TURNS = 3
+"""Of the event loop: a connection that was being made when the network was closed is made by then, and ended."""
+REPLACED, CLOSED = "it connected again", "the network was closed"
+
+
+class SidecarNetwork:
+    """This node's connections. `peers` may hold this node too, which is skipped; `listener` is taken over."""
+
+    def __init__(
+        self,
+        *,
+        me: int,
+        peers: Sequence[Peer],
+        secret: bytes,
+        on_message: Callable[[int, Message], None],
+        listener: socket.socket | None,
+    ) -> None:
+        self.me = me
+        self.peers = {one.node: one for one in peers if one.node != me and min(one.node, me) < NUM_HUBS}
+        """Those that this node is connected with."""
+        self.refused: Counter[str] = Counter()
+        """Connections that were closed for what arrived on them, by the reason."""
+        self._secret, self._on_message = secret, on_message
+        self._acceptor = None if listener is None else Acceptor(listener, self._make_connection)
+        self._diallers = frozenset(node for node in self.peers if node > me)
+        self._pending = PendingConnections({one.address for one in peers})
+        self._connections: dict[int, PeerConnection] = {}
+        self._heard_at: dict[int, float] = {}
+        self._results: dict[int, str] = {}
+        self._probed_at: dict[int, float] = {}
+        self._num_probes = 0
+        self._all_connections: set[PeerConnection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started_at = time.monotonic()
+        self._is_closed = False
+
+    async def start(self) -> None:
+        self._started_at = time.monotonic()
+        if self._acceptor is not None:
+            self._acceptor.open()
+        for peer in self.peers.values():
+            if peer.node < self.me:
+                self._run(self._keep_connected(peer))
+        self._run(self._keep_checking())
+
+    async def close(self) -> None:
+        """No task, socket or timer is left. May be called twice."""
+        self._is_closed = True
+        if self._acceptor is not None:
+            await self._acceptor.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _ in range(CLOSING_TURNS):
+            for connection in list(self._all_connections):
+                connection.end(CLOSED)
+                await connection.ended.wait()
+            await asyncio.sleep(0)
+
+    def send(self, node: int, message: dict[str, Any], *, max_unsent: int = MAX_UNSENT_BYTES) -> bool:
+        """Never waits. False: the message is dropped, because there is no connection or it takes no more for now.
+        `max_unsent`: bytes that may be waiting on the connection already."""
+        connection = self._connections.get(node)
+        try:
+            return connection is not None and connection.send(message, max_unsent=max_unsent)
+        except FrameError as error:
+            log.warning(f"a message to node {node} was not sent: {error.what}")
+            return False
+
+    def heartbeat_ages(self) -> dict[int, float]:
+        """By node, how many seconds ago the last message arrived; infinite: there was none."""
+        now = time.monotonic()
+        return {node: now - self._heard_at.get(node, -math.inf) for node in self.peers}
+
+    def open_s(self) -> float:
+        """For how long it has been open: a node without a message may not have had the time."""
+        return time.monotonic() - self._started_at
+
+    def connect_result(self, node: int) -> str:
+        """What came of the last attempt to reach a lost node; empty while messages arrive."""
+        return self._results.get(node, "")
+
+    # Called by connections
+
+    def connection_made(self, connection: PeerConnection) -> None:
+        self._all_connections.add(connection)
+        if self._is_closed:
+            connection.end(CLOSED)
+        elif not connection.is_ours:
+            self._pending.add(connection)
+
+    def connection_opened(self, connection: PeerConnection, node: int) -> None:
+        self._pending.remove(connection)
+        if (old := self._connections.get(node)) is not None:
+            old.end(REPLACED)  # the node was restarted, or knows better than we do that the old one is dead
+        self._connections[node] = connection
+
+    def message_received(self, connection: PeerConnection, message: Message) -> None:
+        node = connection.node
+        if node is None or self._connections.get(node) is not connection:
+            return
+        self._heard_at[node] = time.monotonic()
+        self._results.pop(node, None)
+        try:
+            self._on_message(node, message)
+        except Exception:
+            log.exception(f"a message of node {node} could not be handled")
+
+    def connection_ended(self, connection: PeerConnection) -> None:
+        self._pending.remove(connection)
+        self._all_connections.discard(connection)
+        node, why = connection.node, connection.why
+        if connection.is_refused:
+            if not self.refused[why]:  # once of a kind: a stranger must not fill the log
+                log.warning(f"a connection with {connection.address} was closed: {why}")
+            self.refused[why] += 1
+        if node is not None and self._connections.get(node) is connection:
+            del self._connections[node]
+            # A probe has a better reason than no answer.
+            if why != Reason.NO_ANSWER or node not in self._results:
+                self._results[node] = why
+
+    # Connecting
+
+    def _make_connection(self) -> PeerConnection:
+        return PeerConnection(self, answer(self._secret, PURPOSE, self.me, self._diallers), is_ours=False)
+
+    async def _keep_connected(self, peer: Peer) -> None:
+        while True:
+            try:
+                await self._connected(peer)
+            except OSError as error:
+                self._results[peer.node] = reason_of(error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _connected(self, peer: Peer) -> None:
+        """Until the connection ends."""
+        connection = PeerConnection(self, dial(self._secret, PURPOSE, self.me, peer.node), is_ours=True)
+        call = await _connect(peer)
+        await asyncio.get_running_loop().create_connection(lambda: connection, sock=call)
+        await connection.ended.wait()
+        if connection.node is None:
+            self._results[peer.node] = connection.why
+
+    # Lost nodes
+
+    async def _keep_checking(self) -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(CHECK_S)
+            now = time.monotonic()
+            # When this process itself did not run, what arrived meanwhile is still to be read.
+            if now - last < CHECK_S + LATE_S:
+                for node, connection in list(self._connections.items()):
+                    if now - max(connection.since, self._heard_at.get(node, 0.0)) > CLOSE_AFTER_S:
+                        connection.end(Reason.NO_ANSWER)
+                self._probe_lost_nodes(now)
+            last = now
+
+    def _probe_lost_nodes(self, now: float) -> None:
+        """Except those that are being dialled anyway. The one that was probed last comes last."""
+        lost_s = {node: now - self._heard_at.get(node, self._started_at) for node in self.peers}
+        since_probe_s = {node: now - self._probed_at.get(node, -math.inf) for node in self.peers}
+        due = [
+            node
+            for node in self.peers
+            if lost_s[node] > PROBE_AFTER_S
+            and since_probe_s[node] > (SELDOM_S if lost_s[node] > LONG_LOST_S else RETRY_S)
+            and (node in self._diallers or node in self._connections)
+        ]
+        due.sort(key=lambda node: -since_probe_s[node])
+        for node in due[: MAX_PROBES - self._num_probes]:
+            self._probed_at[node] = math.inf
+            self._num_probes += 1
+            self._run(self._probe(self.peers[node]))
+
+    async def _probe(self, peer: Peer) -> None:
+        """To the peer it is a stranger that hangs up."""
+        begun = time.monotonic()
+        result: str = Reason.NO_REPLY
+        try:
+            (await _connect(peer)).close()
+        except OSError as error:
+            result = reason_of(error)
+        self._num_probes -= 1
+        self._probed_at[peer.node] = time.monotonic()
+        if self._heard_at.get(peer.node, -math.inf) < begun:
+            self._results[peer.node] = result
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _connect(peer: Peer) -> socket.socket:
+    call = socket.socket(socket.AF_INET6 if ":" in peer.address else socket.AF_INET)
+    call.setblocking(False)
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            await asyncio.get_running_loop().sock_connect(call, (peer.address, peer.port))
+    except BaseException:
+        call.close()
+        raise
+    return call
+
+
+def known_ages(ages: Mapping[int, float]) -> dict[int, float]:
+    """Without nodes that never sent anything."""
+    return {node: age for node, age in ages.items() if age < math.inf}
