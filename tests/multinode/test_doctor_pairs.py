@@ -115,7 +115,7 @@ def test_ports_names_a_host_that_is_down_and_a_wrong_interface(clinic: Callable[
     assert list(told(result, "name")) == ["c -> b"]
     assert f"add `{b.address} b` to /etc/hosts on c" in told(result, "name")["c -> b"]
     assert list(told(result, "interface")) == ["a"]
-    assert "gloo uses docker0 (172.17.0.1)" in told(result, "interface")["a"]
+    assert "gloo uses docker0 (172.17.0.1" in told(result, "interface")["a"]
     assert "export GLOO_SOCKET_IFNAME=eth0 on a" in told(result, "interface")["a"]
 
 

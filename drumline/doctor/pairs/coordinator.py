@@ -70,7 +70,7 @@ class Coordinator:
         )
         return {number: answer for number, answer in zip(numbers, answers, strict=True) if answer is not None}
 
-    async def ask(self, number: int, action: str, limit_s: float, **arguments: Any) -> Any:
+    async def ask(self, number: int, action: str, limit_s: float, /, **arguments: Any) -> Any:
         """None where the host is lost or the request failed, which the survey then says."""
         try:
             return await self.clients[number].ask(action, limit_s, **arguments)

@@ -46,7 +46,7 @@ class SimulatedClient:
         if self.number in self.cluster.down:
             raise NodeLostError("gone", code=255, stderr="ssh: connect to host: No route to host")
 
-    async def ask(self, action: str, limit_s: float, **arguments: Any) -> Any:
+    async def ask(self, action: str, limit_s: float, /, **arguments: Any) -> Any:
         self.cluster.asked.append((self.number, action))
         await asyncio.sleep(0)
         act: Callable[[dict[str, Any]], Any] = getattr(self, f"_{action}")
