@@ -18,15 +18,16 @@ from typing import Any
 from drumline.doctor.background import in_background
 from drumline.doctor.machine.folder_hashes import code_facts, data_facts
 from drumline.doctor.machine.gpus import NvidiaSmi
-from drumline.doctor.machine.installed import installed_packages, torch_facts
 from drumline.doctor.machine.known_variables import VISIBLE_GPUS, shown_variables
 from drumline.doctor.machine.system import (
     clock_facts,
     cpu_facts,
     disk_facts,
+    installed_packages,
     memory_facts,
     open_file_facts,
     shared_memory_facts,
+    torch_facts,
 )
 from drumline.net.interfaces import GLOO_VARIABLE, gloo_interface, interfaces, nccl_interface
 

@@ -13,6 +13,11 @@ CLOCK = {True: "synchronized", False: "not synchronized", None: "?"}
 
 def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """In the order of the questions that people ask."""
+    cpus, memory = facts["cpus"], facts["memory"]
+    quota = f", the container's quota is {cpus['quota']:g}" if cpus["quota"] else ""
+    limit = (
+        f", the container's limit is {memory_size(memory['limit_bytes'])}" if memory["limit_bytes"] else ""
+    )
     visible, open_files = facts["visible_gpus"], facts["open_files"]["soft"]
     return [
         (
@@ -24,8 +29,8 @@ def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("driver", facts["driver"] or "none"),
         *_gpus(facts),
         ("CUDA_VISIBLE_DEVICES", "not set" if visible is None else repr(visible)),
-        ("processors", _processors(facts["cpus"])),
-        ("memory", _memory(facts["memory"])),
+        ("processors", f"{cpus['usable']} of {cpus['count']}{quota}"),
+        ("memory", f"{_free(memory, 'available_bytes')}{limit}"),
         ("shared memory", _free(facts["shm"]) if facts["shm"] else "none"),
         ("open files", "no limit" if open_files is None else str(open_files)),
         ("run folder", _disk(facts["disk"])),
@@ -51,20 +56,8 @@ def _gpus(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"GPU {gpu['index']}", f"{gpu['name']}{memory}"
 
 
-def _processors(cpus: Mapping[str, Any]) -> str:
-    quota = f", the container's quota is {cpus['quota']:g}" if cpus["quota"] else ""
-    return f"{cpus['usable']} of {cpus['count']}{quota}"
-
-
-def _memory(memory: Mapping[str, Any]) -> str:
-    limit = (
-        f", the container's limit is {memory_size(memory['limit_bytes'])}" if memory["limit_bytes"] else ""
-    )
-    return f"{memory_size(memory['bytes'])}, {memory_size(memory['available_bytes'] or 0)} free{limit}"
-
-
-def _free(place: Mapping[str, Any]) -> str:
-    return f"{memory_size(place['bytes'])}, {memory_size(place['free_bytes'])} free"
+def _free(place: Mapping[str, Any], free: str = "free_bytes") -> str:
+    return f"{memory_size(place['bytes'])}, {memory_size(place[free] or 0)} free"
 
 
 def _disk(disk: Mapping[str, Any]) -> str:

@@ -39,15 +39,7 @@ class Listeners:
 
     def open(self, address: str, port: int = 0) -> int:
         """Listen there; 0 is any free high port. Returns the port."""
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            # What an earlier job has left in TIME_WAIT does not keep the next one from the port either.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((address, port))
-            listener.listen(1024)
-        except OSError:
-            listener.close()
-            raise
+        listener = socket.create_server((address, port), backlog=1024)
         self._sockets.append(listener)
         threading.Thread(target=self._accept, args=[listener], daemon=True).start()
         return int(listener.getsockname()[1])

@@ -29,6 +29,7 @@ from drumline.net.frames import (
 )
 from drumline.net.handshake import MAX_STRANGER_BYTES, WRONG_SECRET, Agreed, RefusedError, answer, dial
 from drumline.net.interfaces import interfaces
+from drumline.net.reasons import Reason, explained, reason_of
 from drumline.net.secrets import VARIABLE
 
 PURPOSE = "doctor"
@@ -94,22 +95,16 @@ def _connect(options: NodeOptions) -> socket.socket:
 
 
 def _not_reached(options: NodeOptions, error: OSError) -> PreflightError:
-    where, here, master = options.endpoint, socket.gethostname(), options.master
-    start = f"start `drumline doctor --node-rank 0` on {master}"
-    if isinstance(error, socket.gaierror):
-        what = f"{master} does not resolve on {here}: {error.strerror}"
+    reason, here = reason_of(error), socket.gethostname()
+    next_step = (
+        f"start `drumline doctor --node-rank 0` on {options.master}, and open TCP {options.port} there"
+    )
+    if reason == Reason.UNKNOWN_NAME:
         next_step = "add it to /etc/hosts or DNS, or give --master by address"
-    elif isinstance(error, TimeoutError):
-        what = f"no answer from {where} for {options.wait_s:g} s, seen from {here}: packets are dropped, or the host "
-        what += "is down"
-        next_step = f"open TCP {options.port} on {master} to this host, and {start}"
-    elif isinstance(error, ConnectionRefusedError):
-        what = f"{where} refuses connections from {here}: the host is up, and nothing listens at that port"
-        next_step = f"{start} (a longer --wait leaves more time for it)"
-    else:
-        what = f"{where} is unreachable from {here}: {error.strerror or error}"
-        next_step = "check the address and the route to it"
-    return PreflightError(what, next_step=next_step)
+    what = (
+        f"node {options.node} on {here} could not connect to {options.endpoint} within {options.wait_s:g} s: "
+    )
+    return PreflightError(what + explained(reason), next_step=next_step)
 
 
 def _prove(line: socket.socket, options: NodeOptions) -> FrameReader:
@@ -253,13 +248,9 @@ def listen(options: NodeOptions) -> socket.socket:
     if address.startswith("127.") and options.master != "localhost" and not options.master.startswith("127."):
         what = f"{master} resolves to {address} on {here}, which no other host reaches"
         raise PreflightError(what, next_step=f"give the address instead: {own}")
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, options.port))
-        listener.listen(1024)
+        return socket.create_server((address, options.port), backlog=1024)
     except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRNOTAVAIL:
             what = f"{master} is {address}, which is not an address of {here}"
             next_step = f"node 0 is the machine with that address; this one has {own}"
@@ -270,4 +261,3 @@ def listen(options: NodeOptions) -> socket.socket:
             )
             next_step += f"{master}:PORT"
         raise PreflightError(what, next_step=next_step) from error
-    return listener

@@ -17,11 +17,11 @@ from drumline.doctor.background import in_background
 from drumline.doctor.machine import system
 from drumline.doctor.machine.gpu_checks import num_visible_gpus
 from drumline.doctor.machine.gpus import NvidiaSmi, read_driver_files, read_nvidia_smi
-from drumline.doctor.machine.installed import installed_packages
 from drumline.doctor.machine.known_variables import NOT_SHOWN, shown_variables
 from drumline.doctor.machine.machine_checks import machine_findings
 from drumline.doctor.machine.machine_facts import machine_facts
 from drumline.doctor.machine.summary import machine_rows
+from drumline.doctor.machine.system import installed_packages
 from tests.unit.doctor.machines import healthy
 
 # In the form that nvidia-smi writes.
@@ -206,7 +206,7 @@ def test_the_version_of_torch_is_that_of_the_torch_that_would_be_imported(tmp_pa
     )
     (tmp_path / "nvidia_nccl_cu13-2.28.9.dist-info").mkdir()
     code = (
-        "from drumline.doctor.machine.installed import *; print(torch_facts(installed_packages())); import sys;"
+        "from drumline.doctor.machine.system import *; print(torch_facts(installed_packages())); import sys;"
         "sys.modules['torch'] = None; print(torch_facts({}))"
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', Path.cwd())}"}
