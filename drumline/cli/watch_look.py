@@ -136,7 +136,7 @@ def _ending(folder: RunFolder) -> Ending | None:
     step, at = event.get("step"), event.get("time", 0)
     words = {
         "end": f"done at step {step}",
-        "preempted": f"told to leave, and saved step {step}",
+        "preempted": f"preempted, saved step {step}",
         "error": f"failed at step {step}: {event.get('message')}",
     }.get(str(event.get("kind")))
     if words is None or type(at) not in (int, float):

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 from drumline.config.schema import LogConfig
 from drumline.engine.run_folder import RunFolder
 from drumline.log import log
 from drumline.manager import DDPManager
-from drumline.metrics.display import make_display
+from drumline.metrics.display import Display, PlainDisplay
 from drumline.metrics.events import EventLog, Reporter, Sink
 from drumline.metrics.tensorboard import TensorBoard
 from drumline.untrusted import APPEND, descriptor_of, open_log
@@ -74,3 +74,15 @@ def open_reporter(settings: LogConfig, folder: RunFolder, ddp: DDPManager) -> It
         log.logger.addHandler(handler)
         stack.callback(log.logger.removeHandler, handler)
         yield reporter
+
+
+def make_display(mode: Literal["auto", "live", "plain", "none"], stream: TextIO) -> Display:
+    """The display for a stream; `auto` is live on a terminal that can move its cursor, and plain elsewhere."""
+    if mode == "none":
+        return Display()
+    if mode == "plain" or (mode == "auto" and not stream.isatty()):
+        return PlainDisplay(stream)
+    from drumline.metrics.live import LiveDisplay  # the plain display does without rich
+
+    live = LiveDisplay(stream)
+    return live if mode == "live" or live.can_animate else PlainDisplay(stream)

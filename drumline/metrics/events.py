@@ -23,7 +23,7 @@ The engine reports to one `Reporter` per rank, which stamps the event and hands 
 | `error`      | message                                                                                       |
 | `straggler`  | message, about_rank (null: the whole host), about_host: slower than its peers                 |
 | `stall`      | message, about_rank, about_host: nothing moves because of it; it may still recover            |
-| `preempted`  | signal, told_rank, told_host: the run was told to leave, and has saved this step              |
+| `preempted`  | signal, told_rank, told_host: the run was preempted, and has saved this step                  |
 | `end`        | epoch, seconds, samples_per_s, data_share, run, resume_command, two_node_command, best_step,  |
 |              | metrics, stragglers: a sentence for each rank or host that was one                            |
 

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from drumline.errors import as_lines
 from drumline.metrics import wording
+from drumline.metrics.display import Display
 from drumline.metrics.events import Event
-from drumline.metrics.plain import Display
 from drumline.terminal import make_console, one_line
 from drumline.text import clock
 

@@ -15,25 +15,23 @@ _BOOKKEEPING = STAMP | {
     "epoch", "lr", "samples_per_s", "data_share", "seconds_left", "grad_norm", "samples", "seconds"
 }  # fmt: skip
 _SHARE_WORTH_SAYING = 0.05
-# Where a save has copied the state to; one that was written at once has not.
-_COPIES = {"device": "on the GPU", "pinned": "in pinned memory", "host": "in memory"}
 # By the cause that a diagnosis names: what happened to the rank, or to its host.
 _FAULTS = {
     "killed": "was killed",
     "out_of_memory": "ran out of memory",
     "stopped": "was stopped",
     "debugged": "was held by a debugger",
-    "dataset": "was stuck in its data",
-    "user_code": "was stuck in its code",
-    "gil": "was stuck with Python's lock",
-    "not_entered": "did not come to a collective",
-    "mismatch": "was in another collective",
-    "left_early": "had left the loop",
+    "dataset": "was blocked in its dataset",
+    "user_code": "was blocked in its code",
+    "gil": "was blocked with the GIL held",
+    "not_entered": "did not enter a collective",
+    "mismatch": "was in a different collective",
+    "left_early": "left the loop early",
     "teardown": "did not exit",
-    "unreachable": "was out of reach",
-    "storage": "was stuck in storage",
+    "unreachable": "was unreachable",
+    "storage": "was blocked in storage",
     "slow": "was too slow",
-    "unknown": "was stuck",
+    "unknown": "was blocked",
 }
 
 
@@ -92,30 +90,28 @@ def evaluation_line(event: Event, epochs: int | None) -> str:
 
 def checkpoint_line(event: Event) -> str:
     """A `checkpoint` event as a sentence."""
-    line = f"saved step {event['step']} ({file_size(event['bytes'])} in {duration(event['seconds'])}"
-    if event.get("copy") in _COPIES:
-        line += f"; training stopped for {duration(event['blocked_s'])}, for a copy {_COPIES[event['copy']]}"
-    return f"{line})"
+    written = f"saved step {event['step']} ({file_size(event['bytes'])} in {duration(event['seconds'])}"
+    # Without a copy, training was paused until all was written.
+    if event.get("copy", "none") != "none":
+        written += f", training paused {duration(event['blocked_s'])}"
+    return f"{written})"
 
 
 def preempted_line(event: Event) -> str:
     """A `preempted` event as a sentence."""
     by, rank = event["signal"], f"rank {event['told_rank']} on {event['told_host']}"
     told = f"{by} to {rank}" if by.startswith("SIG") else f"{by} (seen by {rank})"
-    return f"told to leave by {told}: stopped at step {event['step']}; the same command goes on from there"
+    return f"preempted by {told}: saved step {event['step']}; rerun the same command to resume"
 
 
 def recovered_line(event: Event) -> str:
     """A `recovered` event as a sentence."""
     rank = "" if event["told_rank"] is None else f"rank {event['told_rank']} on "
     fault = f"{rank}{event['told_host']} {_FAULTS.get(event['cause'], 'failed')}"
-    line, lost = f"goes on {duration(event['seconds'])} after {fault}", event["lost_steps"]
+    line, lost = f"resumed {duration(event['seconds'])} after {fault}", event["lost_steps"]
     if lost is None:
         return line
-    again = (
-        f"{plural(lost, 'step')} {'is' if lost == 1 else 'are'} taken again" if lost else "no step was lost"
-    )
-    return f"{line} at step {event['step'] - 1 + lost}; {again}"
+    return f"{line} at step {event['step'] - 1 + lost}; {plural(lost, 'step') if lost else 'no step'} lost"
 
 
 def first_step_line(event: Event) -> str:

@@ -35,8 +35,8 @@ from drumline.launch.ssh.log_follower import LogFollower
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.launch.ssh.supervisor import PROTOCOL
+from drumline.metrics.display import PlainDisplay
 from drumline.metrics.live import LiveDisplay
-from drumline.metrics.plain import PlainDisplay
 from drumline.net.dial import WaitNotice
 
 MARK = "FORGED"

@@ -266,7 +266,7 @@ def test_a_task_that_fails_at_the_same_step_three_times_stops_and_says_so(tmp_pa
     begun = [event for line in events if (event := json.loads(line))["kind"] == "first_step"]
     assert [event["since"] for event in begun] == ["command", "rank", "rank"]
     assert ["launcher" in event["parts"] for event in begun] == [True, False, False]
-    assert output.count(f"after rank 1 on {host} was killed at step 3; 1 step is taken again\n") == 2
+    assert output.count(f"after rank 1 on {host} was killed at step 3; 1 step lost\n") == 2
 
 
 CALLS_ONE_MORE = """

@@ -80,8 +80,8 @@ def test_a_launched_task_leaves_by_a_signal_to_one_rank_and_to_the_launcher(tmp_
         assert errors == ""  # neither "interrupted" nor "restarting the ranks"
         marker = json.loads((run / "preempted.json").read_text())
         assert (marker["signal"], marker["rank"]) == ("SIGUSR1", 1) if told == "rank" else "SIGTERM"
-        sentence = f"stopped at step {marker['step']}; the same command goes on from there"
-        assert output.count("told to leave") == output.count(sentence) == 1
+        sentence = f"saved step {marker['step']}; rerun the same command to resume"
+        assert output.count("preempted by ") == output.count(sentence) == 1
         assert (run / "checkpoints" / f"step-{marker['step']:08d}").is_dir()
         resumed = "resumed at step" in output
         assert resumed == (told == "launcher")
@@ -112,8 +112,8 @@ def test_before_the_first_step_there_is_nothing_to_save(tmp_path: Path) -> None:
     rank.terminate()
     wait_for(node, lambda: is_open(port))
     node.send_signal(signal.SIGUSR1)
-    goes_on = "before the first step; the same command goes on from where the run stood\n"
-    assert rank.communicate(timeout=60)[1] == f"drumline: told to leave by SIGTERM {goes_on}"
+    rerun = "before the first step; rerun the same command to resume\n"
+    assert rank.communicate(timeout=60)[1] == f"drumline: stopped by SIGTERM {rerun}"
     # On a busy machine it has said by then that it waits for the other node.
-    assert node.communicate(timeout=60)[1].endswith(f"drumline: told to leave {goes_on}")
+    assert node.communicate(timeout=60)[1].endswith(f"drumline: stopped {rerun}")
     assert (rank.returncode, node.returncode) == (75, 75)

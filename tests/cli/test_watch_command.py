@@ -196,7 +196,7 @@ def test_it_follows_to_the_end_in_lines_and_on_a_terminal(
     assert [follower.wait() for follower in followers] == [0, 0]
     assert rest.count(STALL.message) == 1  # a notice is shown once
     assert "  node-a  1     815   forward  0 ms  2.5      stopped by a signal\n" in rest
-    assert rest.endswith(" the run has ended: told to leave, and saved step 815\n")
+    assert rest.endswith(" the run has ended: preempted, saved step 815\n")
 
 
 def write(run: Path, record: dict[str, Any], *, age_s: float = 0.0) -> None:

@@ -93,7 +93,7 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTes
     facts = slurm.wait_for("1", "COMPLETED", timeout_s=120)
     assert (facts["Restarts"], facts["ExitCode"]) == ("1", "0:0")
     text = log.read_text()
-    assert text.count("told to leave by SIGTERM to rank ") == 1, text
+    assert text.count("preempted by SIGTERM to rank ") == 1, text
     assert "drumline: job 1 goes back into the queue (requeue 1 of 1000)\n" in text
     assert text.count("resumed at step ") == 1
     assert text.count("done: 250 steps") == 1

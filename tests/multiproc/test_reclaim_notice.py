@@ -91,7 +91,7 @@ def test_a_notice_is_a_reason_to_save_and_leave(tmp_path: Path, world_size: int)
     events = list(read_events(run / "events" / "rank-00000.jsonl"))
     assert (events[-1]["kind"], events[-1]["signal"]) == ("preempted", said)
     log = (run / "logs" / "rank-00000.log").read_text()
-    assert f"told to leave by {said} (seen by rank 0 on " in log
+    assert f"preempted by {said} (seen by rank 0 on " in log
     warnings = [event["message"] for event in events if event["kind"] == "warning"]
     assert warnings == (
         []

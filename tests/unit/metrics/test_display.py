@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from drumline.metrics.display import make_display
+from drumline.engine.output import make_display
+from drumline.metrics.display import Display, PlainDisplay
 from drumline.metrics.live import LiveDisplay
-from drumline.metrics.plain import Display, PlainDisplay
 
 TWO_NODES = (
     "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-endpoint HOST:29500 -m drumline train digits --run runs/a"
@@ -99,7 +99,7 @@ def test_every_plain_event_has_its_line(stream: io.StringIO) -> None:
         "@ step  30/460   loss 0.0667   lr 0.0964   8,123 samples/s   0:41 left",
         "@ epoch  3/20   loss 0.5000   accuracy 90.00%   in 210 ms",
         "@ saved step 46 (1.41 MB in 31 ms)",
-        "@ saved step 50 (1.41 MB in 1.2 s; training stopped for 6 ms, for a copy on the GPU)",
+        "@ saved step 50 (1.41 MB in 1.2 s, training paused 6 ms)",
         "@ saved step 51 (1.41 MB in 1.2 s)",
         "@ a note",
         "@ warning: small batches",
