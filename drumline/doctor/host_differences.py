@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from drumline.doctor.finding import Finding, Level
 from drumline.doctor.machine.folder_hashes import hash_of_files, sort_key
@@ -74,15 +74,6 @@ def compare(
 # Versions and machines
 
 
-class Trait(NamedTuple):
-    """One thing that hosts should share."""
-
-    name: str
-    of: Callable[[Facts], str | None]
-    level: Level
-    fix: str
-
-
 def _gpus(facts: Facts) -> str | None:
     names = [gpu["name"] for gpu in facts["gpus"]]
     return ", ".join(f"{names.count(name)} x {name}" for name in sorted(set(names))) or None
@@ -93,27 +84,28 @@ def _mtu(facts: Facts) -> str | None:
     return next((str(one["mtu"]) for one in facts["interfaces"] if one["name"] == chosen), None)
 
 
-TRAITS = (
-    Trait("Python", lambda facts: facts["python"], "warning", SAME_ENVIRONMENT),
-    Trait("torch", lambda facts: facts["torch"], "problem", SAME_ENVIRONMENT),
-    Trait("CUDA (of torch)", lambda facts: facts["cuda"], "problem", SAME_ENVIRONMENT),
-    Trait("NCCL", lambda facts: facts["nccl"], "problem", SAME_ENVIRONMENT),
-    Trait("drumline", lambda facts: facts["packages"].get("drumline"), "problem", SAME_ENVIRONMENT),
-    Trait("driver", lambda facts: facts["driver"], "warning", "install the same driver on all hosts"),
-    Trait("GPUs", _gpus, "warning", "leave the odd hosts out, or set slots per host: --hosts a:8,b:4"),
-    Trait(
+# What hosts should share: its name, its value, and the level and fix of a difference.
+TRAITS: tuple[tuple[str, Callable[[Facts], str | None], Level, str], ...] = (
+    ("Python", lambda facts: facts["python"], "warning", SAME_ENVIRONMENT),
+    ("torch", lambda facts: facts["torch"], "problem", SAME_ENVIRONMENT),
+    ("CUDA (of torch)", lambda facts: facts["cuda"], "problem", SAME_ENVIRONMENT),
+    ("NCCL", lambda facts: facts["nccl"], "problem", SAME_ENVIRONMENT),
+    ("drumline", lambda facts: facts["packages"].get("drumline"), "problem", SAME_ENVIRONMENT),
+    ("driver", lambda facts: facts["driver"], "warning", "install the same driver on all hosts"),
+    ("GPUs", _gpus, "warning", "leave the odd hosts out, or set slots per host: --hosts a:8,b:4"),
+    (
         "architecture",
         lambda facts: facts["platform"].split()[-1],
         "warning",
         "use hosts of one architecture",
     ),
-    Trait(
+    (
         "file system of the run folder",
         lambda facts: facts["disk"].get("file_system"),
         "warning",
         "check that the shared volume is mounted on all hosts (mount)",
     ),
-    Trait("MTU", _mtu, "warning", "set the same on all hosts: ip link set dev NAME mtu 1500"),
+    ("MTU", _mtu, "warning", "set the same on all hosts: ip link set dev NAME mtu 1500"),
 )
 
 
@@ -121,22 +113,20 @@ def compare_hosts(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Compa
     """Findings, and everything that was compared, from the facts of each host."""
     findings: list[Finding] = []
     compared: list[Comparison] = []
-    for trait in TRAITS:
-        values = compare(trait.name, {host: trait.of(one) for host, one in facts.items()})
+    for name, value_of, level, fix in TRAITS:
+        values = compare(name, {host: value_of(one) for host, one in facts.items()})
         compared.append(values)
         if values.differs:
-            findings.append(values.finding(_level(trait, facts), trait.fix))
+            # Pythons that differ only in their last number work together.
+            minors = (
+                {tuple(one["python"].split(".")[:2]) for one in facts.values()} if name == "Python" else ()
+            )
+            findings.append(values.finding("problem" if len(minors) > 1 else level, fix))
     for part in (_compare_packages, _compare_variables, _compare_code, _compare_data):
         found, more = part(facts)
         findings += found
         compared += more
     return findings, compared
-
-
-def _level(trait: Trait, facts: Mapping[str, Facts]) -> Level:
-    """Pythons that differ only in their last number work together."""
-    minors = {tuple(one["python"].split(".")[:2]) for one in facts.values()}
-    return "problem" if trait.name == "Python" and len(minors) > 1 else trait.level
 
 
 # Packages and variables

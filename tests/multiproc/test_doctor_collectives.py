@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drumline.config.schema import WatchConfig
-from drumline.doctor.collectives import doctor_rank, phase_timer
+from drumline.doctor.collectives import doctor_rank, phase_timer, rank_processes
 from drumline.doctor.collectives.collective_checks import LARGE, Collectives
 from drumline.doctor.collectives.doctor_rank import RankReport, check_rank
 from drumline.doctor.collectives.phase_timer import PhaseTimer
@@ -79,8 +79,7 @@ def examined(ddp: DDPManager, exchange: type[Collectives] = Collectives) -> list
     check_rank(
         report,
         PhaseTimer(limit_s=60, place=ddp.place, on_late=report.give_up),
-        start_timeout_s=60,
-        make_collectives=exchange,
+        exchange,
     )
     report.print()
     ddp.cleanup()
@@ -177,8 +176,7 @@ def frozen(folder: Path) -> None:
     check_rank(
         report,
         PhaseTimer(limit_s=3, place=ddp.place, on_late=report.give_up),
-        start_timeout_s=60,
-        make_collectives=FreezesInTheLargeSum,
+        FreezesInTheLargeSum,
     )
 
 
@@ -213,10 +211,11 @@ sys.exit(3)
 """
 
 
-def test_a_rank_that_another_blames_is_not_waited_for_and_ended() -> None:
-    findings, numbers = local_collectives(
-        2, environment=ENVIRONMENT, num_gpus=0, backend="gloo", limit_s=100, program=["-c", BLAMES]
-    )
+def test_a_rank_that_a_finding_is_about_is_not_waited_for_and_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_processes, "PROGRAM", ("-c", BLAMES))
+    findings, numbers = local_collectives(2, environment=ENVIRONMENT, num_gpus=0, backend="gloo", limit_s=100)
     assert [one.what for one in findings] == ["rank 1 on h froze"]
     assert numbers == {}
 
@@ -229,10 +228,11 @@ def test_a_rank_that_another_blames_is_not_waited_for_and_ended() -> None:
         ("import time; time.sleep(60)", "still running after 1 s"),
     ],
 )
-def test_a_rank_that_prints_nothing_is_reported_with_its_exit(program: str, what: str) -> None:
-    findings, _ = local_collectives(
-        1, environment=ENVIRONMENT, num_gpus=0, limit_s=1, phase_limit_s=1, program=["-c", program]
-    )
+def test_a_rank_that_prints_nothing_is_reported_with_its_exit(
+    program: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_processes, "PROGRAM", ("-c", program))
+    findings, _ = local_collectives(1, environment=ENVIRONMENT, num_gpus=0, limit_s=1)
     (found,) = findings
     assert found.line() == (f"problem: {HOST}: rank 0 gave no result: {what}")
 

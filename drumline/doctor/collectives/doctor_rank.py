@@ -77,17 +77,20 @@ class RankReport:
 def check_rank(
     report: RankReport,
     timer: PhaseTimer,
-    *,
-    start_timeout_s: float,
-    make_collectives: Callable[[torch.device], Collectives],
+    make_collectives: Callable[[torch.device], Collectives] = Collectives,
 ) -> None:
     """Collective: join the others, then run all checks; what is wrong is in the report afterwards."""
     ddp = report.ddp
     try:
-        with timer.phase("the rendezvous", limit_s=start_timeout_s + GRACE_AFTER_START_S):
+        with timer.phase("the rendezvous", limit_s=START_TIMEOUT_S + GRACE_AFTER_START_S):
             is_joined = ddp.setup()
     except DrumlineError as error:
-        report.add(*_setup_error(ddp, error))
+        num_gpus = torch.cuda.device_count()
+        if 0 < num_gpus <= ddp.get_local_rank():
+            what = f"NCCL needs a GPU per rank, and this host has {num_gpus} for {ddp.local_world_size} ranks"
+            report.add(what, f"--procs {num_gpus}, or --backend gloo")
+        else:
+            report.add(error.what, error.next_step or "look at the other ranks' findings")
         return
     except (dist.DistError, RuntimeError) as error:
         report.add(f"the ranks could not connect: {_reason(error)}", NO_CONNECTION_FIX)
@@ -102,24 +105,13 @@ def check_rank(
         report.add(f"{timer.current} failed: {_reason(error)}", "look at the rank that failed first")
 
 
-def _setup_error(ddp: DDPManager, error: DrumlineError) -> tuple[str, str]:
-    """More ranks than GPUs is answered with the doctor's own flags."""
-    num_gpus = torch.cuda.device_count()
-    if 0 < num_gpus <= ddp.get_local_rank():
-        what = f"NCCL needs a GPU per rank, and this host has {num_gpus} for {ddp.local_world_size} ranks"
-        return what, f"--procs {num_gpus}, or --backend gloo"
-    return error.what, error.next_step or "look at the other ranks' findings"
-
-
 def _reason(error: BaseException) -> str:
     """Its first line; of NCCL's errors, the one that follows `Last error:`."""
     text = str(error).partition("Last error:")[2].strip() or str(error).strip() or type(error).__name__
     return text.splitlines()[0].strip()
 
 
-def main(
-    argv: Sequence[str], *, make_collectives: Callable[[torch.device], Collectives] = Collectives
-) -> int:
+def main(argv: Sequence[str]) -> int:
     """One rank, from start to exit."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--backend", choices=DEVICES, default="auto")
@@ -137,7 +129,7 @@ def main(
     )
     report = RankReport(ddp)
     timer = PhaseTimer(limit_s=options.limit_s, place=ddp.place, on_late=report.give_up)
-    check_rank(report, timer, start_timeout_s=START_TIMEOUT_S, make_collectives=make_collectives)
+    check_rank(report, timer)
     code = report.print()
     sys.stdout.flush()
     # All is printed; a group that cannot be destroyed must not undo that.

@@ -18,6 +18,7 @@ from drumline.launch.node import guard
 from drumline.text import signal_name
 
 PROGRAM = ("-m", "drumline.doctor.collectives.doctor_rank")
+# How long ranks wait for each other in one collective before they report.
 PHASE_LIMIT_S = 15.0
 # For the others to report which rank they wait for, once the first has failed.
 AFTER_FAILURE_S = 12.0
@@ -37,14 +38,6 @@ class HostRanks:
     port: int
     limit_s: float
     backend: str = "auto"
-    phase_limit_s: float = PHASE_LIMIT_S
-    """How long ranks wait for each other in one collective before they report."""
-    program: tuple[str, ...] = ()
-    """Arguments of Python; other than our own module only in tests."""
-
-    def command(self) -> list[str]:
-        words = [sys.executable, *(self.program or PROGRAM)]
-        return [*words, "--backend", self.backend, "--limit-s", str(self.phase_limit_s)]
 
     def variables(self, local_rank: int) -> dict[str, str]:
         """As torchrun sets them."""
@@ -76,8 +69,7 @@ class RankProcesses:
         outputs = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in range(ranks.num_procs)]  # noqa: SIM115
         try:
             for number, (out, err) in enumerate(outputs):
-                variables = {**environment, **ranks.variables(number), guard.VARIABLE: job}
-                self._start(ranks.command(), variables, out, err)
+                self._start(ranks, {**environment, **ranks.variables(number), guard.VARIABLE: job}, out, err)
             self._wait(ranks, [out for out, _ in outputs])
             codes = [process.poll() for process in self._running]  # None: it hangs
             self.kill()
@@ -101,12 +93,13 @@ class RankProcesses:
                     process.wait()
 
     def _start(
-        self, command: Sequence[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
+        self, ranks: HostRanks, environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]
     ) -> None:
+        options = ["--backend", ranks.backend, "--limit-s", str(PHASE_LIMIT_S)]
         with self._lock:
             if not self._is_over:
                 process = subprocess.Popen(
-                    command,
+                    [sys.executable, *PROGRAM, *options],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
@@ -124,7 +117,7 @@ class RankProcesses:
             if any(codes):
                 if not has_failed:
                     has_failed = True
-                    deadline = min(deadline, time.monotonic() + ranks.phase_limit_s + AFTER_FAILURE_S)
+                    deadline = min(deadline, time.monotonic() + PHASE_LIMIT_S + AFTER_FAILURE_S)
                 # Only the output of those that have exited: one that still writes shares its file position with us.
                 exited = [number for number, code in enumerate(codes) if code is not None]
                 results = [read_result(_text(outputs[number])) or {"findings": []} for number in exited]

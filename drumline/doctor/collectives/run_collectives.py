@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from drumline.doctor.collectives.rank_processes import PHASE_LIMIT_S, HostRanks, RankProcesses
+from drumline.doctor.collectives.rank_processes import HostRanks, RankProcesses
 from drumline.doctor.finding import Finding
 from drumline.doctor.pairs.coordinator import ANSWER_S, Coordinator
 from drumline.net.interfaces import LOOPBACK
@@ -29,9 +29,7 @@ def local_collectives(
     environment: Mapping[str, str],
     num_gpus: int,
     backend: str = "auto",
-    phase_limit_s: float = PHASE_LIMIT_S,
     limit_s: float = LOCAL_LIMIT_S,
-    program: Sequence[str] = (),
 ) -> tuple[list[Finding], Mapping[str, float]]:
     """Findings and numbers of `procs` ranks on this machine; by default one per GPU that torch sees, or two."""
     on_gpus = backend == "nccl" or (backend == "auto" and num_gpus > 0)
@@ -43,17 +41,7 @@ def local_collectives(
         return [Finding("problem", "collectives", host, what, fix)], {}
     with socket.create_server((LOOPBACK, 0)) as free:
         port = free.getsockname()[1]
-    ranks = HostRanks(
-        first_rank=0,
-        num_procs=num_ranks,
-        world_size=num_ranks,
-        address=LOOPBACK,
-        port=port,
-        limit_s=limit_s,
-        backend=backend,
-        phase_limit_s=phase_limit_s,
-        program=tuple(program),
-    )
+    ranks = HostRanks(0, num_ranks, num_ranks, LOOPBACK, port, limit_s, backend)
     outcomes = [{"host": host, **one} for one in RankProcesses().run(ranks, environment)]
     return collective_findings(outcomes, {}), measured(outcomes)
 

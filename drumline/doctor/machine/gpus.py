@@ -26,15 +26,14 @@ DRIVER_FOLDER = Path("/proc/driver/nvidia")
 class NvidiaSmi:
     """Started at once, beside everything else: without persistence mode the driver takes seconds to wake up."""
 
-    def __init__(self, environment: Mapping[str, str], *, driver_folder: Path = DRIVER_FOLDER) -> None:
-        self._driver_folder = driver_folder
+    def __init__(self, environment: Mapping[str, str]) -> None:
         program = shutil.which("nvidia-smi", path=environment.get("PATH"))
         queries = (f"--query-gpu={','.join(GPU_FIELDS)}", f"--query-compute-apps={','.join(PROCESS_FIELDS)}")
         self._processes = [_start(program, query) for query in queries] if program else []
 
     def facts(self, timeout_s: float) -> dict[str, Any]:
         """`driver`, `gpus`, and a `gpu_error` where nvidia-smi failed."""
-        known = read_driver_files(self._driver_folder)
+        known = read_driver_files(DRIVER_FOLDER)
         if not self._processes:
             return {**known, "gpu_error": "nvidia-smi is not on the PATH" if known["driver"] else ""}
         deadline = time.monotonic() + timeout_s

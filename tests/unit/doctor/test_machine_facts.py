@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from drumline.doctor.background import in_background
-from drumline.doctor.machine import system
+from drumline.doctor.machine import gpus, system
 from drumline.doctor.machine.gpu_checks import num_visible_gpus
 from drumline.doctor.machine.gpus import NvidiaSmi, read_driver_files, read_nvidia_smi
 from drumline.doctor.machine.known_variables import NOT_SHOWN, shown_variables
@@ -95,11 +95,14 @@ def test_nvidia_smi_is_read() -> None:
         ("echo 'No devices were found'; exit 6", ""),
     ],
 )
-def test_an_nvidia_smi_that_fails_or_hangs(tmp_path: Path, script: str, gpu_error: str) -> None:
+def test_an_nvidia_smi_that_fails_or_hangs(
+    tmp_path: Path, script: str, gpu_error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{'exec ' if 'sleep' in script else ''}{script}\n")
     program.chmod(0o755)
-    smi = NvidiaSmi({"PATH": f"{tmp_path}:/usr/bin:/bin"}, driver_folder=tmp_path / "no driver")
+    monkeypatch.setattr(gpus, "DRIVER_FOLDER", tmp_path / "no driver")
+    smi = NvidiaSmi({"PATH": f"{tmp_path}:/usr/bin:/bin"})
     found = smi.facts(0.3 if "sleep" in script else 20)
     assert (found["gpus"], found["gpu_error"]) == ([], gpu_error)
 
