@@ -15,7 +15,7 @@ VERBS = {
     "launch": "start a task or a torchrun script: here, on hosts over ssh,\n"
     "by hand on several machines, on Slurm, on Kubernetes",
     "watch": "follow a running job from another terminal, rank by rank",
-    "doctor": "examine this machine, or hosts and every pair, before a run",
+    "doctor": "check this machine, or hosts and every pair, before a run",
     "lint": "find the mistakes of distributed training in any code",
     "verify": "check run folders: checkpoints, each sample once, events",
     "prove-resume": "kill a job with -9, resume it, and compare every bit with\na run that was not killed",
@@ -23,20 +23,20 @@ VERBS = {
 HELP = """\
 usage: drumline VERB ...
 
-Takes a PyTorch training job from one process to many nodes, and keeps every
-rank on the beat.
+Takes a PyTorch training job from one process to many nodes, and reports which
+rank fails, hangs or is slow, and why.
 
 {verbs}
 
   drumline VERB --help   what a verb does, with all its flags
   drumline --version     the version
 
-exit codes: 0 success, 1 training failed (verify, watch, lint: something is
-            wrong), 2 wrong usage or configuration (lint: or a file that could
-            not be read), 3 stopped before the first step (doctor: must be
-            fixed), 75 told to leave, and saved, 130 interrupted
+exit codes: 0 success, 1 training failed (verify, watch, lint: problems were
+            found), 2 wrong usage or configuration (lint: or a file that could
+            not be read), 3 stopped before the first step (doctor: something
+            must be fixed), 70 hang, 75 preempted, and saved, 130 interrupted
 """
-UNEXPECTED = "next: if this names nothing that you can mend, report it as a bug, with the lines above"
+UNEXPECTED = "next: if this names nothing that you can fix, report it as a bug, with the lines above"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _escape_what_cannot_be_encoded() -> None:
-    """A name with an umlaut ends no job whose output goes to an ASCII terminal or pipe, whoever prints it."""
+    """A name with an umlaut must not end a job whose output goes to an ASCII terminal or pipe."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""`drumline prove-resume TASK`: reads the options, lets `prove` do the work, and prints the verdict."""
+"""`drumline prove-resume TASK`: checks the options, runs the proof (audit/prove.py), and prints the result."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from drumline import terminal
 from drumline.audit.kill_schedule import ProofOptions, worlds_of, wrong_options
 from drumline.audit.proof_settings import ProofSettings, wrong_settings
 from drumline.audit.prove import Outcome, Proof
 from drumline.cli import train_command
-from drumline.config import PRESETS, Flags, read_flags, read_layers, resolve
+from drumline.config import PRESETS, Flags, FlagTable, read_flags, read_layers, resolve
 from drumline.config.schema import Count, Seed
 from drumline.errors import ConfigError, DrumlineError, ExitCode, UsageError
 from drumline.launch.topology import topology_from
@@ -29,11 +28,11 @@ from drumline.untrusted import make_own_folder
 from drumline.user_code import is_class_spec
 
 DEFAULT_STEPS = 8
-OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
+OWN_FLAGS: FlagTable = {
     "world": (
         tuple[Count, ...],
         "N[,N...]",
-        "Ranks of each leg [1]. 4,2,3 starts on 4 ranks, is killed, goes on with 2, is killed, and ends "
+        "Ranks of each leg [1]. 4,2,3 starts on 4 ranks, is killed, resumes on 2, is killed, and ends "
         "on 3; one number is one kill. The run without kills has the first number. Different numbers turn on "
         "--train.exact elastic.",
     ),
@@ -45,17 +44,17 @@ OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
         "What the job is in the middle of when it is killed [any: random].",
     ),
     "kill-rank": (str, "RANK | all", "Which rank is killed [random]."),
-    "seed": (Seed, "N", "What is random in the kills follows from it [random, and printed]."),
+    "seed": (Seed, "N", "The seed of what is random in the kills [random, and printed]."),
     "keep": (str, "DIR", "Keep the run folders here [a temporary folder, kept if the proof fails]."),
     "config": train_command.OWN_FLAGS["config"],
     "help": (bool, "", "Show this text."),
 }
-# Of `drumline train`, and what takes their place here.
+# Flags of `drumline train`, and what replaces them here.
 ELSEWHERE = {
-    "procs": "--world says how many ranks each leg has",
+    "procs": "give --world, the number of ranks of each leg",
     "max-restarts": "a killed leg is resumed by the proof itself",
-    "run": "--keep DIR says where the run folders stay",
-    "fresh": "every proof begins a new run",
+    "run": "give --keep DIR to keep the run folders",
+    "fresh": "every proof starts a new run",
 }
 USAGE = """\
 usage: drumline prove-resume TASK [--world N[,N...]] [--steps N] [--section.name value ...]
@@ -65,12 +64,12 @@ sample, weight, optimizer state and evaluation, bit by bit. The settings are tho
 """
 EXIT_CODES = """\
 exit codes: 0 proved, 1 not proved, or a run failed, 2 wrong usage, 3 a run was stopped before its first step
-            (ranks that do not agree, data that is missing), 130 interrupted
+            (ranks that differ, data that is missing), 130 interrupted
 """
 
 
 def run(argv: Sequence[str]) -> int:
-    """The verb: 0 proved, 1 not, 2 wrong usage; or what a run that failed by itself ended with."""
+    """The verb."""
     own = {**{name: train_command.OWN_FLAGS[name] for name in ELSEWHERE}, **OWN_FLAGS}
     flags = read_flags(argv, own, max_positional=1)
     if flags.own.get("help"):
@@ -78,35 +77,36 @@ def run(argv: Sequence[str]) -> int:
         return ExitCode.SUCCESS
     if topology_from(os.environ) is not None:
         raise UsageError(
-            "prove-resume starts its ranks itself, but a launcher has started this process as one",
+            "prove-resume starts its ranks itself, but a launcher has started this process as a rank",
             next_step="run it without torchrun or srun",
         )
     options, arguments, changes = _settle(flags)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, _leave)  # what was started is then ended too
+            # As an exception, so that the runs are ended too.
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     keep = flags.own.get("keep")
     with _folder(keep) as folder:
-        say(f"kills are drawn from --seed {options.seed}")
+        print_line(f"kills are drawn from --seed {options.seed}")
         if changes:
-            say(f"changed for the proof: {changes}")
+            print_line(f"changed for the proof: {changes}")
         code = _prove(options, arguments, folder)
         if code == ExitCode.SUCCESS and keep is None:
             shutil.rmtree(folder)
         else:
-            say(f"  folder: {folder}")
+            print_line(f"  folder: {folder}")
     return code
 
 
 def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
-    """The options, the arguments of `drumline train`, and what is changed in them; every mistake is said at once, and
-    before torch is imported: what depends on the user's own task, whose file imports it, comes last."""
+    """The options, the arguments of `drumline train`, and what is changed in them. All mistakes are reported at once,
+    before torch is imported; those that depend on the user's own task, whose file imports it, come last."""
     task, file = flags.positional[0] if flags.positional else None, flags.own.get("config")
     layers = read_layers(flags, config_file=Path(file) if file else None, environment={})
     options = _options(flags)
     problems = [f"--{name}: {reason}" for name, reason in ELSEWHERE.items() if name in flags.own]
     problems += _wrong_command(task, flags)
-    are_known = not any(problem.startswith(("--world", "--steps")) for problem in problems)
+    are_known = not flags.layer.broken & {"world", "steps"}
     if are_known:
         problems += wrong_options(options)
     problems += wrong_settings(layers, options)
@@ -115,11 +115,11 @@ def _settle(flags: Flags) -> tuple[ProofOptions, list[str], str]:
     if are_known and (task in PRESETS or not problems):
         problems += settings.problems()
     if problems or task is None:
-        raise ConfigError(problems, next_step="`drumline prove-resume --help` says what it takes")
+        raise ConfigError(problems, next_step="`drumline prove-resume --help` lists all flags")
     arguments = settings.arguments(task, config_file=file)
     given = read_flags(arguments, train_command.OWN_FLAGS, max_positional=1)
     ranks_layers = read_layers(given, config_file=Path(file) if file else None, environment=os.environ)
-    resolve(ranks_layers, defaults, task=task)  # what each rank would refuse is said here, once
+    resolve(ranks_layers, defaults, task=task)  # what each rank would refuse is reported here, once
     return options, arguments, settings.describe_changes()
 
 
@@ -134,7 +134,7 @@ def _wrong_command(task: str | None, flags: Flags) -> Iterator[str]:
 
 
 def _defaults(task: str | None) -> Mapping[str, Any]:
-    """What the task says of its settings. One of the user's own is loaded for that, as each rank does it."""
+    """The default settings of the task. A task of the user's own is loaded for that, as each rank does it."""
     if task is None or not is_class_spec(task):
         return PRESETS[task].defaults if task and task in PRESETS else {}
 
@@ -167,22 +167,22 @@ def _options(flags: Flags) -> ProofOptions:
 def _prove(options: ProofOptions, arguments: list[str], folder: Path) -> int:
     legs = ", ".join(map(str, options.worlds))
     if options.is_elastic:
-        say(f"the legs have different numbers of ranks ({legs}): --train.exact elastic is on")
-    outcome = Proof(options, arguments, folder, say).run()
-    for line in verdict(outcome):
-        say(line)
+        print_line(f"the legs have different numbers of ranks ({legs}): --train.exact elastic is on")
+    outcome = Proof(options, arguments, folder, print_line).run()
+    for line in outcome_lines(outcome):
+        print_line(line)
     return ExitCode.SUCCESS if outcome.found is None else ExitCode.TRAINING_FAILED
 
 
-def verdict(outcome: Outcome) -> Iterator[str]:
-    """The lines that say what came out."""
+def outcome_lines(outcome: Outcome) -> Iterator[str]:
+    """The lines that report the outcome."""
     if outcome.found is None:
         steps, kills = plural(outcome.steps, "step"), plural(outcome.kills, "kill")
         seen = f"{plural(outcome.samples, 'sample')}, {plural(outcome.tensors, 'tensor')}"
         yield f"proved: {steps}, {seen}: the same bits after {kills}"
         for name in outcome.unsaved:
             yield (
-                f"  note: the buffer {name} (persistent=False) is in no checkpoint and was not the same at every step; "
+                f"  note: the buffer {name} (persistent=False) is not in checkpoints and differed at some step; "
                 "nothing that was compared depends on it"
             )
         return
@@ -191,13 +191,13 @@ def verdict(outcome: Outcome) -> Iterator[str]:
     yield f"  next: {outcome.found.cause.next_step}"
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     terminal.show_lines([line])
 
 
 @contextmanager
 def _folder(keep: str | None) -> Iterator[Path]:
-    """Where the runs are. One of our own goes when there is nothing to look at in it: a wrong command, Ctrl-C."""
+    """The folder of the runs. A temporary one is removed after a usage error or an interrupt."""
     folder = Path(tempfile.mkdtemp(prefix="drumline-prove-")) if keep is None else _new_folder(Path(keep))
     try:
         yield folder
@@ -205,8 +205,8 @@ def _folder(keep: str | None) -> Iterator[Path]:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
         if not isinstance(error, UsageError):
-            left = "nothing of it is left" if keep is None else f"what it wrote so far is in {folder}"
-            with suppress(OSError):  # the terminal may be gone
+            left = "its folder was removed" if keep is None else f"what it wrote so far is in {folder}"
+            with suppress(OSError):  # the terminal may be closed
                 terminal.print_message(f"interrupted; {left}")
         raise
 
@@ -229,13 +229,8 @@ def _new_folder(folder: Path) -> Path:
     return folder
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)
-
-
 def _help() -> str:
-    from drumline.config.help import render_entry
+    from drumline.config.help import render_flags
 
-    width = shutil.get_terminal_size().columns
-    own = [render_entry(f"--{name}", takes, doc, width=width) for name, (_, takes, doc) in OWN_FLAGS.items()]
-    return "\n".join([USAGE, *own, "", EXIT_CODES])
+    own = render_flags({"": OWN_FLAGS}, width=shutil.get_terminal_size().columns)
+    return "\n".join([USAGE, own, EXIT_CODES])

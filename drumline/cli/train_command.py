@@ -1,15 +1,14 @@
-"""`drumline train TASK`: settles the configuration, then starts ranks, joins as one, or trains alone."""
+"""`drumline train TASK`: checks the configuration, then starts ranks, joins as one, or trains alone."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from drumline.config import PRESETS, Flags, Layers, check_layers, read_flags, read_layers, resolve
+from drumline.config import PRESETS, Flags, FlagTable, Layers, check_layers, read_flags, read_layers, resolve
 from drumline.config.schema import Count, CountOrZero
 from drumline.errors import ConfigError, ExitCode, UsageError, did_you_mean
 from drumline.launch.interrupts import INTERRUPTED_EARLY, interruptible
@@ -19,11 +18,11 @@ from drumline.launch.torch_import import loading
 from drumline.terminal import show
 from drumline.user_code import is_class_spec
 
-OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
+OWN_FLAGS: FlagTable = {
     "config": (
         str,
         "FILE",
-        "A TOML file of settings; flags beat it. A run's own config.toml can be given back.",
+        "A TOML file of settings; flags override it. A run's own config.toml is such a file.",
     ),
     "run": (str, "DIR", "The run folder [runs/TASK]. The same command again resumes what is there."),
     "procs": (Count, "N", "Ranks to start on this machine [one per GPU, or 1]; not under torchrun or srun."),
@@ -31,7 +30,7 @@ OWN_FLAGS: Mapping[str, tuple[Any, str, str]] = {
         CountOrZero,
         "N",
         f"How often --procs restarts ranks that hang, crash or are killed; they resume from the newest checkpoint "
-        f"[{TASK_RESTARTS}]. A failure that a restart cannot mend is not retried.",
+        f"[{TASK_RESTARTS}]. A failure that a restart cannot fix is not retried.",
     ),
     "fresh": (bool, "", "Start anew: an earlier run in the folder is moved aside, not deleted."),
     "help": (bool, "", "Show this text; with a TASK, its defaults."),
@@ -43,20 +42,18 @@ USAGE = (
 
 
 def run(argv: Sequence[str]) -> int:
-    """The verb. Everything that can be wrong with the command is said before torch is imported."""
+    """The verb. All mistakes in the command are reported before torch is imported."""
     flags = read_flags(argv, OWN_FLAGS, max_positional=1)
     task = flags.positional[0] if flags.positional else None
     if flags.own.get("help"):
         show(_help(task), end="", is_painted=True)
         return ExitCode.SUCCESS
     topology = topology_from(os.environ)
-    if (
-        topology is not None
-        and flags.own.get("procs", topology.local_world_size) != topology.local_world_size
-    ):
+    procs = flags.own.get("procs")
+    if topology is not None and procs not in (None, topology.local_world_size):
         let_first_rank_report(topology)
         raise UsageError(
-            f"--procs is {flags.own['procs']}, but a launcher has started {topology.local_world_size} ranks here",
+            f"--procs is {procs}, but a launcher has started {topology.local_world_size} ranks here",
             next_step="leave --procs out, or run drumline train without a launcher",
         )
     try:
@@ -66,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
         raise
     assert task is not None
     folder = run_folder(flags, task)
-    # Among several ranks the launcher says it.
+    # Among several ranks the launcher reports an interrupt.
     with interruptible(INTERRUPTED_EARLY if topology is None else ""):
         if topology is None and (code := _start_ranks(flags, layers, folder, argv)) is not None:
             return code
@@ -78,16 +75,14 @@ def run(argv: Sequence[str]) -> int:
 
 
 def settle_before_torch(task: str | None, flags: Flags) -> Layers:
-    """What the user gave, checked as far as it can be without the user's own code; every mistake is said at once."""
+    """The settings, checked as far as possible without the user's own code; all mistakes are reported at once."""
     file = flags.own.get("config")
     layers = read_layers(flags, config_file=Path(file) if file else None, environment=os.environ)
     if task is None:
         problem = f"no TASK was given: one of {', '.join(PRESETS)}, or path/to/file.py:ClassName"
     elif task not in PRESETS and not is_class_spec(task):
-        named = (
-            f"add the class, as in {task}:ClassName" if task.endswith(".py") else did_you_mean(task, PRESETS)
-        )
-        problem = f"{task!r}: there is no such task; {named}"
+        own = f"add the class, as in {task}:ClassName" if task.endswith(".py") else None
+        problem = f"{task!r}: there is no such task; {own or did_you_mean(task, PRESETS)}"
     else:
         # The defaults of the user's own task are not known yet: its file imports torch.
         check_layers(layers) if is_class_spec(task) else resolve(layers, PRESETS[task].defaults, task=task)
@@ -117,14 +112,13 @@ def _start_ranks(flags: Flags, layers: Layers, folder: Path, argv: Sequence[str]
 
 
 def _wants_cpu(layers: Layers) -> bool:
-    given = [
-        layer.settings["dist.device"] for layer in layers.strongest_first() if "dist.device" in layer.settings
-    ]
-    return bool(given) and given[0].value == "cpu"
+    path = "dist.device"
+    given = [layer.settings[path].value for layer in layers.strongest_first() if path in layer.settings]
+    return given[:1] == ["cpu"]
 
 
 def run_folder(flags: Flags, task: str) -> Path:
-    """Where the run is kept."""
+    """The run folder."""
     return Path(flags.own.get("run") or Path("runs") / run_name(task))
 
 
@@ -134,15 +128,14 @@ def run_name(task: str) -> str:
 
 
 def _help(task: str | None) -> str:
-    from drumline.config.help import render_entry, render_help
+    from drumline.config.help import render_flags, render_help
 
     width = shutil.get_terminal_size().columns
     preset = PRESETS.get(task or "")
-    own = [render_entry(f"--{name}", takes, doc, width=width) for name, (_, takes, doc) in OWN_FLAGS.items()]
     settings = render_help(
         width=width,
         bold=sys.stdout.isatty(),
         task=task if preset else None,
         task_defaults=preset.defaults if preset else {},
     )
-    return "\n".join([USAGE, "", *own, "", settings])
+    return "\n".join([USAGE, "", render_flags({"": OWN_FLAGS}, width=width), settings])

@@ -1,4 +1,4 @@
-"""One rank of `drumline train`: torch is imported here, and a failure is told here, by the rank that failed first."""
+"""One rank of `drumline train`: imports torch, trains, and reports a failure if this rank was the first to fail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from drumline.config import PRESETS, Config, Layers, resolve
+from drumline.config import PRESETS, Layers, resolve
 from drumline.distributed.failure import summary
 from drumline.engine.failure_report import report_failure
 from drumline.engine.job import Progress, make_manager
@@ -20,7 +20,6 @@ from drumline.launch.interrupts import interrupted
 from drumline.launch.topology import topology_from
 from drumline.launch.torch_import import load_compiler_late
 from drumline.manager import DDPManager
-from drumline.tasks.base import Task
 from drumline.tasks.task_registry import load_task
 from drumline.terminal import print_message
 from drumline.watch.failure_kind import failure_kind
@@ -31,37 +30,33 @@ def run_rank(task: str, layers: Layers, *, folder: Path, fresh: bool, argv: Sequ
     ddp, progress, preemption = DDPManager(), Progress(), Preemption()
     preemption.listen(prints=os.environ.get("RANK", "0") == "0")
     try:
-        task_class, config = _load(task, layers)
+        task_class = load_task(task)
+        defaults = PRESETS[task].defaults if task in PRESETS else task_class.defaults
+        config = resolve(layers, defaults, task=task_class.__name__)
         clock = start_clock(os.environ, is_alone=topology_from(os.environ) is None)
         ddp = make_manager(config, task, run=folder)
         ddp.setup()
         load_compiler_late()
-        clock.mark("meeting")
+        clock.mark("rendezvous")
         preemption.join(ddp, progress)
         request = RunRequest(task, config, folder, fresh, tuple(argv))
         code = train(request, task_class, ddp, progress, preemption, clock)
     except KeyboardInterrupt as error:
         ddp.heartbeat.fail(summary(error), failure_kind(error))
-        if ddp.store is None:  # among several ranks the launcher says so, once
+        if ddp.store is None:  # among several ranks the launcher reports it, once
             print_message(interrupted(folder, argv))
-        _end_now(ExitCode.INTERRUPTED)
-    except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is no success
+        _exit_now(ExitCode.INTERRUPTED)
+    except (Exception, SystemExit) as error:  # the user's code may call sys.exit, which is not success
         ddp.heartbeat.fail(summary(error), failure_kind(error))
-        _end_now(report_failure(error, ddp, progress, run=folder, environment=os.environ))
+        _exit_now(report_failure(error, ddp, progress, run=folder, environment=os.environ))
     preemption.close()
     if not ddp.cleanup():
-        _end_now(code)
+        _exit_now(code)
     return code
 
 
-def _load(task: str, layers: Layers) -> tuple[type[Task], Config]:
-    task_class = load_task(task)
-    defaults = PRESETS[task].defaults if task in PRESETS else task_class.defaults
-    return task_class, resolve(layers, defaults, task=task_class.__name__)
-
-
-def _end_now(code: int) -> None:
-    """Without Python's own ending, which would wait for a group that is broken or cannot be destroyed."""
+def _exit_now(code: int) -> None:
+    """Without Python's own exit, which would wait for a process group that is broken or cannot be destroyed."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

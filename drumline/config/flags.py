@@ -102,6 +102,7 @@ class _FlagReader:
                 values[name] = self.given[name].coerced(self.own[name]).value
             except Mismatch as mismatch:
                 self.problems.append(str(mismatch))
+                self.broken.add(name)
         return values
 
     def _take_positional(self, token: str) -> None:

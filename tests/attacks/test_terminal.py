@@ -422,9 +422,9 @@ def name_of_a_file_in_lint(text: str, path: Path, capsys: pytest.CaptureFixture[
 
 @source
 def settings_in_a_proof(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    from drumline.cli.prove_resume_command import say
+    from drumline.cli.prove_resume_command import print_line
 
-    say(text)
+    print_line(text)
     return capsys.readouterr().out
 
 

@@ -57,7 +57,16 @@ def test_one_process_loads_what_a_step_needs_and_says_how_long_that_took(tmp_pat
     assert loaded & NOT_NEEDED == set()
     (event,) = first_steps(tmp_path / "run", 0)
     assert (event["step"], event["since"]) == (1, "command")
-    parts = ["python and torch", "meeting", "folder", "data", "model", "checkpoint", "warm-up", "first step"]
+    parts = [
+        "python and torch",
+        "rendezvous",
+        "folder",
+        "data",
+        "model",
+        "checkpoint",
+        "warm-up",
+        "first step",
+    ]
     assert list(event["parts"]) == parts
     assert min(event["parts"].values()) >= 0
     assert output.count(" after the command: python and torch ") == 1
@@ -72,5 +81,5 @@ def test_a_launcher_computes_nothing_and_is_counted_too(tmp_path: Path, warm: No
     for rank in range(2):
         (event,) = first_steps(tmp_path / "run", rank)
         assert event["since"] == "command"
-        assert list(event["parts"])[:3] == ["launcher", "python and torch", "meeting"]
+        assert list(event["parts"])[:3] == ["launcher", "python and torch", "rendezvous"]
     assert output.count(" after the command: launcher ") == 1

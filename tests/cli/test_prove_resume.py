@@ -160,7 +160,7 @@ def test_two_kills_in_one_save_and_a_cache_that_is_not_saved(folder: Path) -> No
     lines = result.stdout.splitlines()
     assert lines[1] == "changed for the proof: optim.warmup_steps 6 (it was 50)"
     assert lines[-2] == "proved: 12 steps, 48 samples, 4 tensors: the same bits after 2 kills"
-    assert lines[-1].startswith("  note: the buffer table (persistent=False) is in no checkpoint")
+    assert lines[-1].startswith("  note: the buffer table (persistent=False) is not in checkpoints")
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_nothing_is_left_of_a_proof_that_is_broken_off(
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number, errors
-    assert errors == "drumline: interrupted; nothing of it is left\n"
+    assert errors == "drumline: interrupted; its folder was removed\n"
     assert not children_that_stay()
     assert not list((folder / "tmp").glob("drumline-prove-*"))
 
@@ -280,9 +280,9 @@ def test_all_mistakes_come_at_once_and_before_torch(folder: Path) -> None:
         "--kill-in: 'sav' is not one of step, save, evaluation, any; did you mean 'save'?",
         "--train.epochs: --steps says how long to train here",
         "--optim.lr: -1.0 must be above 0",
-        "--procs: --world says how many ranks each leg has",
-        "--run: --keep DIR says where the run folders stay",
-        "`drumline prove-resume --help` says what it takes",
+        "--procs: give --world, the number of ranks of each leg",
+        "--run: give --keep DIR to keep the run folders",
+        "`drumline prove-resume --help` lists all flags",
     ):
         assert part in result.stderr, f"{part} is missing in {result.stderr}"
     assert "--kill-at" not in result.stderr, "what depends on a wrong number is not judged"

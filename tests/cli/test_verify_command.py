@@ -56,7 +56,7 @@ def test_a_whole_run(runs: Path) -> None:
         "  samples      2 epochs of 37 samples, each exactly once; 10 steps in 1 start on 1 rank",
         "  events       12 events of 1 rank in 1 attempt, none missing",
         "  settings     config.toml and environment.json can be read",
-        "the run is whole",
+        "no problems found",
     ]
 
 
@@ -68,15 +68,15 @@ def test_what_is_wrong_is_listed_and_the_exit_code_is_1(runs: Path) -> None:
     result = verify("runs/spirals", "runs/other", cwd=runs)
     assert result.returncode == 1
     first, second = result.stdout.split("\n\n")
-    assert [line for line in first.splitlines() if line.startswith(("  note", "  wrong"))] == [
+    assert [line for line in first.splitlines() if line.startswith(("  note", "  problem"))] == [
         "  note: checkpoints/.step-00000012.partial: left by a save that did not finish; the next save clears it away",
-        "  wrong: checkpoints/step-00000010: corrupt or incomplete: rng.safetensors is missing",
+        "  problem: checkpoints/step-00000010: corrupt or incomplete: rng.safetensors is missing",
     ]
-    assert first.splitlines()[-1] == "1 thing is wrong; the newest checkpoint to resume from is of step 5"
-    assert second.splitlines()[-1] == "2 things are wrong; the newest checkpoint to resume from is of step 5"
+    assert first.splitlines()[-1] == "1 problem found; the newest checkpoint to resume from is of step 5"
+    assert second.splitlines()[-1] == "2 problems found; the newest checkpoint to resume from is of step 5"
     shutil.rmtree(runs / "runs/other/checkpoints/step-00000005")
     assert verify("runs/other", cwd=runs).stdout.endswith(
-        "2 things are wrong; no checkpoint is whole and finite\n"
+        "2 problems found; no checkpoint is complete and finite\n"
     )
 
 
@@ -118,7 +118,7 @@ def test_damaged_events_are_told_in_json_too(runs: Path) -> None:
     ("arguments", "messages"),
     [
         ([], ["no RUN was given", "next: give a run folder, as in: drumline verify runs/digits"]),
-        (["--jsn", "runs/spirals"], ["drumline verify has no flag --jsn"]),
+        (["--jsn", "runs/spirals"], ["--jsn: unknown flag; did you mean '--json'?"]),
         (["runs/spiral"], ["there is no run folder runs/spiral; did you mean 'spirals'?"]),
         (["runs/w"], ["there is no run folder runs/w; known runs here: spirals"]),
         (["nowhere/run"], ["there is no run folder nowhere/run\n"]),
@@ -149,7 +149,12 @@ def test_wrong_usage_is_explained(runs: Path, arguments: list[str], messages: li
 def test_help_teaches(tmp_path: Path) -> None:
     result = verify("--help", cwd=tmp_path)
     assert result.returncode == 0
-    for part in ("usage: drumline verify RUN", "--json", "exactly once", "0 whole, 1 something is wrong"):
+    for part in (
+        "usage: drumline verify RUN",
+        "--json",
+        "exactly once",
+        "0 no problems, 1 problems were found",
+    ):
         assert part in result.stdout
 
 

@@ -12,7 +12,7 @@ from drumline.audit import prove as proof
 from drumline.audit.kill_schedule import Kill, ProofOptions
 from drumline.audit.killed_run import Leg, RunFailedError
 from drumline.audit.prove import Proof
-from drumline.cli.prove_resume_command import verdict
+from drumline.cli.prove_resume_command import outcome_lines
 from drumline.errors import ConfigError
 
 STEPS = 4
@@ -90,7 +90,7 @@ def make_prove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(proof, "run_to_the_end", stage.run_to_the_end)
         monkeypatch.setattr(proof, "run_and_kill", stage.run_and_kill)
         wanted = ProofOptions(**{"worlds": (1, 1), "steps": STEPS, "seed": 1, "moment": "step", **options})
-        return list(verdict(Proof(wanted, ["task"], tmp_path, stage.said.append).run()))
+        return list(outcome_lines(Proof(wanted, ["task"], tmp_path, stage.said.append).run()))
 
     return prove
 
@@ -113,8 +113,8 @@ def test_a_cache_that_is_in_no_checkpoint_is_a_note(prove: Any) -> None:
     proved, note = prove(Stage(caches=True))
     assert proved.startswith("proved: ")
     assert note == (
-        "  note: the buffer rope (persistent=False) is in no checkpoint and was not the same at every step; nothing "
-        "that was compared depends on it"
+        "  note: the buffer rope (persistent=False) is not in checkpoints and differed at some step; nothing that was "
+        "compared depends on it"
     )
 
 
