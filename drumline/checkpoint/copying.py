@@ -55,7 +55,7 @@ def host_room() -> int:
 def _left_in_system() -> int:
     try:
         lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
-        return next(int(words[1]) << 10 for words in lines if words[0] == "MemAvailable:")
+        return next(int(row[1]) << 10 for row in lines if row[0] == "MemAvailable:")
     except (OSError, ValueError, IndexError, StopIteration):
         return _UNKNOWN
 

@@ -116,26 +116,26 @@ class Collector:
             for name, record in records.items():
                 self._check_file(partial, name, record, writer)
             files |= records
-        with contextlib.suppress(dist.DistError, RuntimeError):  # all that is needed was said
+        with contextlib.suppress(dist.DistError, RuntimeError):  # all that is needed was reply
             self._messages.delete("open", *(f"part/{writer.rank}" for writer in self._expected))
         return files
 
     def _records_of(self, writer: WritingRank, expected: dict[str, list[str]]) -> dict[str, FileRecord]:
         try:
-            _, said = self._messages.wait_for(f"part/{writer.rank}")
+            _, reply = self._messages.wait_for(f"part/{writer.rank}")
         except (TimeoutError, dist.DistError, RuntimeError) as error:
             raise store.PartError(
                 f"{writer} exited before its part was written", "see the output of that rank"
             ) from error
-        if "failure" in said:
-            raise store.PartError(f"{writer}: {said['failure'][0]}", said["failure"][1])
-        if said["tensors"] != expected:
-            other = _difference(said["tensors"], expected)
+        if "failure" in reply:
+            raise store.PartError(f"{writer}: {reply['failure'][0]}", reply["failure"][1])
+        if reply["tensors"] != expected:
+            other = _difference(reply["tensors"], expected)
             raise store.PartError(
                 f"{writer} has {other}: its model or optimizer is not that of {self._me}",
                 "build the same model and optimizer on every rank",
             )
-        return {name: FileRecord(**record) for name, record in said["files"].items()}
+        return {name: FileRecord(**record) for name, record in reply["files"].items()}
 
     def _check_file(self, partial: Path, name: str, record: FileRecord, writer: WritingRank) -> None:
         path = partial / name

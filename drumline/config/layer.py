@@ -18,7 +18,7 @@ EXCLUSIVE_PAIRS = (
 )
 """Two ways to set one thing. Across layers the stronger layer's one replaces the other."""
 
-SCHEMA_DEFAULT = "the default"
+SCHEMA_DEFAULT = "default"
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ _NAMES = {
     "numpy.dtype": "dtype",
     "numpy.core.multiarray._reconstruct": "array",
     "numpy._core.multiarray._reconstruct": "array",
-    "numpy.core.numeric._frombuffer": "whole array",
-    "numpy._core.numeric._frombuffer": "whole array",
+    "numpy.core.numeric._frombuffer": "whole_array",
+    "numpy._core.numeric._frombuffer": "whole_array",
     "_codecs.encode": "bytes",
 }
 
@@ -254,7 +254,7 @@ def _array(made: _PickledObject) -> NDArray[Any]:
     if made.kind == "array":
         _, shape, kind, is_fortran, raw = made.state
         order = "F" if is_fortran else "C"
-    elif made.kind == "whole array":
+    elif made.kind == "whole_array":
         raw, kind, shape, order = made.arguments[:4]
     else:
         raise TypeError(f"a {made.kind} where an array was expected")

@@ -74,7 +74,7 @@ class StopVote:
         if self._rank == 0:
             self._lead()
         elif time.monotonic() > self._patient_until:
-            self._decide("given up")
+            self._decide("cancelled")
         if (decision := self._store.peek("decision")) is not None:
             self._obey(decision.decode())
         return not self.is_decided
@@ -116,7 +116,7 @@ class StopVote:
         keys = [f"position/{self._round}/{rank}" for rank in range(self._world_size)]
         if (positions := self._store.peek_all(keys)) is None:
             if time.monotonic() > self._patient_until:
-                self._decide("given up")
+                self._decide("cancelled")
             return
         foremost = max(map(int, positions))
         if self.stop is not None and foremost < self.stop:
@@ -129,7 +129,7 @@ class StopVote:
 
     def _obey(self, decision: str) -> None:
         with self._changed:
-            self.stop = None if decision == "given up" else int(decision)
+            self.stop = None if decision == "cancelled" else int(decision)
             self.is_decided = True
             self._changed.notify_all()
 

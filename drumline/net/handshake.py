@@ -123,9 +123,9 @@ def _check_nonce(message: Message) -> None:
         raise FrameError(NOT_JSON, "received no nonce")
 
 
-def _check_not_refused(message: Message) -> None:
-    if "refused" in message:
-        raise RefusedError(str(message["refused"]), next_step=_text(message.get("next")), kind=NOT_TAKEN)
+def _check_not_refused(reply: Message) -> None:
+    if "refused" in reply:
+        raise RefusedError(str(reply["refused"]), next_step=_text(reply.get("next")), kind=NOT_TAKEN)
 
 
 def _text(given: object) -> str | None:

@@ -69,16 +69,16 @@ class NodeClient:
             if (line := await self._read_line()) is None:
                 raise await self._exited("it exited before it answered")
             try:
-                message = self.session.decode(line)
+                reply = self.session.decode(line)
             except FrameError as error:
                 if self.process is None:
                     raise NodeLostError(error.what) from error
                 continue  # a login's greeting
-            if message == HELLO:
+            if reply == HELLO:
                 self._has_started = True
                 self._tasks.append(asyncio.create_task(self._read_answers()))
                 return
-            if message.get("doctor") == HELLO["doctor"]:
+            if reply.get("doctor") == HELLO["doctor"]:
                 raise NodeLostError("its version of drumline is different")
         raise NodeLostError("it prints a lot of text, but not what the doctor's program does")
 
@@ -119,9 +119,9 @@ class NodeClient:
         with contextlib.suppress(OSError):
             await self.writer.wait_closed()
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, reply: Message) -> None:
         with contextlib.suppress(OSError):  # the reading side reports why
-            self.writer.write(self.session.encode(message))
+            self.writer.write(self.session.encode(reply))
             await self.writer.drain()
 
     async def _read_line(self) -> bytes | None:
@@ -136,14 +136,14 @@ class NodeClient:
     async def _read_answers(self) -> None:
         try:
             while (line := await self._read_line()) is not None:
-                message = self.session.decode(line)
-                answer = self._waiting.get(message.get("id") or 0)
+                reply = self.session.decode(line)
+                answer = self._waiting.get(reply.get("id") or 0)
                 if answer is None or answer.done():
                     continue  # nobody waits for it any more
-                if "error" in message:
-                    answer.set_exception(NodeRequestError(str(message["error"])))
+                if "error" in reply:
+                    answer.set_exception(NodeRequestError(str(reply["error"])))
                 else:
-                    answer.set_result(message.get("ok"))
+                    answer.set_result(reply.get("ok"))
             self._lose(await self._exited("it exited during the examination"))
         except FrameError as error:
             self._lose(NodeLostError(error.what))

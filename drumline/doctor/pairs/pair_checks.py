@@ -203,7 +203,7 @@ def _data_ports(survey: Survey) -> Iterator[Finding]:
 
 def _other_direction(survey: Survey, group: LinkGroup, closed: Collection[Pair]) -> str:
     """A security group differs from a dead line by it."""
-    if group.phrase == "both ways":
+    if {(target, source) for source, target in group.pairs} == set(group.pairs):  # both ways already
         return ""
     closed_back = [(target, source) for source, target in group.pairs if (target, source) in closed]
     if len(closed_back) == len(group.pairs):

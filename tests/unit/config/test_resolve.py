@@ -128,7 +128,7 @@ BROKEN_RULES = [
     (
         ["--train.exact", "elastic", "--train.batch_size", "6"],
         "a batch cannot be cut into more shards than it has samples: "
-        "train.shards = 8 (the default), "
+        "train.shards = 8 (default), "
         "train.batch_size = 6 (--train.batch_size), "
         "train.exact = 'elastic' (--train.exact)",
     ),
@@ -177,9 +177,9 @@ BROKEN_RULES = [
     (
         ["--optim.momentum", "0"],
         "Nesterov's form needs momentum; give --no-optim.nesterov or a momentum above 0: "
-        "optim.nesterov = true (the default), "
+        "optim.nesterov = true (default), "
         "optim.momentum = 0.0 (--optim.momentum), "
-        "optim.name = 'sgd' (the default)",
+        "optim.name = 'sgd' (default)",
     ),
     (
         ["--optim.name", "adamw", "--optim.betas", "0.9,1"],
@@ -191,7 +191,7 @@ BROKEN_RULES = [
         ["--model.name", "gpt", "--model.heads", "3"],
         "the heads must divide the width: "
         "model.heads = 3 (--model.heads), "
-        "model.width = 128 (the default), "
+        "model.width = 128 (default), "
         "model.name = 'gpt' (--model.name)",
     ),
     (
