@@ -27,10 +27,10 @@ from drumline.config.schema import Config, DataConfig, ModelConfig  # noqa: E402
 from drumline.data.fingerprint import fingerprint  # noqa: E402
 from drumline.distributed.agree import check_same, check_same_weights  # noqa: E402
 from drumline.distributed.collectives import gather_json  # noqa: E402
-from drumline.distributed.seeds import seed_shared  # noqa: E402
-from drumline.distributed.start.meeting import open_store  # noqa: E402
+from drumline.distributed.determinism import seed_shared  # noqa: E402
 from drumline.distributed.start.rank_facts import rank_facts  # noqa: E402
-from drumline.distributed.start.roll import call_roll  # noqa: E402
+from drumline.distributed.start.rank_rendezvous import join_rendezvous  # noqa: E402
+from drumline.distributed.start.rank_store import open_store  # noqa: E402
 from drumline.engine.job import flat, make_manager  # noqa: E402
 from drumline.launch.topology import topology_from  # noqa: E402
 from drumline.manager import DDPManager  # noqa: E402
@@ -61,7 +61,7 @@ def parts_of(ddp: DDPManager) -> dict[str, Callable[[], object]]:
         facts.update(found)
 
     def meet() -> None:
-        call_roll(store, topology, deadline=time.monotonic() + 60, timeout_s=60, facts=facts)
+        join_rendezvous(store, topology, deadline=time.monotonic() + 60, timeout_s=60, facts=facts)
 
     def compare_data() -> None:
         check_same({"data": fingerprint(data)}, host=ddp.host, device=ddp.device, next_step="")

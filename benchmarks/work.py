@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from drumline.config.schema import Config
-from drumline.distributed.seeds import seed_shared
+from drumline.distributed.determinism import seed_shared
 from drumline.engine.job import make_autocast
 from drumline.models import build_model
 

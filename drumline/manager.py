@@ -32,13 +32,23 @@ from drumline.data.workers import LoadingOptions
 from drumline.distributed import group
 from drumline.distributed.agree import check_same, check_same_weights
 from drumline.distributed.collectives import all_sum
-from drumline.distributed.determinism import CUBLAS_WORKSPACE, use_deterministic_kernels
+from drumline.distributed.determinism import (
+    CUBLAS_WORKSPACE,
+    seed_rank,
+    seed_shared,
+    use_deterministic_kernels,
+)
 from drumline.distributed.device import choose_backend, choose_device
-from drumline.distributed.exit_limit import limit_exit
 from drumline.distributed.failure import Failure, claim_failure, summary
-from drumline.distributed.group import NO_REGISTRATION, collective_counter, join_group, leave_group
-from drumline.distributed.seeds import seed_rank, seed_shared
+from drumline.distributed.group import (
+    NO_REGISTRATION,
+    collective_counter,
+    join_group,
+    leave_group,
+    limit_exit,
+)
 from drumline.distributed.start.rank_facts import rank_facts
+from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
 from drumline.errors import ExitCode, Place, UsageError
 from drumline.launch.node.sealed_store import SealedStore
@@ -88,7 +98,7 @@ class DDPManager:
         self._run = None if run is None else Path(run)
         self._topology = Topology()
         self._device: torch.device | None = None
-        self._store: SealedStore | None = None
+        self._rendezvous: Rendezvous | None = None
         self._watched: WatchedRank | None = None
         self._monitor: ProgressMonitor | None = None
         self._heartbeat = HeartbeatWriter()
@@ -138,7 +148,7 @@ class DDPManager:
             self._heartbeat.mark(Phase.LEFT)
         if self._watched is not None:
             self._watched.close()
-        self._monitor = self._watched = self._device = self._store = self._wrapped = None
+        self._monitor = self._watched = self._device = self._rendezvous = self._wrapped = None
         return in_time
 
     def __enter__(self) -> Self:
@@ -320,7 +330,7 @@ class DDPManager:
     @property
     def store(self) -> SealedStore | None:
         """Shared keys and values of this job's ranks, which outlive a broken group; None on one process."""
-        return self._store
+        return None if self._rendezvous is None else self._rendezvous.store
 
     @property
     def watch_folder(self) -> Path | None:
@@ -334,10 +344,10 @@ class DDPManager:
 
     def claim_failure(self, error: BaseException, mine: Failure) -> Failure | None:
         """Report to the others that this rank has failed. None: it is the first; otherwise the earlier failure."""
-        if self._store is None:
+        if self._rendezvous is None:
             return None
         by_rank_0 = not self._topology.agent_hosts_store and self.world_size > 1
-        return claim_failure(self._store, mine, error, rank_0_hosts_store=by_rank_0)
+        return claim_failure(self._rendezvous.store, mine, error, rank_0_hosts_store=by_rank_0)
 
     def _join(self, topology: Topology, device: torch.device) -> None:
         backend = choose_backend(self._wanted_backend, device=device)
@@ -350,7 +360,7 @@ class DDPManager:
             "choice of a sidecar": self._watch.sidecar,
         }
         compared: dict[str, Any] = {"own": own, "settings": self._settings, "same_code": self._same_code}
-        self._store = join_group(
+        self._rendezvous = join_group(
             topology,
             backend=backend,
             device=device,
@@ -365,7 +375,7 @@ class DDPManager:
         wanted = self._watch.sidecar
         if wanted == "on" or (wanted == "auto" and self.world_size > 1):
             self._watched = watch_rank(
-                self._store,
+                self._rendezvous,
                 self._topology,
                 self._watch,
                 run=self._run,

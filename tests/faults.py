@@ -12,7 +12,7 @@ from typing import Any
 from drumline.checkpoint import disk, store
 from drumline.config.schema import Config
 from drumline.data import delivery, stream_loader
-from drumline.distributed.buffers import LiveBuffers
+from drumline.distributed.wrap import LiveBuffers
 from drumline.engine import evaluate, saver
 from drumline.engine.loop import Loop
 from drumline.engine.steps.eager import TrainStep

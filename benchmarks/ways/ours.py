@@ -19,7 +19,7 @@ from drumline.config.schema import Config
 from drumline.data.ledger import Ledger
 from drumline.data.sharding import Cursor, plan_epoch
 from drumline.data.steps import MicroBatch, Step
-from drumline.distributed.seeds import seed_shared
+from drumline.distributed.determinism import seed_shared
 from drumline.engine.job import Job, Progress, build_job
 from drumline.engine.loop import Loop
 from drumline.engine.run_context import RunContext

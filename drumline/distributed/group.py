@@ -6,22 +6,25 @@ not take much longer than a step. So the group is made under the start timeout a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from drumline.distributed.device import nccl_gpu
-from drumline.distributed.start.meeting import open_store
-from drumline.distributed.start.reach import check_ways
-from drumline.distributed.start.roll import call_roll
+from drumline.distributed.start.rank_rendezvous import Rendezvous, join_rendezvous
+from drumline.distributed.start.rank_store import open_store
+from drumline.distributed.start.reachability import check_reachability
 from drumline.errors import PreflightError
-from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.topology import Topology
 from drumline.log import log
 
@@ -30,6 +33,7 @@ LEAVE_S = 30.0
 # NCCL would register the buffers of a collective in a CUDA graph, which all ranks must then do in the same one; but
 # batches of another shape, or a capture that fails, are one rank's own affair.
 NO_REGISTRATION = ("NCCL_GRAPH_REGISTER", "0")
+CLOCK_MONOTONIC, SIGEV_THREAD = 1, 2
 _parted: list[dist.ProcessGroup] = []
 
 
@@ -42,28 +46,29 @@ def join_group(
     train_timeout_s: float,
     facts: Mapping[str, Mapping[str, Any]] | None = None,
     environment: Mapping[str, str] | None = None,
-) -> SealedStore:
-    """Collective: meet all other ranks. Returns the store, for what must outlive a broken group.
+) -> Rendezvous:
+    """Collective: join all other ranks. The store of what it returns outlives a broken group.
 
     `facts`: what all ranks must have in common (`rank_facts`). `environment`: what tells the backend which network to
-    take; without it the ways between hosts are not tried.
+    use; without it hosts do not probe each other.
     """
     deadline = time.monotonic() + start_timeout_s
     store = open_store(topology, timeout_s=start_timeout_s)
     with _explained(topology, start_timeout_s):
-        meeting = call_roll(
+        rendezvous = join_rendezvous(
             store,
             topology,
             deadline=deadline,
             timeout_s=start_timeout_s,
             facts=facts,
             gpu=nccl_gpu(device, environment or {}) if backend == "nccl" else None,
+            environment=environment,
         )
-        if environment is not None and len(meeting.hosts) > 1:
-            check_ways(meeting, topology, environment, backend=backend, deadline=deadline)
+        if environment is not None and len(rendezvous.nodes) > 1:
+            check_reachability(rendezvous, topology, environment, backend=backend, deadline=deadline)
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore("group", meeting.store.raw),
+        store=dist.PrefixStore("group", rendezvous.store.raw),
         rank=topology.rank,
         world_size=topology.world_size,
         timeout=timedelta(seconds=start_timeout_s),
@@ -74,7 +79,7 @@ def join_group(
     # Public from torch 2.15 on, where the private name prints a warning.
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_timeout(timedelta(seconds=train_timeout_s))
-    return meeting.store
+    return rendezvous
 
 
 def leave_group(*, broken: bool = False) -> bool:
@@ -131,7 +136,44 @@ def _explained(topology: Topology, timeout_s: float) -> Iterator[None]:
         what = f"not all of the {topology.world_size} ranks went on with the start within {timeout_s:g} s"
         raise PreflightError(what, next_step="look at the other ranks' own output") from error
     except dist.DistError as error:
-        what = (
-            f"rank 0, which runs the meeting point, ended before all {topology.world_size} ranks were there"
-        )
+        what = f"rank 0, which runs the store, ended before all {topology.world_size} ranks were there"
         raise PreflightError(what, next_step="look at rank 0's own output") from error
+
+
+# The exit of the process
+
+
+class _TimerEvent(ctypes.Structure):
+    """`struct sigevent` of Linux on 64 bits."""
+
+    _fields_: ClassVar = [
+        ("value", ctypes.c_size_t),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("function", ctypes.c_void_p),
+        ("rest", ctypes.c_byte * 40),
+    ]
+
+
+def limit_exit(limit_s: float, *, failed: bool) -> None:
+    """From the moment Python exits, the process has `limit_s` seconds left. Then it ends with code 1 if `failed` or if
+    an exception ended the script, else with 0; one that exits in time keeps its own code."""
+    atexit.register(_start_timer, limit_s, failed, os.getpid())
+
+
+def _start_timer(limit_s: float, failed: bool, pid: int) -> None:
+    if os.getpid() != pid:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    code = int(failed or getattr(sys, "last_value", None) is not None)
+    # A timer of the C library, which calls _exit(code) on a thread of its own: a thread of Python would not get the
+    # interpreter's lock again.
+    libc = ctypes.CDLL(None)
+    function = ctypes.cast(libc._exit, ctypes.c_void_p).value
+    event = _TimerEvent(value=code, notify=SIGEV_THREAD, function=function)
+    timer, seconds = ctypes.c_void_p(), int(limit_s)
+    if libc.timer_create(CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) == 0:
+        once = (ctypes.c_long * 4)(0, 0, seconds, int((limit_s - seconds) * 1e9))
+        libc.timer_settime(timer, 0, ctypes.byref(once), None)

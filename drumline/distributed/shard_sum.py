@@ -1,23 +1,24 @@
-"""Sums gradients over shards in one fixed order, whichever rank computed which shard: the same bits on any world.
+"""Sums gradients over shards in one fixed order, whichever rank computed which shard: the same bits on any world size.
 
-A floating-point sum depends on the order of its terms. Here the order is a binary tree over the shards (shard_tree.py).
-A rank adds what lies under one node of the tree by itself and sends the rest. Gradients travel as in an ordinary
-all-reduce: each rank gets one chunk of everybody's (all-to-all), adds it up in the order of the tree, and hands the
-result to all (all-gather). The first half overlaps with the last backward pass.
+A floating-point sum depends on the order of its terms. Here the order is a binary tree over the shards: neighbours are
+added, then pairs of neighbours, and so on. A rank adds what lies under one node of the tree by itself and sends the
+rest. Gradients travel as in an ordinary all-reduce: each rank gets one chunk of everybody's (all-to-all), adds it up in
+the order of the tree, and hands the result to all (all-gather). The first half overlaps with the last backward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from drumline.distributed.shard_tree import Node, fold, nodes_of
 from drumline.errors import TrainingError
 
+Part = TypeVar("Part")
 # torch 2.13 gave this a new name, and warns about the old one, which is all that earlier versions know.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -54,7 +55,7 @@ class _Bucket:
         self._flats = [_Flat(parameters, world_size)]
         self._spare = list(self._flats)
         self._newest = self._flats[0]
-        self._sums: list[tuple[Node, _Flat]] = []
+        self._sums: list[tuple[TreeNode, _Flat]] = []
         self._received = self._newest.data.new_empty(0)
         self._pending: dist.Work | None = None
 
@@ -69,9 +70,9 @@ class _Bucket:
 
     def close_shard(self, shard: int, num_shards: int) -> None:
         """The shard's gradients are complete: add up what can be."""
-        fold(self._sums, (Node(shard, shard + 1), self._newest), num_shards, self._add)
+        fold(self._sums, (TreeNode(shard, shard + 1), self._newest), num_shards, self._add)
 
-    def send(self, nodes: list[list[Node]], rank: int) -> None:
+    def send(self, nodes: list[list[TreeNode]], rank: int) -> None:
         """Collective: start to send each rank its chunk of this rank's sums. `nodes`: what every rank has."""
         chunk, counts = self._newest.chunk, [len(those) for those in nodes]
         if self._received.numel() != sum(counts) * chunk:
@@ -84,12 +85,12 @@ class _Bucket:
             async_op=True,
         )
 
-    def add_up(self, nodes: list[list[Node]], num_shards: int) -> None:
+    def add_up(self, nodes: list[list[TreeNode]], num_shards: int) -> None:
         """Collective: add up this rank's chunk in the order of the tree, and start to hand it to all."""
         assert self._pending is not None
         self._pending.wait()
         rows = self._received.view(-1, self._newest.chunk).unbind()
-        sums: list[tuple[Node, Tensor]] = []
+        sums: list[tuple[TreeNode, Tensor]] = []
         for node, row in zip((node for those in nodes for node in those), rows, strict=True):
             fold(sums, (node, row), num_shards, _add_in_place)
         ((_, total),) = sums
@@ -246,3 +247,45 @@ def _grouped(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list
 
 def _add_in_place(left: Tensor, right: Tensor) -> None:
     left.add_(right)
+
+
+# The tree: pure arithmetic
+
+
+class TreeNode(NamedTuple):
+    """A node of the tree: the sum over shards [low, high)."""
+
+    low: int
+    high: int
+
+
+def are_siblings(left: TreeNode, right: TreeNode, num_shards: int) -> bool:
+    """Whether the tree adds these two neighbours next. A node covers a power of two of shards, except at the end."""
+    size = left.high - left.low
+    return (
+        size & (size - 1) == 0
+        and left.low % (2 * size) == 0
+        and right.high == min(left.low + 2 * size, num_shards)
+    )
+
+
+def fold(
+    sums: list[tuple[TreeNode, Part]],
+    new: tuple[TreeNode, Part],
+    num_shards: int,
+    add: Callable[[Part, Part], None],
+) -> None:
+    """Append the next shard's part to a list of sums, and add up whatever now makes a whole node."""
+    sums.append(new)
+    while len(sums) > 1 and are_siblings(sums[-2][0], sums[-1][0], num_shards):
+        (right_node, right), (left_node, left) = sums.pop(), sums.pop()
+        add(left, right)
+        sums.append((TreeNode(left_node.low, right_node.high), left))
+
+
+def nodes_of(shards: range, num_shards: int) -> list[TreeNode]:
+    """What a rank with these neighbouring shards is left with when it has added up all it can."""
+    sums: list[tuple[TreeNode, None]] = []
+    for shard in shards:
+        fold(sums, (TreeNode(shard, shard + 1), None), num_shards, lambda left, right: None)
+    return [node for node, _ in sums]

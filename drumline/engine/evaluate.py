@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from drumline.data.evaluation_loader import AnyEvaluationLoader
-from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import all_sum, broadcast_json
+from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job
 from drumline.errors import TrainingError
 from drumline.watch.heartbeat import Phase

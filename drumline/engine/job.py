@@ -26,10 +26,9 @@ from drumline.data.loader import AnyLoader
 from drumline.data.sharding import Cursor
 from drumline.data.stream_loader import StreamLoader
 from drumline.distributed.agree import check_same
-from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import gather_json
 from drumline.distributed.determinism import machine_facts
-from drumline.distributed.wrap import gains_from_channels_last, has_batchnorm, unwrap_model
+from drumline.distributed.wrap import LiveBuffers, gains_from_channels_last, has_batchnorm, unwrap_model
 from drumline.engine.optimizer import make_optimizer, peak_rate
 from drumline.engine.steps.cuda_graph import CAPTURING, CapturedStep, leave_default_stream
 from drumline.engine.steps.finite import FiniteSteps

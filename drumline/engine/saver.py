@@ -30,8 +30,8 @@ from drumline.checkpoint.parts import Collector, SaveMessages, WritingRank, assi
 from drumline.checkpoint.retention import is_best, prune
 from drumline.checkpoint.rng import capture_rng
 from drumline.checkpoint.writer import Writer
-from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import all_sum, gather_json, gather_tensors
+from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job, Progress
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.run_context import RunContext

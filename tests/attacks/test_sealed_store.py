@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from drumline.distributed.failure import Failure, claim_failure
-from drumline.distributed.start.roll import call_roll
+from drumline.distributed.start.rank_rendezvous import join_rendezvous
 from drumline.distributed.stop_vote import StopVote
 from drumline.errors import Place, PreflightError
 from drumline.launch.node.node_heartbeats import ObservedState
@@ -97,10 +97,10 @@ def test_one_side_without_the_secret_is_told(base: dist.HashStore) -> None:
         f"DRUMLINE_SECRET is set for node 0, and not on {socket.gethostname()}\n"
         "  next: set it to one value on all nodes, or on none"
     )
-    SealedStore(base, SECRET).set("meeting", "{}")
+    SealedStore(base, SECRET).set("rendezvous", "{}")
     topology = Topology(rank=1, world_size=2)
     with pytest.raises(PreflightError, match="DRUMLINE_SECRET is set for rank 0, and not on"):
-        call_roll(SealedStore(base, None), topology, deadline=time.monotonic() + 60, timeout_s=60)
+        join_rendezvous(SealedStore(base, None), topology, deadline=time.monotonic() + 60, timeout_s=60)
 
 
 def test_what_was_recorded_of_an_earlier_launch_with_the_same_secret_does_not_fit(

@@ -54,7 +54,7 @@ def test_closed_ports_and_wrong_networks_are_named_by_host(make_testbed: MakeTes
     assert harmless["a"].startswith(
         "a takes data on the wrong network, 172.17.0.1 (docker0), where b cannot reach it"
     )
-    assert "gloo does without this way, as the addresses are now\ntrained\n" in harmless["a"]
+    assert "gloo does not need this path, as the addresses are now\ntrained\n" in harmless["a"]
     wrong = told(fly(bed, {"a": {}, "b": WRONG_NETWORK}))
     assert wrong.startswith(
         "error: b takes data on the wrong network, 9.9.0.1 (docker0), where a cannot reach it: "
@@ -120,14 +120,8 @@ def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed,
             error
             == "error: 1 of 3 ranks did not start within 4 s: missing rank 2 (node 2); here: 0 on a, 1 on b"
         )
-    assert (
-        "drumline: rank 2 on c waits for rank 0's meeting point nowhere:29500: the name does not res"
-        in said["c"]
-    )
-    assert (
-        "error: rank 2 on c could not reach rank 0's meeting point nowhere:29500 within 4 s: the nam"
-        in said["c"]
-    )
+    assert "drumline: rank 2 on c waits for rank 0's store nowhere:29500: the name does not res" in said["c"]
+    assert "error: rank 2 on c could not reach rank 0's store nowhere:29500 within 4 s: the nam" in said["c"]
 
     firewall.drop_port(bed["a"], PORT)
     astray = {"environment": {"MASTER_ADDR": "b"}, "timeout_s": 4}
@@ -136,8 +130,7 @@ def test_absent_and_different_nodes_are_named_by_host(make_testbed: MakeTestbed,
         "drumline: MASTER_ADDR b is no address of this host, though rank 0 runs here, on a\n"
     )
     assert (
-        "rank 1 on b waits for rank 0's meeting point a:29500: no answer (a firewall drops the packets"
-        in said["b"]
+        "rank 1 on b waits for rank 0's store a:29500: no answer (a firewall drops the packets" in said["b"]
     )
-    assert "rank 2 on c waits for rank 0's meeting point b:29500: connection refused" in said["c"]
+    assert "rank 2 on c waits for rank 0's store b:29500: connection refused" in said["c"]
     assert not any("frame #" in text for text in said.values()), "torch's own stack is not shown"

@@ -95,11 +95,12 @@ def test_ends_say_how_the_other_is_silent_and_meet_again(make_testbed: Callable[
 # What each node says first of where it is, then where it listens once it knows what all have said.
 WHERE = """
 import sys
-from drumline.watch.rank.listening import listen, own_address, way_out
+from drumline.distributed.start.rank_nodes import outward_address
+from drumline.watch.rank.node_watch import listen_for_sidecars, sidecar_address
 if sys.argv[1] == "out":
-    print(way_out({}, "a"))
+    print(outward_address({}, "a"))
 else:
-    print(listen(own_address(int(sys.argv[1]), [None, "10.77.0.2"])).getsockname()[0])
+    print(listen_for_sidecars(sidecar_address(int(sys.argv[1]), [None, "10.77.0.2"])).getsockname()[0])
 """
 
 
@@ -112,7 +113,7 @@ def test_a_sidecar_listens_where_the_other_hosts_are(make_testbed: Callable[...,
     def says(host: Host, word: str) -> str:
         return host.run(sys.executable, "-c", WHERE, word, env=env).stdout.strip()
 
-    assert says(a, "out") == "None", "the meeting point is on this very host"
+    assert says(a, "out") == "None", "the store is on this very host"
     assert says(b, "out") == b.address
     assert says(a, "0") == a.address, "not the loopback: the way to the other host"
     assert says(b, "1") == b.address

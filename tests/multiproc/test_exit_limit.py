@@ -18,7 +18,7 @@ class Stuck:
     def __del__(self, wait=time.sleep):
         wait(600)
 """
-LIMITED = "from drumline.distributed.exit_limit import limit_exit\nlimit_exit({}, failed={})\n"
+LIMITED = "from drumline.distributed.group import limit_exit\nlimit_exit({}, failed={})\n"
 # Another one that exits late: with torch loaded, Python leaves some objects alone at its end.
 LEAVES = """
 import atexit, threading, time

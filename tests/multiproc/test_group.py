@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from drumline.distributed import agree, collectives, group, seeds
+from drumline.distributed import agree, collectives, determinism, group
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology, topology_from
 from tests.ports import listening_addresses
@@ -84,7 +84,7 @@ def test_a_difference_lists_the_value_per_rank() -> None:
 
 def weights_differ(where: str) -> str:
     topology = join()
-    seeds.seed_shared(7)
+    determinism.seed_shared(7)
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     with torch.no_grad():
         if where == "bit" and topology.rank == 2:
@@ -104,9 +104,9 @@ def weights_differ(where: str) -> str:
     ("where", "expected"),
     [
         ("nowhere", "no error"),
-        ("bit", "first difference in 0.bias: rank 0, 1 (node-0, node-1): "),
-        ("buffer", "first difference in 1.running_var: rank 0, 2 (node-0, node-2): "),
-        ("shape", "ranks differ in the model's tensors: rank 0, 2 (node-0, node-2): {'0.weight': [3, 3]"),
+        ("bit", "first difference in 0.bias: rank 0, 1 (node-0 and node-1): "),
+        ("buffer", "first difference in 1.running_var: rank 0, 2 (node-0 and node-2): "),
+        ("shape", "ranks differ in the model's tensors: rank 0, 2 (node-0 and node-2): {'0.weight': [3, 3]"),
     ],
 )
 def test_different_initial_weights_are_found_and_named(where: str, expected: str) -> None:
@@ -116,11 +116,11 @@ def test_different_initial_weights_are_found_and_named(where: str, expected: str
 
 def draw() -> tuple[float, float, float]:
     rank = int(os.environ["RANK"])
-    seeds.seed_shared(11)
+    determinism.seed_shared(11)
     shared = float(torch.rand(()))
-    seeds.seed_rank(11, rank)
+    determinism.seed_rank(11, rank)
     own = float(torch.rand(()))
-    seeds.seed_rank(11, rank)
+    determinism.seed_rank(11, rank)
     return shared, own, float(torch.rand(()))
 
 
@@ -159,37 +159,37 @@ def lose_rank_0() -> str:
         return "gone"
     store.set("connected", "")
     with pytest.raises(PreflightError) as caught, group._explained(topology, 20):
-        group.call_roll(store, topology, deadline=time.monotonic() + 20, timeout_s=20)
+        group.join_rendezvous(store, topology, deadline=time.monotonic() + 20, timeout_s=20)
     return str(caught.value)
 
 
-def test_a_meeting_point_that_goes_away_is_named() -> None:
+def test_a_store_that_goes_away_is_named() -> None:
     assert run_ranks(2, lose_rank_0)[1] == (
-        "rank 0, which runs the meeting point, ended before all 2 ranks were there\n"
+        "rank 0, which runs the store, ended before all 2 ranks were there\n"
         "  next: look at rank 0's own output"
     )
 
 
-def test_a_meeting_point_that_nobody_runs_is_named() -> None:
+def test_a_store_that_nobody_runs_is_named() -> None:
     port = free_port()
     topology = Topology(rank=1, world_size=2, master_addr="127.0.0.1", master_port=port)
     with pytest.raises(
         PreflightError,
-        match=rf"rank 1 on .* could not reach rank 0's meeting point 127.0.0.1:{port} within 1 s: connection refused",
+        match=rf"rank 1 on .* could not reach rank 0's store 127.0.0.1:{port} within 1 s: connection refused",
     ):
         group.open_store(topology, timeout_s=1)
 
 
-def test_a_meeting_point_that_is_taken_is_named() -> None:
+def test_a_store_that_is_taken_is_named() -> None:
     with (
         dist_listener() as port,
-        pytest.raises(PreflightError, match=rf"could not open its meeting point 127.0.0.1:{port}"),
+        pytest.raises(PreflightError, match=rf"could not open its store 127.0.0.1:{port}"),
     ):
         group.open_store(Topology(world_size=2, master_addr="127.0.0.1", master_port=port), timeout_s=1)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
-def test_a_meeting_point_on_the_loopback_is_not_open_to_the_network(address: str) -> None:
+def test_a_store_on_the_loopback_is_not_open_to_the_network(address: str) -> None:
     port = free_port()
     store = group.open_store(Topology(world_size=2, master_addr=address, master_port=port), timeout_s=5)
     store.set("word", "heard")

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumline.config.schema import Config, OptimConfig
 from drumline.data.permutation import permute
-from drumline.distributed.seeds import seed_shared
+from drumline.distributed.determinism import seed_shared
 from drumline.engine.job import Progress
 from drumline.engine.run_settings import RunRequest
 from drumline.engine.train import train

@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from drumline import DDPManager
-from drumline.distributed.start.meeting import open_store
-from drumline.distributed.start.roll import call_roll
+from drumline.distributed.start.rank_rendezvous import join_rendezvous
+from drumline.distributed.start.rank_store import open_store
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology, topology_from
 from tests.ranks import free_port, run_ranks
@@ -116,7 +116,7 @@ def test_a_dataset_that_differs_is_refused_and_what_may_differ_is_not(tmp_path: 
     assert training.startswith(f"ranks differ in the training data: rank 0 ({HOST}): 10 samples, ")
     assert f"; rank 1 ({HOST}): 11 samples, " in training
     assert (
-        "next: give every rank the same dataset; where they are meant to differ, loader(..., compare=F"
+        "next: give every rank the same dataset; if they are meant to differ, loader(..., compare=F"
         in training
     )
     assert evaluation.startswith("ranks differ in the evaluation data: ")
@@ -125,7 +125,7 @@ def test_a_dataset_that_differs_is_refused_and_what_may_differ_is_not(tmp_path: 
 
 def meet(topology: Topology, *, timeout_s: float = 20.0) -> Any:
     store = open_store(topology, timeout_s=timeout_s)
-    return call_roll(store, topology, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
+    return join_rendezvous(store, topology, deadline=time.monotonic() + timeout_s, timeout_s=timeout_s)
 
 
 def meet_again(agent_port: int) -> str:
@@ -155,7 +155,7 @@ def test_a_start_never_takes_what_an_earlier_one_left_in_the_store() -> None:
     port = free_port()
     agent = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     assert run_ranks(2, meet_again, port)[1] == (
-        f"rank 0 went on with an earlier rank 1 on {HOST}, and did not start again\n"
+        f"rank 0 joined an earlier rank 1 on {HOST}, and did not restart\n"
         "  next: stop what is left of the earlier start; look at rank 0's own output"
     )
     del agent
@@ -180,8 +180,8 @@ def come_twice(agent_port: int) -> str:
     others = {0: Topology(rank=0, **shared), 1: Topology(rank=1, **shared), 2: Elsewhere(rank=1, **shared)}
     if rank == 2:
         watch = open_store(others[2], timeout_s=20)
-        while not watch.check(["meeting"]) or not watch.check(
-            [f"{json.loads(watch.get('meeting'))['room']}/ruling/roll"]
+        while not watch.check(["rendezvous"]) or not watch.check(
+            [f"{json.loads(watch.get('rendezvous'))['room']}/decision/joined"]
         ):
             time.sleep(0.01)
     if rank < 2:
@@ -199,7 +199,7 @@ def test_a_first_rank_that_never_comes_is_named(capfd: pytest.CaptureFixture[str
     with pytest.raises(PreflightError) as caught:
         meet(Topology(rank=2, world_size=4, local_world_size=2, **place), timeout_s=0.5)
     assert str(caught.value) == (
-        "rank 0 (node 0), which opens the meeting, did not start within 0.5 s\n"
+        "rank 0 (node 0), which opens the rendezvous, did not start within 0.5 s\n"
         "  next: look at rank 0's own output; raise --dist.start_timeout_s if it is only slow"
     )
     assert f"drumline: rank 2 on {HOST} waits for rank 0 (node 0) (0 s of 0.5 s)\n" in capfd.readouterr().err
@@ -211,10 +211,10 @@ def lead_twice(agent_port: int) -> str:
     topology = Elsewhere if os.environ["RANK"] == "1" else Topology
     one = topology(world_size=2, master_addr="127.0.0.1", master_port=agent_port, agent_hosts_store=True)
     store = open_store(one, timeout_s=20)
-    while os.environ["RANK"] == "1" and not store.check(["meeting"]):
+    while os.environ["RANK"] == "1" and not store.check(["rendezvous"]):
         time.sleep(0.01)
     with pytest.raises(PreflightError) as caught:
-        call_roll(store, one, deadline=time.monotonic() + 3, timeout_s=3)
+        join_rendezvous(store, one, deadline=time.monotonic() + 3, timeout_s=3)
     return str(caught.value)
 
 
@@ -238,7 +238,7 @@ def meet_with_another_size() -> str:
         meeting = meet(topology)
     except PreflightError as error:
         store = open_store(topology, timeout_s=20)
-        store.under(json.loads(store.get("meeting"))["room"]).raw.set("heard", "")
+        store.under(json.loads(store.get("rendezvous"))["room"]).raw.set("heard", "")
         return str(error)
     meeting.store.raw.wait(["heard"])  # rank 0 runs the store
     return ""
@@ -253,6 +253,6 @@ def test_a_rank_that_is_there_twice_or_counts_otherwise_is_named() -> None:
     )
     del agent
     assert run_ranks(2, meet_with_another_size)[1] == (
-        f"ranks differ in their number: rank 0 is one of 2, rank 1 on {HOST} one of 3\n"
+        f"the world size differs across ranks: 2 on rank 0, 3 on rank 1 on {HOST}\n"
         "  next: start every node with the same number of nodes and ranks"
     )

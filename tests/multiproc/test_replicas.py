@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from drumline.checkpoint import catalog
 from drumline.config.schema import CheckpointConfig, Config, DistConfig, OptimConfig, WatchConfig
-from drumline.distributed.buffers import LiveBuffers
+from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.loop import Loop
 from drumline.errors import DrumlineError, TrainingError
 from drumline.manager import DDPManager

@@ -1,7 +1,8 @@
 """What a rank is about to run with, as values that can be compared: versions, variables, settings, code.
 
-Each group has its own way to be mended. What may differ between machines without harm is not here at all; what may
-differ but should be known (the kind of GPU) is a warning.
+Each group has its own fix. What may differ between machines without harm is left out; what may differ but should be
+known (the kind of GPU) is a warning. Code is a hash of every loaded module that is not part of an installed package, by
+the module's name: what is loaded is what runs, and the same checkout may have another path on each node.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import math
 import platform
 import re
+import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import blake3
 import torch
-
-from drumline.distributed.start.loaded_code import code_hashes
 
 # What changes which collectives are called or how they are carried, so that ranks that differ wait for each other.
 ANY_BACKEND = ("TORCH_DISTRIBUTED_DEBUG", "NVIDIA_TF32_OVERRIDE")
@@ -51,6 +54,10 @@ DEFAULTS = {
     "TORCH_GLOO_LAZY_INIT": "0",
 }
 DRIVER = Path("/proc/driver/nvidia/version")
+OWN = "drumline"
+INSTALLED = ("site-packages", "dist-packages")
+MAX_MODULES = 2000
+MAX_SOURCE_BYTES = 4 << 20
 
 
 def rank_facts(
@@ -139,3 +146,44 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def code_hashes() -> dict[str, str]:
+    """A short hash by the name of each module of the user's own code and of Drumline."""
+    library = tuple(f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib"))
+    hashes = {}
+    for name, module in sorted(sys.modules.items()):
+        file = _source(name, module, library)
+        if file is None or (digest := _hash(file)) is None:
+            continue
+        # The script is called __main__ by everyone; its file's name says more. A forked rank has it twice.
+        shown = Path(file).name if name in ("__main__", "__mp_main__") else name
+        hashes[shown] = digest
+        if len(hashes) == MAX_MODULES:
+            break
+    return hashes
+
+
+def _source(name: str, module: ModuleType | None, library: tuple[str, ...]) -> str | None:
+    # Not getattr: some modules load themselves when they are asked for anything.
+    try:
+        file = object.__getattribute__(module, "__dict__").get("__file__")
+    except AttributeError:  # anything may stand among the modules
+        return None
+    if not isinstance(file, str) or not file.endswith(".py"):
+        return None
+    if name.partition(".")[0] == OWN:
+        return file
+    if file.startswith(library) or any(f"/{word}/" in file for word in INSTALLED):
+        return None
+    return file
+
+
+def _hash(file: str) -> str | None:
+    try:
+        with Path(file).open("rb") as source:
+            text = source.read(MAX_SOURCE_BYTES)
+    except OSError:  # removed since, or inside an archive
+        return None
+    # A checkout on another system may end its lines otherwise.
+    return blake3.blake3(text.replace(b"\r\n", b"\n")).hexdigest(6)

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from drumline.data.steps import MicroBatch, Step
-from drumline.distributed.buffers import LiveBuffers
-from drumline.distributed.wrap import unwrap_model
+from drumline.distributed.wrap import LiveBuffers, unwrap_model
 from drumline.engine.job import Job
 from drumline.errors import TrainingError, UsageError
 from drumline.tasks.base import Loss, Task

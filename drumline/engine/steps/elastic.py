@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from drumline.data.sharding import StepPlan, shards_of_rank
 from drumline.data.steps import MicroBatch, Step
-from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import broadcast_json
-from drumline.distributed.seeds import seed_shard
+from drumline.distributed.determinism import seed_shard
 from drumline.distributed.shard_sum import ShardSum
+from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job
 from drumline.engine.steps.eager import LossParts, TrainStep, correction_for
 from drumline.errors import UsageError

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, Optimizer
 
-from drumline.distributed.buffers import LiveBuffers
+from drumline.distributed.wrap import LiveBuffers
 from drumline.metrics.meters import Meter
 
 OnNan = Literal["stop", "skip", "warn"]

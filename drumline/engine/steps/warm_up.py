@@ -27,8 +27,8 @@ from torch.utils import _pytree as pytree
 
 from drumline.checkpoint.rng import capture_rng, restore_rng
 from drumline.config.schema import Config
-from drumline.distributed.buffers import LiveBuffers
 from drumline.distributed.collectives import gather_json
+from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.evaluate import evaluation_mode
 from drumline.engine.job import Job
 from drumline.engine.steps.eager import FIND_UNUSED, LossParts, loss_function

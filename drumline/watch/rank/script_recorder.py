@@ -125,8 +125,7 @@ def is_secret(name: str) -> bool:
 
 def script_facts(arguments: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """By group and name. Secrets are hashed."""
-    from drumline.distributed.start.loaded_code import code_hashes
-    from drumline.distributed.start.rank_facts import ANY_BACKEND, DEFAULTS, OF_BACKEND
+    from drumline.distributed.start.rank_facts import ANY_BACKEND, DEFAULTS, OF_BACKEND, code_hashes
 
     environment = own_variables()
     variables = sorted((*ANY_BACKEND, *(name for names in OF_BACKEND.values() for name in names)))

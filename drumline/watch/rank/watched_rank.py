@@ -23,13 +23,13 @@ from drumline.launch.topology import Topology, topology_from
 from drumline.terminal import print_message
 from drumline.watch.failure_kind import FailureKind, failure_kind
 from drumline.watch.heartbeat import HeartbeatWriter, Phase
-from drumline.watch.rank.met import Met, met_by_launcher
+from drumline.watch.rank.node_watch import NodeWatch, watch_from_launcher
 from drumline.watch.rank.self_report import name_answering_thread, register_stack_signals, write_report
 from drumline.watch.rank.sidecar_process import SidecarProcess
 from drumline.watch.sidecar.sidecar_options import SidecarOptions
 
 if TYPE_CHECKING:
-    from drumline.launch.node.sealed_store import SealedStore
+    from drumline.distributed.start.rank_rendezvous import Rendezvous
 
 # How long the end of a rank waits for an answer that is being written.
 ANSWER_S = 5.0
@@ -39,14 +39,14 @@ FILES = ("heartbeat", "stacks", "ask", "script", "activity")
 class WatchedRank:
     """From `__init__` to `close`."""
 
-    def __init__(self, met: Met, *, rank: int, options: SidecarOptions) -> None:
+    def __init__(self, node: NodeWatch, *, rank: int, options: SidecarOptions) -> None:
         """`options`: for the sidecar, which the first rank of a node starts."""
-        self.folder = met.folder
+        self.folder = node.folder
         self.rank = rank
         self.patience_s = options.hang_s
         """How long the watchdog waits for what may be innocent; None: for ever."""
         # A launcher holds the folder that it has made.
-        self._hold = hold(self.folder) if options.owns_folder and met.is_first else None
+        self._hold = hold(self.folder) if options.owns_folder and node.is_first else None
         # Of an earlier group in this very process.
         for kind in FILES:
             self.file(kind).unlink(missing_ok=True)
@@ -56,8 +56,8 @@ class WatchedRank:
         # For reading and writing: a pipe without a writer would be at its end, again and again.
         self._questions = os.open(self.file("ask"), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_up, self._waker = os.pipe2(os.O_CLOEXEC)
-        self._sidecar = SidecarProcess(options, met.listener)
-        if met.is_first:
+        self._sidecar = SidecarProcess(options, node.listener)
+        if node.is_first:
             self._sidecar.start()
         self._owner = os.getpid()
         self._thread = threading.Thread(target=self._serve, name="drumline-watch", daemon=True)
@@ -115,7 +115,7 @@ class WatchedRank:
 
 
 def watch_rank(
-    store: SealedStore | None,
+    rendezvous: Rendezvous | None,
     topology: Topology,
     watch: WatchConfig,
     *,
@@ -123,20 +123,14 @@ def watch_rank(
     timeout_s: float,
     environment: Mapping[str, str],
 ) -> WatchedRank | None:
-    """Collective over all ranks of a job, which meet in its store; without one, there is a single rank. None: this rank
+    """Collective over all ranks of a job, after their rendezvous; without one, there is a single rank. None: this rank
     cannot be watched, which is reported."""
-    from drumline.watch.rank.meeting import meet
+    from drumline.watch.rank.watch_rendezvous import join_watch
 
     given = watch_settings_from(environment)
-    met = meet(
-        store,
-        topology=topology,
-        folder=given.folder,
-        environment=environment,
-        timeout_s=timeout_s,
-    )
+    node = join_watch(rendezvous, topology, folder=given.folder, timeout_s=timeout_s)
     return _watch(
-        met,
+        node,
         topology,
         owns_folder=given.folder is None,
         run=run,
@@ -151,25 +145,27 @@ def watch_script(environment: Mapping[str, str]) -> WatchedRank | None:
     given, topology = watch_settings_from(environment), topology_from(environment)
     if given.folder is None or topology is None:
         return None
-    met = met_by_launcher(given, topology, node=int(environment.get("GROUP_RANK", "0")))
-    return _watch(met, topology, owns_folder=False, run=given.run, on_hang=given.on_hang, hang_s=given.hang_s)
+    node = watch_from_launcher(given, topology, node=int(environment.get("GROUP_RANK", "0")))
+    return _watch(
+        node, topology, owns_folder=False, run=given.run, on_hang=given.on_hang, hang_s=given.hang_s
+    )
 
 
-def _watch(met: Met, topology: Topology, *, run: Path | None, **options: Any) -> WatchedRank | None:
+def _watch(node: NodeWatch, topology: Topology, *, run: Path | None, **options: Any) -> WatchedRank | None:
     sidecar_options = SidecarOptions(
-        folder=str(met.folder),
-        node=met.node,
+        folder=str(node.folder),
+        node=node.node,
         host=topology.host,
-        ranks=met.ranks,
+        ranks=node.ranks,
         world_size=topology.world_size,
         run=None if run is None else str(run.absolute()),
-        secret=met.secret,
-        peers=met.peers,
-        listener=None if met.listener is None else met.listener.fileno(),
+        secret=node.secret,
+        peers=node.peers,
+        listener=None if node.listener is None else node.listener.fileno(),
         **options,
     )
     try:
-        return WatchedRank(met, rank=topology.rank, options=sidecar_options)
+        return WatchedRank(node, rank=topology.rank, options=sidecar_options)
     except OSError as error:  # the watchdog is no reason not to train
         print_message(
             f"rank {topology.rank} on {topology.host} is not watched: {error}. Next: free some space there"

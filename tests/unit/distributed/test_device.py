@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from drumline.distributed.device import choose_device, nccl_gpu
-from drumline.distributed.start.roll import call_roll
+from drumline.distributed.start.rank_rendezvous import join_rendezvous
 from drumline.errors import PreflightError
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.topology import Topology
@@ -39,7 +39,7 @@ def meet(gpus: list[str | None]) -> list[str]:
     def rank(number: int) -> str:
         topology = Topology(rank=number, world_size=len(gpus), local_rank=number, local_world_size=len(gpus))
         try:
-            call_roll(store, topology, deadline=time.monotonic() + 20, timeout_s=20, gpu=gpus[number])
+            join_rendezvous(store, topology, deadline=time.monotonic() + 20, timeout_s=20, gpu=gpus[number])
         except PreflightError as error:
             return str(error)
         return ""

@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from drumline.distributed.start.absent import too_late, waiting_for
 from drumline.distributed.start.fact_differences import check_differences, differences
-from drumline.distributed.start.loaded_code import code_hashes
-from drumline.distributed.start.rank_facts import plain, rank_facts
+from drumline.distributed.start.rank_facts import code_hashes, plain, rank_facts
+from drumline.distributed.start.rank_rendezvous import too_late, waiting_for
 from drumline.errors import PreflightError
 from drumline.launch.topology import Topology
 from drumline.text import by_rank, number_ranges
@@ -78,7 +77,7 @@ def test_code_is_that_of_the_user_and_of_drumline_wherever_it_lies(
     monkeypatch.syspath_prepend(str(tmp_path))
     __import__("some_user_code")
     before = code_hashes()
-    assert "drumline.distributed.start.loaded_code" in before
+    assert "drumline.distributed.start.rank_facts" in before
     assert not {"json", "torch", "pytest", "numpy"} & before.keys()
     source.write_bytes(b"a = 1\n")
     assert code_hashes() == before, "only the ends of lines"

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from drumline.data.sharding import shards_of_rank
-from drumline.distributed.shard_sum import ShardSum
-from drumline.distributed.shard_tree import Node, fold, nodes_of
+from drumline.distributed.shard_sum import ShardSum, TreeNode, fold, nodes_of
 
 
 class Sum:
@@ -24,11 +23,11 @@ class Sum:
 
 def tree(num_shards: int, world_size: int) -> list[str]:
     """How the total is made when so many ranks add what they have, and then all of it is put together."""
-    total: list[tuple[Node, Sum]] = []
+    total: list[tuple[TreeNode, Sum]] = []
     for rank in range(world_size):
-        own: list[tuple[Node, Sum]] = []
+        own: list[tuple[TreeNode, Sum]] = []
         for shard in shards_of_rank(rank, num_shards=num_shards, world_size=world_size):
-            fold(own, (Node(shard, shard + 1), Sum(str(shard))), num_shards, Sum.add)
+            fold(own, (TreeNode(shard, shard + 1), Sum(str(shard))), num_shards, Sum.add)
         for part in own:
             fold(total, part, num_shards, Sum.add)
     return [part.text for _, part in total]
@@ -51,8 +50,8 @@ def test_a_rank_sends_one_part_where_ranks_divide_the_shards() -> None:
     for world_size in (1, 2, 4, 8):
         for rank in range(world_size):
             shards = shards_of_rank(rank, num_shards=8, world_size=world_size)
-            assert nodes_of(shards, 8) == [Node(shards.start, shards.stop)]
-    assert nodes_of(range(3, 6), 8) == [Node(3, 4), Node(4, 6)]
+            assert nodes_of(shards, 8) == [TreeNode(shards.start, shards.stop)]
+    assert nodes_of(range(3, 6), 8) == [TreeNode(3, 4), TreeNode(4, 6)]
 
 
 def sum_of_shards(gradients: list[torch.Tensor]) -> torch.Tensor:

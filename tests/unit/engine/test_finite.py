@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from drumline.distributed.buffers import LiveBuffers
+from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.steps.finite import FiniteSteps, largest
 from drumline.metrics.meters import Meter
 

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from drumline.distributed.start.rank_nodes import RankPlace, group_by_node, outward_address, this_machine
 from drumline.errors import PreflightError
 from drumline.launch.node import watch_folder
 from drumline.net.interfaces import interfaces
 from drumline.watch.rank.folder import make_folder
-from drumline.watch.rank.listening import listen, own_address, way_out
-from drumline.watch.rank.nodes import Standing, group_by_node, this_machine
+from drumline.watch.rank.node_watch import listen_for_sidecars, sidecar_address
 
 
-def ranks(*places: tuple[str, int]) -> dict[int, Standing]:
+def ranks(*given: tuple[str, int]) -> dict[int, RankPlace]:
     """`("a1", 0)`: on host a, machine 1, with local number 0."""
-    return {rank: Standing(place[0], place[1:], local) for rank, (place, local) in enumerate(places)}
+    return {rank: RankPlace(place[0], place[1:], local) for rank, (place, local) in enumerate(given)}
 
 
 @pytest.mark.parametrize(
-    ("standings", "nodes"),
+    ("places", "nodes"),
     [
         (ranks(("a1", 0)), [(0,)]),
         (ranks(("a1", 0), ("a1", 1), ("b2", 0), ("b2", 1)), [(0, 1), (2, 3)]),
@@ -41,15 +41,15 @@ def ranks(*places: tuple[str, int]) -> dict[int, Standing]:
     ],
 )
 def test_ranks_that_see_each_other_make_up_a_node(
-    standings: dict[int, Standing], nodes: list[tuple[int, ...]]
+    places: dict[int, RankPlace], nodes: list[tuple[int, ...]]
 ) -> None:
-    assert group_by_node(standings) == nodes
+    assert group_by_node(places) == nodes
 
 
 def test_this_machine_is_told_by_what_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(this_machine()) > 36
     assert this_machine() == this_machine()
-    monkeypatch.setattr("drumline.watch.rank.nodes.BOOT", Path("/nowhere"))
+    monkeypatch.setattr("drumline.distributed.start.rank_nodes.BOOT", Path("/nowhere"))
     assert this_machine() == ""
 
 
@@ -99,24 +99,24 @@ def test_a_folder_that_others_could_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_node_listens_on_the_way_to_the_others_alone() -> None:
-    assert way_out({"GLOO_SOCKET_IFNAME": "lo"}, "127.0.0.1") == "127.0.0.1"
-    assert way_out({"NCCL_SOCKET_IFNAME": "=lo"}, "127.0.0.1") == "127.0.0.1"
-    assert way_out({"GLOO_SOCKET_IFNAME": "none0"}, "127.0.0.1") is None
-    assert way_out({}, "127.0.0.1") is None
-    assert own_address(1, [None, "10.0.0.7"]) == "10.0.0.7"
-    assert own_address(0, [None, None, "127.0.0.1"]) == "127.0.0.1", "all are on one machine"
+    assert outward_address({"GLOO_SOCKET_IFNAME": "lo"}, "127.0.0.1") == "127.0.0.1"
+    assert outward_address({"NCCL_SOCKET_IFNAME": "=lo"}, "127.0.0.1") == "127.0.0.1"
+    assert outward_address({"GLOO_SOCKET_IFNAME": "none0"}, "127.0.0.1") is None
+    assert outward_address({}, "127.0.0.1") is None
+    assert sidecar_address(1, [None, "10.0.0.7"]) == "10.0.0.7"
+    assert sidecar_address(0, [None, None, "127.0.0.1"]) == "127.0.0.1", "all are on one machine"
     outward = [one.address for one in interfaces() if one.address and not one.is_loopback and one.is_up]
-    # The meeting point's own host takes the way that leads to another; no packet is sent.
-    assert own_address(0, [None, "192.0.2.1"]) in {"127.0.0.1", *outward}
-    with listen("127.0.0.1") as listener:
+    # The host of rank 0's store takes the address that leads to another; no packet is sent.
+    assert sidecar_address(0, [None, "192.0.2.1"]) in {"127.0.0.1", *outward}
+    with listen_for_sidecars("127.0.0.1") as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
         address, port = listener.getsockname()
         with socket.create_connection((address, port)):
             pass
         with pytest.raises(PreflightError, match=f"cannot listen at 127.0.0.1 port {port}: Address already"):
-            listen(address, port)
+            listen_for_sidecars(address, port)
     with pytest.raises(
-        PreflightError, match=r"the watch cannot listen at 192\.0\.2\.1: Cannot assign"
+        PreflightError, match=r"the watchdog cannot listen at 192\.0\.2\.1: Cannot assign"
     ) as caught:
-        listen("192.0.2.1")
+        listen_for_sidecars("192.0.2.1")
     assert "check that the network of this address is up" in str(caught.value)

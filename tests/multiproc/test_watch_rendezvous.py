@@ -10,14 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from drumline.distributed.start import ruling
-from drumline.distributed.start.meeting import open_store
+from drumline.distributed.start import decision
+from drumline.distributed.start.rank_rendezvous import Rendezvous, join_rendezvous
+from drumline.distributed.start.rank_store import open_store
 from drumline.errors import PreflightError
 from drumline.launch.node import watch_folder
 from drumline.launch.topology import Topology, topology_from
-from drumline.watch.rank import meeting
-from drumline.watch.rank.meeting import _Meeting, meet
-from drumline.watch.rank.met import Met
+from drumline.watch.rank import watch_rendezvous
+from drumline.watch.rank.node_watch import NodeWatch
+from drumline.watch.rank.watch_rendezvous import join_watch
 from tests.ranks import run_ranks
 
 HOST = socket.gethostname()
@@ -25,7 +26,7 @@ TWO_NODES = {"local_rank": (0, 1, 0, 1), "local_world_size": (2, 2, 2, 2)}
 
 
 class Rank:
-    """Meetings one after the other, each in a room of its own."""
+    """Rendezvous one after the other, each under a name of its own."""
 
     def __init__(self) -> None:
         found = topology_from(os.environ)
@@ -35,24 +36,19 @@ class Rank:
         self.store = open_store(replace(found, secret="of the launcher"), timeout_s=30)
         self.room = self.store
 
-    def meet(
-        self,
-        room: str,
-        *,
-        topology: Mapping[str, Any] | None = None,
-        folder: Path | None = None,
-        timeout_s: float = 30.0,
-    ) -> Met | str:
+    def join(self, room: str, changed: Mapping[str, Any] | None = None) -> Rendezvous:
         self.room = self.store.under(room)
-        changes = {name: values[self.rank] for name, values in (topology or {}).items()}
+        changes = {name: values[self.rank] for name, values in (changed or {}).items()}
+        self.topology = replace(self.topology, **changes)
+        return join_rendezvous(
+            self.room, self.topology, deadline=time.monotonic() + 30, timeout_s=30, environment=os.environ
+        )
+
+    def watch(
+        self, rendezvous: Rendezvous, *, folder: Path | None = None, timeout_s: float = 30.0
+    ) -> NodeWatch | str:
         try:
-            return meet(
-                self.room,
-                topology=replace(self.topology, **changes),
-                folder=folder,
-                environment=os.environ,
-                timeout_s=timeout_s,
-            )
+            return join_watch(rendezvous, self.topology, folder=folder, timeout_s=timeout_s)
         except PreflightError as error:
             return str(error)
 
@@ -64,9 +60,9 @@ class Rank:
             time.sleep(0.01)
 
 
-def facts(met: Met | str) -> dict[str, Any]:
+def facts(met: NodeWatch | str) -> dict[str, Any]:
     """What can travel to the test; the folder and the socket are let go."""
-    assert isinstance(met, Met), met
+    assert isinstance(met, NodeWatch), met
     mode = met.folder.stat().st_mode & 0o777
     port = None
     if met.listener is not None:
@@ -75,38 +71,34 @@ def facts(met: Met | str) -> dict[str, Any]:
     return {**vars(met), "listener": port, "mode": mode}
 
 
-def meetings(open_folder: Path, memory: Path) -> dict[str, Any]:
+def watched(open_folder: Path, memory: Path) -> dict[str, Any]:
     me, found = Rank(), {}
     watch_folder.MEMORY = memory  # others use the real one at the same time
-    # How long rank 0 waits for those to hear who are not there; all else takes no time.
-    ruling.HEARING_S = meeting.GRACE_S = 0.3
+    # How long rank 0 waits for ranks to read an error that are not there; all else takes no time.
+    decision.READ_S = watch_rendezvous.GRACE_S = 0.3
 
-    one_node = me.meet("one node")
-    found["one node"] = facts(one_node)
+    found["one node"] = facts(me.watch(me.join("one node")))
 
-    two_nodes = me.meet("two nodes", topology=TWO_NODES)
-    assert isinstance(two_nodes, Met)
+    joined = me.join("two nodes", TWO_NODES)
+    two_nodes = me.watch(joined)
+    assert isinstance(two_nodes, NodeWatch)
     for peer in two_nodes.peers:
         socket.create_connection((peer.address, peer.port), timeout=10).close()
     me.wait_for_all("connected")
     found["two nodes"] = facts(two_nodes)
 
     found["in the store"] = [
-        me.room.raw.get(f"watch/{key}").decode() for key in ("ruling/places", f"card/{me.rank}")
+        joined.store.raw.get(key).decode() for key in ("watch/decision/sidecars", f"card/{me.rank}")
     ]
 
-    folder = open_folder if me.rank == 2 else None
-    found["open folder"] = me.meet("open folder", topology=TWO_NODES, folder=folder)
+    found["open folder"] = me.watch(me.join("open folder"), folder=open_folder if me.rank == 2 else None)
 
-    if me.rank != 3:
-        found["one is missing"] = me.meet("one is missing", topology=TWO_NODES, timeout_s=0.5)
-    if me.rank == 2:
-        room = me.store.under("one falls silent").under("watch")
-        _Meeting(room, replace(me.topology, local_rank=0), 0.0, 0.0)._come(os.environ)
-    else:
-        found["one falls silent"] = me.meet("one falls silent", topology=TWO_NODES, timeout_s=0.5)
+    silent = me.join("one is silent")
+    if me.rank != 2:
+        found["one is silent"] = me.watch(silent, timeout_s=0.5)
+    silent = me.join("rank 0 is silent")
     if me.rank != 0:
-        found["rank 0 is missing"] = me.meet("rank 0 is missing", topology=TWO_NODES, timeout_s=0.5)
+        found["rank 0 is silent"] = me.watch(silent, timeout_s=0.5)
     me.wait_for_all("the end")
     me.store.add("gone", 1)
     while me.rank == 0 and me.store.add("gone", 0) < 4:  # it runs the store
@@ -120,7 +112,7 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     open_folder.chmod(0o777)
     memory = tmp_path / "shm"
     memory.mkdir()
-    four = run_ranks(4, meetings, open_folder, memory)
+    four = run_ranks(4, watched, open_folder, memory)
 
     one = [found["one node"] for found in four]
     assert all(met == {**one[0], "is_first": rank == 0} for rank, met in enumerate(one))
@@ -151,17 +143,13 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
     assert said.startswith(
         f"the watch folder {open_folder} is open to others (mode 777, 700 is needed), on {HOST}"
     )
-    (said,) = {found["one is missing"] for found in four[:3]}
-    assert said.startswith(
-        f"1 of 4 ranks did not start within 0.5 s: missing rank 3 ({HOST}); here: 0-2 on {HOST}"
-    )
-    (said,) = {four[rank]["one falls silent"] for rank in (0, 1, 3)}
+    (said,) = {four[rank]["one is silent"] for rank in (0, 1, 3)}
     assert said == (
-        "rank 2 (node 1) did not say within 0.5 s where the sidecar will be\n  next: look at its own output"
+        f"rank 2 on {HOST} did not publish within 0.5 s where its sidecar is\n  next: look at its own output"
     )
-    (said,) = {four[rank]["rank 0 is missing"] for rank in (1, 2, 3)}
+    (said,) = {four[rank]["rank 0 is silent"] for rank in (1, 2, 3)}
     assert said == (
-        "rank 0 did not say within 0.5 s who is watched where\n  next: look at rank 0's own output"
+        "rank 0 did not publish within 0.5 s where the sidecars are\n  next: look at rank 0's own output"
     )
     names = ("one node", "two nodes")
     made = {found[name]["folder"] for found in four for name in names}
@@ -169,6 +157,6 @@ def test_sidecars_find_each_other(tmp_path: Path) -> None:
 
 
 def test_alone_nothing_is_opened(tmp_path: Path) -> None:
-    met = meet(None, topology=Topology(), folder=tmp_path / "watch", environment={})
+    met = join_watch(None, Topology(), folder=tmp_path / "watch", timeout_s=30.0)
     assert (met.folder, met.peers, met.listener, met.ranks) == (tmp_path / "watch", (), None, (0,))
     assert met.is_first

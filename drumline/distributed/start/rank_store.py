@@ -15,13 +15,12 @@ from drumline.errors import PreflightError
 from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.node.sockets import connect_address, listen_for_store, reached_address
 from drumline.launch.topology import Topology
-from drumline.net.dial import WaitNotice, wait_for_port
+from drumline.net.dial import FIRST_NOTICE_S, WaitNotice, wait_for_port
 from drumline.net.interfaces import EVERYWHERE, own_binding
 from drumline.net.reasons import CLOSED_S, Reason, closed_data_ports, explained
 from drumline.terminal import print_message
 
 CONNECT_S = 2.0
-FIRST_NOTICE_S = 5.0
 NAME_PATIENCE_S = 30.0  # a pod's name may come later than the pod
 
 PREFIX = "drumline"
@@ -67,7 +66,7 @@ def _connect(topology: Topology, timeout_s: float) -> dist.Store:
         if not hosts_store:
             raise _unreachable(topology, f"within {timeout_s:g} s: {_first_line(error)}") from error
         raise PreflightError(
-            f"rank 0 could not open its meeting point {address}: {_first_line(error)}",
+            f"rank 0 could not open its store {address}: {_first_line(error)}",
             next_step="choose another MASTER_PORT, and a MASTER_ADDR that is this host",
         ) from error
     if hosts_store:
@@ -83,7 +82,7 @@ def _wait_until_open(topology: Topology, *, timeout_s: float) -> None:
         # All ranks of a host see the same; one of them reports it.
         if topology.local_rank == 0 and notice.is_due():
             print_message(
-                f"rank {topology.rank} on {topology.host} waits for rank 0's meeting point {host}:{port}: "
+                f"rank {topology.rank} on {topology.host} waits for rank 0's store {host}:{port}: "
                 f"{explained(reason)} ({notice.waited_s:.0f} s of {timeout_s:g} s)"
             )
 
@@ -105,7 +104,7 @@ def _wait_until_open(topology: Topology, *, timeout_s: float) -> None:
 def _unreachable(topology: Topology, why: str) -> PreflightError:
     address = f"{topology.master_addr}:{topology.master_port}"
     return PreflightError(
-        f"rank {topology.rank} on {topology.host} could not reach rank 0's meeting point {address}{why}",
+        f"rank {topology.rank} on {topology.host} could not reach rank 0's store {address}{why}",
         next_step="check that rank 0 runs, that MASTER_ADDR is its host as this one knows it, and that no firewall "
         "closes the port",
     )

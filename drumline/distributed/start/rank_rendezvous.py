@@ -1,0 +1,310 @@
+"""The rendezvous of ranks: each publishes in the store who it is and what it is about to run, and rank 0 compares it.
+
+A rank that is missing is named while the others wait. Ranks that are about to run something else are named too, with
+the value of each: before there is a group, because ranks of two versions may not get one.
+
+torchrun's own store outlives a restart, and what an earlier start left there looks like ranks that are here. So rank 0
+opens each rendezvous under a name of its own, and a rank believes it only when its own name is on the list.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import blake3
+
+from drumline.distributed.start.decision import Decision, announce, follow, is_announced, wait_for
+from drumline.distributed.start.fact_differences import Facts, check_differences
+from drumline.distributed.start.rank_nodes import RankPlace, group_by_node, outward_address, this_machine
+from drumline.errors import PreflightError
+from drumline.launch.node.sealed_store import SealedStore, check_secret, document
+from drumline.launch.topology import Topology
+from drumline.net.dial import FIRST_NOTICE_S, WaitNotice
+from drumline.net.secrets import VARIABLE, KeyPair, new_secret
+from drumline.terminal import print_message
+from drumline.text import named_ranks, number_ranges
+
+FIRST_POLL_S, LAST_POLL_S = 0.01, 0.2
+GRACE_S = (
+    2.0  # what rank 0 finds at its deadline is better reported than what each other rank does at its own
+)
+CURRENT, JOINED = "rendezvous", "joined"
+CARD: dict[str, type] = {"name": str, "host": str, "machine": str, "local_rank": int, "digest": str}
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """All ranks of one start."""
+
+    store: SealedStore
+    """The part of the store that is theirs alone."""
+    nodes: tuple[tuple[int, ...], ...]
+    """The ranks of each node; the first of them acts for it."""
+    hosts: tuple[str, ...]
+    """Of each node."""
+    addresses: tuple[str | None, ...]
+    """By which other nodes reach each one; None: it is the host of rank 0's store, or unknown."""
+
+
+def join_rendezvous(
+    store: SealedStore,
+    topology: Topology,
+    *,
+    deadline: float,
+    timeout_s: float,
+    facts: Facts | None = None,
+    gpu: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Rendezvous:
+    """Collective: wait until every rank has joined, and compare what they are about to run.
+
+    `gpu`: the one that this rank must have to itself. `environment`: tells which network to use.
+    """
+    rank = _Joining(store, topology, timeout_s, facts or {})
+    address = None if environment is None else outward_address(environment, topology.master_addr)
+    rank.card |= {"gpu": gpu, "address": address}
+    decision = rank.lead(deadline) if topology.rank == 0 else rank.follow_rank_0(deadline)
+    readers = [int(other) for other in decision["names"] if int(other) > 0] if topology.rank == 0 else []
+    value = follow(rank.room, JOINED, decision, readers=readers)
+    if value["world_size"] != topology.world_size:
+        raise PreflightError(
+            f"the world size differs across ranks: {value['world_size']} on rank 0, {topology.world_size} on rank "
+            f"{topology.rank} on {topology.host}",
+            next_step="start every node with the same number of nodes and ranks",
+        )
+    return Rendezvous(
+        rank.sealed_room(decision),
+        tuple(map(tuple, value["nodes"])),
+        tuple(value["hosts"]),
+        tuple(value["addresses"]),
+    )
+
+
+class _Joining:
+    """One rank's part."""
+
+    def __init__(self, store: SealedStore, topology: Topology, timeout_s: float, facts: Facts) -> None:
+        self.store, self.topology, self.timeout_s = store, topology, timeout_s
+        self.facts = json.dumps(facts, sort_keys=True)
+        self.name = secrets.token_hex(4)
+        """Of this process, in this start."""
+        self.keys = KeyPair() if store.secret is None else None
+        self.secret = new_secret() if store.secret is None else store.secret
+        self.card: dict[str, Any] = {
+            "name": self.name,
+            "host": topology.host,
+            "machine": this_machine(),
+            "local_rank": topology.local_rank,
+            "digest": blake3.blake3(self.facts.encode()).hexdigest(16),
+            "public": self.keys and self.keys.public,
+        }
+        self.room = store
+        self.room_name = ""
+        self.notice = WaitNotice(first_s=min(FIRST_NOTICE_S, timeout_s / 4))
+        self.pause_s = FIRST_POLL_S
+
+    def lead(self, deadline: float) -> Decision:
+        """On rank 0: open the rendezvous, wait for all, and decide."""
+        opened = json.dumps({"room": self.name, "host": self.topology.host})
+        self.store.set(CURRENT, opened)
+        self._enter(self.name)
+        everyone = [_card(rank) for rank in range(self.topology.world_size)]
+        while not self.room.check(everyone):
+            if time.monotonic() > deadline:
+                break
+            current = self.store.compare_set(CURRENT, "", opened)
+            if current != opened.encode() and (other := document(current, host=str)):
+                raise _duplicate(self.topology, other["host"])
+            self._wait()
+        cards = self._cards()
+        names = {rank: [card["name"], card["host"]] for rank, card in cards.items()}
+        return announce(self.room, JOINED, self._decide, names=names, keys=self._wrapped(cards))
+
+    def follow_rank_0(self, deadline: float) -> Decision:
+        """On the other ranks: enter whatever rendezvous is the current one, until one has this rank on its list."""
+        other = None
+        while True:
+            if current := document(self.store.peek(CURRENT) or b"", room=str):
+                self._enter(current["room"])
+                if is_announced(self.room, JOINED):
+                    decision = wait_for(self.room, JOINED, deadline=deadline)
+                    other, host = decision["names"].get(str(self.topology.rank), (None, ""))
+                    if other == self.name or (other is None and "what" not in decision):
+                        return decision
+            check_secret(self.store, "rank 0")
+            if time.monotonic() > deadline + (GRACE_S if self.room_name else 0):
+                raise _duplicate(self.topology, host) if other else self._too_late()
+            self._wait()
+
+    def _enter(self, room: str) -> None:
+        if room == self.room_name:
+            return
+        self.room, self.room_name = self.store.under(room), room
+        self.room.set(f"facts/{self.topology.rank}", self.facts)
+        self.room.set(_card(self.topology.rank), json.dumps(self.card))
+
+    def _wrapped(self, cards: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
+        """On rank 0, where ranks were given no secret: one for this start, wrapped for each of the others."""
+        if self.keys is None:
+            return None
+        wrapped = {
+            rank: self.keys.wrap(self.secret, card.get("public"), self.room_name, str(rank))
+            for rank, card in cards.items()
+            if rank > 0
+        }
+        return {"public": self.keys.public, "wrapped": wrapped}
+
+    def sealed_room(self, decision: Decision) -> SealedStore:
+        """The room, in which from now on only ranks of this start are believed."""
+        if self.keys is None:
+            return self.room
+        if (rank := self.topology.rank) > 0:
+            keys = decision["keys"]
+            wrapped = str(keys["wrapped"].get(str(rank)))
+            secret = self.keys.wrap(wrapped, keys["public"], self.room_name, str(rank))
+            if secret is None:
+                raise PreflightError(
+                    f"rank 0 did not give rank {rank} on {self.topology.host} a secret: another version, or a stranger",
+                    next_step=f"install the same version on all nodes, and set {VARIABLE} to one value on all",
+                )
+            self.secret = secret
+        return self.room.resealed(self.secret)
+
+    def _decide(self) -> dict[str, Any]:
+        cards = self._cards()
+        ranks = range(self.topology.world_size)
+        if len(cards) < len(ranks):
+            raise self._too_late()
+        if any(card["digest"] != cards[0]["digest"] for card in cards.values()):
+            texts = self.room.multi_get([f"facts/{rank}" for rank in ranks])
+            check_differences(
+                [document(text) or {} for text in texts], [cards[rank]["host"] for rank in ranks]
+            )
+        _refuse_shared_gpus(cards)
+        nodes = group_by_node(
+            {
+                rank: RankPlace(card["host"], card["machine"], card["local_rank"])
+                for rank, card in cards.items()
+            }
+        )
+        firsts = [cards[node[0]] for node in nodes]
+        return {
+            "world_size": len(ranks),
+            "nodes": nodes,
+            "hosts": [card["host"] for card in firsts],
+            "addresses": [card.get("address") for card in firsts],
+        }
+
+    def _cards(self) -> dict[int, dict[str, Any]]:
+        """Of the ranks that have joined."""
+        ranks = {_card(rank): rank for rank in range(self.topology.world_size)}
+        cards = {ranks[key]: document(text, **CARD) for key, text in self.room.there(list(ranks)).items()}
+        return {rank: card for rank, card in cards.items() if card is not None}
+
+    def _wait(self) -> None:
+        if self.notice.is_due():
+            self._report()
+        time.sleep(self.pause_s)
+        self.pause_s = min(LAST_POLL_S, self.pause_s * 1.3)
+
+    def _report(self) -> None:
+        """Once on each host, and after that from one rank alone."""
+        hosts = self._hosts() if self.room_name else {}
+        is_first = self.topology.rank == min(hosts, default=1)
+        text = waiting_for(self.topology, hosts)
+        if text and (is_first or (self.topology.local_rank == 0 and self.notice.count == 1)):
+            print_message(f"{text} ({self.notice.waited_s:.0f} s of {self.timeout_s:g} s)")
+
+    def _hosts(self) -> dict[int, str]:
+        return {rank: card["host"] for rank, card in self._cards().items()}
+
+    def _too_late(self) -> PreflightError:
+        return too_late(self.topology, self._hosts() if self.room_name else {}, timeout_s=self.timeout_s)
+
+
+def _card(rank: int) -> str:
+    return f"card/{rank}"
+
+
+def _refuse_shared_gpus(cards: Mapping[int, Mapping[str, Any]]) -> None:
+    """Two ranks on one GPU would wait for each other in NCCL."""
+    first: dict[str, int] = {}
+    for rank, card in cards.items():
+        other = first.setdefault(str(card["gpu"]), rank) if card.get("gpu") else rank
+        if other != rank:
+            raise PreflightError(
+                f"ranks {other} and {rank} on {card['host']} would compute on one GPU, {card['gpu']}",
+                next_step="start at most as many ranks on a host as it has GPUs; with srun, give each task its own "
+                "(--gpus-per-task=1) or all of them (--gpus-per-node); or use --dist.device cpu",
+            )
+
+
+def _duplicate(topology: Topology, host: str) -> PreflightError:
+    if topology.rank > 0 and host == topology.host:
+        return PreflightError(
+            f"rank 0 joined an earlier rank {topology.rank} on {host}, and did not restart",
+            next_step="stop what is left of the earlier start; look at rank 0's own output",
+        )
+    return PreflightError(
+        f"there are two ranks {topology.rank}: one on {host}, and this one on {topology.host}",
+        next_step="give every node its own --node-rank (NODE_RANK), and every rank its own RANK",
+    )
+
+
+# Who is missing
+
+
+def waiting_for(topology: Topology, hosts: Mapping[int, str]) -> str:
+    """What a rank reports while it waits; empty when all are here. `hosts`: of the ranks that have joined."""
+    missing = _missing(topology, hosts) if hosts else [0]  # without rank 0 nobody knows who else is here
+    who = f"rank {topology.rank} on {topology.host}"
+    return f"{who} waits for {_named(missing, hosts, topology)}" if missing else ""
+
+
+def too_late(topology: Topology, hosts: Mapping[int, str], *, timeout_s: float) -> PreflightError:
+    """The start timeout is over, and only these ranks are here."""
+    if not hosts:
+        return PreflightError(
+            f"{_named([0], {}, topology)}, which opens the rendezvous, did not start within {timeout_s:g} s",
+            next_step="look at rank 0's own output; raise --dist.start_timeout_s if it is only slow",
+        )
+    missing = _missing(topology, hosts)
+    by_host: dict[str, list[int]] = {}
+    for rank, host in hosts.items():
+        by_host.setdefault(host, []).append(rank)
+    here = ", ".join(f"{number_ranges(ranks)} on {host}" for host, ranks in by_host.items())
+    return PreflightError(
+        f"{len(missing)} of {topology.world_size} ranks did not start within {timeout_s:g} s: "
+        f"missing {_named(missing, hosts, topology)}; here: {here}",
+        next_step="look at the missing ranks' own output; raise --dist.start_timeout_s if they are only slow",
+    )
+
+
+def _missing(topology: Topology, hosts: Mapping[int, str]) -> list[int]:
+    return [rank for rank in range(topology.world_size) if rank not in hosts]
+
+
+def _named(missing: Iterable[int], hosts: Mapping[int, str], topology: Topology) -> str:
+    """`rank 3 (node-a), ranks 4-7 (node 1)`: by node, where all have as many ranks as this one."""
+    size = topology.local_world_size
+    if topology.world_size % size or size == topology.world_size:
+        return named_ranks(list(missing))
+    by_node: dict[int, list[int]] = {}
+    for rank in missing:
+        by_node.setdefault(rank // size, []).append(rank)
+    return ", ".join(
+        f"{named_ranks(ranks)} ({_node_name(node, hosts, topology)})" for node, ranks in by_node.items()
+    )
+
+
+def _node_name(node: int, hosts: Mapping[int, str], topology: Topology) -> str:
+    if node < len(topology.node_names):
+        return topology.node_names[node]
+    size = topology.local_world_size
+    known = [hosts[rank] for rank in range(node * size, (node + 1) * size) if rank in hosts]
+    return known[0] if known else f"node {node}"

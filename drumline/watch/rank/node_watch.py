@@ -1,0 +1,85 @@
+"""What a rank knows of its node's watchdog when it starts: the folder, the ranks, and where other sidecars listen.
+
+A sidecar listens on one address, not on every network of the host. The first rank of the node keeps that socket, so a
+sidecar that is restarted has the same port.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drumline.errors import PreflightError
+from drumline.launch.rank_environment import WITHOUT_WATCH, WatchSettings
+from drumline.launch.topology import Topology
+from drumline.net.interfaces import LOOPBACK, interface_towards, interfaces
+from drumline.watch.sidecar.sidecar_network import Peer
+
+BACKLOG = 128
+
+
+@dataclass(frozen=True)
+class NodeWatch:
+    """After the rendezvous of ranks, or as their launcher gave it."""
+
+    folder: Path
+    """Of this node."""
+    secret: str = field(repr=False)
+    """Which the sidecars of this run prove to each other."""
+    peers: tuple[Peer, ...]
+    """The sidecars of the other nodes."""
+    node: int
+    ranks: tuple[int, ...]
+    """Of this node, in order."""
+    is_first: bool
+    """Whether this rank is the one of its node that starts the sidecar."""
+    listener: socket.socket | None
+    """On the first rank of each node, when there are several."""
+
+
+def watch_from_launcher(given: WatchSettings, topology: Topology, *, node: int) -> NodeWatch:
+    """For ranks that have no rendezvous of ours. The other nodes' names come with their first messages."""
+    assert given.folder is not None
+    is_first, first = topology.local_rank == 0, topology.rank - topology.local_rank
+    peers = [Peer(number, address, address, port) for number, (address, port) in enumerate(given.nodes)]
+    several = len(peers) > 1
+    return NodeWatch(
+        folder=given.folder,
+        secret=given.secret or "",
+        peers=tuple(peer for peer in peers if peer.node != node) if several else (),
+        node=node,
+        ranks=tuple(range(first, first + topology.local_world_size)),
+        is_first=is_first,
+        listener=listen_for_sidecars(*given.nodes[node]) if several and is_first else None,
+    )
+
+
+def sidecar_address(node: int, addresses: Sequence[str | None]) -> str:
+    """Where this node's sidecar listens, given the addresses by which nodes are reached. The host of rank 0's store
+    takes the one that leads to any other; when no other has one either, all nodes are on one machine."""
+    if (own := addresses[node]) is not None:
+        return own
+    found = interfaces()
+    others = (address for address in addresses if address and not ipaddress.ip_address(address).is_loopback)
+    towards = (interface_towards(found, address) for address in others)
+    return next((one.address for one in towards if one is not None and one.address), LOOPBACK)
+
+
+def listen_for_sidecars(address: str, port: int = 0) -> socket.socket:
+    """`port`: where a launcher has told the others to connect; else any that is free."""
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise PreflightError(
+            f"the watchdog cannot listen at {address}{f' port {port}' if port else ''}: {error.strerror}",
+            next_step="check that the network of this address is up; or train without the watchdog: "
+            f"{WITHOUT_WATCH}",
+        ) from error
+    return listener
