@@ -16,7 +16,7 @@ from drumline.errors import PreflightError
 from drumline.launch.rank_environment import WITHOUT_WATCH, WatchSettings
 from drumline.launch.topology import Topology
 from drumline.net.interfaces import LOOPBACK, interface_towards, interfaces
-from drumline.watch.sidecar.sidecar_network import Peer
+from drumline.watch.sidecar.sidecar_options import Peer
 
 BACKLOG = 128
 

@@ -24,7 +24,7 @@ from drumline.launch.topology import Topology
 from drumline.net.secrets import new_secret
 from drumline.watch.rank.folder import make_folder
 from drumline.watch.rank.node_watch import NodeWatch, listen_for_sidecars, sidecar_address
-from drumline.watch.sidecar.sidecar_network import Peer
+from drumline.watch.sidecar.sidecar_options import Peer
 
 SIDECARS = "sidecars"
 
