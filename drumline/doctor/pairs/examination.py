@@ -17,7 +17,6 @@ from typing import Any
 
 from drumline.doctor.pairs.coordinator import ANSWER_S, Coordinator, Opener
 from drumline.doctor.pairs.listeners import TOKEN_BYTES
-from drumline.doctor.pairs.pair_checks import reachable_addresses, usual_speed
 from drumline.doctor.pairs.survey import OPEN, Pair, Survey
 from drumline.net.frames import read_field, read_list
 from drumline.net.reasons import Reason
@@ -88,7 +87,7 @@ def choose_addresses(survey: Survey) -> None:
         host = survey.hosts[number]
         if not survey.by_ssh and host.interface_of(host.address) is not None:
             continue
-        own = reachable_addresses(host)
+        own = host.reachable_addresses()
         preferred = [address for address, _ in counted.most_common()]
         nccl = host.nccl["address"] if host.nccl else None
         host.address = next((one for one in (*preferred, host.address, nccl, *own) if one in own), None)
@@ -98,7 +97,7 @@ def other_addresses(survey: Survey, number: int) -> list[str]:
     """Further addresses to listen on: a library may choose one, or one may be the one that works."""
     host = survey.hosts[number]
     chosen = [one["address"] for one in (host.gloo, host.nccl) if one]
-    ranked = sorted(reachable_addresses(host), key=lambda address: address not in chosen)
+    ranked = sorted(host.reachable_addresses(), key=lambda address: address not in chosen)
     return [address for address in ranked if address != host.address][:MAX_OTHER_ADDRESSES]
 
 
@@ -173,12 +172,11 @@ async def _measure_speed(hosts: Coordinator, ports: dict[int, dict[str, Any]]) -
     begun = time.monotonic()
     await _measure_in_rounds(hosts, ports, links, "speed")
     for _ in range(AGAIN_TIMES):
-        known = {pair: speed for pair in links if (speed := edges[pair].bytes_per_s)}
         # Links so slow that they took all the time need no second try.
-        if not known or time.monotonic() - begun > SPEED_BUDGET_S:
+        if time.monotonic() - begun > SPEED_BUDGET_S:
             return
-        limit = AGAIN_SHARE * usual_speed(known.values())
-        slow = [pair for pair, speed in known.items() if speed < limit]
+        limit = AGAIN_SHARE * survey.usual_speed()
+        slow = [pair for pair in links if 0 < (edges[pair].bytes_per_s or 0) < limit]
         await _measure_in_rounds(hosts, ports, slow, "slow links again")
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drumline.doctor.pairs.pair_checks import SLOW_SHARE, usual_speed
+from drumline.doctor.pairs.pair_checks import SLOW_SHARE
 from drumline.doctor.pairs.survey import OPEN, Edge, Survey
 from drumline.terminal import one_line
 from drumline.text import bit_rate, join_names, latency, plural
@@ -64,8 +64,7 @@ def matrix(survey: Survey) -> Matrix:
 
 def all_letters(survey: Survey) -> list[str]:
     """A text per host, with a letter per other host."""
-    speeds = [edge.bytes_per_s for edge in survey.edges.values() if edge.bytes_per_s]
-    slow_below = SLOW_SHARE * usual_speed(speeds) if speeds else 0.0
+    slow_below = SLOW_SHARE * survey.usual_speed()
     numbers = range(len(survey.hosts))
     absent = [host.absent is not None for host in survey.hosts]
     return [

@@ -7,7 +7,6 @@ the rest is reported pair by pair.
 from __future__ import annotations
 
 import ipaddress
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
@@ -120,7 +119,7 @@ def _double_hosts(survey: Survey) -> Iterator[Finding]:
     same: dict[tuple[str, ...], list[str]] = {}
     for host in (survey.hosts[number] for number in survey.present()):
         if host.hostname and host.interfaces:
-            same.setdefault((host.hostname, *reachable_addresses(host)), []).append(host.name)
+            same.setdefault((host.hostname, *host.reachable_addresses()), []).append(host.name)
     for (hostname, *addresses), names in same.items():
         if len(names) > 1:
             what = f"they are one host, {hostname}, with {join_names(addresses)}"
@@ -157,12 +156,6 @@ def _resolves_elsewhere(survey: Survey, pair: Pair) -> bool:
     """To an address that the host does not have; one that is translated on the way leads there all the same."""
     edge, own = survey.edges[pair], [one["address"] for one in survey.hosts[pair[1]].interfaces]
     return bool(edge.addresses and own) and edge.rendezvous != OPEN and (edge.addresses or [""])[0] not in own
-
-
-def reachable_addresses(host: HostRecord) -> list[str]:
-    """Those that others might reach; on a machine that has none, the loopback, which is all there is."""
-    up = [str(one["address"]) for one in host.interfaces if one["address"] and one["is_up"]]
-    return [address for address in up if not address.startswith("127.")] or up
 
 
 # Ports
@@ -203,9 +196,10 @@ def _data_ports(survey: Survey) -> Iterator[Finding]:
 
 def _other_direction(survey: Survey, group: LinkGroup, closed: Collection[Pair]) -> str:
     """A security group differs from a dead line by it."""
-    if {(target, source) for source, target in group.pairs} == set(group.pairs):  # both ways already
+    back = [(target, source) for source, target in group.pairs]
+    if set(back) == set(group.pairs):
         return ""
-    closed_back = [(target, source) for source, target in group.pairs if (target, source) in closed]
+    closed_back = [pair for pair in back if pair in closed]
     if len(closed_back) == len(group.pairs):
         return "; so is the other direction"
     if not closed_back:
@@ -273,14 +267,6 @@ def _black_holes(survey: Survey) -> Iterator[Finding]:
         yield Finding("problem", "mtu", group.where, what, fix)
 
 
-def usual_speed(speeds: Iterable[float]) -> float:
-    """What a link carries when nothing is wrong with it: the upper quartile.
-
-    Not the median: one slow host of three is on four links out of six."""
-    ordered = sorted(speeds)
-    return ordered[math.ceil(0.75 * (len(ordered) - 1))]
-
-
 def _slow_links(survey: Survey) -> Iterator[Finding]:
     """Hosts all of whose links are slow, in, out or both; then the links that no such host explains."""
     names = [host.name for host in survey.hosts]
@@ -290,7 +276,7 @@ def _slow_links(survey: Survey) -> Iterator[Finding]:
             fix = "run the doctor again; a connection that drops in the middle is a fault of its own"
             yield Finding("problem", "bandwidth", f"{names[source]} -> {names[target]}", what, fix)
     speeds = {pair: edge.bytes_per_s for pair, edge in survey.edges.items() if edge.bytes_per_s}
-    usual = usual_speed(speeds.values()) if speeds else 0.0
+    usual = survey.usual_speed()
     slow = {pair for pair, speed in speeds.items() if speed < SLOW_SHARE * usual}
     left = set(slow)
     into, out = _by_end(speeds, 1), _by_end(speeds, 0)

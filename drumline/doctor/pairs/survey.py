@@ -5,6 +5,7 @@ A host is known by its place in the list, so that 256 hosts are a table of 256 b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -73,6 +74,11 @@ class HostRecord:
     errors: list[str] = field(default_factory=list)
     """Requests that failed there."""
 
+    def reachable_addresses(self) -> list[str]:
+        """Those that others might reach; on a machine that has none, the loopback, which is all there is."""
+        up = [str(one["address"]) for one in self.interfaces if one["address"] and one["is_up"]]
+        return [address for address in up if not address.startswith("127.")] or up
+
     def interface_of(self, address: str | None) -> str | None:
         return next((str(one["name"]) for one in self.interfaces if one["address"] == address), None)
 
@@ -102,6 +108,13 @@ class Survey:
         """Every link between hosts that are present."""
         present = self.present()
         return ((source, target) for source in present for target in present if source != target)
+
+    def usual_speed(self) -> float:
+        """Bytes per second of a link when nothing is wrong with it: the upper quartile, or 0.
+
+        Not the median: one slow host of three is on four links out of six."""
+        speeds = sorted(edge.bytes_per_s for edge in self.edges.values() if edge.bytes_per_s)
+        return speeds[math.ceil(0.75 * (len(speeds) - 1))] if speeds else 0.0
 
     def as_json(self) -> dict[str, Any]:
         names = [host.name for host in self.hosts]
