@@ -10,7 +10,7 @@ from typing import Any
 
 from drumline.doctor.collectives.run_collectives import collective_findings, collectives_on_hosts
 from drumline.doctor.finding import Finding, has_problems
-from drumline.doctor.host_differences import Comparison, compare_hosts
+from drumline.doctor.host_differences import ComparedValue, compare_hosts
 from drumline.doctor.machine.gpu_checks import num_visible_gpus
 from drumline.doctor.machine.machine_checks import machine_findings
 from drumline.doctor.pairs.coordinator import Coordinator, Opener, Progress
@@ -48,7 +48,7 @@ class DoctorResult:
 
     survey: Survey
     findings: list[Finding] = field(default_factory=list)
-    differences: list[Comparison] = field(default_factory=list)
+    differences: list[ComparedValue] = field(default_factory=list)
     collectives: list[dict[str, Any]] | None = None
 
     @property
@@ -148,7 +148,7 @@ async def _examine(
     return result
 
 
-def check_facts(survey: Survey) -> tuple[list[Finding], list[Comparison]]:
+def check_facts(survey: Survey) -> tuple[list[Finding], list[ComparedValue]]:
     """Findings of each host by itself, and what differs across hosts."""
     findings, known = [], {}
     reached = {target for (_, target), edge in survey.edges.items() if edge.data == OPEN}

@@ -22,7 +22,7 @@ COMPARED = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "FI_PROVIDER")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedValue:
     """One thing that was compared: each value with its hosts, the most common first."""
 
     name: str
@@ -60,13 +60,13 @@ class Comparison:
 
 def compare(
     name: str, values: Mapping[str, Hashable], show: Callable[[Any], str] = str, *, unset: str = "none"
-) -> Comparison:
+) -> ComparedValue:
     """Hosts grouped by value; of two values that are as common, the first host's comes first."""
     hosts: dict[Hashable, list[str]] = {}
     for host, value in values.items():
         hosts.setdefault(value, []).append(host)
     groups = sorted(hosts.items(), key=lambda item: -len(item[1]))
-    return Comparison(
+    return ComparedValue(
         name, tuple((unset if value is None else show(value), tuple(who)) for value, who in groups)
     )
 
@@ -109,10 +109,10 @@ TRAITS: tuple[tuple[str, Callable[[Facts], str | None], Level, str], ...] = (
 )
 
 
-def compare_hosts(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Comparison]]:
+def compare_hosts(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[ComparedValue]]:
     """Findings, and everything that was compared, from the facts of each host."""
     findings: list[Finding] = []
-    compared: list[Comparison] = []
+    compared: list[ComparedValue] = []
     for name, value_of, level, fix in TRAITS:
         values = compare(name, {host: value_of(one) for host, one in facts.items()})
         compared.append(values)
@@ -132,12 +132,12 @@ def compare_hosts(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Compa
 # Packages and variables
 
 
-def _compare_packages(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Comparison]]:
+def _compare_packages(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[ComparedValue]]:
     """One finding per set of odd hosts, so that an old environment is one line and not forty."""
     names = sorted({name for one in facts.values() for name in one["packages"]} - {"torch", "drumline"})
     rows = [compare(name, {host: one["packages"].get(name) for host, one in facts.items()}) for name in names]
     rows = [row for row in rows if row.differs]
-    by_hosts: dict[tuple[str, ...], list[Comparison]] = {}
+    by_hosts: dict[tuple[str, ...], list[ComparedValue]] = {}
     for row in rows:
         by_hosts.setdefault(row.odd_hosts, []).append(row)
     # Most differences first; a package that differs everywhere says the least.
@@ -153,7 +153,7 @@ def _compare_packages(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[C
     return findings, rows
 
 
-def _compare_variables(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Comparison]]:
+def _compare_variables(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[ComparedValue]]:
     every = {name for one in facts.values() for name in one["variables"]}
     names = sorted(name for name in every if name.startswith(COMPARED) and not name.startswith(MAY_DIFFER))
     findings, rows = [], []
@@ -170,7 +170,7 @@ def _compare_variables(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[
 # Code and data
 
 
-def _compare_code(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Comparison]]:
+def _compare_code(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[ComparedValue]]:
     """One finding for each code that is not that of most hosts, with the first files that differ."""
     known = _known(facts, "code")
     if not known:
@@ -191,7 +191,7 @@ def _compare_code(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Compa
     return findings, [row]
 
 
-def _compare_data(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Comparison]]:
+def _compare_data(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[ComparedValue]]:
     """One finding for each dataset that is not that of most hosts.
 
     Where a host could not read all of it in time, the files that all hosts have read are compared."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from drumline.doctor.finding import Finding, sorted_findings
-from drumline.doctor.host_differences import MAX_VALUES, Comparison
+from drumline.doctor.host_differences import MAX_VALUES, ComparedValue
 from drumline.doctor.pairs.matrix import Matrix, matrix
 from drumline.doctor.pairs.survey import Survey
 from drumline.terminal import make_console, one_line, show_lines
@@ -25,7 +25,7 @@ def as_json(
     *,
     survey: Survey | None = None,
     facts: Mapping[str, Any] | None = None,
-    differences: Sequence[Comparison] | None = None,
+    differences: Sequence[ComparedValue] | None = None,
     collectives: Any = None,
 ) -> str:
     """Everything."""
@@ -44,7 +44,7 @@ def report(
     findings: Sequence[Finding],
     *,
     survey: Survey | None = None,
-    differences: Sequence[Comparison] = (),
+    differences: Sequence[ComparedValue] = (),
     notes: Sequence[str] = (),
     is_terminal: bool = False,
     width: int = 80,

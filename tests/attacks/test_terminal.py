@@ -22,7 +22,7 @@ from drumline.audit.section import Section
 from drumline.audit.verify import RunReport
 from drumline.cli.watch_look import Looker
 from drumline.doctor.finding import Finding
-from drumline.doctor.host_differences import Comparison
+from drumline.doctor.host_differences import ComparedValue
 from drumline.doctor.report import report
 from drumline.errors import PreflightError
 from drumline.launch.hosts import Host, hosts_from_file
@@ -330,7 +330,7 @@ def fact_of_a_host_in_the_doctor_on_a_terminal(
 
 def doctor(text: str, capsys: pytest.CaptureFixture[str], *, is_terminal: bool) -> str:
     finding = Finding(level="problem", check="x", where=text, what=text, fix=text)
-    table = [Comparison(text, ((text, ("a",)), (f"[link=https://example.org]{text}[/link]", (text,))))]
+    table = [ComparedValue(text, ((text, ("a",)), (f"[link=https://example.org]{text}[/link]", (text,))))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TERM", "xterm")
         patch.setenv("FORCE_COLOR", "1")
