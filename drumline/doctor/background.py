@@ -1,7 +1,8 @@
-"""Calls that may never return, as to a file server that is down, run in daemon threads and have a time limit."""
+"""Calls that may never return, as to a file server or a name server that is down, run in daemon threads."""
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,3 +25,9 @@ def in_background(call: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def resolve_ipv4(name: str) -> list[str]:
+    """Its addresses, as gloo, NCCL and torchrun look it up; OSError when it does not resolve."""
+    answers = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(answer[4][0]) for answer in answers))

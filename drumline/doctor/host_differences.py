@@ -93,12 +93,7 @@ TRAITS: tuple[tuple[str, Callable[[Facts], str | None], Level, str], ...] = (
     ("drumline", lambda facts: facts["packages"].get("drumline"), "problem", SAME_ENVIRONMENT),
     ("driver", lambda facts: facts["driver"], "warning", "install the same driver on all hosts"),
     ("GPUs", _gpus, "warning", "leave the odd hosts out, or set slots per host: --hosts a:8,b:4"),
-    (
-        "architecture",
-        lambda facts: facts["platform"].split()[-1],
-        "warning",
-        "use hosts of one architecture",
-    ),
+    ("architecture", lambda facts: facts["platform"].split()[-1], "warning", "use one architecture"),
     (
         "file system of the run folder",
         lambda facts: facts["disk"].get("file_system"),
@@ -118,10 +113,9 @@ def compare_hosts(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Compa
         compared.append(values)
         if values.differs:
             # Pythons that differ only in their last number work together.
-            minors = (
-                {tuple(one["python"].split(".")[:2]) for one in facts.values()} if name == "Python" else ()
-            )
-            findings.append(values.finding("problem" if len(minors) > 1 else level, fix))
+            minors = {tuple(one["python"].split(".")[:2]) for one in facts.values()}
+            is_problem = name == "Python" and len(minors) > 1
+            findings.append(values.finding("problem" if is_problem else level, fix))
     for part in (_compare_packages, _compare_variables, _compare_code, _compare_data):
         found, more = part(facts)
         findings += found

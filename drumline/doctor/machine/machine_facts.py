@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drumline.doctor.background import in_background
+from drumline.doctor.background import in_background, resolve_ipv4
 from drumline.doctor.machine.folder_hashes import code_facts, data_facts
 from drumline.doctor.machine.gpus import NvidiaSmi
 from drumline.doctor.machine.known_variables import VISIBLE_GPUS, shown_variables
@@ -43,7 +43,7 @@ def machine_facts(
     deadline = time.monotonic() + TIME_LIMIT_S
     gpus = NvidiaSmi(environment)
     host = socket.gethostname()
-    addresses = in_background(lambda: _addresses(host))
+    addresses = in_background(lambda: resolve_ipv4(host))
     disk = in_background(lambda: disk_facts(run_folder))
     skip = [path for path in (run_folder, data) if path is not None]
     code_found = in_background(lambda: None if code is None else code_facts(code, skip=skip))
@@ -94,11 +94,6 @@ def _network_facts(resolving: Future[list[str]], environment: Mapping[str, str])
         "gloo_interface": gloo.name if gloo else None,
         "nccl_interface": nccl.name if nccl else None,
     }
-
-
-def _addresses(host: str) -> list[str]:
-    found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(one[4][0]) for one in found))
 
 
 def _folder_facts(facts: Future[Any], folder: Path | None, deadline: float) -> Any:

@@ -119,9 +119,9 @@ class NodeClient:
         with contextlib.suppress(OSError):
             await self.writer.wait_closed()
 
-    async def _send(self, reply: Message) -> None:
+    async def _send(self, request: Message) -> None:
         with contextlib.suppress(OSError):  # the reading side reports why
-            self.writer.write(self.session.encode(reply))
+            self.writer.write(self.session.encode(request))
             await self.writer.drain()
 
     async def _read_line(self) -> bytes | None:

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from drumline.doctor.background import in_background
+from drumline.doctor.background import in_background, resolve_ipv4
 from drumline.doctor.pairs.listeners import (
     CALL,
     COUNT,
@@ -68,7 +68,7 @@ class Target:
 
 
 def resolve_all(names: Iterable[str], *, limit_s: float = RESOLVE_S) -> dict[str, dict[str, Any]]:
-    """For each name its `addresses` or an `error`. IPv4, as gloo, NCCL and torchrun use it here."""
+    """For each name its `addresses` or an `error`."""
     # The resolver cannot be interrupted; threads that hang in it are left behind.
     resolving = {name: in_background(lambda name=name: _resolve(name)) for name in set(names)}  # type: ignore[misc]
     deadline = time.monotonic() + limit_s
@@ -83,10 +83,9 @@ def resolve_all(names: Iterable[str], *, limit_s: float = RESOLVE_S) -> dict[str
 
 def _resolve(name: str) -> dict[str, Any]:
     try:
-        answers = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+        return {"addresses": resolve_ipv4(name)}
     except (OSError, UnicodeError) as error:
         return {"error": str(getattr(error, "strerror", None) or error)}
-    return {"addresses": list(dict.fromkeys(str(answer[4][0]) for answer in answers))}
 
 
 # Ports
