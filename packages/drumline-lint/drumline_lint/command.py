@@ -157,9 +157,7 @@ def _refuse_contradictions(given: argparse.Namespace) -> None:
     if given.fix and has_stdin:
         raise UsageError("what comes from the standard input cannot be fixed", next_step="use --diff")
     if given.statistics and given.format not in (None, "text"):
-        raise UsageError(
-            "--statistics are text", next_step="leave one out; --format json has them in summary.by_rule"
-        )
+        raise UsageError("--statistics are text", next_step="leave one out; --format json has them in summary.by_rule")
     if given.diff and given.format in ("json", "sarif") and given.output is None:
         raise UsageError(
             f"--diff and --format {given.format} would both be on the standard output",

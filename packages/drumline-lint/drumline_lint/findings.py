@@ -95,9 +95,7 @@ class Rule:
     fixable: bool = False
     """Whether `--fix` can mend it."""
 
-    def at(
-        self, where: HasPlaces, node: Any, message: str, *, fix: str = "", edits: Sequence[Edit] = ()
-    ) -> Finding:
+    def at(self, where: HasPlaces, node: Any, message: str, *, fix: str = "", edits: Sequence[Edit] = ()) -> Finding:
         """This mistake, found in a place."""
         return Finding(
             rule=self.id,
@@ -160,12 +158,7 @@ def problem(
     """Of a file, or of one line in it."""
     place = Place(path=str(path), cell=cell, line=line, column=column, end_line=line, end_column=column)
     return Finding(
-        rule=rule.id,
-        name=rule.name,
-        severity=rule.severity,
-        place=place,
-        message=message,
-        fix=fix or rule.fix,
+        rule=rule.id, name=rule.name, severity=rule.severity, place=place, message=message, fix=fix or rule.fix
     )
 
 

@@ -37,15 +37,11 @@ def spans_of(text: str, edits: Iterable[Edit]) -> list[Span]:
     newline = found[0] if (found := _LINE_END.search(text)) else "\n"
 
     def position(line: int, offset: int) -> int:
-        if not (
-            1 <= line <= len(lines) and 0 <= offset <= len(lines[line - 1].encode(errors="surrogateescape"))
-        ):
+        if not (1 <= line <= len(lines) and 0 <= offset <= len(lines[line - 1].encode(errors="surrogateescape"))):
             raise ValueError(f"there is no line {line} with {offset} bytes")
         return starts[line - 1] + column_of(lines[line - 1], offset) - 1
 
-    spans = [
-        Span(position(*edit.start), position(*edit.end), edit.text.replace("\n", newline)) for edit in edits
-    ]
+    spans = [Span(position(*edit.start), position(*edit.end), edit.text.replace("\n", newline)) for edit in edits]
     if any(span.end < span.start for span in spans):
         raise ValueError("an edit ends before it begins")
     return spans
@@ -102,9 +98,7 @@ def fix(readings: Sequence[Reading], check: Check) -> Fixed:
 
 def diff_of(fixed: Fixed) -> str:
     """A unified diff of all files, as `git apply` and `patch -p1` take it."""
-    return "".join(
-        "".join(_diff(_called(path), fixed.before[path], fixed.after[path])) for path in sorted(fixed.after)
-    )
+    return "".join("".join(_diff(_called(path), fixed.before[path], fixed.after[path])) for path in sorted(fixed.after))
 
 
 def write(fixed: Fixed, check: Check, outside: Set[Path] = frozenset()) -> Report:
@@ -114,9 +108,7 @@ def write(fixed: Fixed, check: Check, outside: Set[Path] = frozenset()) -> Repor
     for path in list(fixed.after):
         try:
             if path in outside:
-                raise OSError(
-                    f"a link leads out of the folder, to {path.resolve()}; give that path to fix it"
-                )
+                raise OSError(f"a link leads out of the folder, to {path.resolve()}; give that path to fix it")
             _write_whole(path, fixed.before[path].data, fixed.after[path].data)
         except OSError as error:
             message = f"the file was not fixed: {error.strerror or error}"

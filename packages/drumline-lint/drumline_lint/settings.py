@@ -116,8 +116,7 @@ class _Choice:
     @classmethod
     def of(cls, wishes: Wishes, rules: Rules, *, where: str) -> _Choice:
         return cls(
-            select(wishes.select, rules, where=f"{where}select"),
-            select(wishes.ignore, rules, where=f"{where}ignore"),
+            select(wishes.select, rules, where=f"{where}select"), select(wishes.ignore, rules, where=f"{where}ignore")
         )
 
     def settled(self, rules: Rules) -> frozenset[str]:
@@ -183,9 +182,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 def _checked(table: Mapping[str, Any], where: str) -> Wishes:
     """All that is wrong with it is told at once."""
-    problems = [
-        f"{where}: {wrong}" for key, value in table.items() if (wrong := _wrong(key, value)) is not None
-    ]
+    problems = [f"{where}: {wrong}" for key, value in table.items() if (wrong := _wrong(key, value)) is not None]
     if problems:
         raise ConfigError(problems, next_step=NEXT_STEP)
     return Wishes(
@@ -209,9 +206,7 @@ def _wrong(key: str, value: Any) -> str | None:
     if key == "exclude":
         return None if _is_texts(value) else f"exclude is a list of globs, not {value!r}"
     if key == "per-file-ignores":
-        fine = isinstance(value, dict) and all(
-            isinstance(one, str) or _is_texts(one) for one in value.values()
-        )
+        fine = isinstance(value, dict) and all(isinstance(one, str) or _is_texts(one) for one in value.values())
         return None if fine else f"per-file-ignores is a table of globs with lists of rules, not {value!r}"
     return None if isinstance(value, str) or _is_texts(value) else f"{key} is a list of rules, not {value!r}"
 

@@ -58,14 +58,11 @@ DOCS = all_docs(RULES)
 USUAL = Settings(chosen=frozenset(DOCS))
 
 
-def report_of(
-    files: dict[str, str | bytes], rules: dict[str, Any] = RULES, settings: Settings | None = None
-) -> Report:
+def report_of(files: dict[str, str | bytes], rules: dict[str, Any] = RULES, settings: Settings | None = None) -> Report:
     """Of files that are nowhere; all is shown, unless there are settings."""
     settings = settings or Settings(chosen=frozenset(all_docs(rules)), severity=Severity.NOTE)
     readings = [
-        read_bytes(Path(name), text.encode() if isinstance(text, str) else text)
-        for name, text in files.items()
+        read_bytes(Path(name), text.encode() if isinstance(text, str) else text) for name, text in files.items()
     ]
     return check(readings, rules, settings)
 

@@ -20,10 +20,7 @@ from drumline_lint.settings import Settings
 CORPUS = Path(__file__).parent / "corpus"
 PAIRS = sorted(folder.parent.name for folder in CORPUS.glob("*/wrong"))
 ALONE = sorted(
-    path
-    for folder in ("not_distributed", "frameworks")
-    for path in (CORPUS / folder).iterdir()
-    if path.is_file()
+    path for folder in ("not_distributed", "frameworks") for path in (CORPUS / folder).iterdir() if path.is_file()
 )
 MARKER = re.compile(r"# <- ([a-z, -]+)$")
 COUNTS = {

@@ -39,8 +39,7 @@ MESSAGES = {
     "DL005": [
         (
             WRAP + DATA + "loader = DataLoader(data, sampler=DistributedSampler(data))\n" + TRAIN,
-            "the DistributedSampler of data shuffles, but nobody calls its set_epoch: "
-            "every epoch has the same order",
+            "the DistributedSampler of data shuffles, but nobody calls its set_epoch: every epoch has the same order",
         )
     ],
     "DL006": [
@@ -87,10 +86,7 @@ def test_what_is_said(rule: str, text: str, message: str) -> None:
     assert finding.fix == all_rules()[rule].RULE.fix
 
 
-LOOP = (
-    DATA + "loader = DataLoader(data, sampler=DistributedSampler(data), pin_memory=True)\n"
-    "for x, y in loader:\n    "
-)
+LOOP = DATA + "loader = DataLoader(data, sampler=DistributedSampler(data), pin_memory=True)\nfor x, y in loader:\n    "
 
 
 def _mended(statement: str, loop: str = LOOP) -> str:

@@ -162,8 +162,7 @@ def test_github_makes_annotations() -> None:
         "::bad() is called%0Afix: call good() instead",
         "::notice file=a%2Cb%3A%25.py,line=5,col=1,endLine=5,endColumn=6,title=DL201 odd-call"
         "::odd() is called%0Afix: call good() instead",
-        "::error file=n.ipynb,line=1,title=DL101 bad-call"
-        "::cell 1, line 2: bad() is called%0Afix: call good() instead",
+        "::error file=n.ipynb,line=1,title=DL101 bad-call::cell 1, line 2: bad() is called%0Afix: call good() instead",
         "2 errors, 1 warning, 1 note in 2 of 2 files; 1 can be fixed (--fix)",
     ]
 

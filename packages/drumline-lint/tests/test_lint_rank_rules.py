@@ -24,12 +24,12 @@ def said(rule: str, text: str) -> list[str]:
         (
             "DL014",
             "dist.barrier()\ntorch.save({}, 'a.pt')\n",
-            "every rank comes to torch.save and writes 'a.pt'",
+            "torch.save runs on every rank and writes 'a.pt'",
         ),
         (
             "DL015",
             "dist.barrier()\nif local_rank == 0:\n    torch.save({}, 'a.pt')\n",
-            "one process of every node comes to torch.save: all of them write 'a.pt'",
+            "torch.save runs once on every node, and all nodes write 'a.pt'",
         ),
         (
             "DL016",
@@ -39,37 +39,37 @@ def said(rule: str, text: str) -> list[str]:
         (
             "DL017",
             "if dist.get_rank() == 0:\n    dist.barrier()\n",
-            "rank 0 alone comes to dist.barrier, which waits until every rank has come",
+            "only rank 0 calls dist.barrier, which blocks until every rank calls it",
         ),
         (
             "DL017",
             "if local_rank == 0:\n    dist.barrier()\n",
-            "one process of each node comes to dist.barrier, which waits until every rank has come",
+            "only one process of each node calls dist.barrier, which blocks until every rank calls it",
         ),
         (
             "DL017",
             "if dist.get_rank() != 0:\n    dist.barrier()\n",
-            "all ranks but one come to dist.barrier, which waits until every rank has come",
+            "all ranks but one call dist.barrier, which blocks until every rank calls it",
         ),
         (
             "DL017",
             "def a():\n    b()\ndef b():\n    dist.barrier()\nif dist.get_rank() in (0, 1):\n    a()\n",
-            "only some ranks come to a, which calls barrier through b, and that waits until every rank has come",
+            "only some ranks call a, which calls barrier through b: that blocks until every rank calls it",
         ),
         (
             "DL018",
             "def a(rank):\n    if rank == 0:\n        return\n    dist.barrier()\n",
-            "rank 0 leaves here, and the others wait in barrier (line 7)",
+            "rank 0 leaves here, and the other ranks block in barrier (line 7)",
         ),
         (
             "DL018",
             "def a(rank):\n    for x in y:\n        if rank == 3:\n            break\n        DDP(x)(x).backward()\n",
-            "some ranks leave here, and the others wait in the backward pass",
+            "some ranks leave here, and the other ranks block in the backward pass",
         ),
         (
             "DL018",
             "m = DDP(x)\nfor x in y:\n    loss = m(x)\n    if loss.isnan():\n        continue\n    loss.backward()\n",
-            "loss is that of this rank's own batch: a rank that leaves here makes the others wait in backward",
+            "loss is of this rank's own batch: a rank that leaves here makes the others block in backward",
         ),
         (
             "DL019",
@@ -84,45 +84,45 @@ def said(rule: str, text: str) -> list[str]:
         (
             "DL023",
             "dist.barrier()\nprint('a')\n",
-            "every rank comes to print, and its line appears once for each",
+            "print runs on every rank",
         ),
         (
             "DL023",
             "import logging\nlogging.basicConfig(level=20)\ndist.barrier()\nlogging.info('a')\n",
-            "every rank comes to logging.info, and no logger is set up by rank",
+            "logging.info runs on every rank, and no logger is set up by rank",
         ),
         (
             "DL023",
             "from tqdm import tqdm\ndist.barrier()\nx = tqdm(y)\n",
-            "every rank draws a bar by tqdm, each over the others",
+            "tqdm draws a progress bar on every rank",
         ),
         (
             "DL023",
             "import wandb\ndist.barrier()\nwandb.init()\n",
-            "every rank comes to wandb.init, not one for the whole job",
+            "wandb.init runs on every rank",
         ),
         (
             "DL023",
             "from torch.utils.tensorboard import SummaryWriter\ndist.barrier()\nSummaryWriter()\n",
-            "every rank opens a SummaryWriter on the same folder",
+            "SummaryWriter is opened on every rank, with the same folder",
         ),
         (
             "DL040",
             "net = DDP(x)\nif dist.get_rank() == 0:\n    net(y)\n",
-            "rank 0 alone comes to net, a wrapped model: its forward sends the buffers of rank 0 to all ranks, and "
-            "the others are not there",
+            "only rank 0 calls net, a wrapped model: its forward broadcasts the buffers of rank 0, and the other "
+            "ranks do not call it",
         ),
         (
             "DL040",
             "def a(m):\n    b(m)\ndef b(n):\n    n(y).backward()\nnet = DDP(x)\nif local_rank == 0:\n    a(net)\n",
-            "one process of each node comes to a, which runs the wrapped n through b: its backward averages gradients "
-            "over all ranks, and the others are not there",
+            "only one process of each node calls a, which runs the wrapped n through b: its backward averages "
+            "gradients over all ranks, and the other ranks do not",
         ),
         (
             "DL040",
             "from torch.distributed import fsdp\nnet = fsdp.fully_shard(x)\nif dist.get_rank() != 0:\n    net(y)\n",
-            "all ranks but one come to net, a wrapped model: its forward gathers the weights from all ranks, and the "
-            "others are not there",
+            "all ranks but one call net, a wrapped model: its forward gathers the weights from all ranks, and the "
+            "other ranks do not call it",
         ),
     ],
 )
@@ -209,7 +209,7 @@ def test_a_rank_in_a_path_is_seen_however_many_give_the_folder() -> None:
 def test_the_inner_model_is_named_where_it_would_do() -> None:
     text = f"{DDP}net = DDP(x)\nif dist.get_rank() == 0:\n    net(y)\n"
     (found,) = [one for one in findings_in((("case.py", text),)) if one.rule == "DL040"]
-    assert found.fix == "run `net.module` here, or let every rank come"
+    assert found.fix == "run `net.module` here, or let every rank run it"
 
 
 def test_of_shards_the_inner_model_would_not_do() -> None:

@@ -179,7 +179,5 @@ def test_a_file_that_is_no_toml_is_told(tmp_path: Path, data: bytes) -> None:
 
 def test_a_table_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.drumline]\nlint = 3\n")
-    with pytest.raises(
-        ConfigError, match=re.escape("pyproject.toml: [tool.drumline.lint] is a table, not 3")
-    ):
+    with pytest.raises(ConfigError, match=re.escape("pyproject.toml: [tool.drumline.lint] is a table, not 3")):
         settings(tmp_path)

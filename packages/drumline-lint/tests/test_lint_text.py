@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from drumline_lint.findings import RULE_FAILED, UNREADABLE, problem
 from drumline_lint.output.text import (
     WIDEST_LINE,
@@ -14,6 +16,8 @@ from drumline_lint.output.text import (
 from made_up_rules import BAD, DOCS, ODD, USUAL, report_of
 
 FIX = "    fix: call good() instead"
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def lines(files: dict[str, str | bytes]) -> list[str]:
@@ -60,10 +64,10 @@ def test_colours_are_for_terminals() -> None:
 
 def test_code_that_cannot_be_parsed_is_shown() -> None:
     assert lines({"a.py": "x = (\n"}) == [
-        "a.py:1:5: error DL000 unreadable: the code cannot be parsed: '(' was never closed",
+        f"a.py:1:5: error DL000 unreadable: the code cannot be parsed: '(' was never closed (read as Python {PYTHON})",
         "    | x = (",
         "    |     ^",
-        "    fix: mend the file, or leave it out with --exclude",
+        "    fix: fix it, or run the linter with the Python that it is for, or leave it out with --exclude",
         "1 file could not be read",
     ]
 
@@ -82,9 +86,7 @@ def test_the_closing_line_counts() -> None:
     report = report_of({"a.py": "poor()", "b.py": "("})
     report.problems.append(problem(RULE_FAILED, "a.py", "x"))
     report.fixed = 2
-    assert closing_line(report) == (
-        "1 warning in 1 of 1 file; 1 file could not be read, a rule failed 1 time; 2 fixed"
-    )
+    assert closing_line(report) == ("1 warning in 1 of 1 file; 1 file could not be read, a rule failed 1 time; 2 fixed")
 
 
 def test_statistics_have_the_most_frequent_first() -> None:

@@ -13,9 +13,7 @@ def mended(text: str) -> str:
     """The file after all edits of all findings, from the last to the first."""
     found = [one for one in findings_in((("a.py", text),)) if one.rule == "DL035"]
     lines = text.splitlines(keepends=True)
-    for edit in sorted(
-        (edit for one in found for edit in one.edits), key=lambda edit: edit.start, reverse=True
-    ):
+    for edit in sorted((edit for one in found for edit in one.edits), key=lambda edit: edit.start, reverse=True):
         assert edit.start[0] == edit.end[0]
         line = lines[edit.start[0] - 1].encode()
         lines[edit.start[0] - 1] = (line[: edit.start[1]] + edit.text.encode() + line[edit.end[1] :]).decode()
@@ -63,8 +61,6 @@ def test_what_is_not_is_left_alone(text: str) -> None:
 
 
 def test_the_words_of_a_finding() -> None:
-    (found,) = [
-        one for one in findings_in((("a.py", f"{HEAD}torch.cuda.amp.autocast()"),)) if one.rule == "DL035"
-    ]
+    (found,) = [one for one in findings_in((("a.py", f"{HEAD}torch.cuda.amp.autocast()"),)) if one.rule == "DL035"]
     assert found.message == "torch.cuda.amp.autocast is deprecated since torch 2.4"
     assert found.fix == 'write torch.amp.autocast("cuda", ...)'

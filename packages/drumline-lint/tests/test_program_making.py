@@ -103,9 +103,7 @@ def test_code_for_one_process(test: str) -> None:
     ):
         program, source = _program(text)
         assert is_alone(program, program.index(source).calls["use"][0]), text
-        program, source = _program(
-            text.replace("if flag", "if not flag").replace(f"if {test}", f"if not ({test})")
-        )
+        program, source = _program(text.replace("if flag", "if not flag").replace(f"if {test}", f"if not ({test})"))
         assert not is_alone(program, program.index(source).calls["use"][0]), text
 
 

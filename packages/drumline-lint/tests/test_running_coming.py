@@ -38,7 +38,7 @@ def main(state):
     finish(state)
     finish(state, True)
 """
-BEFORE, AFTER = "every rank comes to torch.save", " and writes 'a.pt'"
+BEFORE, AFTER = "torch.save runs on every rank", " and writes 'a.pt'"
 
 
 def said(**files: str) -> list[str]:

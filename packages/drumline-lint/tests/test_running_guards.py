@@ -39,7 +39,6 @@ MAIN_ONLY = {
     "while": "while rank == 0:\n    here()",
     "comprehension": "x = [here() for one in many if rank == 0]",
     "lambda": "if rank == 0:\n    register(lambda: here())",
-    "match": "match rank:\n    case 0:\n        here()\n    case _:\n        pass",
     "loop": "for x in y:\n    if rank != 0:\n        continue\n    here()",
     "with": "with x:\n    if rank:\n        raise SystemExit\n    here()",
     "exit in a with": "def main():\n    with x:\n        if rank:\n            return\n    here()\nmain()",
@@ -218,8 +217,6 @@ def test_every_rank(name: str) -> None:
         ("if rank:\n    here()", {OTHERS}),
         ("if rank == 0:\n    pass\nelse:\n    here()", {OTHERS}),
         ("if rank in (0, 1):\n    here()", {SOME}),
-        ("match rank:\n    case 0:\n        pass\n    case _:\n        here()", {OTHERS}),
-        ("match rank:\n    case 1:\n        here()", {SOME}),
         ("if rank == 0 or always:\n    here()", {RankTest("global", True, is_needed=False)}),
         ("if rank == 0 and log:\n    pass\nelse:\n    here()", {RankTest("global", False, is_needed=False)}),
         ("with main_process_first():\n    here()", {RankTest("global", True, is_needed=False)}),
@@ -327,9 +324,7 @@ def test_functions_that_call_each_other() -> None:
 
 def test_helpers_in_another_file() -> None:
     text = "from b import first\nif first():\n    here()"
-    helper = (
-        "def first():\n    if not dist.is_available():\n        return True\n    return dist.get_rank() == 0"
-    )
+    helper = "def first():\n    if not dist.is_available():\n        return True\n    return dist.get_rank() == 0"
     program, call = place(text, helper)
     assert guards(program, call) == {MAIN}
 

@@ -32,9 +32,7 @@ def evaluations(text: str) -> list[str]:
 
 
 def test_the_inmost_of_epochs_and_batches() -> None:
-    assert batches("for e in range(9):\n    for b in loader:\n        f(b).backward()") == [
-        "for b in loader:"
-    ]
+    assert batches("for e in range(9):\n    for b in loader:\n        f(b).backward()") == ["for b in loader:"]
 
 
 def test_an_epoch_whose_batches_are_in_a_function_is_no_batch_loop() -> None:

@@ -148,9 +148,7 @@ def test_an_import_of_a_module_runs_its_package_first() -> None:
 
 
 def test_scripts_through_a_file_are_those_of_all_who_use_it() -> None:
-    used = (
-        "import torch.distributed as dist\ndef f():\n    dist.barrier()\ndef loose():\n    dist.barrier()\n"
-    )
+    used = "import torch.distributed as dist\ndef f():\n    dist.barrier()\ndef loose():\n    dist.barrier()\n"
     program = program_of({"one": "import used\nused.f()", "two": "import used\nused.f()", "used": used})
     assert len(scripts_through(program, program.sources[2])) == 2
     assert len(scripts_through(program, program.sources[0])) == 1

@@ -112,9 +112,7 @@ def _is_object(value: Value) -> bool:
     """What a library's function returns may be None, but for torch's."""
     if isinstance(value, Made):
         return value.name.startswith("torch.") or value.name.rpartition(".")[2][:1].isupper()
-    return isinstance(value, Instance | Function | Several) or (
-        isinstance(value, Known) and value.value is not None
-    )
+    return isinstance(value, Instance | Function | Several) or (isinstance(value, Known) and value.value is not None)
 
 
 def _possible(program: Program, expression: ast.expr | None, place: Place) -> Possible:
@@ -194,9 +192,7 @@ def _assigned_once(program: Program, expression: ast.expr) -> ast.expr | None:
     bindings = program.bindings(expression) if isinstance(expression, ast.Name) else []
     is_plain = len(bindings) == 1 and bindings[0].kind == "assign" and not bindings[0].path
     value = bindings[0].value if is_plain and isinstance(bindings[0].node, ast.Assign) else None
-    is_own = value is not None and expression in inside(
-        value, ast.Name
-    )  # `flag = not flag`: what it was before
+    is_own = value is not None and expression in inside(value, ast.Name)  # `flag = not flag`: what it was before
     return None if is_own else value
 
 

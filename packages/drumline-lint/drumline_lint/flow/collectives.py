@@ -7,14 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from drumline_lint.flow.call_values import Entered, is_on_parameter, truth
-from drumline_lint.flow.conditions import (
-    after_in_block,
-    conditions,
-    leaves,
-    rank_tests,
-    rank_tests_at,
-    taken_apart,
-)
+from drumline_lint.flow.conditions import after_in_block, conditions, leaves, rank_tests, rank_tests_at, taken_apart
 from drumline_lint.program.names import COLLECTIVE_SAVES, COLLECTIVES, FSDP
 from drumline_lint.program.origins import written
 from drumline_lint.program.program import Program
@@ -60,9 +53,7 @@ def _has_shards(program: Program) -> bool:
 
 def has_group(program: Program, call: ast.Call) -> bool:
     """Whether it is told who takes part: `group=`, or a group that was made."""
-    said = [
-        one.value for one in call.keywords if one.arg is None or "group" in one.arg or one.arg == "no_dist"
-    ]
+    said = [one.value for one in call.keywords if one.arg is None or "group" in one.arg or one.arg == "no_dist"]
     given = any(not _is_world(program, value) for value in said)
     return given or any(_is_group(program, one) for one in call.args)
 
@@ -228,9 +219,7 @@ def _is_likely(test: ast.expr, holds: bool) -> bool:
 Find = Callable[[ast.AST], Iterable[tuple[str, tuple[ast.Call, ...]]]]
 
 
-def has_counterpart(
-    program: Program, call: ast.Call, name: str, tests: Sequence[RankTest], find: Find
-) -> bool:
+def has_counterpart(program: Program, call: ast.Call, name: str, tests: Sequence[RankTest], find: Find) -> bool:
     """Whether the ranks that are kept away here call the same elsewhere in the function."""
     if any(name in _names_in(others, find) for others in _other_branches(program, call)):
         return True
@@ -245,11 +234,11 @@ def has_counterpart(
     return False
 
 
-def who_comes(test: RankTest) -> str:
-    """In words."""
+def who_calls(test: RankTest) -> str:
+    """Such as: only rank 0 calls."""
     if test.is_main:
-        return "one process of each node comes" if test.kind == "local" else "rank 0 alone comes"
-    return "only some ranks come" if test.is_main is None else "all ranks but one come"
+        return "only one process of each node calls" if test.kind == "local" else "only rank 0 calls"
+    return "only some ranks call" if test.is_main is None else "all ranks but one call"
 
 
 def _written(program: Program, node: ast.AST) -> list[tuple[str, bool]]:

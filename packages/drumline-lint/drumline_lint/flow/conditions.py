@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from drumline_lint.program import ranks
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import above, inside, last_name, up
-from drumline_lint.program.value import Known, Rank, RankTest, Values
+from drumline_lint.program.value import Rank, RankTest, Values
 
 
 def is_joined(test: ast.expr) -> bool:
@@ -37,15 +37,11 @@ def rank_tests_at(program: Program, node: ast.AST, *, with_exits: bool = True) -
     """The conditions on ranks in the function that it is in."""
     for test, holds in conditions(program, node, with_exits=with_exits):
         yield from rank_tests(program, test, holds)
-    inner: ast.AST = node
     for outer in above(node):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
             return
-        if isinstance(outer, ast.Match) and isinstance(inner, ast.match_case):
-            yield from _matched(program, outer, inner)
         if isinstance(outer, ast.With):
             yield from (_FIRST for item in outer.items if _is_for_first(item.context_expr))
-        inner = outer
 
 
 def rank_tests(program: Program, test: ast.expr, holds: bool = True) -> list[RankTest]:
@@ -77,9 +73,7 @@ def _yielded(program: Program, test: ast.expr) -> Values:
     return frozenset().union(*(program.values(one) for one in given))
 
 
-def conditions(
-    program: Program, node: ast.AST, *, with_exits: bool = True
-) -> Iterator[tuple[ast.expr, bool]]:
+def conditions(program: Program, node: ast.AST, *, with_exits: bool = True) -> Iterator[tuple[ast.expr, bool]]:
     """All that is known to hold, or not to, when this place of its function is reached; inmost first."""
     inner: ast.AST = node
     for outer in above(node):
@@ -175,21 +169,3 @@ _FIRST = RankTest("global", True, is_needed=False)
 
 def _is_for_first(manager: ast.expr) -> bool:
     return isinstance(manager, ast.Call) and last_name(manager.func).endswith("_first")
-
-
-def _matched(program: Program, match: ast.Match, case: ast.match_case) -> Iterator[RankTest]:
-    """`match rank: case 0: ...`"""
-    kinds = [value.kind for value in program.values(match.subject) if isinstance(value, Rank)]
-    numbers = [_constant(program, one.pattern) for one in match.cases]
-    number = numbers[match.cases.index(case)]
-    for kind in kinds:
-        if number is not None:
-            yield RankTest(kind, True if number == 0 else None)
-        else:
-            earlier = numbers[: match.cases.index(case)]
-            yield RankTest(kind, False if earlier == [0] else None)
-
-
-def _constant(program: Program, pattern: ast.pattern) -> object:
-    values = program.values(pattern.value) if isinstance(pattern, ast.MatchValue) else ()
-    return next((one.value for one in values if isinstance(one, Known)), None)

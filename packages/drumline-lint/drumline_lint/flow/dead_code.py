@@ -22,9 +22,7 @@ def may_be_set_by_name(program: Program, owner: ast.ClassDef, attribute: str) ->
     changed = program.remember(
         "set by name", lambda: [one for source in program.sources for one in _changed(program, source)]
     )
-    return any(
-        (name is None or name == attribute) and _may_be(program, thing, owner) for thing, name in changed
-    )
+    return any((name is None or name == attribute) and _may_be(program, thing, owner) for thing, name in changed)
 
 
 def _changed(program: Program, source: Source) -> Iterator[tuple[ast.expr, str | None]]:
@@ -57,9 +55,7 @@ def _is_changed(attributes: ast.expr) -> bool:
 def _may_be(program: Program, thing: ast.expr, owner: ast.ClassDef) -> bool:
     values = program.values(thing)
     classes = [one.of for one in values if isinstance(one, Instance)]
-    return not values or any(
-        owner in program.ancestry(one) or one in program.ancestry(owner) for one in classes
-    )
+    return not values or any(owner in program.ancestry(one) or one in program.ancestry(owner) for one in classes)
 
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
@@ -218,9 +214,7 @@ def _of_parameter(program: Program, parameter: ast.arg) -> bool | None:
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     default = default_of(function, parameter)
-    if not isinstance(default, ast.Constant) or not (
-        default.value is None or isinstance(default.value, bool)
-    ):
+    if not isinstance(default, ast.Constant) or not (default.value is None or isinstance(default.value, bool)):
         return None
     said, number = set(), number_of(function, parameter)
     for call in callers_in_ranks(program, function):

@@ -69,12 +69,7 @@ def _closed(sources: set[Source], program: Program) -> set[Source]:
 
 def _starting(program: Program) -> set[Source]:
     """Files with such a call, and files that call a function in which one is made, however far down."""
-    pending = [
-        call
-        for source in program.sources
-        if speaks_of_ranks(source)
-        for call in program.calls(source, *STARTS)
-    ]
+    pending = [call for source in program.sources if speaks_of_ranks(source) for call in program.calls(source, *STARTS)]
     found, seen = set(), set()
     while pending:
         call = pending.pop()

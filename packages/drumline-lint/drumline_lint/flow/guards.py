@@ -57,11 +57,7 @@ def _names(program: Program, owner: ast.ClassDef) -> dict[str, None]:
 
 def _run_by(program: Program, callee: ast.expr) -> list[FunctionNode | None]:
     values = program.values(callee)
-    wrapped = [
-        argument(one.call, 0, "module")
-        for one in values
-        if isinstance(one, Made) and one.name in (DDP, *FSDP)
-    ]
+    wrapped = [argument(one.call, 0, "module") for one in values if isinstance(one, Made) and one.name in (DDP, *FSDP)]
     inner = [value for model in wrapped for value in program.values(model)]
     models = [value.of for value in (*values, *inner) if isinstance(value, Instance)]
     return [program.method(one, called_as(program, one)) for one in models]

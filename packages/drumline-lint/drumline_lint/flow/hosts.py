@@ -46,9 +46,7 @@ def _find_settings(program: Program, source: Source) -> Iterator[Setting]:
             yield from _updated(program, call)
 
 
-def _assigned(
-    program: Program, target: ast.expr, value: ast.expr | None, statement: ast.Assign
-) -> Iterator[Setting]:
+def _assigned(program: Program, target: ast.expr, value: ast.expr | None, statement: ast.Assign) -> Iterator[Setting]:
     if isinstance(target, ast.Tuple | ast.List):
         parts = getattr(value, "elts", None) or [None] * len(target.elts)
         for inner, part in zip(target.elts, parts, strict=False):
@@ -106,9 +104,7 @@ def is_loopback(host: str) -> bool:
 
 def is_right_on_one_host(program: Program, node: ast.AST) -> bool:
     """Whether a loopback address may be meant there: only one host takes part, or that is not known."""
-    whole = [
-        run for run in scripts_through(program, program.source_of(node)) if _comes_to(program, run, node)
-    ]
+    whole = [run for run in scripts_through(program, program.source_of(node)) if _comes_to(program, run, node)]
     if any(_is_choice(test) for test, _ in conditions(program, node)):
         return True
     return all(_is_on_one_host(program, run) for run in whole)
@@ -150,9 +146,7 @@ def _comes_to(program: Program, run: Run, node: ast.AST) -> bool:
     function = function_around(node)
     if function is None:
         return True
-    return any(
-        function_around(step.call) is function or program.function_of(step.call) is function for step in run
-    )
+    return any(function_around(step.call) is function or program.function_of(step.call) is function for step in run)
 
 
 def _is_on_one_host(program: Program, run: Run) -> bool:

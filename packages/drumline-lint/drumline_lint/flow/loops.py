@@ -21,16 +21,9 @@ from drumline_lint.program.tree import (
 )
 from drumline_lint.reading.source import Source
 
-NO_GRADIENTS = (
-    "torch.no_grad",
-    "torch.inference_mode",
-    "torch.autograd.no_grad",
-    "torch.autograd.inference_mode",
-)
+NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode")
 # What is iterated over by these is no data.
-NOT_BATCHES = tuple(
-    "range trange parameters named_parameters modules named_modules children items keys values".split()
-)
+NOT_BATCHES = tuple("range trange parameters named_parameters modules named_modules children items keys values".split())
 
 
 def batch_loops(program: Program, source: Source) -> list[Loop]:

@@ -96,10 +96,7 @@ def all_imported(program: Program) -> set[Source]:
 def script(program: Program, source: Source) -> Run:
     """What a file does when it is run; nothing for one that only defines."""
     tree = program.tree(source)
-    return program.remember(
-        ("script", source),
-        lambda: _RunWalk(program, source).over(source, tree.body, _Frame()),
-    )
+    return program.remember(("script", source), lambda: _RunWalk(program, source).over(source, tree.body, _Frame()))
 
 
 def process_of(program: Program, step: Step) -> tuple[ast.AST, ...]:
@@ -293,9 +290,7 @@ def _done_at_import(program: Program, source: Source) -> list[ast.stmt]:
 
 def is_for_script(statement: ast.stmt) -> bool:
     """`if __name__ == "__main__":`"""
-    return isinstance(statement, ast.If) and "__name__" in {
-        one.id for one in inside(statement.test, ast.Name)
-    }
+    return isinstance(statement, ast.If) and "__name__" in {one.id for one in inside(statement.test, ast.Name)}
 
 
 def _may_call(statement: ast.stmt) -> bool:

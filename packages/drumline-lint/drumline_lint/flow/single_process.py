@@ -186,9 +186,7 @@ def says_distributed(program: Program, test: ast.expr, depth: int = 0) -> bool |
     if _named(test).lower().strip("_") in _FLAGS:
         return True
     if isinstance(test, ast.Name) and depth < DEEPEST:
-        said = {
-            says_distributed(program, one, depth + 1) for one in written(program, test) if one is not test
-        }
+        said = {says_distributed(program, one, depth + 1) for one in written(program, test) if one is not test}
         return said.pop() if len(said) == 1 else None
     return None
 
@@ -221,9 +219,7 @@ def _said_by_comparison(program: Program, test: ast.Compare) -> bool | None:
 
 
 def _counts_processes(node: ast.expr) -> bool:
-    inner = (
-        node.args[0] if isinstance(node, ast.Call) and last_name(node.func) == "int" and node.args else node
-    )
+    inner = node.args[0] if isinstance(node, ast.Call) and last_name(node.func) == "int" and node.args else node
     name = last_name(inner.func if isinstance(inner, ast.Call) else inner).lower()
     return is_world_size(inner) or name in _COUNTS
 
@@ -238,11 +234,7 @@ def is_in_run(program: Program, node: ast.AST, depth: int = 0) -> bool:
         return any(is_in_run(program, call, depth + 1) for call in calls)
     owner = class_around(function)
     home = function if owner is None else owner
-    made = [
-        inner
-        for call in inside(home, ast.Call, into_functions=True)
-        for inner in (call, *_within(program, call))
-    ]
+    made = [inner for call in inside(home, ast.Call, into_functions=True) for inner in (call, *_within(program, call))]
     return any(program.name_of(call.func) in {*STARTS, *OF_FUNCTION} for call in made)
 
 

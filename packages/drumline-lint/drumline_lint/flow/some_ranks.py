@@ -44,7 +44,6 @@ def _telling(program: Program, source: Source) -> Iterator[ast.AST]:
     for one in index.every(ast.BoolOp):
         if isinstance(up(one), ast.Expr) and rank_tests(program, one.values[0]):
             yield scope_node(one)
-    yield from (scope_node(one) for one in index.every(ast.Match))
     functions = [*index.every(ast.FunctionDef), *index.every(ast.AsyncFunctionDef)]
     yield from (one for one in functions if one.decorator_list)
 
@@ -77,11 +76,7 @@ def _certain(tests: Iterator[RankTest] | frozenset[RankTest]) -> tuple[RankTest,
 def _is_for_one_process(program: Program, call: ast.Call) -> bool:
     """Under `if not distributed`, also with a rank beside it; `if not distributed or rank == 0` is for many."""
     known = known_parts(program, call)
-    return any(
-        says_distributed(program, test) is (not holds)
-        for test, holds in known
-        if not rank_tests(program, test)
-    )
+    return any(says_distributed(program, test) is (not holds) for test, holds in known if not rank_tests(program, test))
 
 
 def _is_by_turns(program: Program, call: ast.Call) -> bool:
@@ -101,13 +96,7 @@ def _block_of(program: Program, call: ast.Call) -> tuple[ast.AST, ...]:
     for outer in above(call):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
             break
-        if isinstance(outer, ast.match_case):
-            found = tuple(outer.body)
-        if (
-            isinstance(outer, ast.If | ast.While)
-            and inner is not outer.test
-            and rank_tests(program, outer.test)
-        ):
+        if isinstance(outer, ast.If | ast.While) and inner is not outer.test and rank_tests(program, outer.test):
             found = tuple(outer.body if inner in outer.body else outer.orelse)
         inner = outer
     return found
@@ -133,7 +122,5 @@ def has_backward(program: Program, region: Sequence[ast.AST]) -> bool:
 
 def is_within(node: ast.AST, name: str) -> bool:
     """Whether it is in a block of `with model.NAME():`."""
-    items = [
-        item.context_expr for outer in above(node) if isinstance(outer, ast.With) for item in outer.items
-    ]
+    items = [item.context_expr for outer in above(node) if isinstance(outer, ast.With) for item in outer.items]
     return any(isinstance(one, ast.Call) and last_name(one.func) == name for one in items)

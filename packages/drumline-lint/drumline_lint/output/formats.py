@@ -82,11 +82,7 @@ BASE = "%SRCROOT%"
 def as_sarif(report: Report, rules: Mapping[str, Rule], *, version: str, folder: Path) -> str:
     """One run of the tool; paths are relative to `folder`, where they lie in it."""
     numbers = {number: index for index, number in enumerate(rules)}
-    driver = {
-        "name": "drumline lint",
-        "version": version,
-        "rules": [_rule(rule) for rule in rules.values()],
-    }
+    driver = {"name": "drumline lint", "version": version, "rules": [_rule(rule) for rule in rules.values()]}
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
@@ -99,9 +95,7 @@ def as_sarif(report: Report, rules: Mapping[str, Rule], *, version: str, folder:
 
 def _rule(rule: Rule) -> dict[str, Any]:
     text = f"{rule.why}\n\nFix: {rule.fix}"
-    snippets = (
-        f"\n\nBad:\n\n{_fenced(rule, rule.bad)}\n\nGood:\n\n{_fenced(rule, rule.good)}" if rule.bad else ""
-    )
+    snippets = f"\n\nBad:\n\n{_fenced(rule, rule.bad)}\n\nGood:\n\n{_fenced(rule, rule.good)}" if rule.bad else ""
     return {
         "id": rule.id,
         "name": "".join(part.capitalize() for part in rule.name.split("-")),
@@ -141,10 +135,7 @@ def _result(report: Report, finding: Finding, index: int, folder: Path) -> dict[
 def _location(path: str, folder: Path) -> dict[str, str]:
     whole = folder / path
     if whole.is_relative_to(folder) and ".." not in whole.parts:
-        return {
-            "uri": quote(whole.relative_to(folder).as_posix(), errors="surrogateescape"),
-            "uriBaseId": BASE,
-        }
+        return {"uri": quote(whole.relative_to(folder).as_posix(), errors="surrogateescape"), "uriBaseId": BASE}
     return {"uri": whole.resolve().as_uri()}
 
 

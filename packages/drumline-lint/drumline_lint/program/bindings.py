@@ -119,9 +119,7 @@ def _opened(held: _Held, outer: ast.AST, current: ast.AST) -> tuple[list[Binding
         parts = {"handlers": ("body",), "finalbody": ("body", "handlers", "orelse")}
         for name, before in parts.items():
             if current in getattr(outer, name):
-                return [
-                    b for part in before for s in _in_field(held, outer, part) for b in held.by_node[s]
-                ], False
+                return [b for part in before for s in _in_field(held, outer, part) for b in held.by_node[s]], False
         return [], False
     own = [one for one in held.by_node[outer] if one.node is outer and not isinstance(outer, SCOPES)]
     heads = [one for one in held.inner.get(outer, ()) if not isinstance(one, (ast.stmt, *BRANCHES))]

@@ -78,12 +78,7 @@ def calls_in(program: Whole, source: Source, wanted: tuple[str, ...]) -> Iterato
     if not any(last in source.text for last in by_last):
         return iter(())
     calls = program.files.index(source).calls
-    found = [
-        call
-        for last in by_last
-        for call in calls.get(last, ())
-        if program.name_of(call.func) in by_last[last]
-    ]
+    found = [call for last in by_last for call in calls.get(last, ()) if program.name_of(call.func) in by_last[last]]
     for alias in aliases(program, source, (*by_last, *wanted)) - by_last.keys():
         found += [call for call in calls.get(alias, ()) if program.name_of(call.func) in wanted]
     return iter(sorted(found, key=position))
@@ -157,9 +152,7 @@ def _together(partials: Sequence[ast.Call]) -> ast.Call:
 
 
 def _behind(before: ast.Call, call: ast.Call) -> ast.Call:
-    return ast.Call(
-        func=call.func, args=[*before.args, *call.args], keywords=[*call.keywords, *before.keywords]
-    )
+    return ast.Call(func=call.func, args=[*before.args, *call.args], keywords=[*call.keywords, *before.keywords])
 
 
 def calls_through(program: Whole, function: FunctionNode, name: str) -> list[ast.Call]:

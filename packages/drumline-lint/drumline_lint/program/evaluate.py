@@ -45,9 +45,7 @@ PASSED_THROUGH = {
     SYNC_BATCH_NORM,
     "typing.cast",
 }
-PASSING_METHODS = set(
-    "bfloat16 compile cpu cuda double eval float half requires_grad_ share_memory to train".split()
-)
+PASSING_METHODS = set("bfloat16 compile cpu cuda double eval float half requires_grad_ share_memory to train".split())
 
 
 def of_call(program: Whole, node: ast.Call) -> Values:

@@ -246,9 +246,7 @@ class Files:
         for folder in folders:
             if found := self._module_in(folder, parts):
                 return found
-        fitting = [
-            one for one in candidates if _ends_with(one.path, parts) and _is_beside(one.path, parts, folders)
-        ]
+        fitting = [one for one in candidates if _ends_with(one.path, parts) and _is_beside(one.path, parts, folders)]
         return max(fitting, key=lambda one: _shared(one.path, seen_from.path), default=None)
 
     def _module_in(self, folder: Path, parts: list[str]) -> Source | None:

@@ -18,16 +18,7 @@ from drumline_lint.program.calls import (
     number_of,
 )
 from drumline_lint.program.queries import Whole, any_of, unpacked
-from drumline_lint.program.tree import (
-    Binding,
-    FunctionNode,
-    class_around,
-    inside,
-    last_name,
-    position,
-    source_of,
-    up,
-)
+from drumline_lint.program.tree import Binding, FunctionNode, class_around, inside, last_name, position, source_of, up
 from drumline_lint.program.value import (
     NOTHING,
     Class,
@@ -185,9 +176,7 @@ def function_with(parameter: ast.arg) -> ast.FunctionDef | ast.AsyncFunctionDef 
 def _passed(program: Whole, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> Values:
     calls = callers(program, function)
     number = number_of(function, parameter)
-    found: Values = frozenset().union(
-        *(_given(program, call, number, parameter.arg, function) for call in calls)
-    )
+    found: Values = frozenset().union(*(_given(program, call, number, parameter.arg, function) for call in calls))
     if found - {Known(None)}:
         if _is_left_out(program, calls, number, parameter.arg, function):
             return found | program.values(default_of(function, parameter))
@@ -214,11 +203,7 @@ def _is_left_out(
 
 
 def _given(
-    program: Whole,
-    call: ast.Call,
-    number: int | None,
-    name: str,
-    function: ast.FunctionDef | ast.AsyncFunctionDef,
+    program: Whole, call: ast.Call, number: int | None, name: str, function: ast.FunctionDef | ast.AsyncFunctionDef
 ) -> Values:
     """What one caller gives for it."""
     if function not in started(program, call):
@@ -228,9 +213,7 @@ def _given(
     return frozenset().union(*(_given_to_started(program, call, number, name, one) for one in before))
 
 
-def _given_to_started(
-    program: Whole, call: ast.Call, number: int | None, name: str, before: ast.Call
-) -> Values:
+def _given_to_started(program: Whole, call: ast.Call, number: int | None, name: str, before: ast.Call) -> Values:
     """What a function in a new process gets: what it has from before, the number of the process, and `args`."""
     bound = argument(before, number, name)
     if bound is not None or number is None or has_unknown_arguments(before):

@@ -10,15 +10,7 @@ from drumline_lint.program.bindings import bound, exported
 from drumline_lint.program.calls import argument
 from drumline_lint.program.functions import ancestry, returned
 from drumline_lint.program.queries import Whole
-from drumline_lint.program.tree import (
-    Binding,
-    FunctionNode,
-    class_around,
-    dotted,
-    last_name,
-    scope_node,
-    source_of,
-)
+from drumline_lint.program.tree import Binding, FunctionNode, class_around, dotted, last_name, scope_node, source_of
 from drumline_lint.program.value import (
     NOTHING,
     Class,

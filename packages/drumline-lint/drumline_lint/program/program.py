@@ -10,15 +10,11 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from drumline_lint.program import bindings, functions
-from drumline_lint.program import calls as library_calls
-from drumline_lint.program import functions as classes
-from drumline_lint.program import functions as parameters
-from drumline_lint.program import queries as unpacking
+from drumline_lint.program import bindings, calls, functions, queries
 from drumline_lint.program.evaluate import evaluate
 from drumline_lint.program.files import Files
 from drumline_lint.program.queries import NO_LIMIT, Asked, Found
-from drumline_lint.program.tree import Binding, FunctionNode, Index, source_of
+from drumline_lint.program.tree import Binding, Index, source_of
 from drumline_lint.program.value import NOTHING, Library, Made, Method, Value, Values
 from drumline_lint.reading.source import Source
 
@@ -64,12 +60,7 @@ class Program:
         return found
 
     def once(
-        self,
-        question: str,
-        node: ast.AST,
-        find: Callable[[], Found],
-        meanwhile: Found,
-        deepest: int = NO_LIMIT,
+        self, question: str, node: ast.AST, find: Callable[[], Found], meanwhile: Found, deepest: int = NO_LIMIT
     ) -> Found:
         """The same for a question about nodes that may lead back to itself: then it gets something to go on with.
 
@@ -93,9 +84,7 @@ class Program:
 
     def made(self, expression: ast.expr | None, *wanted: str) -> list[Made]:
         """What it may be that came of calling one of these."""
-        return [
-            value for value in self.values(expression) if isinstance(value, Made) and value.name in wanted
-        ]
+        return [value for value in self.values(expression) if isinstance(value, Made) and value.name in wanted]
 
     def name_of(self, expression: ast.expr) -> str:
         """The library's name for it, with methods as in `torch.optim.SGD.step`; empty where it is not known."""
@@ -109,18 +98,18 @@ class Program:
 
     def _library_name(self, value: Value) -> str:
         if isinstance(value, Method):
-            return f"{classes.name_of_owner(self, value.of)}.{value.name}"
+            return f"{functions.name_of_owner(self, value.of)}.{value.name}"
         return value.name if isinstance(value, Library) else ""
 
     # Calls of a library's functions.
 
     def calls(self, source: Source, *wanted: str) -> Iterator[ast.Call]:
         """All calls of these in a file, by the library's full name, in the order of the text."""
-        return library_calls.calls_in(self, source, wanted)
+        return calls.calls_in(self, source, wanted)
 
     def all_calls(self, *wanted: str) -> Iterator[ast.Call]:
         """All calls of these in all given files that mention them."""
-        found = self.remember(("all calls", wanted), lambda: list(library_calls.calls_in_all(self, wanted)))
+        found = self.remember(("all calls", wanted), lambda: list(calls.calls_in_all(self, wanted)))
         return iter(found)
 
     # Names, functions and classes of the given files.
@@ -135,36 +124,13 @@ class Program:
 
     def iterated(self, expression: ast.expr) -> ast.expr:
         """What is behind `enumerate(...)`, `tqdm(...)`, `zip(...)`: their first argument, or the first loader in it."""
-        return unpacking.iterated(expression)
+        return queries.iterated(expression)
 
-    def function_of(self, call: ast.Call) -> FunctionNode | None:
-        """The function of the given files that a call runs; of a class, its `__init__`."""
-        return functions.function_of(self, call)
-
-    def callers(self, function: FunctionNode) -> list[ast.Call]:
-        """All calls of it in the given files that could be resolved; `mp.spawn(function)` is one."""
-        return functions.callers(self, function)
-
-    def started(self, call: ast.Call) -> list[FunctionNode]:
-        """What a call starts in another process or thread: `mp.spawn(main)`, `Process(target=main)`."""
-        return functions.started(self, call)
-
-    def given_for(self, parameter: ast.arg) -> list[ast.expr | None]:
-        """The expressions that callers give for a parameter; None for each that is not known."""
-        return parameters.given_for(self, parameter)
-
-    def given_by(self, binding: Binding) -> list[ast.expr | None]:
-        """The expressions that a binding gives a name: of a parameter those of all callers; None if not known."""
-        return parameters.given_by(self, binding)
-
-    def method(self, node: ast.ClassDef, name: str) -> FunctionNode | None:
-        """Of a class or of those that it comes from."""
-        return classes.method(self, node, name)
-
-    def ancestry(self, node: ast.ClassDef) -> list[ast.ClassDef | str]:
-        """The class and all that it comes from, nearest first; those of libraries by their name."""
-        return classes.ancestry(self, node)
-
-    def is_module(self, node: ast.ClassDef) -> bool:
-        """Whether it is a model, or a part of one."""
-        return classes.is_module(self, node)
+    function_of = functions.function_of
+    callers = functions.callers
+    started = functions.started
+    given_for = functions.given_for
+    given_by = functions.given_by
+    method = functions.method
+    ancestry = functions.ancestry
+    is_module = functions.is_module

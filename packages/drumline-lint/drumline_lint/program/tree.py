@@ -142,9 +142,7 @@ def statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
             if not position(node)[0] <= line <= end_position(node)[0]:
                 continue
             found, pending = node, []
-        pending += [
-            one for one in children(node) if isinstance(one, ast.stmt | ast.ExceptHandler | ast.match_case)
-        ]
+        pending += [one for one in children(node) if isinstance(one, ast.stmt | ast.ExceptHandler | ast.match_case)]
     return found
 
 

@@ -163,18 +163,7 @@ class RankTest:
 
 
 Value: TypeAlias = (
-    Library
-    | Made
-    | Known
-    | Several
-    | Element
-    | Module
-    | Function
-    | Class
-    | Instance
-    | Method
-    | Rank
-    | RankTest
+    Library | Made | Known | Several | Element | Module | Function | Class | Instance | Method | Rank | RankTest
 )
 Values: TypeAlias = frozenset[Value]
 NOTHING: Values = frozenset()

@@ -39,9 +39,7 @@ class _Search:
 def find_files(paths: Sequence[Path], *, exclude: Sequence[str] = (), root: Path | None = None) -> Found:
     """Sorted, none twice. `exclude` has globs of names, or of paths relative to `root`."""
     if missing := [str(path) for path in paths if not os.path.lexists(path)]:
-        raise UsageError(
-            f"there is no {', no '.join(missing)}", next_step="give files or folders that are there"
-        )
+        raise UsageError(f"there is no {', no '.join(missing)}", next_step="give files or folders that are there")
     search = _Search(exclude, root or Path.cwd())
     for path in paths:
         if _is(path.is_dir):
@@ -53,9 +51,7 @@ def find_files(paths: Sequence[Path], *, exclude: Sequence[str] = (), root: Path
         _walk(search, search.linked_folders.pop(0))
     tops = [os.path.join(os.path.realpath(path), "") for path in paths]  # noqa: PTH118
     outside = {
-        path
-        for real, path in search.by_real_path.items()
-        if path not in paths and not real.startswith(tuple(tops))
+        path for real, path in search.by_real_path.items() if path not in paths and not real.startswith(tuple(tops))
     }
     return Found(sorted(search.by_real_path.values()), search.problems, frozenset(outside))
 
@@ -66,8 +62,7 @@ def is_matched(path: Path, globs: Sequence[str], root: Path) -> bool:
         return False
     below = os.path.relpath(path, root).replace(os.sep, "/")
     return any(
-        fnmatch(path.name, glob.rstrip("/")) or fnmatch(below, glob.removeprefix("./").rstrip("/"))
-        for glob in globs
+        fnmatch(path.name, glob.rstrip("/")) or fnmatch(below, glob.removeprefix("./").rstrip("/")) for glob in globs
     )
 
 
@@ -97,11 +92,7 @@ def _take(search: _Search, folder: Path, real: str, entry: os.DirEntry[str]) -> 
         if not entry.is_symlink():
             return path
         search.linked_folders.append(path)
-    elif (
-        entry.name.endswith(SUFFIXES)
-        and _is(entry.is_file)
-        and not is_matched(path, search.exclude, search.root)
-    ):
+    elif entry.name.endswith(SUFFIXES) and _is(entry.is_file) and not is_matched(path, search.exclude, search.root):
         whole = os.path.realpath(path) if entry.is_symlink() else os.path.join(real, entry.name)  # noqa: PTH118
         search.by_real_path.setdefault(whole, path)
     return None

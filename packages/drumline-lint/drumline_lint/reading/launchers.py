@@ -84,12 +84,7 @@ def _behind_equals(word: Word, length: int) -> Word:
     return Word(word.start + length, word.end, pieces)
 
 
-TORCHRUN, OLD_LAUNCH, ACCELERATE, PYTHON = (
-    "torchrun",
-    "torch.distributed.launch",
-    "accelerate launch",
-    "python",
-)
+TORCHRUN, OLD_LAUNCH, ACCELERATE, PYTHON = ("torchrun", "torch.distributed.launch", "accelerate launch", "python")
 _STEPPED_OVER = set("nohup exec time command env nice ionice sudo stdbuf setsid eval".split())
 _WITH_OPTIONS = set(
     "apptainer conda docker enroot micromamba mpiexec mpirun numactl pdsh pixi poetry podman singularity "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline_lint.findings import UNREADABLE, Finding, problem
-from drumline_lint.reading.source import CANNOT_PARSE, Cell, Source, told_syntax
+from drumline_lint.reading.source import CANNOT_PARSE, Cell, Source, syntax_problem
 from drumline_lint.untrusted import parse_json
 
 _PYTHON_BELOW = re.compile(r"%%(?:time|timeit|capture|prun|python3?)\b")
@@ -35,7 +35,7 @@ def read_notebook(path: Path, data: bytes) -> tuple[Source | None, list[Finding]
     for number, code in codes:
         text, error = _as_python(code)
         if error is not None:
-            problems.append(told_syntax(error, path, cell=number))
+            problems.append(syntax_problem(error, path, cell=number))
         cells.append(Cell(number, first_line))
         texts.append(text)
         first_line += text.count("\n") + 1
@@ -45,7 +45,7 @@ def read_notebook(path: Path, data: bytes) -> tuple[Source | None, list[Finding]
     tree, error = _parsed(whole)
     if tree is None:
         assert error is not None
-        return None, [*problems, told_syntax(error, path)]
+        return None, [*problems, syntax_problem(error, path)]
     return Source(path, whole, tree, cells), problems
 
 
@@ -78,9 +78,7 @@ def _code_cells(document: dict[str, Any]) -> Iterator[tuple[int, str]]:
 
 def _is_python(document: dict[str, Any]) -> bool:
     metadata = _dict(document.get("metadata"))
-    language = _dict(metadata.get("language_info")).get("name") or _dict(metadata.get("kernelspec")).get(
-        "language"
-    )
+    language = _dict(metadata.get("language_info")).get("name") or _dict(metadata.get("kernelspec")).get("language")
     return not isinstance(language, str) or "python" in language.lower()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from drumline_lint.findings import UNREADABLE, Finding, problem
 from drumline_lint.reading.notebook import read_notebook
 from drumline_lint.reading.shell import Script
-from drumline_lint.reading.source import CANNOT_PARSE, Source, told_syntax
+from drumline_lint.reading.source import CANNOT_PARSE, Source, syntax_problem
 from drumline_lint.untrusted import read_regular
 
 MAX_BYTES = 64 << 20
@@ -103,9 +103,7 @@ def _encoding(data: bytes) -> str:
     try:
         return tokenize.detect_encoding(io.BytesIO(data).readline)[0]
     except SyntaxError as error:
-        if "missing" in str(
-            error
-        ):  # It names none, so it has to be UTF-8, and which byte is not shall be told.
+        if "missing" in str(error):  # It names none, so it has to be UTF-8, and which byte is not shall be told.
             data.decode()
         raise
 
@@ -116,6 +114,6 @@ def _parse(reading: Reading, text: str) -> None:
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
     except CANNOT_PARSE as error:
-        reading.problems.append(told_syntax(error, reading.path))
+        reading.problems.append(syntax_problem(error, reading.path))
     else:
         reading.content = Source(reading.path, text, tree)

@@ -181,9 +181,7 @@ class Script:
     def _changed_elsewhere(self) -> frozenset[str]:
         """Names that loops, `read` and the like may give another value."""
         return frozenset(
-            name
-            for found in _CHANGED_ELSEWHERE.finditer(self.text)
-            for name in re.findall(r"[A-Za-z_]\w*", found[1])
+            name for found in _CHANGED_ELSEWHERE.finditer(self.text) for name in re.findall(r"[A-Za-z_]\w*", found[1])
         )
 
     def _value(self, piece: Piece, depth: int) -> str | None:
@@ -251,9 +249,7 @@ class Script:
             elif not word.head.startswith("-"):
                 return
 
-    def _assignment(
-        self, word: Word, command: Command, is_exported: bool, is_for_command: bool
-    ) -> Assignment:
+    def _assignment(self, word: Word, command: Command, is_exported: bool, is_for_command: bool) -> Assignment:
         written = self.text[word.start : min(word.end, word.start + 200)]
         name, _, _ = written.partition("=")
         value_start = word.start + len(name) + 1

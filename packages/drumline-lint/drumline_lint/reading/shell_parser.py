@@ -380,8 +380,7 @@ class _Reader:
                 self.at += len(ending)
                 return
         self._add(
-            Piece(Kind.TEXT, self.text[self.at + 1 : min(self.at + 2, self.end)], True),
-            min(self.at + 2, self.end),
+            Piece(Kind.TEXT, self.text[self.at + 1 : min(self.at + 2, self.end)], True), min(self.at + 2, self.end)
         )
 
     def _end_line(self, frame: Frame) -> None:
@@ -421,9 +420,7 @@ class _Reader:
         frame = self.frames[-1]
         words = self._without_keywords(frame)
         if words:
-            self.commands.append(
-                Command(tuple(words), frame.after, self._is_conditional(frame), frame.arrays)
-            )
+            self.commands.append(Command(tuple(words), frame.after, self._is_conditional(frame), frame.arrays))
             frame.arrays = {}
         frame.words, frame.is_target = [], False
         if operator != "\n" or words or frame.after not in {"&&", "||", "|"}:

@@ -125,9 +125,7 @@ def first_command(text: str) -> re.Match[str] | None:
     return _COMMAND.search(text)
 
 
-def read_options(
-    words: Sequence[Word], value_of: Callable[[Word], str | None]
-) -> tuple[list[Option], int, bool]:
+def read_options(words: Sequence[Word], value_of: Callable[[Word], str | None]) -> tuple[list[Option], int, bool]:
     """The options that words begin with, how many words they are, and whether all could be read."""
     options, position, is_sure = [], 0, True
     while position < len(words):
@@ -145,9 +143,7 @@ def read_options(
     return options, position, is_sure
 
 
-def _option(
-    word: Word, following: Sequence[Word], value_of: Callable[[Word], str | None]
-) -> tuple[list[Option], int]:
+def _option(word: Word, following: Sequence[Word], value_of: Callable[[Word], str | None]) -> tuple[list[Option], int]:
     """This one, and how many more words it takes."""
     whole = value_of(word)
     head = whole if whole is not None else word.head

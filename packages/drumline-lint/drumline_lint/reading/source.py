@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -127,9 +126,7 @@ def _statements(tree: ast.Module) -> Iterator[Lines]:
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt):
             last = node.end_lineno or node.lineno
-            if inner := [
-                line for name in ("body", "cases") for line in _first_lines(getattr(node, name, []))
-            ]:
+            if inner := [line for name in ("body", "cases") for line in _first_lines(getattr(node, name, []))]:
                 last = min(inner) - 1
             if last > node.lineno:
                 yield node.lineno, last
@@ -141,138 +138,25 @@ def _first_lines(body: list[ast.stmt] | list[ast.match_case]) -> Iterator[int]:
         yield from (node.lineno for node in (first, *getattr(first, "decorator_list", [])))
 
 
-FARTHEST = 500
-"""So much of a line is looked at: who writes by hand writes no more."""
-MOST_ENDS = 20
-EXCEPT = "multiple exception types must be parenthesized"
-
-_PARAMETERS = r"\[\s*\*{0,2}[A-Za-z_]\w*\s*(?:[,:=].*)?\]\s*"
-_OPENED = r"^\s*(?:(?:async\s+)?def|class)\s+\w+\s*"
-# What the line at fault looks like; parsing ends where the match ends.
-_NEWER = (
-    (rf"{_OPENED}(?=\[[^\]()]*[\w\s]=[\w\s].*\]\s*[(:])", "defaults of type parameters are", (3, 13)),
-    (rf"{_OPENED}\[[^\]()=]*(?==[^=].*\]\s*[(:])", "defaults of type parameters are", (3, 13)),
-    (rf"^\s*(?:async\s+)?def\s+\w+\s*(?={_PARAMETERS}\()", "type parameters are", (3, 12)),
-    (rf"^\s*class\s+\w+\s*(?={_PARAMETERS}[(:])", "type parameters are", (3, 12)),
-    (r"^\s*type\s+(?=\w+\s*(?:\[.+\]\s*)?=[^=])", "the type statement is", (3, 12)),
-    (r"(?i)\b(?:t|rt|tr)(?=[\"'])", "a t-string is", (3, 14)),
-    (r"^\s*lazy\s+(?=import\s+\w|from\s+[.\w]+\s+import\s+[\w(*])", "a lazy import is", (3, 15)),
-)
-_PYTHON_2 = (
-    r"\braise\s+[\w.]+\s*(?=,\s*\S)",
-    r"(?<![\w.])(?=0[0-7]{3}\b)",
-    r"\b\d*(?=\d[lL]\b)",
-    r"(?=<>)",
-    r"(?:[=(,+%\[]|\breturn|\bprint)\s*(?=`[^`]+`)",
-    r"(?i)\bur(?=[\"'])",
-)
-# In Python 2 the last name gets the exception; in newer ones it is one more kind of exception.
-_OLD_EXCEPT = r"\bexcept\s*(?:[\w.]+|\([^()]*\))\s*,\s*(?:_*[a-z]\w*|\([\w\s,]+\))\s*:"
-_NEW_EXCEPT = r"\bexcept\*?\s+(?:[\w.]+\s*,\s*)+(?:[\w.]*\.\w+|_*[A-Z]\w*)\s*:"
-_F_STRING = r"(?i)(?<!\w)(?:f|rf|fr)([\"'])(?!\1\1)"
-_FORMAT = r"\s*=?\s*(?:![rsa])?(?::[^\"']*)?$"
-
-
-def newer_python(error: SyntaxError) -> tuple[str, tuple[int, int]] | None:
-    """What is written there that a newer Python than this one reads, and which; nothing where that is not likely."""
-    found = _newer(error)
-    return None if found is None or sys.version_info >= found[1] else found
-
-
-def _newer(error: SyntaxError) -> tuple[str, tuple[int, int]] | None:
-    line = _line(error)
-    for pattern, what, version in _NEWER:
-        if _ends_there(pattern, line, error):
-            return what, version
-    if error.msg == EXCEPT and re.search(_NEW_EXCEPT, line):
-        return "except without parentheses is", (3, 14)
-    if error.msg.startswith("f-string expression part cannot include a backslash"):
-        return "a backslash between an f-string's braces is", (3, 12)
-    if any(_has_own_quotes(line, opening.end(), opening[1]) for opening in re.finditer(_F_STRING, line)):
-        return "an f-string with its own quotes inside is", (3, 12)
-    return None
-
-
-def is_python_2(error: SyntaxError) -> bool:
-    """Whether it is a way to write that only Python 2 had."""
-    line = _line(error)
-    if re.match(r"Missing parentheses in call to '(?:print|exec)'", error.msg):
-        return True
-    if error.msg == EXCEPT:
-        return re.search(_OLD_EXCEPT, line) is not None
-    return any(_ends_there(pattern, line, error) for pattern in _PYTHON_2)
-
-
-def _line(error: SyntaxError) -> str:
-    return (error.text or "")[:FARTHEST]
-
-
-def _ends_there(pattern: str, line: str, error: SyntaxError) -> bool:
-    return any(found.end() + 1 == error.offset for found in re.finditer(pattern, line))
-
-
-def _has_own_quotes(line: str, at: int, quote: str) -> bool:
-    """Whether there is an expression between the braces of an f-string that has its quote in it."""
-    while at < len(line) and line[at] != quote:
-        if line[at] == "\\" or line.startswith("{{", at):
-            at += 2
-        elif line[at] == "{":
-            inner = _between_braces(line, at + 1)
-            if not inner or quote in inner:
-                return bool(inner)
-            at += len(inner) + 2
-        else:
-            at += 1
-    return False
-
-
-def _between_braces(line: str, start: int) -> str:
-    """Up to the first brace that leaves an expression before it."""
-    ends = (found.start() for found in re.finditer("}", line[start:]))
-    for end, _ in zip(ends, range(MOST_ENDS), strict=False):
-        inner = line[start : start + end]
-        if _is_expression((inner, re.sub(_FORMAT, "", inner))):
-            return inner
-    return ""
-
-
-def _is_expression(texts: Iterable[str]) -> bool:
-    for text in texts:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                ast.parse(text.strip(), mode="eval")
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        return True
-    return False
-
-
 CANNOT_PARSE = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""The last two are what `ast` says of code that is nested too deeply, the second of what no text can hold."""
+"""The last two are raised for code that is nested too deeply, ValueError for null characters."""
 
 
-def told_syntax(
-    error: BaseException, path: Path, *, cell: int | None = None, lines_before: int = 0
-) -> Finding:
+def syntax_problem(error: BaseException, path: Path, *, cell: int | None = None) -> Finding:
     """The problem, in the file or in a notebook's cell."""
     if isinstance(error, SyntaxError):
-        line, column = max(1, (error.lineno or 1) - lines_before), max(1, error.offset or 1)
-        hint, fix = _of_other_python(error)
-        message = f"the code cannot be parsed: {error.msg}{hint}"
-        return problem(UNREADABLE, path, message, line=line, column=column, cell=cell, fix=fix)
-    if isinstance(error, ValueError):
-        return problem(UNREADABLE, path, f"the code cannot be parsed: {error}", cell=cell)
-    return problem(UNREADABLE, path, "the code is nested too deeply to be parsed", cell=cell)
-
-
-def _of_other_python(error: SyntaxError) -> tuple[str, str]:
-    """What to say, and what to do, where the code is likely to be for another Python."""
-    if (found := newer_python(error)) is not None:
-        what, (major, minor) = found
+        is_python_2 = re.match(r"Missing parentheses in call to '(?:print|exec)'", error.msg)
         this = f"{sys.version_info.major}.{sys.version_info.minor}"
-        hint = f" ({what} read by Python {major}.{minor} and newer, and this is Python {this})"
-        return hint, f"run drumline with the Python that the code is for, {major}.{minor} or newer"
-    if is_python_2(error):
-        return " (it looks like Python 2)", "port it to Python 3, or leave it out with --exclude"
-    return "", ""
+        hint = "it looks like Python 2" if is_python_2 else f"read as Python {this}"
+        fix = "port it to Python 3" if is_python_2 else "fix it, or run the linter with the Python that it is for"
+        return problem(
+            UNREADABLE,
+            path,
+            f"the code cannot be parsed: {error.msg} ({hint})",
+            line=max(1, error.lineno or 1),
+            column=max(1, error.offset or 1),
+            cell=cell,
+            fix=f"{fix}, or leave it out with --exclude",
+        )
+    why = f"cannot be parsed: {error}" if isinstance(error, ValueError) else "is nested too deeply to be parsed"
+    return problem(UNREADABLE, path, f"the code {why}", cell=cell)

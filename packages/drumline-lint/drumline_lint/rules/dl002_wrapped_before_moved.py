@@ -39,9 +39,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         said = source.code(model)
         if moved is not None:
             line = source.place(moved).line
-            yield RULE.at(
-                source, call, f"{said} is still on the CPU when DDP wraps it: it is moved in line {line}"
-            )
+            yield RULE.at(source, call, f"{said} is still on the CPU when DDP wraps it: it is moved in line {line}")
         elif has_devices(program, call) and is_made_on_cpu(program, model):
             yield RULE.at(source, call, f"DDP is given device_ids, but {said} was never moved from the CPU")
 

@@ -101,6 +101,4 @@ def _is_unseen(program: Program, call: ast.Call) -> bool:
 
 def _said(source: Source, call: ast.Call) -> str:
     dataset = argument(call, 0, "dataset")
-    return (
-        "the DistributedSampler" if dataset is None else f"the DistributedSampler of {source.code(dataset)}"
-    )
+    return "the DistributedSampler" if dataset is None else f"the DistributedSampler of {source.code(dataset)}"

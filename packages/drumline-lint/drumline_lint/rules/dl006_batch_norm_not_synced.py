@@ -17,8 +17,7 @@ RULE = rule("DL006")
 _LAYERS = {f"torch.nn.{lazy}BatchNorm{number}d" for lazy in ("", "Lazy") for number in (1, 2, 3)}
 _MODELS = "torchvision.models."
 _MODELS_WITH_IT = tuple(
-    "densenet efficientnet googlenet inception mnasnet mobilenet regnet resnet resnext shufflenet "
-    "wide_resnet".split()
+    "densenet efficientnet googlenet inception mnasnet mobilenet regnet resnet resnext shufflenet wide_resnet".split()
 )
 _SYNCED = ("SyncBatchNorm", "syncbn", "sync_bn", "SyncBN", "sync_batchnorm")
 

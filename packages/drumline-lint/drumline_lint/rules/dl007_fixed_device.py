@@ -50,9 +50,7 @@ def _candidates(program: Program, source: Source) -> Iterator[ast.Call]:
     """Calls that may be given a device, by what they are called and given."""
     wrapping = set(program.calls(source, DDP))
     for call in program.index(source).every(ast.Call):
-        is_named = last_name(call.func) in _TAKING or any(
-            one.arg in _DEVICE_ARGUMENTS for one in call.keywords
-        )
+        is_named = last_name(call.func) in _TAKING or any(one.arg in _DEVICE_ARGUMENTS for one in call.keywords)
         if is_named or call in wrapping:
             yield call
 

@@ -117,12 +117,7 @@ TRANSFORMS = ("torchvision.transforms.", "torchvision.transforms.v2.")
 _RANDOM_TRANSFORMS = ("Random", "ColorJitter", "AutoAugment", "RandAugment", "TrivialAugment", "AugMix")
 _ALBUMENTATIONS = tuple("Random HorizontalFlip VerticalFlip Rotate ShiftScaleRotate Flip ColorJitter".split())
 _TORCH_DRAWS = ("rand", "randn", "randint", "randperm", "bernoulli", "normal", "multinomial", "rand_like")
-_OWN_GENERATORS = (
-    "numpy.random.default_rng",
-    "numpy.random.RandomState",
-    "numpy.random.Generator",
-    "random.Random",
-)
+_OWN_GENERATORS = ("numpy.random.default_rng", "numpy.random.RandomState", "numpy.random.Generator", "random.Random")
 
 
 def augmentations(program: Program, run: Run) -> dict[str, str]:

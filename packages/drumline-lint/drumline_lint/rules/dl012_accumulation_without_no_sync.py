@@ -13,22 +13,10 @@ from drumline_lint.flow.loops import calls_in, loop_around
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import Loop, end_position, function_around, inside, position
 from drumline_lint.reading.source import Source
-from drumline_lint.training.steps import (
-    every_nth,
-    is_method,
-    optimizer_steps,
-    rounds,
-    training_loops,
-    wrapped_calls,
-)
+from drumline_lint.training.steps import every_nth, is_method, optimizer_steps, rounds, training_loops, wrapped_calls
 
 RULE = rule("DL012")
-SWITCHES = {
-    "no_sync",
-    "require_backward_grad_sync",
-    "set_requires_gradient_sync",
-    "set_is_last_backward",
-}
+SWITCHES = {"no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "set_is_last_backward"}
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -106,9 +94,7 @@ def _step_after(program: Program, loop: Loop) -> ast.Call | None:
         return None
     for root, rare in rounds(program, outer).items():
         for call in optimizer_steps(program, root):
-            is_other = root is outer and (
-                loop_around(call) is not outer or position(call) < end_position(loop)
-            )
+            is_other = root is outer and (loop_around(call) is not outer or position(call) < end_position(loop))
             if not rare and not is_other and not is_now_and_then(program, call, root):
                 return call
     return None

@@ -22,12 +22,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for save in saves(program, source):
         if is_on_every_rank(program, save.call) and not is_own(program, save.path):
             to = "the same file" if save.path is None else source.code(save.path)
-            how = how_all_come(program, save.call)
-            come = f"every rank comes to {source.code(save.call.func)}" + (f", {how}," if how else "")
-            yield RULE.at(source, save.call, f"{come} and writes {to}")
+            how = how_every_rank_gets_there(program, save.call)
+            runs = f"{source.code(save.call.func)} runs on every rank" + (f", {how}," if how else "")
+            yield RULE.at(source, save.call, f"{runs} and writes {to}")
 
 
-def how_all_come(program: Program, node: ast.AST) -> str:
+def how_every_rank_gets_there(program: Program, node: ast.AST) -> str:
     """In words: `through train (line 12)`, with the file if it is another; nothing where it is plain to see."""
     call = _call_of_all(program, node)
     if call is None:

@@ -19,7 +19,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         reached = [way.guards for way in ways(program, save.call) if way.begins != "parent"]
         if any(map(_is_once_a_node, reached)) and not is_own_of_node(program, save.path):
             to = "the same file" if save.path is None else source.code(save.path)
-            said = f"one process of every node comes to {source.code(save.call.func)}: all of them write {to}"
+            said = f"{source.code(save.call.func)} runs once on every node, and all nodes write {to}"
             yield RULE.at(source, save.call, said)
 
 

@@ -12,8 +12,8 @@ from drumline_lint.flow.single_process import says_distributed
 from drumline_lint.program.names import DDP
 from drumline_lint.program.origins import behind, parts
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import above, dotted, inside, position
-from drumline_lint.program.value import Known, Library, Several, Value
+from drumline_lint.program.tree import above, dotted, inside
+from drumline_lint.program.value import Known
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import saves
 
@@ -104,48 +104,14 @@ def is_unwrapped(program: Program, model: ast.expr) -> bool:
 
 
 def _says_unwrapped(program: Program, test: ast.expr, holds: bool, model: ast.expr) -> bool:
+    """Where `isinstance(model, DDP)` or `hasattr(model, "module")` does not hold, or there is one process."""
     if not isinstance(test, ast.BoolOp) and says_distributed(program, test) is (not holds):
         return True
-    asked = _asked_for_wrapper(program, test)
-    return asked is not None and not holds and _is_same(program, asked, model)
-
-
-def _asked_for_wrapper(program: Program, test: ast.expr) -> ast.expr | None:
-    """What is asked about by `isinstance(model, DDP)`, `hasattr(model, "module")` and `type(model) is DDP`."""
-    if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is | ast.Eq | ast.In):
-        asking, kind = test.left, test.comparators[0]
-        if not isinstance(asking, ast.Call) or program.name_of(asking.func) != "type" or not asking.args:
-            return None
-        return asking.args[0] if _has_wrapper(program, kind) else None
-    if not isinstance(test, ast.Call) or len(test.args) != 2:
-        return None
-    name, (asked, kind) = program.name_of(test.func), test.args
-    if name == "hasattr":
-        return asked if Known(_MODULE) in program.values(kind) else None
-    return asked if name == "isinstance" and _has_wrapper(program, kind) else None
-
-
-def _has_wrapper(program: Program, kind: ast.expr) -> bool:
-    """Whether DDP is the class, or one of those, that is asked for."""
-    return any(_is_wrapper(program, value) for value in program.values(kind))
-
-
-def _is_wrapper(program: Program, value: Value) -> bool:
-    if isinstance(value, Several):
-        return any(_has_wrapper(program, one) for one in value.items)
-    return value == Library(DDP)
-
-
-def _is_same(program: Program, asked: ast.expr, model: ast.expr) -> bool:
-    """Whether nothing else was put under that name since it was asked."""
-    if not dotted(asked) or dotted(asked) != dotted(model):
+    if holds or not isinstance(test, ast.Call) or len(test.args) != 2 or not dotted(model):
         return False
-    if isinstance(asked, ast.Name) and isinstance(model, ast.Name):
-        return program.bindings(asked) == program.bindings(model)
-    assert isinstance(model, ast.Attribute)
-    set_to = program.index(program.source_of(model)).attributes.get(model.attr, ())
-    places = [position(target) for target, _ in set_to if dotted(target) == dotted(model)]
-    return not any(position(asked) < place < position(model) for place in places)
+    name = program.name_of(test.func)
+    is_asked = name == "isinstance" or (name == "hasattr" and Known(_MODULE) in program.values(test.args[1]))
+    return is_asked and dotted(test.args[0]) == dotted(model)
 
 
 def _is_instead(model: ast.expr) -> bool:

@@ -7,18 +7,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.collectives import (
-    collectives_in,
-    has_counterpart,
-    likely_names,
-    reached_by,
-    short,
-    who_comes,
-)
+from drumline_lint.flow.collectives import collectives_in, has_counterpart, likely_names, reached_by, short, who_calls
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.some_ranks import kept_away
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import above, function_around, last_name
+from drumline_lint.program.tree import function_around, last_name
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
 
@@ -43,8 +36,7 @@ def _has_conditions(program: Program, call: ast.Call) -> bool:
     """At the first look, which costs little."""
     function = function_around(call)
     is_decorated = function is not None and bool(function.decorator_list)
-    is_in_case = any(isinstance(outer, ast.match_case) for outer in above(call))
-    return is_decorated or is_in_case or any(True for _ in conditions(program, call, with_exits=False))
+    return is_decorated or any(True for _ in conditions(program, call, with_exits=False))
 
 
 def _certain(program: Program, call: ast.Call) -> Sequence[RankTest]:
@@ -61,13 +53,13 @@ def _collectives_of_call(program: Program, call: ast.Call) -> list[tuple[str, tu
 
 
 def _said(source: Source, tests: Sequence[RankTest], name: str, chain: tuple[ast.Call, ...]) -> str:
-    who = who_comes(tests[0])
+    who = who_calls(tests[0])
     first = source.code(chain[0].func)
     if len(chain) == 1:
-        return f"{who} to {first}, which waits until every rank has come"
+        return f"{who} {first}, which blocks until every rank calls it"
     through = " and ".join(_called(call) for call in chain[1:-1])
     by = f" through {through}" if through else ""
-    return f"{who} to {first}, which calls {short(name)}{by}, and that waits until every rank has come"
+    return f"{who} {first}, which calls {short(name)}{by}: that blocks until every rank calls it"
 
 
 def _called(call: ast.Call) -> str:

@@ -38,9 +38,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         missed = _missed(program, exit_)
         if missed is not None:
             tests = [test for test in _tests(program, exit_) if test.is_needed]
-            yield RULE.at(source, exit_, f"{_who(tests[0])} here, and the others wait in {missed}")
+            yield RULE.at(source, exit_, f"{_who(tests[0])} here, and the other ranks block in {missed}")
         elif not isinstance(exit_, ast.Expr) and (loss := _own_loss(program, source, exit_)):
-            said = f"{loss} is that of this rank's own batch: a rank that leaves here makes the others wait in backward"
+            said = f"{loss} is of this rank's own batch: a rank that leaves here makes the others block in backward"
             yield RULE.at(source, exit_, said)
 
 
@@ -230,9 +230,7 @@ def _loss_behind(program: Program, asked: ast.Name | ast.Attribute, losses: set[
         return ""
     for value in program.assigned(asked):
         inner = _kept(value)
-        if isinstance(inner, ast.Name | ast.Attribute) and (
-            found := _loss_behind(program, inner, losses, depth + 1)
-        ):
+        if isinstance(inner, ast.Name | ast.Attribute) and (found := _loss_behind(program, inner, losses, depth + 1)):
             return found
     return ""
 

@@ -26,9 +26,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     found = program.remember(RULE.id, lambda: _find(program))
     for statement, (node, value) in sorted(found.items(), key=lambda one: position(one[0])):
         if program.source_of(statement) is source:
-            message = (
-                f"{source.code(node)} waits at every step until the GPU has computed {source.code(value)}"
-            )
+            message = f"{source.code(node)} waits at every step until the GPU has computed {source.code(value)}"
             yield RULE.at(source, node, message)
 
 

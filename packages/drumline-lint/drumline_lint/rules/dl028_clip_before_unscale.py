@@ -41,9 +41,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _around(program: Program, clip: ast.Call) -> list[list[ast.Call]]:
     """The rounds of training that come to the clip, as the calls that they make; or else its own function's."""
-    every = program.remember(
-        "rounds", lambda: [list(done_in(program, one)) for one in training_loops(program)]
-    )
+    every = program.remember("rounds", lambda: [list(done_in(program, one)) for one in training_loops(program)])
     found = [calls for calls in every if clip in calls]
     function = function_around(clip)
     if found or function is None:

@@ -116,8 +116,7 @@ def _parts(content: ast.expr) -> list[tuple[str, ast.expr]] | None:
         if any(key is None for key in content.keys):
             return None
         return [
-            (str(getattr(key, "value", "")), value)
-            for key, value in zip(content.keys, content.values, strict=True)
+            (str(getattr(key, "value", "")), value) for key, value in zip(content.keys, content.values, strict=True)
         ]
     assert isinstance(content, ast.Call)
     if any(keyword.arg is None for keyword in content.keywords) or content.args:

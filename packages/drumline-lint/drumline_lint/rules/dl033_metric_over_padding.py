@@ -116,9 +116,7 @@ def _says_training(test: ast.expr) -> bool:
 
 def _counts(program: Program, loop: Loop) -> bool:
     """Whether something is added up over the batches."""
-    if any(
-        isinstance(one.op, ast.Add) for root in rounds(program, loop) for one in inside(root, ast.AugAssign)
-    ):
+    if any(isinstance(one.op, ast.Add) for root in rounds(program, loop) for one in inside(root, ast.AugAssign)):
         return True
     return any(is_method(call, *ADDING) for call in done_in(program, loop))
 
@@ -132,9 +130,7 @@ def _is_handled(program: Program, loop: Loop, sampler: ast.Call) -> bool:
                 if isinstance(part.op, ast.Mod) and _names_ranks(part.right):
                     return True
             elif isinstance(part, ast.Slice):
-                if part.upper is not None and any(
-                    last_name(c.func) == "len" for c in inside(part.upper, ast.Call)
-                ):
+                if part.upper is not None and any(last_name(c.func) == "len" for c in inside(part.upper, ast.Call)):
                     return True
             elif last_name(part) in HANDLING:
                 return True

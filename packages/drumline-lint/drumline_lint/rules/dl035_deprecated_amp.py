@@ -16,10 +16,7 @@ from drumline_lint.reading.source import Source
 RULE = rule("DL035")
 OLD = tuple(
     f"torch.{device}.amp.{name}"
-    for device, every in (
-        ("cuda", "autocast GradScaler custom_fwd custom_bwd"),
-        ("cpu", "autocast GradScaler"),
-    )
+    for device, every in (("cuda", "autocast GradScaler custom_fwd custom_bwd"), ("cpu", "autocast GradScaler"))
     for name in every.split()
 )
 _LONGER = {".amp.autocast_mode.": ".amp.", ".amp.grad_scaler.": ".amp."}
@@ -79,9 +76,7 @@ def _instead(name: str) -> str:
     return f'torch.amp.{last}({"device_type=" if "custom" in last else ""}"{device}", ...)'
 
 
-def _edits(
-    program: Program, source: Source, node: ast.Attribute | ast.Name, mended: set[ast.AST]
-) -> list[Edit]:
+def _edits(program: Program, source: Source, node: ast.Attribute | ast.Name, mended: set[ast.AST]) -> list[Edit]:
     if isinstance(node, ast.Attribute):
         if _says_torch(program, source, node) and (given := _device_given(program, source, node)):
             last = node.attr
@@ -107,9 +102,10 @@ def _edits_of_import(program: Program, source: Source, statement: ast.ImportFrom
     """`from torch.cuda.amp import autocast, GradScaler` and all calls of both; none, if one cannot be mended."""
     written = f"from {statement.module} import"
     line, column = position(statement)
-    if statement.module not in ("torch.cuda.amp", "torch.cpu.amp") or {
-        alias.name for alias in statement.names
-    } - {"autocast", "GradScaler"}:
+    if statement.module not in ("torch.cuda.amp", "torch.cpu.amp") or {alias.name for alias in statement.names} - {
+        "autocast",
+        "GradScaler",
+    }:
         return []
     if not source.lines[line - 1].encode()[column:].startswith(written.encode()):
         return []

@@ -46,9 +46,7 @@ ACCEPTED = {
     "torch.distributed.reduce_scatter": f"output input_list op {_COLLECTIVE}",
     "torch.distributed.reduce_scatter_tensor": f"output input op {_COLLECTIVE}",
     "torch.distributed.all_to_all": f"output_tensor_list input_tensor_list {_COLLECTIVE}",
-    "torch.distributed.all_to_all_single": (
-        f"output input output_split_sizes input_split_sizes {_COLLECTIVE}"
-    ),
+    "torch.distributed.all_to_all_single": (f"output input output_split_sizes input_split_sizes {_COLLECTIVE}"),
     "torch.distributed.all_gather_object": "object_list obj group",
     "torch.distributed.gather_object": "obj object_gather_list dst group group_dst",
     "torch.distributed.broadcast_object_list": "object_list src group device group_src",
@@ -68,14 +66,8 @@ MEANT = {
     (names.DDP, "device"): "move the model with .to(device) first, and give device_ids=[local_rank]",
     (names.DDP, "devices"): "give device_ids=[local_rank]",
     (names.DDP, "bucket_size_mb"): "write bucket_cap_mb",
-    (
-        names.INIT,
-        "addr",
-    ): "give init_method='tcp://HOST:PORT', or set MASTER_ADDR and use init_method='env://'",
-    (
-        names.INIT,
-        "port",
-    ): "give init_method='tcp://HOST:PORT', or set MASTER_PORT and use init_method='env://'",
+    (names.INIT, "addr"): "give init_method='tcp://HOST:PORT', or set MASTER_ADDR and use init_method='env://'",
+    (names.INIT, "port"): "give init_method='tcp://HOST:PORT', or set MASTER_PORT and use init_method='env://'",
     ("torch.distributed.all_reduce", "timeout"): "give the timeout to init_process_group or new_group",
     (names.DISTRIBUTED_SAMPLER, "world_size"): "write num_replicas",
     (names.DISTRIBUTED_SAMPLER, "batch_size"): "give batch_size to the DataLoader",

@@ -37,11 +37,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _waits(call: ast.Call) -> bool:
     """Whether non_blocking is certainly not given, by name or by position."""
-    return (
-        argument(call, None, "non_blocking") is None
-        and len(call.args) < 2
-        and not has_unknown_arguments(call)
-    )
+    return argument(call, None, "non_blocking") is None and len(call.args) < 2 and not has_unknown_arguments(call)
 
 
 def _is_of_one_batch(program: Program, call: ast.Call) -> bool:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.collectives import Find, has_counterpart, has_group, who_comes
+from drumline_lint.flow.collectives import Find, has_counterpart, has_group, who_calls
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import guards
 from drumline_lint.flow.loops import has_gradients_off
@@ -35,6 +35,11 @@ from drumline_lint.training.models import WRAPPERS, built_of, wrapped, wraps_any
 
 RULE = rule("DL040")
 _FORWARD = "forward"
+_EFFECTS = {
+    "gather": "its forward gathers the weights from all ranks",
+    "average": "its backward averages gradients over all ranks",
+    "broadcast": "its forward broadcasts the buffers of rank 0",
+}
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
@@ -47,9 +52,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             kept = kept or kept_away(program, call)
             if kept is None:
                 break
-            waits = _waits(program, chain, kept) if _is_open(program, chain) else ""
-            if waits and not has_counterpart(program, call, _FORWARD, kept.tests, _find(program)):
-                yield RULE.at(source, call, _said(source, kept, chain, waits), fix=_fix(source, chain, waits))
+            effect = _effect(program, chain, kept) if _is_open(program, chain) else ""
+            if effect and not has_counterpart(program, call, _FORWARD, kept.tests, _find(program)):
+                yield RULE.at(source, call, _said(source, kept, chain, effect), fix=_fix(source, chain, effect))
                 break
 
 
@@ -64,7 +69,7 @@ def _is_open(program: Program, chain: Chain) -> bool:
     return all(kept_away(program, call) is None for call in chain[1:])
 
 
-def _waits(program: Program, chain: Chain, kept: Kept) -> str:
+def _effect(program: Program, chain: Chain, kept: Kept) -> str:
     """What the model would do together with the ranks that do not come; nothing if it may do nothing."""
     found = wrappings_by(program, chain)
     if any(has_group(program, one.call) for one in found):
@@ -72,21 +77,19 @@ def _waits(program: Program, chain: Chain, kept: Kept) -> str:
     if all(_is_wrapped_there(program, one, kept) for one in found):
         return ""
     if any(one.name != DDP for one in found):
-        return "its forward gathers the weights from all ranks"
+        return "gather"
     can_go_back = not any(has_gradients_off(program, call) for call in chain)
     if can_go_back and has_backward(program, kept.region):
         # Of whoever leaves before a backward another rule tells.
-        return "" if kept.by_exit else "its backward averages gradients over all ranks"
+        return "" if kept.by_exit else "average"
     if all(_sends_buffers(program, one) for one in found):
-        return "its forward sends the buffers of rank 0 to all ranks"
+        return "broadcast"
     return ""
 
 
 def _is_wrapped_there(program: Program, wrapping: Made, kept: Kept) -> bool:
     """Whether the same ranks alone wrap it: then the others have nothing to run."""
-    return bool(
-        {test.is_main for test in guards(program, wrapping.call)} & {test.is_main for test in kept.tests}
-    )
+    return bool({test.is_main for test in guards(program, wrapping.call)} & {test.is_main for test in kept.tests})
 
 
 def _sends_buffers(program: Program, wrapping: Made) -> bool:
@@ -97,23 +100,23 @@ def _sends_buffers(program: Program, wrapping: Made) -> bool:
     return is_on and may_have_buffers(program, wrapped(call))
 
 
-def _said(source: Source, kept: Kept, chain: Chain, waits: str) -> str:
-    who, first = who_comes(kept.tests[0]), source.code(chain[0].func)
+def _said(source: Source, kept: Kept, chain: Chain, effect: str) -> str:
+    who, first = who_calls(kept.tests[0]), source.code(chain[0].func)
     if len(chain) == 1:
-        return f"{who} to {first}, a wrapped model: {waits}, and the others are not there"
+        return f"{who} {first}, a wrapped model: {_EFFECTS[effect]}, and the other ranks do not call it"
     model = ast.unparse(run_by(chain[-1]))
     through = " and ".join(ast.unparse(call.func) for call in chain[1:-1])
     by = f" through {through}" if through else ""
-    return f"{who} to {first}, which runs the wrapped {model}{by}: {waits}, and the others are not there"
+    return f"{who} {first}, which runs the wrapped {model}{by}: {_EFFECTS[effect]}, and the other ranks do not"
 
 
-def _fix(source: Source, chain: Chain, waits: str) -> str:
+def _fix(source: Source, chain: Chain, effect: str) -> str:
     """FSDP's inner model has no weights of its own to run with."""
-    if "weights" in waits:
+    if effect == "gather":
         return "let every rank run it, and keep only what is for one rank inside"
     model = run_by(chain[0])
     if len(chain) == 1 and isinstance(model, ast.Name | ast.Attribute):
-        return f"run `{source.code(model)}.module` here, or let every rank come"
+        return f"run `{source.code(model)}.module` here, or let every rank run it"
     return RULE.fix
 
 

@@ -35,9 +35,7 @@ def _too_high(script: Script) -> Iterator[tuple[Finding, int]]:
     ]
     for port in given:
         if port is not None and _is_fixed(port) and int(port.value or 0) > LAST_PORT:
-            said = (
-                f"port {port.value} does not exist, the last is {LAST_PORT}: the ranks fail before they meet"
-            )
+            said = f"port {port.value} does not exist, the last is {LAST_PORT}: the ranks fail before they meet"
             yield RULE.at(script, port.source, said, fix="give a port from 1024 to 65535"), port.source.start
 
 
@@ -84,11 +82,7 @@ def _default(script: Script, launch: Launch) -> str:
     """The port that torchrun takes when several nodes meet and none is named; one node gets a free one."""
     how = backend(script, launch) or ""
     # Each has an address of its own; static refuses an endpoint without a port.
-    is_met = (
-        endpoint(launch) is None and "master-addr" in launch.flags
-        if how == "static"
-        else bool(endpoint(launch))
-    )
+    is_met = endpoint(launch) is None and "master-addr" in launch.flags if how == "static" else bool(endpoint(launch))
     if not is_met or not launch.is_sure or has_several_nodes(script, launch) is not True:
         return ""
     return DEFAULTS.get(how, "")

@@ -34,9 +34,7 @@ UNSAFE = {
     "NCCL_IB_DISABLE": Unsafe("InfiniBand and RoCE are not used, and NCCL falls back to IP sockets", ONE),
     "NCCL_ALGO": Unsafe("the algorithm is pinned, whatever the size of a message or of the world"),
     "NCCL_PROTO": Unsafe("the protocol is pinned, whatever the size of a message"),
-    "NCCL_DEBUG": Unsafe(
-        "every call is written to the log of every rank", frozenset({"trace"}), "set NCCL_DEBUG=WARN"
-    ),
+    "NCCL_DEBUG": Unsafe("every call is written to the log of every rank", frozenset({"trace"}), "set NCCL_DEBUG=WARN"),
     "NCCL_CHECK_POINTERS": Unsafe("every pointer is checked at every collective", ONE),
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": Unsafe(
         "when a collective fails or times out, nobody ends the ranks that wait for it: they hang", ZERO
@@ -47,9 +45,7 @@ UNSAFE = {
     "TORCH_NCCL_ENABLE_MONITORING": Unsafe("a rank whose watchdog hangs is never ended", OFF),
     "TORCH_NCCL_DESYNC_DEBUG": Unsafe("ranks write to the store at every collective", ON),
     "TORCH_DISTRIBUTED_DEBUG": Unsafe(
-        "every collective is first compared between all ranks",
-        frozenset({"detail"}),
-        "set it to INFO, or remove it",
+        "every collective is first compared between all ranks", frozenset({"detail"}), "set it to INFO, or remove it"
     ),
     "CUDA_LAUNCH_BLOCKING": Unsafe("Python waits for every kernel, so that nothing overlaps", ONE),
 }
@@ -82,8 +78,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
                 script,
                 assignment,
                 f"{assignment.name}={value} is not for real runs: {costs}",
-                fix=unsafe.instead
-                or f"remove {assignment.name}, or set it only while you look for the fault",
+                fix=unsafe.instead or f"remove {assignment.name}, or set it only while you look for the fault",
             )
 
 
@@ -95,9 +90,7 @@ def _is_given(script: Script, assignment: Assignment, starts: set[int]) -> bool:
     """Whether ranks get to see it, in every run of the script."""
     if assignment.is_for_command:
         return assignment.command.start in starts
-    if assignment.command.is_conditional or not (
-        assignment.is_exported or assignment.name in script.exported
-    ):
+    if assignment.command.is_conditional or not (assignment.is_exported or assignment.name in script.exported):
         return False
     # One process alone may well wait for its kernels; what is NCCL's is for several.
     return assignment.name != "CUDA_LAUNCH_BLOCKING" or bool(starts)

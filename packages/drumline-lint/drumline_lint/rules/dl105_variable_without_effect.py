@@ -105,10 +105,7 @@ def _misnamed(script: Script, assignment: Assignment, around: _ScriptFacts) -> t
         return None
     if name in GIVEN_UP:
         instead = GIVEN_UP[name]
-        return (
-            f"NCCL has given up {name}, and does not read it",
-            f"set {instead}" if instead else f"remove {name}",
-        )
+        return (f"NCCL has given up {name}, and does not read it", f"set {instead}" if instead else f"remove {name}")
     meant = _meant(name)
     if meant is None or meant in around.times_named or not _is_given(script, assignment):
         return None

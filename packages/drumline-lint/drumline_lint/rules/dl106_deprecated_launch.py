@@ -70,11 +70,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
         if launch.kind != OLD_LAUNCH:
             continue
         uses_env = "use-env" in launch.flags
-        adds = (
-            ""
-            if uses_env
-            else "; it adds --local-rank to the arguments of the script, which torchrun does not"
-        )
+        adds = "" if uses_env else "; it adds --local-rank to the arguments of the script, which torchrun does not"
         yield RULE.at(
             script,
             launch.name[-1],
@@ -88,10 +84,7 @@ def _edits(script: Script, launch: Launch) -> list[Edit]:
     """None where a part of the command comes out of a variable."""
     flag = launch.flags["use-env"].word
     first, last = launch.name[0], launch.name[-1]
-    if (
-        not (first.start < last.start < flag.start <= launch.command.end)
-        or first.start < launch.command.start
-    ):
+    if not (first.start < last.start < flag.start <= launch.command.end) or first.start < launch.command.start:
         return []
     is_usual = re.fullmatch(r"python3?(?: -u)? -m", " ".join(word.plain or "?" for word in launch.name[:-1]))
     blanks = re.compile(r"[ \t]*").match(script.text, flag.end)

@@ -37,9 +37,7 @@ def check_shell(script: Script) -> Iterator[Finding]:
     late = [one for one in lines if one.text.startswith(_READ) and one.start > end]
     has_read = any(one.text.startswith(_READ) and one.start < end for one in lines)
     odd = [one for one in lines if not one.text.startswith(_READ) and one.start < end]
-    yield from _told(
-        script, [one for one in odd if not (has_read and one.is_off)], "does not begin with #SBATCH"
-    )
+    yield from _told(script, [one for one in odd if not (has_read and one.is_off)], "does not begin with #SBATCH")
     if first:
         yield from _told(script, late, f"comes after the first command, {first.group().strip()[:40]}")
 

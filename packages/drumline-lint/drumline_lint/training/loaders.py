@@ -94,9 +94,7 @@ def _given_to_others(program: Program, loop: Loop, call: ast.Call) -> set[ast.Ca
     if owner is None or made is None or owner in above(loop):
         return set()
     used = [one.func.value for one in calls_in(loop) if isinstance(one.func, ast.Attribute)]
-    own = [
-        origin for one in used if Instance(owner) in program.values(one) for origin in written(program, one)
-    ]
+    own = [origin for one in used if Instance(owner) in program.values(one) for origin in written(program, one)]
     if not own or not all(isinstance(one, ast.Call) for one in own):
         return set()
     given = {one: set(_given_loaders(program, one)) for one in program.callers(made)}

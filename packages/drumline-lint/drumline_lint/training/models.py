@@ -84,8 +84,7 @@ def is_made_on_cpu(program: Program, model: ast.expr) -> bool:
     """Whether all that makes it is seen, and nothing of that has to do with a device."""
     values = program.values(model)
     is_known = all(
-        isinstance(value, Instance) or (isinstance(value, Made) and value.name.startswith(_ON_CPU))
-        for value in values
+        isinstance(value, Instance) or (isinstance(value, Made) and value.name.startswith(_ON_CPU)) for value in values
     )
     if not values or not is_known or _has_default(program, model):
         return False

@@ -100,9 +100,7 @@ def passed(program: Program, name: ast.Name) -> list[ast.expr]:
     if program.assigned(name):
         return []
     parameters = [
-        one.node
-        for one in program.bindings(name)
-        if one.kind == "parameter" and isinstance(one.node, ast.arg)
+        one.node for one in program.bindings(name) if one.kind == "parameter" and isinstance(one.node, ast.arg)
     ]
     given = [expression for one in parameters for expression in program.given_for(one)]
     return [one for one in given if one is not None]
@@ -110,9 +108,7 @@ def passed(program: Program, name: ast.Name) -> list[ast.expr]:
 
 def _is_name_of_step(program: Program, name: ast.Name, depth: int) -> bool:
     sources = [*program.assigned(name), *passed(program, name)]
-    over = [
-        value.of for value in program.values(name) if isinstance(value, Element) and not is_key(program, name)
-    ]
+    over = [value.of for value in program.values(name) if isinstance(value, Element) and not is_key(program, name)]
     return any(is_of_step(program, one, depth) for one in (*sources, *over))
 
 
