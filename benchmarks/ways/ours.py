@@ -16,11 +16,11 @@ from benchmarks.harness import Way
 from benchmarks.stopping import let_go_on, stop
 from benchmarks.work import Batch
 from drumline.config.schema import Config
-from drumline.data.ledger import Ledger
 from drumline.data.sharding import Cursor, plan_epoch
 from drumline.data.steps import MicroBatch, Step
 from drumline.distributed.determinism import seed_shared
 from drumline.engine.job import Job, Progress, build_job
+from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.loop import Loop
 from drumline.engine.run_context import RunContext
 from drumline.engine.run_settings import RunRequest
@@ -45,7 +45,7 @@ def engine_steps(
     reporter = Reporter([], rank=ddp.rank, host=ddp.host)
     request = RunRequest("", config, Path(), False, ())
     context = RunContext(request, job, Progress(), reporter, total_steps=ENDLESS)
-    loop = Loop(context, make_step(job, config), Ledger())
+    loop = Loop(context, make_step(job, config), LedgerFile(None), [])
     while True:
         for step in job.loader.steps() if batches is None else _steps_of(job, batches):
             loop.take_step(step)

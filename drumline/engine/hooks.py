@@ -29,17 +29,22 @@ from drumline.tasks.base import Task
 from drumline.watch.heartbeat import Phase
 from drumline.watch.replicas import ReplicaComparison
 
+AT_EPOCH_END = sys.maxsize
+
 
 class Hook:
     """Something that happens between steps, on every rank."""
 
     name = ""
+    interval = 1
+    """All hooks are asked whether they are `due` after every so many steps, and anyway after the first step, at the end
+    of each epoch and after the last step. 0: this one is asked after every step, since a thread or a signal decides."""
 
     def start(self, context: RunContext) -> None:
         """Collective: before the first step."""
 
     def due(self, step: int) -> bool:
-        """Whether to run after this step: the same on every rank where `run` is collective. Every step pays for it."""
+        """Whether to run after this step: the same on every rank where `run` is collective."""
         raise NotImplementedError
 
     def run(self, context: RunContext) -> None:
@@ -57,7 +62,7 @@ class Hook:
 class FirstStep(Hook):
     """Once, after the first step of this start, which is waited for."""
 
-    name = "first_step"
+    name, interval = "first_step", AT_EPOCH_END
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action, self._is_due = action, True
@@ -80,11 +85,11 @@ class LogTraining(Hook):
     def __init__(
         self, context: RunContext, train_step: AnyStep, non_finite: NonFinite, notices: WatchNotices
     ) -> None:
-        self._every, self._last = _interval(context.config.log.every_steps), context.total_steps
+        self.interval, self._last = context.config.log.every_steps, context.total_steps
         self._train_step, self._non_finite, self._notices = train_step, non_finite, notices
 
     def due(self, step: int) -> bool:
-        return step % self._every == 0 or step >= self._last
+        return step % self.interval == 0 or step >= self._last
 
     def run(self, context: RunContext) -> None:
         job, throughput, step = context.job, context.throughput, context.progress.step
@@ -111,11 +116,11 @@ class LogTraining(Hook):
 class Evaluate(Hook):
     """After every `train.eval_every_epochs` epochs, and at the end."""
 
-    name = "evaluate"
+    name, interval = "evaluate", AT_EPOCH_END
 
     def __init__(self, context: RunContext, trace: Trace | None) -> None:
         self._progress, self._last = context.progress, context.total_steps
-        self._every_epochs = _interval(context.config.train.eval_every_epochs)
+        self._every_epochs = context.config.train.eval_every_epochs or sys.maxsize
         self._trace = trace
         self._is_best_metric_checked = not context.job.ddp.is_main_process()
 
@@ -178,10 +183,8 @@ class Save(Hook):
     ) -> None:
         settings = context.config.checkpoint
         self._progress, self._last = context.progress, context.total_steps
-        self._every_steps, self._every_epochs = (
-            _interval(settings.every_steps),
-            _interval(settings.every_epochs),
-        )
+        self.interval = settings.every_steps or AT_EPOCH_END
+        self._every_epochs = settings.every_epochs or sys.maxsize
         self._saver, self._ledger_file, self._evaluation = saver, ledger_file, evaluation
         self.saved_step = context.progress.step
         """The latest step that is on file, or being written."""
@@ -189,7 +192,7 @@ class Save(Hook):
     def due(self, step: int) -> bool:
         cursor = self._progress.cursor
         return (
-            step % self._every_steps == 0
+            step % self.interval == 0
             or (cursor.position == 0 and cursor.epoch % self._every_epochs == 0)
             or step >= self._last
         )
@@ -221,7 +224,8 @@ class CompareReplicas(Hook):
     def __init__(self, context: RunContext, non_finite: NonFinite, save: Save) -> None:
         job, config = context.job, context.config
         self._non_finite, self._save = non_finite, save
-        self._every, self._is_on = _interval(config.watch.replicas_every), config.watch.replicas_every > 0
+        self._is_on = config.watch.replicas_every > 0
+        self.interval = config.watch.replicas_every or AT_EPOCH_END
         self._replicas = ReplicaComparison(
             job.model,
             job.optimizer,
@@ -235,7 +239,7 @@ class CompareReplicas(Hook):
         self.run(context)
 
     def due(self, step: int) -> bool:
-        return step % self._every == 0 or self._save.due(step)
+        return step % self.interval == 0 or self._save.due(step)
 
     def run(self, context: RunContext) -> None:
         self._non_finite.check()
@@ -246,7 +250,7 @@ class CompareReplicas(Hook):
 class CompareAfterEvaluation(Hook):
     """Where an evaluation, which may take long, came between the comparison and the save."""
 
-    name = "compare_replicas_again"
+    name, interval = "compare_replicas_again", AT_EPOCH_END
 
     def __init__(self, comparison: CompareReplicas, evaluation: Evaluate, save: Save) -> None:
         self._comparison, self._evaluation, self._save = comparison, evaluation, save
@@ -261,7 +265,7 @@ class CompareAfterEvaluation(Hook):
 class ReportSave(Hook):
     """Not collective: when the writer's thread has finished, report the checkpoint or raise its error."""
 
-    name = "report_save"
+    name, interval = "report_save", 0
 
     def __init__(self, saver: Saver) -> None:
         self._saver, self._writer = saver, saver.writer
@@ -276,7 +280,7 @@ class ReportSave(Hook):
 class Preempt(Hook):
     """When a signal or a notice has come to any rank: at the step that all agree on, save and end the run."""
 
-    name = "preempt"
+    name, interval = "preempt", 0
 
     def __init__(
         self, preemption: Preemption, save: Save, comparison: CompareReplicas, non_finite: NonFinite
@@ -301,8 +305,3 @@ class Preempt(Hook):
             self._non_finite.read()  # reports what was skipped since the last log line, too
             self._comparison.run(context)
             self._save.save(context, {}, must_save=True)
-
-
-def _interval(every: int) -> int:
-    """What a step is divided by: 0 stands for never."""
-    return every or sys.maxsize

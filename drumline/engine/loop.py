@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from drumline.data.ledger import Ledger
 from drumline.data.steps import Step
 from drumline.distributed.group import collective_counter
 from drumline.engine import hooks
-from drumline.engine.hooks import Hook
 from drumline.engine.ledger_file import LedgerFile
 from drumline.engine.non_finite import NonFinite
 from drumline.engine.notices import WatchNotices
@@ -32,7 +28,7 @@ def between_steps(
     saver: Saver,
     ledger_file: LedgerFile,
     preemption: Preemption,
-) -> list[Hook]:
+) -> list[hooks.Hook]:
     """The hooks of a run, in the order in which they run. Their order is part of their correctness."""
     evaluate = hooks.Evaluate(context, trace)
     save = hooks.Save(context, saver, ledger_file, evaluate)
@@ -59,16 +55,16 @@ class Loop:
     """Runs a job from where its progress is to its last step."""
 
     def __init__(
-        self, context: RunContext, train_step: AnyStep, ledger: Ledger, between: Sequence[Hook] = ()
+        self, context: RunContext, train_step: AnyStep, ledger_file: LedgerFile, between: list[hooks.Hook]
     ) -> None:
-        self.progress = context.progress
-        self._context = context
-        self._train_step = train_step
-        self._ledger = ledger
-        self._hooks = between
-        self._calls = [(hook.due, hook.run) for hook in between]
-        self._job, self._optim = context.job, context.config.optim
+        self.progress, self._context = context.progress, context
+        self.job, self._optim = context.job, context.config.optim
         self._total_steps, self._throughput = context.total_steps, context.throughput
+        self._train_step, self._ledger, self._hooks = train_step, ledger_file.ledger, between
+        self._all = [(hook.due, hook.run) for hook in between]
+        self._each_step = [(hook.due, hook.run) for hook in between if not hook.interval]
+        self._intervals = [hook.interval for hook in between if hook.interval]
+        self._ask_all_at = 0
         self._heartbeat = context.job.ddp.heartbeat
         self._num_collectives = collective_counter()
 
@@ -79,7 +75,7 @@ class Loop:
         self._begin_step()
         self._throughput.start()
         while not self._is_over():
-            for step in self._job.loader.steps():
+            for step in self.job.loader.steps():
                 self.take_step(step)
                 self.run_hooks()
                 if self._is_over():
@@ -90,7 +86,7 @@ class Loop:
         """Collective: one optimizer step, and the record of it. With `run_hooks`, all that every step pays for."""
         progress = self.progress
         factor = rate_factor(self._optim, progress.step, total_steps=self._total_steps)
-        set_rate(self._job.optimizer, self._job.peak_lr * factor)
+        set_rate(self.job.optimizer, self.job.peak_lr * factor)
         self._train_step(step)
         progress.step += 1
         progress.cursor = step.plan.next_cursor
@@ -100,9 +96,13 @@ class Loop:
 
     def run_hooks(self) -> None:
         """Collective: run what is due after the step that was just taken."""
-        number, has_run = self.progress.step, False
-        for due, run in self._calls:
-            if due(number):
+        step, has_run, calls = self.progress.step, False, self._each_step
+        if step >= self._ask_all_at or self.progress.cursor.position == 0:
+            calls = self._all
+            following = (step + interval - step % interval for interval in self._intervals)
+            self._ask_all_at = min([self._total_steps, *following])
+        for due, run in calls:
+            if due(step):
                 self._heartbeat.mark(Phase.BETWEEN)
                 run(self._context)
                 has_run = True

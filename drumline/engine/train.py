@@ -105,7 +105,7 @@ def train(
                 ledger_file=ledger_file,
                 preemption=preemption,
             )
-            Loop(context, train_step, ledger_file.ledger, hooks).run()
+            Loop(context, train_step, ledger_file, hooks).run()
         ddp.heartbeat.mark(Phase.LEAVING)
 
         if progress.is_stopping:

@@ -1,0 +1,160 @@
+"""The order of what happens between steps, and when each hook is asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from drumline.config.schema import CheckpointConfig, Config, LogConfig, TrainConfig, WatchConfig
+from drumline.data.sharding import Cursor
+from drumline.engine.hooks import AT_EPOCH_END, FirstStep, Hook
+from drumline.engine.job import Progress
+from drumline.engine.ledger_file import LedgerFile
+from drumline.engine.loop import Loop, between_steps
+from drumline.engine.run_context import RunContext
+from drumline.engine.run_settings import RunRequest
+from drumline.watch.heartbeat import HeartbeatWriter
+
+ORDER = [
+    "first_step",
+    "log",
+    "compare_replicas",
+    "evaluate",
+    "compare_replicas_again",
+    "save",
+    "report_save",
+    "preempt",
+]
+CONFIG = Config(
+    log=LogConfig(every_steps=4),
+    watch=WatchConfig(replicas_every=6),
+    train=TrainConfig(eval_every_epochs=2),
+    checkpoint=CheckpointConfig(every_steps=0, every_epochs=1),
+)
+
+
+def make_context(config: Config, total_steps: int) -> RunContext:
+    ddp = SimpleNamespace(
+        is_main_process=lambda: True, host="a", device=torch.device("cpu"), heartbeat=HeartbeatWriter()
+    )
+    job: Any = SimpleNamespace(ddp=ddp, model=torch.nn.Linear(1, 1), optimizer=None, eval_loader=None)
+    reporter: Any = SimpleNamespace()
+    request = RunRequest("test", config, Path("run"), False, ())
+    return RunContext(request, job, Progress(), reporter, total_steps)
+
+
+def make_hooks(context: RunContext) -> list[Hook]:
+    anything: Any = SimpleNamespace(writer=SimpleNamespace(has_news=False), is_asked=False)
+    return between_steps(
+        context,
+        train_step=anything,
+        first_step=FirstStep(lambda: None),
+        non_finite=anything,
+        notices=anything,
+        trace=None,
+        saver=anything,
+        ledger_file=anything,
+        preemption=anything,
+    )
+
+
+def run_names(
+    monkeypatch: pytest.MonkeyPatch, config: Config, *, steps: int, per_epoch: int
+) -> list[list[str]]:
+    """The names of the hooks that run after each step."""
+    context = make_context(config, steps)
+    hooks = make_hooks(context)
+    names: list[str] = []
+    for hook in hooks:
+        monkeypatch.setattr(hook, "run", lambda _, hook=hook: names.append(hook.name))
+    # It runs once.
+    monkeypatch.setattr(
+        hooks[0], "run", lambda _: (names.append("first_step"), setattr(hooks[0], "_is_due", False))
+    )
+    loop = Loop(context, SimpleNamespace(), LedgerFile(None), hooks)  # type: ignore[arg-type]
+    found = []
+    for step in range(1, steps + 1):
+        context.progress.step, context.progress.cursor = step, Cursor(step // per_epoch, step % per_epoch)
+        loop.run_hooks()
+        found.append(names[:])
+        names.clear()
+    return found
+
+
+def test_the_order_is_fixed() -> None:
+    hooks = make_hooks(make_context(CONFIG, 10))
+    assert [hook.name for hook in hooks] == ORDER
+
+
+def test_each_hook_runs_when_it_is_due_and_all_of_them_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run_names(monkeypatch, CONFIG, steps=17, per_epoch=5)
+    due = {step: names for step, names in enumerate(found, 1) if names}
+    assert due == {
+        1: ["first_step"],
+        4: ["log"],
+        5: ["compare_replicas", "save"],
+        6: ["compare_replicas"],
+        8: ["log"],
+        10: ["compare_replicas", "evaluate", "compare_replicas_again", "save"],
+        12: ["log", "compare_replicas"],
+        15: ["compare_replicas", "save"],
+        16: ["log"],
+        17: ["log", "compare_replicas", "evaluate", "compare_replicas_again", "save"],
+    }
+
+
+def test_replicas_are_compared_before_every_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    for every in (1, 3):
+        config = replace(CONFIG, checkpoint=CheckpointConfig(every_steps=every, every_epochs=0))
+        for names in run_names(monkeypatch, config, steps=12, per_epoch=5):
+            if "save" in names:
+                assert "compare_replicas" in names[: names.index("save")]
+
+
+def test_without_intervals_all_happens_once_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(
+        log=LogConfig(every_steps=100),
+        watch=WatchConfig(replicas_every=0),
+        train=TrainConfig(eval_every_epochs=0),
+        checkpoint=CheckpointConfig(every_steps=0, every_epochs=0),
+    )
+    *before, last = run_names(monkeypatch, config, steps=11, per_epoch=5)
+    assert before == [["first_step"], *[[]] * 9]
+    assert last == ["log", "compare_replicas", "evaluate", "compare_replicas_again", "save"]
+
+
+class Counts(Hook):
+    name = "counts"
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        self.asked: list[int] = []
+
+    def due(self, step: int) -> bool:
+        self.asked.append(step)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("intervals", "asked"),
+    [
+        ((3, AT_EPOCH_END), [[1, 3, 5, 6, 8], [1, 3, 5, 6, 8]]),
+        ((0, 4), [[1, 2, 3, 4, 5, 6, 7, 8], [1, 4, 5, 8]]),
+        ((1, AT_EPOCH_END), [[1, 2, 3, 4, 5, 6, 7, 8]] * 2),
+    ],
+)
+def test_hooks_are_asked_together_at_their_intervals_and_epoch_ends(
+    intervals: tuple[int, int], asked: list[list[int]]
+) -> None:
+    context = make_context(CONFIG, 8)
+    hooks = [Counts(interval) for interval in intervals]
+    loop = Loop(context, SimpleNamespace(), LedgerFile(None), [*hooks])  # type: ignore[arg-type]
+    for step in range(1, 9):
+        context.progress.step, context.progress.cursor = step, Cursor(step // 5, step % 5)
+        loop.run_hooks()
+    assert [hook.asked for hook in hooks] == asked
