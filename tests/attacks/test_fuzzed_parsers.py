@@ -19,7 +19,7 @@ from drumline.cli.watch_look import Looker
 from drumline.config.config_file import read_file as read_settings
 from drumline.data.array_pickle import load_arrays
 from drumline.engine.notices import WatchNotices
-from drumline.engine.recovery import _fault, _read_launch, check_same_step, diagnoses_of_launch
+from drumline.engine.recovery import _failure_in, _read_launch, check_same_step, diagnoses_of_launch
 from drumline.engine.run_folder import RunFolder
 from drumline.errors import DrumlineError
 from drumline.launch.env_file import read_env_file
@@ -232,5 +232,5 @@ def test_diagnoses_and_notices(tmp_path: Path, record: Any, diagnosis: Any, noti
         found = diagnoses_of_launch(tmp_path, "a")
         check_same_step(found, tmp_path)
         for one in found:
-            _fault(one)
+            _failure_in(one)
         WatchNotices(tmp_path)._new()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
+import statistics
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +39,11 @@ FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in room
 SIDEWAYS = {("distributed", "launch")}
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def modules() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
@@ -47,7 +55,7 @@ def room_of(path: Path) -> str:
 def imported_rooms(path: Path) -> set[str]:
     """Every room that a module imports, anywhere in it, function bodies included."""
     rooms = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -58,7 +66,7 @@ def imported_rooms(path: Path) -> set[str]:
 def reads_environment(path: Path) -> bool:
     return any(
         isinstance(node, ast.Attribute) and ast.unparse(node) == "os.environ"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
     )
 
 
@@ -90,7 +98,7 @@ def test_there_are_no_cycles_between_modules() -> None:
         )
         graph[name] = {
             target
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in ast.walk(parsed(path))
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("drumline.")
             for alias in node.names
             for target in [
@@ -130,7 +138,7 @@ def test_text_has_an_encoding_of_its_own_not_that_of_the_machine() -> None:
 
 
 def text_calls_without_encoding(path: Path) -> Iterator[ast.Call]:
-    for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for call in ast.walk(parsed(path)):
         if not isinstance(call, ast.Call) or any(keyword.arg == "encoding" for keyword in call.keywords):
             continue
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
@@ -159,7 +167,7 @@ def test_one_module_writes_to_the_terminal() -> None:
 
 
 def terminal_writes(path: Path) -> Iterator[tuple[ast.expr, str]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func)
@@ -218,3 +226,39 @@ def test_what_starts_a_command_does_not_load_torch(module: str) -> None:
     linter = PACKAGE.parent / "packages/drumline-lint"  # this checkout's, installed or not
     environment = {**os.environ, "PYTHONPATH": str(linter)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+# Sizes: every reader pays for them. `__init__.py` files that only say what a folder is do not count in the median.
+MAX_FILES, MAX_LINES, MAX_LINES_OF_A_FILE = 300, 41_200, 450
+FILE_MEDIAN = range(110, 161)
+MAX_FUNCTION_MEDIAN, MAX_FUNCTION_P90 = 9, 25
+
+
+def test_the_package_is_not_too_large_to_read() -> None:
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert len(lines) <= MAX_FILES
+    assert sum(lines.values()) <= MAX_LINES
+    assert [str(path) for path, count in lines.items() if count > MAX_LINES_OF_A_FILE] == []
+    assert int(statistics.median(count for count in lines.values() if count > 5)) in FILE_MEDIAN
+
+
+def test_functions_are_short() -> None:
+    sizes = sorted(
+        (node.end_lineno or 0) - node.lineno + 1
+        for path in modules()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    assert statistics.median(sizes) <= MAX_FUNCTION_MEDIAN
+    assert sizes[len(sizes) * 9 // 10] <= MAX_FUNCTION_P90
+
+
+def test_no_module_and_no_class_has_the_name_of_another() -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path in modules():
+        if path.name != "__init__.py":
+            homes[path.stem].append(str(path.relative_to(PACKAGE)))
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(str(path.relative_to(PACKAGE)))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
