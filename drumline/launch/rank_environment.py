@@ -21,7 +21,8 @@ from pathlib import Path
 
 from drumline.errors import UsageError
 from drumline.net.secrets import derived, secret_from
-from drumline.untrusted import parse_json
+from drumline.processes import TICKS_PER_S, read_stat
+from drumline.untrusted import parse_json, whole_number
 
 RESTARTED = "DRUMLINE_RESTARTED"
 LOGS_SHOWN = "DRUMLINE_LOGS_SHOWN"
@@ -37,9 +38,6 @@ ON_HANG_ACTIONS = ("restart", "stop", "report")
 DEFAULT_ON_HANG = "restart"
 # How to run without the watchdog, for messages.
 WITHOUT_WATCH = "--watch.sidecar off; a script: launch it without --watch"
-OWN_STAT = Path("/proc/self/stat")
-# Fields of the file before the start time, counted from behind the name, which may hold blanks.
-STARTTIME = 19
 _task_began: float | None = None
 
 
@@ -61,21 +59,22 @@ def process_start() -> float:
     """When this process began, Python's own start included; now, where the system does not say."""
     if _task_began is not None:
         return _task_began
-    try:
-        fields = OWN_STAT.read_text(encoding="utf-8").rpartition(")")[2].split()
-        start = int(fields[STARTTIME]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return now()
-    return min(start, now())
+    stat = read_stat(os.getpid())
+    return now() if stat is None else min(stat.start_ticks / TICKS_PER_S, now())
 
 
 def command_start(environment: Mapping[str, str]) -> float | None:
     """When the launcher of this rank began, if it set that and it is possible."""
-    try:
-        start = float(environment.get(COMMAND_START) or math.nan)
-    except ValueError:
-        return None
+    start = _number(environment.get(COMMAND_START, ""))
     return start if 0 <= start <= process_start() else None
+
+
+def _number(text: str) -> float:
+    """NaN when it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 # How a rank failed
@@ -159,28 +158,21 @@ def watch_settings_from(environment: Mapping[str, str]) -> WatchSettings:
     on_hang = environment.get(ON_HANG, DEFAULT_ON_HANG)
     if on_hang not in ON_HANG_ACTIONS:
         raise UsageError(f"{ON_HANG} is {on_hang!r}, not one of {', '.join(ON_HANG_ACTIONS)}")
+    hang_s = _number(environment[HANG_S]) if HANG_S in environment else None
+    if hang_s is not None and not 0 < hang_s < math.inf:
+        raise UsageError(f"{HANG_S} is {environment[HANG_S]!r}, which is not a number of seconds")
     return WatchSettings(
         folder=Path(folder) if folder else None,
         secret=sidecar_secret(secret_from(environment)),
         nodes=tuple(_node_address(word) for word in environment.get(WATCH_NODES, "").split(",") if word),
         run=Path(run) if run else None,
         on_hang=on_hang,
-        hang_s=_seconds(environment[HANG_S]) if HANG_S in environment else None,
+        hang_s=hang_s,
     )
 
 
 def _node_address(word: str) -> tuple[str, int]:
     address, _, port = word.rpartition(":")
-    if not address or not (port.isascii() and port.isdigit() and int(port) < 65536):
+    if not address or not (number := whole_number(port)) or number > 65535:
         raise UsageError(f"{WATCH_NODES} has {word!r}, which is not ADDRESS:PORT")
-    return address, int(port)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"{HANG_S} is {text!r}, which is not a number of seconds")
-    return seconds
+    return address, number

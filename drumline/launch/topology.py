@@ -73,9 +73,7 @@ def topology_from(environment: Mapping[str, str]) -> Topology | None:
         rank=rank,
         world_size=world_size,
         local_rank=_integer(variables, "LOCAL_RANK"),
-        local_world_size=_integer(variables, "LOCAL_WORLD_SIZE")
-        if "LOCAL_WORLD_SIZE" in variables
-        else world_size,
+        local_world_size=_integer({"LOCAL_WORLD_SIZE": str(world_size), **variables}, "LOCAL_WORLD_SIZE"),
         master_addr=variables["MASTER_ADDR"],
         master_port=_integer(variables, "MASTER_PORT"),
         is_restart=variables.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" or variables.get(RESTARTED) == "1",

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drumline.launch.hosts import Host
-from drumline.launch.ssh.host_connection import FORMS, HostConnection, _lines, decode_from_host
+from drumline.launch.ssh.host_connection import FORMS, HostConnection, _read_lines, decode_from_host
 from drumline.launch.ssh.remote import Remote
 from drumline.launch.ssh.screen import Screen
 from drumline.net.frames import MAX_PIPE_BYTES
 
 WHOLE: dict[str, dict[str, Any]] = {
     "hello": {"host": "a", "protocol": 3},
-    "refused": {"problems": [["no file", None]]},
+    "refused": {"problems": [["no file", "copy it"]]},
     "started": {"ranks": [0], "world_size": 1, "start": 0, "restarts_left": 0},
     "diagnosis": {"alarm": "hang", "action": "stop", "sentence": "x", "was_printed": False, "is_last": True},
     "ended": {"code": 1, "last_lines": ["x"]},
@@ -86,6 +86,8 @@ def test_a_line_without_an_end_is_not_kept() -> None:
             stream.feed_data(b"x" * (1 << 20))
         stream.feed_data(b"\nnext\n")
         stream.feed_eof()
-        return [len(line) async for line in _lines(stream)]
+        lengths: list[int] = []
+        await _read_lines(stream, lambda line: lengths.append(len(line)))
+        return lengths
 
     assert asyncio.run(read()) == [MAX_PIPE_BYTES + 1, (8 << 20) - 1, 4]

@@ -94,7 +94,7 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTes
     assert (facts["Restarts"], facts["ExitCode"]) == ("1", "0:0")
     text = log.read_text()
     assert text.count("preempted by SIGTERM to rank ") == 1, text
-    assert "drumline: job 1 goes back into the queue (requeue 1 of 1000)\n" in text
+    assert "drumline: requeueing job 1 (1 of 1000)\n" in text
     assert text.count("resumed at step ") == 1
     assert text.count("done: 250 steps") == 1
     ranks = json.loads((run / "environment.json").read_text())["ranks"]
@@ -169,6 +169,6 @@ def test_a_script_is_requeued_while_it_is_told_to_leave_and_not_when_it_fails_or
     )
     assert refused.returncode == 2
     assert (
-        "sbatch refused script.sbatch (exit code 1):\n  - sbatch: error: invalid partition specified: none"
+        "sbatch rejected script.sbatch (exit code 1):\n  - sbatch: error: invalid partition specified: none"
         in refused.stderr
     )

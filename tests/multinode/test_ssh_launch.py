@@ -213,7 +213,7 @@ def test_a_host_that_cannot_take_part_is_named_with_what_to_do(make_desk: MakeDe
     desk.bed["b"].run("mount", "-t", "tmpfs", "tmpfs", str(desk.folder.parent))
     job = desk.launch("--hosts", "b", "--procs", "1", "sleep.py")
     assert job.wait() == 3
-    assert f"error: b: the folder {desk.folder} is not there (env: " in job.text()
+    assert f"error: b: the folder {desk.folder} does not exist there (env: " in job.text()
 
 
 # An rsync that copies, and then spoils what it has copied.

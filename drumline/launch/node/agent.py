@@ -82,10 +82,7 @@ class RankFiles(LogsSpecs):
 
     def failure(self, rank: int) -> FailureRecord | None:
         """What that rank of this start wrote about its failure."""
-        return read_failure(self._failure_file(rank, self.num_starts - 1))
-
-    def _failure_file(self, rank: int, start: int) -> Path:
-        return self.scratch / f"failure-{rank}-{start}.json"
+        return read_failure(self.scratch / f"failure-{rank}-{self.num_starts - 1}.json")
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         start, self.num_starts = self.num_starts, self.num_starts + 1
@@ -94,9 +91,10 @@ class RankFiles(LogsSpecs):
         for local_rank, variables in envs.items():
             rank = int(variables["RANK"])
             variables.update(self.variables)
-            error_file = self.scratch / f"error-{rank}-{start}.json"
-            variables[FAILURE_FILE] = str(self._failure_file(rank, start))
-            variables["TORCHELASTIC_ERROR_FILE"] = dest.error_files[local_rank] = str(error_file)
+            variables[FAILURE_FILE] = str(self.scratch / f"failure-{rank}-{start}.json")
+            variables["TORCHELASTIC_ERROR_FILE"] = dest.error_files[local_rank] = str(
+                self.scratch / f"error-{rank}-{start}.json"
+            )
             # An empty name leaves the stream as it is.
             dest.stdouts[local_rank] = dest.stderrs[local_rank] = ""
             if self.folder is not None:
@@ -160,12 +158,7 @@ class NodeAgent(LocalElasticAgent):
             raise Preempted(was_reported=False)
         self.failed_first, self.diagnosis = [], None
         self._failure_before, self._failure = self._failure, None
-        self.files.variables = {
-            COMMAND_START: self._command_start(),
-            LOGS_SHOWN: "1" if self.is_task and self.supervision.folder is not None else "",
-            SECRET: self.rendezvous.ranks_secret,
-            **self._watch_variables(),
-        }
+        self.files.variables = self._variables()
         standby = self.supervision.standby
         with standby.serving() if standby else contextlib.nullcontext():
             ids: dict[int, Any] = super()._start_workers(worker_group)
@@ -181,17 +174,21 @@ class NodeAgent(LocalElasticAgent):
         )
         return ids
 
-    def _command_start(self) -> str:
-        """Empty for a start after a failure, and where the command was given on another machine, by its clock."""
-        is_first = self.files.num_starts == 0 and self.supervision.folder is None
-        return f"{process_start():.2f}" if is_first else ""
-
-    def _watch_variables(self) -> dict[str, str]:
-        folder, script = self.watch.begin(self.files.num_starts), self.supervision.script_watch
-        if folder is None:
-            return {}
-        nodes = {WATCH_NODES: ",".join(self.rendezvous.sidecars)} if self.rendezvous.sidecars else {}
-        return {WATCH_FOLDER: str(folder), **nodes, **(script.variables() if script else {})}
+    def _variables(self) -> dict[str, str]:
+        """For the ranks of the next start."""
+        is_remote, script = self.supervision.folder is not None, self.supervision.script_watch
+        # Not for a restart, nor where the command was given on another machine, by its clock.
+        is_first = self.files.num_starts == 0 and not is_remote
+        variables = {
+            COMMAND_START: f"{process_start():.2f}" if is_first else "",
+            LOGS_SHOWN: "1" if self.is_task and is_remote else "",
+            SECRET: self.rendezvous.ranks_secret,
+        }
+        if (folder := self.watch.begin(self.files.num_starts)) is not None:
+            variables |= {WATCH_FOLDER: str(folder), **(script.variables() if script else {})}
+            if self.rendezvous.sidecars:
+                variables[WATCH_NODES] = ",".join(self.rendezvous.sidecars)
+        return variables
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         if self.preempt_signal:
@@ -225,7 +222,8 @@ class NodeAgent(LocalElasticAgent):
         if self.supervision.standby and not self.failed_first and self._remaining_restarts:
             self.supervision.standby.fill()
         self._raise_end_signal()
-        if self.preempt_signal and self._are_saving():
+        now = self._codes() if self.preempt_signal else set()
+        if None in now and now <= {None, ExitCode.SUCCESS, ExitCode.PREEMPTED}:
             return HEALTHY  # torch would end those that still save
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.SUCCEEDED and self.rendezvous.may_be_needed():
@@ -245,7 +243,10 @@ class NodeAgent(LocalElasticAgent):
         rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
         if not self.failed_first:  # it ended between two looks
             self.watch.note_exit(rank, first.exitcode)
-        self._apply(self._wait_for_diagnosis(result, noted_at + DIAGNOSIS_S), first.exitcode)
+        # No wait for the sidecar where ranks were preempted, or have reported why nothing else can help.
+        is_known = self.preempt_signal or (self.is_task and codes <= {*FINAL_CODES, ExitCode.PREEMPTED})
+        deadline = noted_at if is_known else noted_at + DIAGNOSIS_S
+        self._apply(self.watch.wait_for_diagnosis(deadline), first.exitcode)
         return result
 
     def _note_exits(self, worker_group: WorkerGroup) -> None:
@@ -291,12 +292,6 @@ class NodeAgent(LocalElasticAgent):
             if not record.can_restart or record.repeats(self._failure_before):
                 self._remaining_restarts = 0
         return followers
-
-    def _wait_for_diagnosis(self, result: RunResult, deadline: float) -> SidecarDiagnosis | None:
-        codes = {failure.exitcode for failure in result.failures.values()}
-        if self.preempt_signal or (self.is_task and codes <= {*FINAL_CODES, ExitCode.PREEMPTED}):
-            return self.watch.diagnosis()  # they were preempted, or have reported why nothing else can help
-        return self.watch.wait_for_diagnosis(deadline)
 
     def _apply(self, diagnosis: SidecarDiagnosis | None, rank_code: int) -> None:
         if diagnosis is None or self.diagnosis is not None:
@@ -365,10 +360,6 @@ class NodeAgent(LocalElasticAgent):
         """Whether the ranks were preempted by a signal to another node, and have saved."""
         codes = {failure.exitcode for failure in result.failures.values()}
         return self.is_task and codes == {ExitCode.PREEMPTED}
-
-    def _are_saving(self) -> bool:
-        codes = self._codes()
-        return None in codes and codes <= {None, ExitCode.SUCCESS, ExitCode.PREEMPTED}
 
     def _makes_room(self) -> bool:
         """Whether the ranks stopped because another node's agent has ended its own, to let a waiting node join."""

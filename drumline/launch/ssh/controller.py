@@ -154,13 +154,14 @@ class Controller:
     def _receive(self, remote: Remote, frame: Mapping[str, Any]) -> None:
         kind = frame["kind"]
         if kind == "hello" and frame["protocol"] != PROTOCOL:
-            next_step = "install the same version on all hosts"
-            self._fail(PreflightError(f"{remote.name} has another version of drumline", next_step=next_step))
+            what = f"{remote.name} has another version of drumline"
+            self._fail(PreflightError(what, next_step="install the same version on all hosts"))
         elif kind == "hello":
             self._start_all()
         elif kind == "refused":
-            for what, step in frame["problems"]:
-                self._fail(PreflightError(f"{remote.name}: {what}", next_step=step))
+            for problem in frame["problems"]:
+                what, next_step = (*problem, "", "")[:2]
+                self._fail(PreflightError(f"{remote.name}: {what}", next_step=next_step))
         elif kind == "started":
             self._print_diagnosis()  # a restart may be quicker than SETTLE_S
             self._started(frame["world_size"])

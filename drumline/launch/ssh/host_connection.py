@@ -11,8 +11,9 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any
 
 from drumline.launch.hosts import Host
@@ -36,44 +37,19 @@ HANG_UP_S = 2.0
 CLOSE_S = 5.0
 
 
-def _is_text(value: Any) -> bool:
-    return type(value) is str
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is int and abs(value) < 1 << 53
-
-
-def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1 << 53  # a NaN is not
-
-
-def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: type(value) is list and all(map(fits, value))
-
-
-def _is_problem(value: Any) -> bool:
-    return (
-        type(value) is list and len(value) == 2 and _is_text(value[0]) and type(value[1]) in (str, type(None))
-    )
-
-
-NUMBER, TEXT, TEXTS = _is_number, _is_text, _list_of(_is_text)
-# What a host may send, with a check for each field; anything else is ignored. A host may have another version, or be
-# taken over.
-FORMS: dict[str, dict[str, Callable[[Any], bool]]] = {
-    "hello": {"protocol": NUMBER},
-    "refused": {"problems": _list_of(_is_problem)},
-    "started": {"ranks": _list_of(NUMBER), "world_size": NUMBER, "start": NUMBER, "restarts_left": NUMBER},
-    "diagnosis": {
-        **dict.fromkeys(("alarm", "action", "sentence"), TEXT),
-        **dict.fromkeys(("was_printed", "is_last"), lambda value: type(value) is bool),
-    },
-    "ended": {"code": NUMBER, "last_lines": TEXTS},
-    "failed": {"rank": NUMBER, "code": NUMBER, "restarts_left": NUMBER, "at": _is_time, "last_lines": TEXTS},
-    "lines": {"rank": lambda value: value is None or NUMBER(value), "stream": TEXT, "lines": TEXTS},
-    "heartbeat": {"number": NUMBER, "now": _is_time},
+# What a host may send, with the type of each field; anything else is ignored. A host may have another version, or be
+# taken over. A list holds the type of its items, a tuple the types that are allowed.
+FORMS: dict[str, dict[str, Any]] = {
+    "hello": {"protocol": int},
+    "refused": {"problems": [[str]]},
+    "started": {"ranks": [int], "world_size": int, "start": int, "restarts_left": int},
+    "diagnosis": {"alarm": str, "action": str, "sentence": str, "was_printed": bool, "is_last": bool},
+    "ended": {"code": int, "last_lines": [str]},
+    "failed": {"rank": int, "code": int, "restarts_left": int, "at": (int, float), "last_lines": [str]},
+    "lines": {"rank": (int, NoneType), "stream": str, "lines": [str]},
+    "heartbeat": {"number": int, "now": (int, float)},
 }
+MAX_NUMBER = 1 << 53
 
 
 def decode_from_host(line: bytes) -> Message | None:
@@ -83,7 +59,15 @@ def decode_from_host(line: bytes) -> Message | None:
     except FrameError:
         return None
     form = FORMS.get(kind) if isinstance(kind := frame.get("kind"), str) else None
-    return frame if form and all(name in frame and fits(frame[name]) for name, fits in form.items()) else None
+    return frame if form and all(name in frame and _fits(frame[name], form[name]) for name in form) else None
+
+
+def _fits(value: Any, form: Any) -> bool:
+    if isinstance(form, list):
+        return type(value) is list and all(_fits(item, form[0]) for item in value)
+    if isinstance(form, tuple):
+        return any(_fits(value, one) for one in form)
+    return type(value) is form and (form not in (int, float) or abs(value) < MAX_NUMBER)  # a NaN is not
 
 
 @dataclass(eq=False)
@@ -165,11 +149,12 @@ class HostConnection:
                 os.killpg(self._process.pid, number)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout
-        assert process.stderr
         heartbeats = asyncio.create_task(self._send_heartbeats(process))
         try:
-            await asyncio.gather(self._read_frames(process.stdout), self._read_errors(process.stderr))
+            await asyncio.gather(
+                _read_lines(process.stdout, self._receive),
+                _read_lines(process.stderr, lambda line: self.stderr.append(decoded(line))),
+            )
         except BaseException:
             # A fault of ours in a frame's handler; without a reader the connection is of no use.
             self._signal(signal.SIGKILL)
@@ -205,14 +190,6 @@ class HostConnection:
             self.stderr.append(f"no answer within {notice.waited_s:.0f} s")
             self.hang_up()
 
-    async def _read_frames(self, stdout: asyncio.StreamReader) -> None:
-        async for line in _lines(stdout):
-            self._receive(line)
-
-    async def _read_errors(self, stderr: asyncio.StreamReader) -> None:
-        async for line in _lines(stderr):
-            self.stderr.append(decoded(line))
-
     def _receive(self, line: bytes) -> None:
         frame = decode_from_host(line)
         if frame is None:
@@ -226,12 +203,13 @@ class HostConnection:
             self._clock = min(self._clock, (round_trip_s, frame["now"] - sent - round_trip_s / 2))
 
 
-async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+async def _read_lines(stream: asyncio.StreamReader | None, receive: Callable[[bytes], None]) -> None:
     """Of a line that is longer than any frame, pieces; the last line need not be complete."""
+    assert stream
     lines = LineBuffer(MAX_PIPE_BYTES)
     while data := await stream.read(1 << 16):
         lines.add(data)
         while (line := lines.pop()) is not None:
-            yield line
+            receive(line)
     if rest := lines.clear():
-        yield rest
+        receive(rest)

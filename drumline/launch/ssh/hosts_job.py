@@ -80,14 +80,9 @@ class HostsJob:
         port = self.nodes[0].endpoint.rpartition(":")[2]
         endpoint, peers = f"{hosts[0].address}:{port}", tuple(host.address for host in hosts)
         return [
-            replace(
-                node,
-                endpoint=endpoint,
-                peers=peers,
-                address=host.address,
-                num_procs=host.slots or node.num_procs,
-            )
+            replace(node, endpoint=endpoint, peers=peers, address=host.address, num_procs=num_procs)
             for node, host in zip(self.nodes, hosts, strict=True)
+            for num_procs in [host.slots or node.num_procs]
         ]
 
     def again(

@@ -108,7 +108,9 @@ def _report_end(controller: Controller) -> int:
         screen.report_last(found[0].sentence)
         return ExitCode.HANG if found[0].is_hang else exit_code_of(failures[0].code, is_task=is_task)
     if failures:
-        lost_first = bool(controller.problems) and _lost_at(controller) <= failures[0].at
+        # A lost host was lost after its last frame.
+        heard_at = [remote.connection.heard_at for remote in controller.remaining if remote.code is None]
+        lost_first = bool(controller.problems and heard_at) and min(heard_at) <= failures[0].at
         for lines in last_messages(failures, controller.num_ranks, lost_first=lost_first):
             screen.report_last(*lines)
         if not lost_first:
@@ -127,14 +129,6 @@ def _were_preempted(controller: Controller) -> bool:
     codes = {remote.code for remote in controller.remaining}
     wanted = controller.end_signal is None or controller.end_signal in PREEMPT_SIGNALS
     return controller.job.program.is_task and wanted and codes == {int(ExitCode.PREEMPTED)}
-
-
-def _lost_at(controller: Controller) -> float:
-    """When the last frame of the first of the lost hosts came: it was lost after that."""
-    return min(
-        (remote.connection.heard_at for remote in controller.remaining if remote.code is None),
-        default=float("inf"),
-    )
 
 
 def in_order(failures: Sequence[RankFailure]) -> list[RankFailure]:

@@ -118,12 +118,9 @@ class Remote:
     def seen_failures(self) -> list[RankFailure]:
         """With whether the user has read the last lines of each. To be called when all lines have come."""
         return [
-            replace(
-                failure,
-                was_shown=bool(failure.last_lines)
-                and set(self._shown[failure.rank]).issuperset(failure.last_lines),
-            )
+            replace(failure, was_shown=bool(failure.last_lines) and shown.issuperset(failure.last_lines))
             for failure in self.failures
+            for shown in [set(self._shown[failure.rank])]
         ]
 
     def end_lines(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ from drumline.errors import UsageError
 from drumline.launch import rank_environment
 from drumline.launch import rank_environment as room
 from drumline.launch.node.agent import NodeAgent, RankFiles
+from drumline.launch.node.meeting import Alone
 from drumline.launch.node.supervision import Supervision
+from drumline.launch.node.watch_folder import WatchFolder
 from drumline.launch.rank_environment import (
     COMMAND_START,
     ScriptWatch,
@@ -35,24 +38,10 @@ def test_a_process_knows_when_it_began() -> None:
     assert before - TICK_S <= began < now() - TICK_S, "before Python itself had started"
 
 
-@pytest.mark.parametrize("text", [None, "", "1 (a name) S 1 2", "1 (python) " + "x " * 30])
-def test_where_the_system_does_not_tell_it_is_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
-) -> None:
-    file = tmp_path / "stat"
-    if text is not None:
-        file.write_text(text)
-    monkeypatch.setattr(room, "OWN_STAT", file)
+def test_without_proc_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "read_stat", lambda pid: None)
     before = now()
     assert before <= process_start() <= now()
-
-
-def test_the_name_of_a_process_may_hold_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "stat"
-    file.write_text("7 (a ) b) " + " ".join(["S", *["1"] * 18, "250", "9"]))
-    monkeypatch.setattr(room, "OWN_STAT", file)
-    monkeypatch.setattr("os.sysconf", {"SC_CLK_TCK": 100}.__getitem__)
-    assert process_start() == 2.5
 
 
 def test_a_launcher_tells_its_ranks() -> None:
@@ -78,7 +67,14 @@ def test_only_the_first_ranks_of_a_command_that_was_given_here_are_told(
     agent.files = RankFiles(str(tmp_path), folder)
     agent.files.num_starts = num_starts
     agent.supervision = Supervision(folder=folder)
-    assert agent._command_start() == (f"{process_start():.2f}" if tells else "")
+    agent.is_task = True
+    agent.watch = WatchFolder("j")
+    agent.rendezvous = Alone()
+    try:
+        assert agent._variables()[COMMAND_START] == (f"{process_start():.2f}" if tells else "")
+    finally:
+        agent.watch.close()
+        shutil.rmtree(str(agent.watch.root))
 
 
 def test_under_another_launcher_nothing_is_told() -> None:
