@@ -60,8 +60,8 @@ bench-doctor: .venv/ready ## what planning and reporting cost the doctor for 256
 bench-preflight: .venv/ready ## what it costs that ranks compare themselves before the first step
 	$(BIN)/python -m benchmarks.preflight
 
-bench-watch: .venv/ready ## what the watch costs: a beat, the beats of a step, a run with it against one without
-	$(BIN)/python -m benchmarks.beats
+bench-watch: .venv/ready ## what the watchdog costs: a heartbeat, the heartbeats of a step, a run with it against one without
+	$(BIN)/python -m benchmarks.heartbeats
 	$(BIN)/python -m benchmarks.script_steps
 
 bench-lint: .venv/ready ## how long the linter takes for 1,000 files, and to start, on one core

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.beats import described, told
+from benchmarks.heartbeats import described, told
 from benchmarks.ranks import start_ranks
 from drumline.launch.topology import Topology
 from drumline.watch.heartbeat import HeartbeatWriter

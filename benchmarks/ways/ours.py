@@ -116,8 +116,8 @@ class _Followed(Progress):
 
 
 def _rest(ddp: DDPManager, run: Path) -> None:
-    """Until no checkpoint is being written; then the sidecar has nothing to watch. The beat must not say that a step
-    has begun: it would be called a stall."""
+    """Until no checkpoint is being written; then the sidecar has nothing to watch. The heartbeat must not say
+    that a step has begun: it would be called a stall."""
     ddp.heartbeat.mark(Phase.START)
     begun = time.monotonic()
     time.sleep(0.1)  # a save that was just asked for has begun by then

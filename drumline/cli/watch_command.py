@@ -12,7 +12,7 @@ from typing import Any
 
 from drumline import terminal
 from drumline.audit.verify import find_run
-from drumline.cli.watch_look import Look, Looker
+from drumline.cli.watch_status import RunStatus, RunStatusReader
 from drumline.errors import ExitCode, UsageError
 from drumline.watch.status_file import STATUS_FILE
 from drumline.watch.status_table import HEADINGS, RowLevel, StatusRow, all_rows, summary_line
@@ -62,20 +62,20 @@ def run(argv: Sequence[str]) -> int:
     folder = Path(runs[0])
     if not (folder / STATUS_FILE).is_file():
         folder = find_run(folder)
-    return _watch(Looker(folder), words, every_s)
+    return _watch(RunStatusReader(folder), words, every_s)
 
 
-def _watch(looker: Looker, words: Sequence[str], every_s: float | None) -> int:
+def _watch(reader: RunStatusReader, words: Sequence[str], every_s: float | None) -> int:
     show = _show_json if "--json" in words else _show_text
     if "--once" in words:
-        return _once(looker.look(), show)
+        return _once(reader.read(), show)
     is_screen = sys.stdout.isatty() and "--json" not in words
     every_s = every_s or (1.0 if is_screen else 10.0)
     if is_screen:
         from drumline.cli.watch_screen import follow_on_screen
 
-        return follow_on_screen(looker, every_s)
-    return _follow(looker, every_s, show)
+        return follow_on_screen(reader, every_s)
+    return _follow(reader, every_s, show)
 
 
 def _every(words: list[str]) -> tuple[float | None, list[str]]:
@@ -98,53 +98,53 @@ def _every(words: list[str]) -> tuple[float | None, list[str]]:
     return seconds, words[:place] + words[place + 2 :]
 
 
-def _once(look: Look, show: Any) -> int:
-    show(look, is_whole=True)
-    if look.has_ended:
-        return _at_the_end(look)
-    is_well = look.is_live and not any(row.level for row in all_rows(look.status or {}))
+def _once(run: RunStatus, show: Any) -> int:
+    show(run, is_whole=True)
+    if run.has_ended:
+        return _final_code(run)
+    is_well = run.is_live and not any(row.level for row in all_rows(run.status or {}))
     return ExitCode.SUCCESS if is_well else ExitCode.SOMETHING_WRONG
 
 
-def _at_the_end(look: Look) -> int:
-    return ExitCode.SOMETHING_WRONG if look.is_unknown else ExitCode.SUCCESS
+def _final_code(run: RunStatus) -> int:
+    return ExitCode.SOMETHING_WRONG if run.is_unknown else ExitCode.SUCCESS
 
 
-def _follow(looker: Looker, every_s: float, show: Any) -> int:
+def _follow(reader: RunStatusReader, every_s: float, show: Any) -> int:
     shown: list[dict[str, str]] = []
     while True:
-        look = looker.look()
-        new = [notice for notice in (look.status or {}).get("notices", []) if notice not in shown]
+        run = reader.read()
+        new = [notice for notice in (run.status or {}).get("notices", []) if notice not in shown]
         shown += new
-        show(look, is_whole=False, notices=new)
-        if look.has_ended:
-            return _at_the_end(look)
+        show(run, is_whole=False, notices=new)
+        if run.has_ended:
+            return _final_code(run)
         if not terminal.is_read():
             return ExitCode.SUCCESS
         time.sleep(every_s)
 
 
-def _show_json(look: Look, **_: Any) -> None:
-    rows = [] if look.status is None else [asdict(row) for row in all_rows(look.status)]
-    record = {"age_s": round(look.age_s, 1), "trouble": look.trouble(), "has_ended": look.has_ended}
-    terminal.show(json.dumps({**record, "status": look.status, "rows": rows}))
+def _show_json(run: RunStatus, **_: Any) -> None:
+    rows = [] if run.status is None else [asdict(row) for row in all_rows(run.status)]
+    record = {"age_s": round(run.age_s, 1), "trouble": run.problem(), "has_ended": run.has_ended}
+    terminal.show(json.dumps({**record, "status": run.status, "rows": rows}))
 
 
-def _show_text(look: Look, *, is_whole: bool, notices: Sequence[dict[str, str]] | None = None) -> None:
+def _show_text(run: RunStatus, *, is_whole: bool, notices: Sequence[dict[str, str]] | None = None) -> None:
     lines: list[str] = []
-    if look.status is not None:
-        rows = all_rows(look.status)
+    if run.status is not None:
+        rows = all_rows(run.status)
         if is_whole:
-            lines += [summary_line(look.status), *table(rows)]
-        elif not look.has_ended:
+            lines += [summary_line(run.status), *table(rows)]
+        elif not run.has_ended:
             lines += [
-                summary_line(look.status),
+                summary_line(run.status),
                 *table([row for row in rows if row.level > RowLevel.GOOD])[1:],
             ]
-        shown = look.status["notices"] if notices is None else notices
+        shown = run.status["notices"] if notices is None else notices
         lines += [notice["message"] for notice in shown]
-    if trouble := look.trouble():
-        lines.append(trouble)
+    if problem := run.problem():
+        lines.append(problem)
     if not is_whole and lines:
         lines[0] = f"{time.strftime('%H:%M:%S')} {lines[0]}"
     terminal.show_lines(lines)

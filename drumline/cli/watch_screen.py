@@ -1,4 +1,4 @@
-"""`drumline watch` on a terminal: a table that is drawn anew at each look, and stays when the run has ended."""
+"""`drumline watch` on a terminal: a table that is drawn again at each update, and stays when the run has ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from drumline.cli.watch_look import FATAL_NOTICES, Look, Looker
+from drumline.cli.watch_status import FATAL_NOTICES, RunStatus, RunStatusReader
 from drumline.errors import ExitCode
 from drumline.terminal import make_console, one_line
 from drumline.watch.status_table import HEADINGS, RowLevel, StatusRow, fitting_rows, summary_line
@@ -19,30 +19,30 @@ _OF_TABLE = 4
 """Lines around its rows: the summary, the heading, one empty, and the one where the cursor waits."""
 
 
-def follow_on_screen(looker: Looker, every_s: float, console: Console | None = None) -> int:
+def follow_on_screen(reader: RunStatusReader, every_s: float, console: Console | None = None) -> int:
     """Until the run ends."""
     console = console or make_console()
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            look = looker.look()
-            live.update(picture_of(look, width=console.width, height=console.height), refresh=True)
-            if look.has_ended:
-                return ExitCode.SOMETHING_WRONG if look.is_unknown else ExitCode.SUCCESS
+            run = reader.read()
+            live.update(render(run, width=console.width, height=console.height), refresh=True)
+            if run.has_ended:
+                return ExitCode.SOMETHING_WRONG if run.is_unknown else ExitCode.SUCCESS
             time.sleep(every_s)
 
 
-def picture_of(look: Look, *, width: int, height: int) -> RenderableType:
-    """Never higher than the terminal: what does not fit could not be drawn over at the next look."""
-    trouble = look.trouble()
-    below = [] if trouble is None else [Text(one_line(trouble), "" if look.has_ended else "yellow")]
-    if look.status is None:
+def render(run: RunStatus, *, width: int, height: int) -> RenderableType:
+    """Never higher than the terminal: what does not fit could not be drawn over at the next update."""
+    problem = run.problem()
+    below = [] if problem is None else [Text(one_line(problem), "" if run.has_ended else "yellow")]
+    if run.status is None:
         return Group(*below)
     # The newest notices; the table keeps half of the screen at least.
-    below = [*map(_notice_text, look.status["notices"]), *below]
+    below = [*map(_notice_text, run.status["notices"]), *below]
     while below and _lines(below, width) > max(1, height // 2 - 1):
         del below[0]
-    rows = fitting_rows(look.status, room=max(1, height - _OF_TABLE - _lines(below, width)))
-    return Group(Text(one_line(summary_line(look.status)), "bold"), _table(rows), Text(), *below)
+    rows = fitting_rows(run.status, room=max(1, height - _OF_TABLE - _lines(below, width)))
+    return Group(Text(one_line(summary_line(run.status)), "bold"), _table(rows), Text(), *below)
 
 
 def _table(rows: list[StatusRow]) -> Table:

@@ -1,1 +1,1 @@
-"""9. Beside the run, never in its way: does every rank move, and are all replicas still the same?"""
+"""The watchdog: does every rank make progress, what blocks the run, and are all replicas still the same?"""

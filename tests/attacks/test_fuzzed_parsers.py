@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from drumline.audit.verify import verify_run
 from drumline.checkpoint import manifest
-from drumline.cli.watch_look import Looker
+from drumline.cli.watch_status import RunStatusReader
 from drumline.config.config_file import read_file as read_settings
 from drumline.data.array_pickle import load_arrays
 from drumline.engine.notices import WatchNotices
@@ -210,7 +210,7 @@ def test_run_folders(tmp_path: Path, ledger: list[Any], events: list[Any], kind:
     run.environment_file.write_text(json.dumps({"ranks": events}))
     with bounded(cpu_s=2):
         verify_run(tmp_path, lambda _: None)
-        assert Looker(tmp_path).look().has_ended
+        assert RunStatusReader(tmp_path).read().has_ended
 
 
 DIAGNOSIS = ("cause", "host", "rank", "step", "what", "next_step", "is_certain", "since_s", "num_blocked")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from drumline.audit.verify import verify_run
-from drumline.cli.watch_look import Looker
+from drumline.cli.watch_status import RunStatusReader
 from drumline.config.config_file import read_file
 from drumline.doctor.machine.folder_hashes import FileEntry, _code_hash
 from drumline.engine.notices import WatchNotices
@@ -241,7 +241,7 @@ def test_a_forged_status_is_no_status(tmp_path: Path, change: dict[str, Any]) ->
     assert read_status(file) is not None
     file.write_text(json.dumps({**STATUS, **change}))
     assert read_status(file) is None
-    assert Looker(tmp_path).look().status is None
+    assert RunStatusReader(tmp_path).read().status is None
 
 
 def test_notices_of_other_types_are_left_out(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_watch_and_doctor_wait_for_no_fifo(tmp_path: Path) -> None:
     run.make()
     os.mkfifo(run.event_file(0))
     with bounded():
-        assert Looker(run.path).look().ending is None
+        assert RunStatusReader(run.path).read().last_event is None
         assert _code_hash(FileEntry("rank-0", str(run.event_file(0)), 0)) == "unread"
 
 

@@ -20,7 +20,7 @@ import pytest
 from drumline import cli
 from drumline.audit.section import Section
 from drumline.audit.verify import RunReport
-from drumline.cli.watch_look import Looker
+from drumline.cli.watch_status import RunStatusReader
 from drumline.doctor.finding import Finding
 from drumline.doctor.host_differences import ComparedValue
 from drumline.doctor.report import report
@@ -383,7 +383,7 @@ def status_in_watch_on_a_terminal(text: str, path: Path, capsys: pytest.CaptureF
         patch.setenv("TERM", "xterm")
         patch.setenv("COLUMNS", "5000")
         patch.setenv("LINES", "100")
-        assert follow_on_screen(Looker(status(text, path)), 0.1) == 0
+        assert follow_on_screen(RunStatusReader(status(text, path)), 0.1) == 0
     return capsys.readouterr().out
 
 

@@ -18,8 +18,8 @@ import pytest
 from rich.console import Console
 
 from drumline.cli.watch_command import run as follow
-from drumline.cli.watch_look import FRESH_S, RESTART_S, Looker
-from drumline.cli.watch_screen import picture_of
+from drumline.cli.watch_screen import render
+from drumline.cli.watch_status import FRESH_S, RESTART_S, RunStatusReader
 from drumline.watch.cluster_state import ClusterState, NodeState, RankState
 from drumline.watch.heartbeat import Phase
 from drumline.watch.status_file import STATUS_FILE, Notice, status_record
@@ -127,7 +127,7 @@ def test_one_look_and_its_exit_code(tmp_path: Path, environment: dict[str, str])
     with job(run) as at_work:
         code, said = watch(environment, str(run), "--once")
         assert code == 1
-        assert f" is training in {run}, but nobody watches it: it has just started, it has one rank" in said
+        assert f" is training in {run} without a watchdog: it has just started, it has one rank" in said
         at_work.does("write", status())
         assert watch(environment, str(run), "--once") == (
             0,
@@ -214,18 +214,15 @@ def test_what_is_said_when_there_is_nothing_to_see(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, status(), age_s=FRESH_S + 5)
-    look = Looker(tmp_path).look()
+    look = RunStatusReader(tmp_path).read()
     assert (look.is_live, look.has_ended) == (False, False)
-    assert (
-        look.trouble()
-        == f"the status is 15 s old and nobody is in {tmp_path}: the job may be about to restart"
-    )
+    assert look.problem() == f"the status is 15 s old and no job is in {tmp_path}: it may be about to restart"
     event(tmp_path, "error", age_s=FRESH_S + 5)  # a launcher may start it again
-    assert not Looker(tmp_path).look().has_ended
+    assert not RunStatusReader(tmp_path).read().has_ended
     write(tmp_path, status(), age_s=RESTART_S + 5)
-    assert Looker(tmp_path).look().trouble() == "the run has ended: failed at step 7: ValueError: no"
+    assert RunStatusReader(tmp_path).read().problem() == "the run has ended: failed at step 7: ValueError: no"
     event(tmp_path, "train", age_s=0)
-    assert Looker(tmp_path).look().trouble() == (
+    assert RunStatusReader(tmp_path).read().problem() == (
         "the run has ended for an unknown reason, or continues where this machine cannot see it: its status is 65 s old"
     )
     write(tmp_path, status(notices=(STALL, HANG)), age_s=RESTART_S + 5)
@@ -234,23 +231,23 @@ def test_what_is_said_when_there_is_nothing_to_see(
     assert (first[len("00:00:00 ") :], second) == (STALL.message, HANG.message)
     assert last == "the run has ended, or continues where this machine cannot see it, 65 s after that"
     write(tmp_path, {**status(), "has_ended": True})
-    assert Looker(tmp_path).look().trouble() == "the run has ended"
+    assert RunStatusReader(tmp_path).read().problem() == "the run has ended"
     write(tmp_path, status())
     event(tmp_path, "preempted", age_s=100)  # of the attempt before
-    assert Looker(tmp_path).look().is_live
+    assert RunStatusReader(tmp_path).read().is_live
     with job(tmp_path):
         write(tmp_path, status(), age_s=99)
-        words = Looker(tmp_path).look().trouble()
+        words = RunStatusReader(tmp_path).read().problem()
         assert words is not None
         assert re.fullmatch(
             r"the status is 99 s old, though process \d+ on \S+ is in \S+: the sidecar on node-a has exited, or "
             "the storage of the run folder hangs",
             words,
         )
-        looker = Looker(tmp_path)  # on a machine whose clock is ahead
-        assert not looker.look().is_live
+        reader = RunStatusReader(tmp_path)  # on a machine whose clock is ahead
+        assert not reader.read().is_live
         write(tmp_path, status(), age_s=98)
-        assert looker.look().is_live
+        assert reader.read().is_live
 
 
 def test_the_table_is_never_higher_than_the_terminal(tmp_path: Path) -> None:
@@ -259,7 +256,7 @@ def test_the_table_is_never_higher_than_the_terminal(tmp_path: Path) -> None:
         write(tmp_path, status(ranks=ranks, stopped=True, notices=shown))
         console = Console(width=80, height=height, force_terminal=True, color_system=None)
         with console.capture() as drawn:
-            console.print(picture_of(Looker(tmp_path).look(), width=80, height=height))
+            console.print(render(RunStatusReader(tmp_path).read(), width=80, height=height))
         lines = drawn.get().splitlines()
         assert len(lines) < height
         assert sum("stopped by a signal" in line for line in lines) == 1
@@ -296,7 +293,9 @@ def test_nothing_was_ever_watched_here(tmp_path: Path, capsys: pytest.CaptureFix
     from drumline.cli import main
 
     (tmp_path / "checkpoints").mkdir()
-    nobody = f"nobody is training in {tmp_path}, as far as this machine can see, and it was never watched\n"
+    nobody = (
+        f"no job is training in {tmp_path}, as far as this machine can see, and it never had a watchdog\n"
+    )
     for words in (["--once"], []):
         assert main(["watch", str(tmp_path), *words]) == 1
         assert capsys.readouterr().out.endswith(nobody)

@@ -1,1 +1,1 @@
-"""The process beside a node's ranks, which looks at them and talks to the other nodes' sidecars; without torch."""
+"""The sidecar: a process that observes the ranks of a node and talks to the other nodes' sidecars. No torch."""

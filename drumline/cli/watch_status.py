@@ -1,4 +1,4 @@
-"""One look at a run from outside: its status, who is at work in it, and how it ended. Only reads; no torch."""
+"""The status of a run as it is read from outside: who trains in it, what each rank does, how it ended. No torch."""
 
 from __future__ import annotations
 
@@ -16,34 +16,33 @@ from drumline.watch.status_file import STATUS_FILE, read_status
 FRESH_S = 10.0
 """The leader of the sidecars writes every second; on slow storage it may take a few."""
 RESTART_S = 60.0
-"""A job that is started again is out of its folder for so long at most."""
-_TAIL = 1 << 16
+"""A job that is restarted is out of its folder for so long at most."""
 FATAL_NOTICES = ("hang", "failure")
+_TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Ending:
-    """The last event of an attempt."""
+class LastEvent:
+    """Of an attempt that has ended."""
 
-    words: str
+    text: str
     """`done at step 460`."""
     time: float
     is_final: bool
-    """Whether no launcher starts the job again by itself."""
+    """Whether no launcher restarts the job."""
 
 
 @dataclass(frozen=True)
-class Look:
+class RunStatus:
     """What is known of a run at a moment."""
 
     run: Path
     status: dict[str, Any] | None
     age_s: float
     """Of the status."""
-    worker: str | None
-    """Who holds the run folder, as far as this machine can see."""
-    ending: Ending | None
-    """What the run's last word was, if it was one."""
+    holder: str | None
+    """The process that trains in the run folder, as far as this machine can see."""
+    last_event: LastEvent | None
 
     @property
     def is_live(self) -> bool:
@@ -51,44 +50,42 @@ class Look:
 
     @property
     def has_ended(self) -> bool:
-        if self.worker is not None:
+        if self.holder is not None:
             return False
         if self.status is None or self.status["has_ended"] or self.age_s > RESTART_S:
             return True
+        last = self.last_event
         # A status that is newer is of the next attempt.
-        is_of_status = self.ending is not None and self.status["time"] <= self.ending.time + FRESH_S
-        return is_of_status and self.ending is not None and self.ending.is_final
+        return last is not None and last.is_final and self.status["time"] <= last.time + FRESH_S
 
     @property
     def is_unknown(self) -> bool:
-        """Whether there is nothing here to watch, nor was."""
-        return self.has_ended and self.status is None and self.ending is None
+        """Whether nothing trains here, nor ever did with a watchdog."""
+        return self.has_ended and self.status is None and self.last_event is None
 
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         """Why there is nothing to show, or not what it should be; None: all is well."""
         if self.is_live:
             return None
         if self.has_ended:
-            return self._end()
+            return self._how_it_ended()
         if self.status is None:
             return (
-                f"{self.worker} is training in {self.run}, but nobody watches it: it has just started, it has one rank "
+                f"{self.holder} is training in {self.run} without a watchdog: it has just started, it has one rank "
                 "(--watch.sidecar on watches that too), or --watch.sidecar is off"
             )
-        if self.worker is None:
-            return f"the status is {self.age_s:.0f} s old and nobody is in {self.run}: the job may be about to restart"
+        if self.holder is None:
+            return f"the status is {self.age_s:.0f} s old and no job is in {self.run}: it may be about to restart"
         return (
-            f"the status is {self.age_s:.0f} s old, though {self.worker} is in {self.run}: the sidecar on "
+            f"the status is {self.age_s:.0f} s old, though {self.holder} is in {self.run}: the sidecar on "
             f"{self.status['leader']} has exited, or the storage of the run folder hangs"
         )
 
-    def _end(self) -> str:
-        if self.ending is not None:
-            return f"the run has ended: {self.ending.words}"
+    def _how_it_ended(self) -> str:
+        if self.last_event is not None:
+            return f"the run has ended: {self.last_event.text}"
         if self.status is None:
-            return (
-                f"nobody is training in {self.run}, as far as this machine can see, and it was never watched"
-            )
+            return f"no job is training in {self.run}, as far as this machine can see, and it never had a watchdog"
         if self.status["has_ended"]:
             return "the run has ended"
         notices = self.status["notices"]
@@ -100,18 +97,18 @@ class Look:
         )
 
 
-class Looker:
-    """Looks again and again. Clocks of hosts differ: a status that changes before one's eyes is fresh, whatever it
-    says."""
+class RunStatusReader:
+    """Reads it again and again. Clocks of hosts differ: a status that changes between two reads is fresh, whatever its
+    time says."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
         self._changed: tuple[float, float] | None = None
 
-    def look(self) -> Look:
-        # In this order: a run that ends meanwhile has said so before it lets go of the folder.
-        status, worker = read_status(self._run / STATUS_FILE), job_at_work(RunFolder(self._run))
-        return Look(self._run, status, self._age(status), worker, _ending(RunFolder(self._run)))
+    def read(self) -> RunStatus:
+        # In this order: a run that ends meanwhile has written its last event before it releases the folder.
+        status, holder = read_status(self._run / STATUS_FILE), job_at_work(RunFolder(self._run))
+        return RunStatus(self._run, status, self._age(status), holder, _last_event(RunFolder(self._run)))
 
     def _age(self, status: dict[str, Any] | None) -> float:
         if status is None:
@@ -124,21 +121,21 @@ class Looker:
         return min(by_clock, time.monotonic() - self._changed[1])
 
 
-def _ending(folder: RunFolder) -> Ending | None:
-    """The last event of rank 0, if nothing can follow it in this attempt."""
+def _last_event(folder: RunFolder) -> LastEvent | None:
+    """Of rank 0, if nothing can follow it in this attempt."""
     try:
         with open_regular(folder.event_file(0)) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = [line for line in file.read().splitlines() if line.strip()]
     except OSError:
         return None
     event = (parse_line(lines[-1]) if lines else None) or {}
     step, at = event.get("step"), event.get("time", 0)
-    words = {
+    text = {
         "end": f"done at step {step}",
         "preempted": f"preempted, saved step {step}",
         "error": f"failed at step {step}: {event.get('message')}",
     }.get(str(event.get("kind")))
-    if words is None or type(at) not in (int, float):
+    if text is None or type(at) not in (int, float):
         return None
-    return Ending(words, float(at), is_final=event["kind"] != "error")
+    return LastEvent(text, float(at), is_final=event["kind"] != "error")

@@ -1,12 +1,12 @@
-"""What the watch costs: one beat, all beats of a step, and steps with everything on against everything off.
+"""What the watchdog costs: one heartbeat, all heartbeats of a step, and steps with everything on or off.
 
-    make bench-watch        (or: python -m benchmarks.beats --pairs 60)
+    make bench-watch        (or: python -m benchmarks.heartbeats --pairs 60)
 
-Beats are timed in blocks, by the processor's time, on ranks with a group and a record in shared memory; that a step
-has as many of them as are timed here is seen in the record of real steps. Then blocks of steps alternate in the same
-processes: on, with beats in the record and the sidecar at work, its files in a run folder; off, without a beat and with
-the sidecar stopped. Each goes first in every other pair, so that what slows the machine down slows both. Printed are
-medians over blocks and over the ratios of pairs. Spread is the middle half.
+Heartbeats are timed in blocks, by the processor's time, on ranks with a group and a record in shared memory; that a
+step has as many of them as are timed here is seen in the record of real steps. Then blocks of steps alternate in the
+same processes: on, with heartbeats in the record and the sidecar at work, its files in a run folder; off, without
+heartbeats and with the sidecar stopped. Each goes first in every other pair, so that what slows the machine down slows
+both. Printed are medians over blocks and over the ratios of pairs. Spread is the middle half.
 """
 
 from __future__ import annotations
@@ -44,39 +44,39 @@ from drumline.watch.heartbeat import (
 NAME = MINI_RESNET
 STEPS_PER_BLOCK = 4
 GOAL_US, GOAL_RATIO = 5.0, 1.005
-BEATS_PER_BLOCK = 5_000
+HEARTBEATS_PER_BLOCK = 5_000
 MARKS_PER_STEP = 4
 
 
-def marks(beat: HeartbeatWriter, num_collectives: Callable[[], int]) -> None:
-    for _ in range(BEATS_PER_BLOCK):
-        beat.mark(FORWARD)
+def marks(heartbeat: HeartbeatWriter, num_collectives: Callable[[], int]) -> None:
+    for _ in range(HEARTBEATS_PER_BLOCK):
+        heartbeat.mark(FORWARD)
 
 
-def steps(beat: HeartbeatWriter, num_collectives: Callable[[], int]) -> None:
-    """The beats of engine/steps/eager.py and engine/loop.py in steps of one micro-batch."""
-    for step in range(BEATS_PER_BLOCK):
-        beat.next_micro()
-        beat.mark(FORWARD)
-        beat.mark(BACKWARD)
-        beat.mark(OPTIMIZER)
-        beat.count_collectives(num_collectives())
-        beat.begin_step(step)
-        beat.mark(DATA)
+def steps(heartbeat: HeartbeatWriter, num_collectives: Callable[[], int]) -> None:
+    """The heartbeats of engine/steps/eager.py and engine/loop.py in steps of one micro-batch."""
+    for step in range(HEARTBEATS_PER_BLOCK):
+        heartbeat.next_micro()
+        heartbeat.mark(FORWARD)
+        heartbeat.mark(BACKWARD)
+        heartbeat.mark(OPTIMIZER)
+        heartbeat.count_collectives(num_collectives())
+        heartbeat.begin_step(step)
+        heartbeat.mark(DATA)
 
 
-def time_beats(ddp: DDPManager, path: Path, rounds: int) -> None:
-    beat, num_collectives = HeartbeatWriter(path), collective_counter()
-    times: dict[str, list[float]] = {"a mark": [], "a step's beats": []}
+def time_heartbeats(ddp: DDPManager, path: Path, rounds: int) -> None:
+    heartbeat, num_collectives = HeartbeatWriter(path), collective_counter()
+    times: dict[str, list[float]] = {"a mark": [], "a step's heartbeats": []}
     for _ in range(rounds):
-        for name, beats in zip(times, (marks, steps), strict=True):
+        for name, write in zip(times, (marks, steps), strict=True):
             begun = time.thread_time()
-            beats(beat, num_collectives)
-            times[name].append((time.thread_time() - begun) / BEATS_PER_BLOCK * 1e6)
+            write(heartbeat, num_collectives)
+            times[name].append((time.thread_time() - begun) / HEARTBEATS_PER_BLOCK * 1e6)
     if ddp.is_main_process():
         for name, taken in times.items():
-            print(f"{name:<16} {described(taken, 3)} us, n = {rounds} blocks of {BEATS_PER_BLOCK}")
-        told("a step's beats", times["a step's beats"], GOAL_US, "us")
+            print(f"{name:<19} {described(taken, 3)} us, n = {rounds} blocks of {HEARTBEATS_PER_BLOCK}")
+        told("a step's heartbeats", times["a step's heartbeats"], GOAL_US, "us")
 
 
 def count_marks(ddp: DDPManager, path: Path) -> None:
@@ -105,10 +105,10 @@ def run_rank(rounds: int, pairs: int, steps: int, device: str) -> None:
         if pairs:
             compare_steps(ddp, pairs, steps)
         count_marks(ddp, Path(folder) / "steps.heartbeat")
-        time_beats(ddp, Path(folder) / "rank.heartbeat", rounds)
+        time_heartbeats(ddp, Path(folder) / "rank.heartbeat", rounds)
 
 
-class NoBeat:
+class NoHeartbeat:
     """What a step calls, and nothing happens."""
 
     def mark(self, phase: int) -> None: ...
@@ -126,9 +126,9 @@ def compare_steps(ddp: DDPManager, pairs: int, steps: int) -> None:
         "on": engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME])),
         "off": engine_steps(ddp, WORK[NAME], InMemoryTask(WORK[NAME])),
     }
-    for name, beat in (("on", watched), ("off", NoBeat())):
-        ddp._heartbeat = beat  # type: ignore[assignment]
-        time_steps(ways[name], STEPS_PER_BLOCK)  # the first step takes the beat, and warms up
+    for name, heartbeat in (("on", watched), ("off", NoHeartbeat())):
+        ddp._heartbeat = heartbeat  # type: ignore[assignment]
+        time_steps(ways[name], STEPS_PER_BLOCK)  # the first step takes the writer, and warms up
     assert ddp.watch_folder is not None
     sidecar = int((ddp.watch_folder / "sidecar.pid").read_text())
     times: dict[str, list[float]] = {"off": [], "on": []}
@@ -165,8 +165,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=30, help="blocks of beats [30]")
-    parser.add_argument("--pairs", type=int, default=100, help="pairs of blocks; 0: beats alone [100]")
+    parser.add_argument("--rounds", type=int, default=30, help="blocks of heartbeats [30]")
+    parser.add_argument("--pairs", type=int, default=100, help="pairs of blocks; 0: heartbeats alone [100]")
     parser.add_argument("--steps", type=int, default=10, help="of a block; for about a second of them [10]")
     parser.add_argument("--ranks", type=int, default=2, help="of this machine [2]")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
@@ -181,7 +181,7 @@ def main() -> None:
     names = ("rounds", "pairs", "steps", "device")
     start_ranks(
         options.ranks,
-        "benchmarks.beats",
+        "benchmarks.heartbeats",
         *(text for name in names for text in (f"--{name}", str(getattr(options, name)))),
     )
 
