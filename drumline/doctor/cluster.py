@@ -159,9 +159,8 @@ def check_facts(survey: Survey) -> tuple[list[Finding], list[ComparedValue]]:
             found = machine_findings(host.facts, many_hosts=len(survey.hosts) > 1)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             what = f"its facts have another form ({error!r}): its version of drumline is different"
-            findings.append(
-                Finding("problem", "version", host.name, what, "install the same drumline on all hosts")
-            )
+            fix = "install the same drumline on all hosts"
+            findings.append(Finding("problem", "version", host.name, what, fix))
             continue
         known[host.name] = host.facts
         # Whether others reach the network that a library uses was tried; how it looks from inside says less.

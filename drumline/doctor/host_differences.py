@@ -16,7 +16,7 @@ MAX_VALUES = 4
 MAX_PACKAGES = 10
 MAX_FINDINGS = 5
 SAME_ENVIRONMENT = (
-    "install the same on all hosts: pip freeze > all.txt on one, pip install -r all.txt on the others"
+    "install the same on all hosts: pip freeze > all.txt on one, pip install -r all.txt on others"
 )
 COMPARED = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "FI_PROVIDER")
 
@@ -65,10 +65,9 @@ def compare(
     hosts: dict[Hashable, list[str]] = {}
     for host, value in values.items():
         hosts.setdefault(value, []).append(host)
-    groups = sorted(hosts.items(), key=lambda item: -len(item[1]))
-    return ComparedValue(
-        name, tuple((unset if value is None else show(value), tuple(who)) for value, who in groups)
-    )
+    ordered = sorted(hosts.items(), key=lambda item: -len(item[1]))
+    groups = ((unset if value is None else show(value), tuple(who)) for value, who in ordered)
+    return ComparedValue(name, tuple(groups))
 
 
 # Versions and machines
@@ -177,9 +176,8 @@ def _compare_code(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Compa
     findings = []
     for _, hosts in row.groups[1 : MAX_FINDINGS + 1]:
         difference = join_names(_changed_files(files[usual[0]], files[hosts[0]]))
-        what = (
-            f"the code in {known[hosts[0]]['folder']} differs from that on {join_names(usual)}: {difference}"
-        )
+        folder = known[hosts[0]]["folder"]
+        what = f"the code in {folder} differs from that on {join_names(usual)}: {difference}"
         fix = "drumline launch --sync copies the code first; or use git pull or rsync"
         findings.append(Finding("problem", "code", join_names(hosts), what, fix))
     return findings, [row]

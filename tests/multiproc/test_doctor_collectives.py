@@ -194,8 +194,7 @@ def test_a_frozen_rank_is_named_by_the_one_that_waits_for_it(tmp_path: Path) -> 
             "where": HOST,
             "what": f"rank 1 on {HOST} did not finish all_reduce (sum) of 4 MiB as float32 within 3 s and does "
             "not respond: it is stopped, or its host is cut off",
-            "fix": "inspect that process (py-spy dump, dmesg), and check that its host is reachable: drumline doctor "
-            "--hosts",
+            "fix": "inspect that process (py-spy dump, dmesg), and check its host: drumline doctor --hosts",
             "rank": 1,
         }
     ]
@@ -315,6 +314,6 @@ def test_the_timer_knows_a_store_that_does_not_respond_and_a_rendezvous_that_doe
                 "node-b",
                 "rank 1 on node-b did not finish the rendezvous within 0.1 s: ranks reach the rendezvous "
                 "port, but not each other",
-                "open high ports between the hosts, and check which network they use: drumline doctor --hosts",
+                "open high ports between hosts, and check which network they use: drumline doctor --hosts",
             )
         ]

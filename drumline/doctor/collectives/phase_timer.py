@@ -24,13 +24,9 @@ from drumline.text import join_names
 POLL_S = 0.1
 # What is late on one rank is late on all, but for the difference of their starts.
 GRACE_S = 2.0
-NO_CONNECTION_FIX = (
-    "open high ports between the hosts, and check which network they use: drumline doctor --hosts"
-)
+NO_CONNECTION_FIX = "open high ports between hosts, and check which network they use: drumline doctor --hosts"
 LOST_FIX = "find the pair of hosts that loses large messages (MTU, firewall): drumline doctor --hosts"
-INSPECT_FIX = (
-    "inspect that process (py-spy dump, dmesg), and check that its host is reachable: drumline doctor --hosts"
-)
+INSPECT_FIX = "inspect that process (py-spy dump, dmesg), and check its host: drumline doctor --hosts"
 
 
 class PhaseTimer:
@@ -117,19 +113,12 @@ def _findings(
 
     within = f"{name} within {limit_s:g} s"
     if behind:
-        return [
-            _finding(
-                at[rank]["host"],
-                f"{start(rank)} reach {within}: it is still in {at[rank]['phase']}",
-                rank=rank,
-            )
-            for rank in behind
-        ]
+        texts = {rank: f"{start(rank)} reach {within}: it is still in {at[rank]['phase']}" for rank in behind}
+        return [_finding(at[rank]["host"], text, rank=rank) for rank, text in texts.items()]
     if silent:
         end = "and does not respond: it is stopped, or its host is cut off"
-        return [
-            _finding(at[rank]["host"], f"{start(rank)} finish {within} {end}", rank=rank) for rank in silent
-        ]
+        texts = {rank: f"{start(rank)} finish {within} {end}" for rank in silent}
+        return [_finding(at[rank]["host"], text, rank=rank) for rank, text in texts.items()]
     hosts = dict.fromkeys(at[rank]["host"] for rank in here)
     ranks = join_names(f"rank {rank}" for rank in here)
     what = f"{ranks} all started {name} and did not finish it within {limit_s:g} s: what they send does not arrive"

@@ -67,9 +67,7 @@ def _driver(facts: Facts) -> Iterator[Finding]:
     if driver and needed and _numbers(driver) < needed:
         what = f"driver {driver} is too old for CUDA {cuda}, which torch was built for: "
         what += f"{'.'.join(map(str, needed))} or later is needed"
-        fix = (
-            "update the driver (in a container, add cuda-compat), or install a torch build for an older CUDA"
-        )
+        fix = "update the driver (in a container, add cuda-compat), or install a build for an older CUDA"
         yield Finding("problem", "driver", host, what, fix)
 
 
@@ -117,9 +115,7 @@ def _busy(facts: Facts) -> Iterator[Finding]:
     busy = [gpu for gpu in facts["gpus"] if gpu["processes"] or (gpu["used_bytes"] or 0) > BUSY_BYTES]
     if busy:
         free = ",".join(str(gpu["index"]) for gpu in facts["gpus"] if gpu not in busy)
-        fix = "stop those processes if they are yours" + (
-            f", or export {VISIBLE_GPUS}={free}" if free else ""
-        )
+        fix = "stop them if they are yours" + (f", or export {VISIBLE_GPUS}={free}" if free else "")
         what = f"already in use: {join_names(map(_use, busy))}"
         yield Finding("warning", "gpus", facts["host"], what, fix)
 

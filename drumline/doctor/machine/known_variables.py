@@ -17,9 +17,7 @@ NOT_SHOWN = "(set; not shown)"
 MAX_SHOWN = 200
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
-_TABLES: dict[str, Any] = tomllib.loads(
-    Path(__file__).with_name("variables.toml").read_text(encoding="utf-8")
-)
+_TABLES = tomllib.loads(Path(__file__).with_name("variables.toml").read_text(encoding="utf-8"))
 MEANING: Mapping[str, str] = _TABLES["meaning"]
 RENAMED: Mapping[str, str] = _TABLES["renamed"]
 REMOVED: Mapping[str, str] = _TABLES["removed"]
@@ -35,9 +33,8 @@ MAX_SOCKETS = 64
 
 def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Those that are set, by name; the value only where it is known to be harmless."""
-    return {
-        name: _shown(name, value) for name, value in sorted(environment.items()) if name.startswith(PREFIXES)
-    }
+    names = sorted(name for name in environment if name.startswith(PREFIXES))
+    return {name: _shown(name, environment[name]) for name in names}
 
 
 def _shown(name: str, value: str) -> str:
@@ -67,9 +64,8 @@ def variable_findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
             what = f"{name}={value} is an old name, which will be ignored one day; it is now {new}"
             yield Finding("note", check, host, what, f"unset {name}; export {new}={value}")
         elif name in REMOVED:
-            what = f"{name}={value} has no effect any more" + (
-                f"; see {REMOVED[name]}" if REMOVED[name] else ""
-            )
+            see = f"; see {REMOVED[name]}" if REMOVED[name] else ""
+            what = f"{name}={value} has no effect any more{see}"
             yield Finding("warning", check, host, what, f"unset {name}")
         elif name not in MEANING and name.startswith(SPELL_CHECKED):
             for near in difflib.get_close_matches(name, MEANING, n=1, cutoff=SIMILARITY):
@@ -77,10 +73,8 @@ def variable_findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
                 yield Finding("warning", check, host, what, f'export {near}="${name}"; unset {name}')
     threads, sockets = (variables.get(name, "") for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"))
     if threads.isdigit() and sockets.isdigit() and int(threads) * int(sockets) > MAX_SOCKETS:
-        what = (
-            f"NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={sockets} is over NCCL's limit of "
-        )
-        what += f"{MAX_SOCKETS} sockets, and it uses fewer"
+        what = f"NCCL_SOCKET_NTHREADS={threads} times NCCL_NSOCKS_PERTHREAD={sockets} is over NCCL's limit "
+        what += f"of {MAX_SOCKETS} sockets, and it uses fewer"
         fix = f"export NCCL_NSOCKS_PERTHREAD={max(1, MAX_SOCKETS // max(1, int(threads)))}"
         yield Finding("warning", check, host, what, fix)
 

@@ -71,15 +71,12 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
     if free >= SHM_COMFORTABLE:
         return
     level: Level = "problem" if free < needed else "warning"
-    end = (
-        f"less than the {memory_size(needed)} it takes" if free < needed else "enough only for small batches"
-    )
+    end = f"less than the {memory_size(needed)} needed" if free < needed else "enough only for small batches"
     what = f"{SHM} has {memory_size(free)} free of {memory_size(size)}, {end}: "
     what += "DataLoader workers and NCCL crash there with a bus error"
     left_over = size > 2 * max(free, needed)
-    yield Finding(
-        level, check, host, what, "delete what dead processes left in /dev/shm" if left_over else SHM_FIX
-    )
+    fix = "delete what dead processes left in /dev/shm" if left_over else SHM_FIX
+    yield Finding(level, check, host, what, fix)
 
 
 def _open_files(facts: Facts) -> Iterator[Finding]:
@@ -122,9 +119,7 @@ def _disk(facts: Facts) -> Iterator[Finding]:
         yield Finding("problem" if free < DISK_FULL else "warning", "disk", host, what, fix)
     if free_files is not None and free_files < MIN_FREE_FILES:
         what = f"the disk of {parent} has room for only {free_files} more files"
-        yield Finding(
-            "problem", "disk", host, what, "delete files that are not needed (df -i shows the count)"
-        )
+        yield Finding("problem", "disk", host, what, "delete files that are not needed (df -i counts them)")
     if disk["file_system"] in VOLATILE:
         what = f"the run will be saved {VOLATILE[disk['file_system']]} ({parent} is {disk['file_system']})"
         yield Finding("note", "disk", host, what, "choose a folder on a disk or a volume with --run PATH")
@@ -148,9 +143,7 @@ def _host_name(facts: Facts, many_hosts: bool) -> Iterator[Finding]:
     host, outer = facts["host"], _outer_interface(facts)
     address = outer["address"] if outer else "ADDRESS"
     if facts["name_error"]:
-        what = (
-            f"its host name does not resolve on itself ({facts['name_error']}); torchrun and gloo look it up"
-        )
+        what = f"its host name does not resolve on itself ({facts['name_error']}); torchrun and gloo need it"
         fix = f"add a line to /etc/hosts: {address} {host}"
         yield Finding("problem" if many_hosts else "warning", "host name", host, what, fix)
     elif many_hosts and all(one.startswith("127.") for one in facts["addresses"]):

@@ -15,9 +15,8 @@ def machine_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """In the order of the questions that people ask."""
     cpus, memory = facts["cpus"], facts["memory"]
     quota = f", the container's quota is {cpus['quota']:g}" if cpus["quota"] else ""
-    limit = (
-        f", the container's limit is {memory_size(memory['limit_bytes'])}" if memory["limit_bytes"] else ""
-    )
+    max_bytes = memory["limit_bytes"]
+    limit = f", the container's limit is {memory_size(max_bytes)}" if max_bytes else ""
     visible, open_files = facts["visible_gpus"], facts["open_files"]["soft"]
     return [
         (

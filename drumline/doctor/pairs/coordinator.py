@@ -16,7 +16,7 @@ from typing import Any
 from drumline.doctor.pairs.node_client import NodeClient, NodeLostError, NodeRequestError
 from drumline.doctor.pairs.survey import Survey
 from drumline.launch.ssh.client import SshProblem, known_problem, last_line
-from drumline.net.frames import WRONG_FIELD, FrameError, read_field, read_list
+from drumline.net.frames import WRONG_FIELD, FrameError, Message, read_field, read_list
 
 Opener = Callable[[], Awaitable[NodeClient]]
 Progress = Callable[[str], None]
@@ -59,15 +59,12 @@ class Coordinator:
             self._keeping_alive.cancel()
         await asyncio.gather(*(client.close(**last) for client in self.clients.values()))
 
-    async def ask_all(
-        self, action: str, limit_s: float, arguments: Mapping[int, Mapping[str, Any]]
-    ) -> dict[int, Any]:
+    async def ask_all(self, action: str, limit_s: float, requests: Mapping[int, Message]) -> dict[int, Any]:
         """The answers of those that gave one."""
         present = set(self.survey.present())
-        numbers = [number for number in arguments if number in present]
-        answers = await asyncio.gather(
-            *(self.ask(number, action, limit_s, **arguments[number]) for number in numbers)
-        )
+        numbers = [number for number in requests if number in present]
+        asked = (self.ask(number, action, limit_s, **requests[number]) for number in numbers)
+        answers = await asyncio.gather(*asked)
         return {number: answer for number, answer in zip(numbers, answers, strict=True) if answer is not None}
 
     async def ask(self, number: int, action: str, limit_s: float, /, **arguments: Any) -> Any:

@@ -34,6 +34,8 @@ SHORTEST_S, LONGEST_S = 0.02, 0.15
 # Measured again before it is called slow: on a shared host a single short transfer may just have been unlucky.
 AGAIN_SHARE = 0.3
 AGAIN_TIMES = 2
+# The open ports of each host, by their kinds.
+Ports = dict[int, dict[str, Any]]
 WORST_FIRST = (Reason.NO_ANSWER, Reason.NO_ROUTE, Reason.REFUSED, Reason.WRONG_HOST, OPEN)
 
 
@@ -104,8 +106,7 @@ def other_addresses(survey: Survey, number: int) -> list[str]:
 # Ports
 
 
-async def _open_ports(hosts: Coordinator) -> dict[int, dict[str, Any]]:
-    """The open ports of each host, by their kinds."""
+async def _open_ports(hosts: Coordinator) -> Ports:
     survey, token = hosts.survey, secrets.token_hex(TOKEN_BYTES)
     requests = {
         number: {
@@ -118,7 +119,7 @@ async def _open_ports(hosts: Coordinator) -> dict[int, dict[str, Any]]:
         }
         for number in survey.present()
     }
-    ports = {}
+    ports: Ports = {}
     for number, opened in (await hosts.ask_all("listen", ANSWER_S, requests)).items():
         with hosts.reading_answer(number):
             survey.hosts[number].rendezvous_error = opened.get("rendezvous_error")
@@ -127,7 +128,7 @@ async def _open_ports(hosts: Coordinator) -> dict[int, dict[str, Any]]:
     return ports
 
 
-async def _probe_ports(hosts: Coordinator, ports: dict[int, dict[str, Any]]) -> None:
+async def _probe_ports(hosts: Coordinator, ports: Ports) -> None:
     plans = {number: list(targets_of(hosts.survey, number, ports)) for number in ports}
     requests = {number: {"targets": [request for _, request in plan]} for number, plan in plans.items()}
     for source, results in (await hosts.ask_all("probe", PROBE_S, requests)).items():
@@ -144,9 +145,7 @@ async def _probe_ports(hosts: Coordinator, ports: dict[int, dict[str, Any]]) -> 
                     edge.others = {**(edge.others or {}), kind: outcome}
 
 
-def targets_of(
-    survey: Survey, source: int, ports: dict[int, dict[str, Any]]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def targets_of(survey: Survey, source: int, ports: Ports) -> Iterator[tuple[str, dict[str, Any]]]:
     """What one host tries: for each port its kind (`data`, `rendezvous`, or an address) and the request."""
     for target, opened in ports.items():
         if target == source:
@@ -165,7 +164,7 @@ def targets_of(
 # Speed
 
 
-async def _measure_speed(hosts: Coordinator, ports: dict[int, dict[str, Any]]) -> None:
+async def _measure_speed(hosts: Coordinator, ports: Ports) -> None:
     survey = hosts.survey
     edges = {pair: survey.edge(*pair) for pair in survey.pairs()}
     links = [pair for pair, edge in edges.items() if edge.data == OPEN and not edge.has_hole]
@@ -180,9 +179,7 @@ async def _measure_speed(hosts: Coordinator, ports: dict[int, dict[str, Any]]) -
         await _measure_in_rounds(hosts, ports, slow, "slow links again")
 
 
-async def _measure_in_rounds(
-    hosts: Coordinator, ports: dict[int, dict[str, Any]], links: Collection[Pair], title: str
-) -> None:
+async def _measure_in_rounds(hosts: Coordinator, ports: Ports, links: Collection[Pair], title: str) -> None:
     planned = rounds(len(hosts.survey.hosts), links)
     seconds = min(LONGEST_S, max(SHORTEST_S, SPEED_BUDGET_S / (2 * len(planned) or 1)))
     wanted = set(links)
@@ -221,8 +218,7 @@ def rounds(count: int, links: Iterable[Pair]) -> list[list[Pair]]:
     planned = []
     for _ in range(len(seats) - 1):
         facing = zip(seats[: len(seats) // 2], reversed(seats), strict=False)
-        planned.append(
-            [pair for one, other in facing if (pair := (min(one, other), max(one, other))) in wanted]
-        )
+        pairs = ((min(ends), max(ends)) for ends in facing)
+        planned.append([pair for pair in pairs if pair in wanted])
         seats.insert(1, seats.pop())
     return [pairs for pairs in planned if pairs]

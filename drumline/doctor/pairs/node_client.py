@@ -52,9 +52,8 @@ class NodeClient:
     async def start(cls, *command: str) -> NodeClient:
         """A node behind a process that is started here."""
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, stderr=pipe, limit=MAX_BYTES
-        )
+        start = asyncio.create_subprocess_exec
+        process = await start(*command, stdin=pipe, stdout=pipe, stderr=pipe, limit=MAX_BYTES)
         assert process.stdout
         assert process.stdin
         return cls(process.stdout, process.stdin, process)

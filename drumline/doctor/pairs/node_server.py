@@ -144,9 +144,7 @@ class NodeServer:
             "interfaces": [asdict(one) for one in found],
             "gloo": _as_json(gloo_interface(found, environment)),
             "nccl": _as_json(nccl_interface(found, environment)),
-            "variables": {
-                name: value for name, value in environment.items() if name.endswith("_SOCKET_IFNAME")
-            },
+            "variables": {name: environment[name] for name in environment if name.endswith("_SOCKET_IFNAME")},
             "reached_at": ssh[2] if len(ssh) == 4 else None,
         }
 

@@ -216,9 +216,8 @@ def _interfaces(survey: Survey) -> Iterator[Finding]:
     """Hosts whose gloo or NCCL would use a network that reaches nobody: a container's bridge, or the loopback."""
     for number in survey.present() if len(survey.present()) > 1 else ():
         host = survey.hosts[number]
-        edges = [
-            edge for source in survey.present() if (edge := survey.edges.get((source, number))) is not None
-        ]
+        found = (survey.edges.get((source, number)) for source in survey.present())
+        edges = [edge for edge in found if edge is not None]
         yield from _interface(host, edges, "gloo", GLOO_VARIABLE, host.gloo)
         # Without a GPU nobody uses NCCL.
         if host.facts is not None and host.facts.get("gpus"):

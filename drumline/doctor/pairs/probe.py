@@ -134,15 +134,13 @@ def _connect(target: Target, token: bytes) -> str:
     return OPEN
 
 
-def _call(
-    target: Target, token: bytes, action: bytes, num_bytes: int = 0, seconds: float = 0.0
-) -> socket.socket:
+def _call(target: Target, token: bytes, action: bytes, size: int = 0, seconds: float = 0.0) -> socket.socket:
     """A new connection to the port of that very node, ready for the action."""
     line = socket.create_connection((target.address, target.port), timeout=CONNECT_S)
     try:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line.settimeout(IDLE_S)
-        line.sendall(CALL.pack(token, action, num_bytes, seconds))
+        line.sendall(CALL.pack(token, action, size, seconds))
         (node,) = REPLY.unpack(read_exactly(line, REPLY.size))
         if node != target.node:
             raise ConnectionResetError(f"node {node} answers")

@@ -96,15 +96,13 @@ def _connect(options: NodeOptions) -> socket.socket:
 
 def _not_reached(options: NodeOptions, error: OSError) -> PreflightError:
     reason, here = reason_of(error), socket.gethostname()
-    next_step = (
-        f"start `drumline doctor --node-rank 0` on {options.master}, and open TCP {options.port} there"
-    )
+    next_step = f"start `drumline doctor --node-rank 0` on {options.master}; open TCP {options.port} there"
     if reason == Reason.UNKNOWN_NAME:
         next_step = "add it to /etc/hosts or DNS, or give --master by address"
     what = (
-        f"node {options.node} on {here} could not connect to {options.endpoint} within {options.wait_s:g} s: "
+        f"node {options.node} on {here} could not connect to {options.endpoint} within {options.wait_s:g} s"
     )
-    return PreflightError(what + explained(reason), next_step=next_step)
+    return PreflightError(f"{what}: {explained(reason)}", next_step=next_step)
 
 
 def _prove(line: socket.socket, options: NodeOptions) -> FrameReader:
@@ -257,7 +255,6 @@ def listen(options: NodeOptions) -> socket.socket:
         else:
             what = f"node 0 cannot listen on {address}:{options.port}: {error.strerror}"
             next_step = (
-                f"ss -ltnp 'sport = :{options.port}' shows the process that has it; or give another port: "
+                f"ss -ltnp 'sport = :{options.port}' shows the process that has it; or give {master}:PORT"
             )
-            next_step += f"{master}:PORT"
         raise PreflightError(what, next_step=next_step) from error

@@ -82,7 +82,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         {"driver": "525.60.11"},
         "problem",
         "driver 525.60.11 is too old for CUDA 12.8, which torch was built for: 525.60.13 or later is needed",
-        "update the driver (in a container, add cuda-compat), or install a torch build for an older CUDA",
+        "update the driver (in a container, add cuda-compat), or install a build for an older CUDA",
     ),
     (
         {"visible_gpus": ""},
@@ -119,25 +119,25 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         {"gpus": [gpu(0), gpu(1, processes=[{"pid": 7, "name": "python", "memory_bytes": None}])]},
         "warning",
         "already in use: GPU 1 by python (pid 7)",
-        "stop those processes if they are yours, or export CUDA_VISIBLE_DEVICES=0",
+        "stop them if they are yours, or export CUDA_VISIBLE_DEVICES=0",
     ),
     (
         {"gpus": [gpu(0, used_bytes=20 * GIB)]},
         "warning",
         "already in use: GPU 0 by a process that is not visible from here (20 GiB)",
-        "stop those processes if they are yours",
+        "stop them if they are yours",
     ),
     (
         shm(64 * MIB),
         "problem",
-        "/dev/shm has 64 MiB free of 64 MiB, less than the 128 MiB it takes: DataLoader workers and NCCL "
+        "/dev/shm has 64 MiB free of 64 MiB, less than the 128 MiB needed: DataLoader workers and NCCL "
         "crash there with a bus error",
         SHM_FIX,
     ),
     (
         {**shm(16 * MIB), "gpus": [], "cuda": None},
         "problem",
-        "/dev/shm has 16 MiB free of 16 MiB, less than the 32 MiB it takes: DataLoader workers and NCCL "
+        "/dev/shm has 16 MiB free of 16 MiB, less than the 32 MiB needed: DataLoader workers and NCCL "
         "crash there with a bus error",
         SHM_FIX,
     ),
@@ -151,7 +151,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     (
         shm(8 * GIB, free=1 * MIB),
         "problem",
-        "/dev/shm has 1 MiB free of 8 GiB, less than the 128 MiB it takes: DataLoader workers and NCCL "
+        "/dev/shm has 1 MiB free of 8 GiB, less than the 128 MiB needed: DataLoader workers and NCCL "
         "crash there with a bus error",
         "delete what dead processes left in /dev/shm",
     ),
@@ -209,7 +209,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         {"disk": {**DISK, "free_files": 12}},
         "problem",
         "the disk of /work has room for only 12 more files",
-        "delete files that are not needed (df -i shows the count)",
+        "delete files that are not needed (df -i counts them)",
     ),
     (
         {"disk": {**DISK, "file_system": "overlay"}},
@@ -281,7 +281,7 @@ NOWHERE: list[tuple[dict[str, Any], str | None, str, str, str]] = [
         {"addresses": [], "name_error": "Name or service not known"},
         "warning",
         "problem",
-        "its host name does not resolve on itself (Name or service not known); torchrun and gloo look it up",
+        "its host name does not resolve on itself (Name or service not known); torchrun and gloo need it",
         "add a line to /etc/hosts: 10.0.0.1 node-a",
     ),
     (
