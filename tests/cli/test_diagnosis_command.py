@@ -144,8 +144,8 @@ def test_a_script_that_knows_nothing_of_drumline_is_watched(tmp_path: Path) -> N
     code, output, errors = finish(start(*words, cwd=tmp_path))[0]
     assert (code, output) == (70, ""), errors
     host = re.escape(socket.gethostname())
-    stopped = rf"hang: rank 1 on {host} is stopped by a signal, in .*; 1 rank waits in all_reduce #\d+\."
-    told = rf"drumline: {stopped} Next: find who stopped it; .* kill -CONT \d+ on {host} lets it go on\n"
+    stopped = rf"hang: rank 1 on {host} is stopped by a signal, in .*; 1 rank is blocked in all_reduce #\d+\."
+    told = rf"drumline: {stopped} Next: find out who stopped it; kill -CONT \d+ on {host} resumes it, .*\n"
     assert re.fullmatch(rf"{told}{re.escape(AGAIN.format(1))}{told}", errors), errors
     (folder,) = (tmp_path / "runs" / "launch").iterdir()
     names = ["0001-stopped.json", "0001-stopped.txt", "0002-stopped.json", "0002-stopped.txt"]
@@ -211,7 +211,7 @@ def test_a_watched_script_that_ends_without_a_word_is_told(tmp_path: Path) -> No
     words = ["--watch", "--procs", "2", "--max-restarts", "1", "ends.py"]
     code, output, errors = finish(start(*words, cwd=tmp_path))[0]
     assert (code, output) == (3, ""), errors
-    told = f"drumline: failure: rank 1 on {socket.gethostname()} ended with exit code 3. "
+    told = f"drumline: failure: rank 1 on {socket.gethostname()} exited with code 3. "
     first, again, last = errors.splitlines(keepends=True)
     assert first.startswith(told), errors
     assert (again, last) == (AGAIN.format(1), first), "once for each start"

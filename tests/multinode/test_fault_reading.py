@@ -63,11 +63,11 @@ def test_what_was_said_and_done_is_read_from_the_events(tmp_path: Path) -> None:
     events.mkdir(parents=True)
     told = event("hang", 9.0, rank=3, host="b", cause="stopped", message="hang: rank 3 on b is stopped")
     (events / "watch.jsonl").write_text(f"{told}\n")
-    slow = "straggler: rank 1 on a takes 5.0 times as long as its peers"
+    slow = "straggler: rank 1 on a takes 5.0x as long as its peers"
     lines = [
         event("start", 1.0),
         *(event("train", 1.0 + step / 10, step=step) for step in range(1, 18)),
-        event("note", 2.8, message=slow),
+        event("straggler", 2.8, message=slow, about_rank=1, about_host="a"),
         event("start", 15.0),
         *(event("train", 16.0 + step / 10, step=step) for step in range(11, 20)),
     ]

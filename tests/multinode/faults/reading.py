@@ -16,7 +16,6 @@ from tests.schedules import digest
 
 SENTENCE = re.compile(r"\b(hang|stall|failure): .*")
 WORDS = ("hang", "stall", "failure")
-STRAGGLER = re.compile(r"straggler: (?:rank (\d+)|all ranks) on (\S+) takes? ")
 
 
 @dataclass(frozen=True)
@@ -59,10 +58,10 @@ def said_in(folder: Path) -> list[Said]:
     ]
     for path in folder.rglob("events/rank-00000.jsonl"):
         for event in read_events(path):
-            if slow := STRAGGLER.match(str(event.get("message", ""))):
-                rank = None if slow[1] is None else int(slow[1])
+            if event["kind"] == "straggler":
+                host, rank = str(event["about_host"]), event["about_rank"]
                 found.append(
-                    Said(float(event["time"]), "straggler", "straggler", slow[2], rank, event["message"])
+                    Said(float(event["time"]), "straggler", "straggler", host, rank, event["message"])
                 )
     return sorted(found, key=lambda one: one.time)
 
