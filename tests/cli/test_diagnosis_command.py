@@ -81,7 +81,7 @@ def test_the_diagnosis_explains_the_end_and_decides_on_a_restart(
     assert ended == (code, "", said)
     told = starts_of(tmp_path, 0)
     assert told == starts_of(tmp_path, 1)
-    assert len(told) == said.count("again") + 1
+    assert len(told) == said.count("restarting") + 1
     assert len({one["DRUMLINE_WATCH_DIR"] for one in told}) == len(told), "each start has its own"
     assert {len(one["DRUMLINE_SECRET"]) for one in told} == {64}
     assert len({one["DRUMLINE_SECRET"] for one in told}) == len(told)
@@ -144,7 +144,7 @@ def test_a_script_that_knows_nothing_of_drumline_is_watched(tmp_path: Path) -> N
     code, output, errors = finish(start(*words, cwd=tmp_path))[0]
     assert (code, output) == (70, ""), errors
     host = re.escape(socket.gethostname())
-    stopped = rf"hang: rank 1 on {host} is stopped by a signal, in .*; 1 rank is blocked in all_reduce #\d+\."
+    stopped = rf"hang: rank 1 on {host} is stopped by a signal, .*; 1 rank is blocked in all_reduce #\d+\."
     told = rf"drumline: {stopped} Next: find out who stopped it; kill -CONT \d+ on {host} resumes it, .*\n"
     assert re.fullmatch(rf"{told}{re.escape(AGAIN.format(1))}{told}", errors), errors
     (folder,) = (tmp_path / "runs" / "launch").iterdir()
@@ -252,11 +252,11 @@ def test_a_task_that_fails_at_the_same_step_three_times_stops_and_says_so(tmp_pa
     )[0]
     assert code == 70, errors
     assert errors.count("restarting the ranks") == 3, errors
-    assert "error: the run has failed 3 times at step 3, and is not started again:\n" in errors
+    assert "error: the run has failed 3 times at step 3 and is not restarted:\n" in errors
     host = socket.gethostname()
     assert errors.count(f"  - rank 1 on {host} was killed by SIGKILL at step 3, in forward") == 3
     assert f" [rank 1 on {host}, step 3]\n" in errors
-    assert "next: see runs/DiesAlways/diagnoses and mend the cause" in errors
+    assert "next: see runs/DiesAlways/diagnoses and fix the cause" in errors
     events = (tmp_path / "runs" / "DiesAlways" / "events" / "rank-00000.jsonl").read_text().splitlines()
     recovered = [event for line in events if (event := json.loads(line))["kind"] == "recovered"]
     assert [(event["step"], event["lost_steps"], event["told_rank"]) for event in recovered] == [

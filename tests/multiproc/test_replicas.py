@@ -37,7 +37,9 @@ class Replica:
         self.model = ddp.wrap(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         host = f"node-{ddp.rank}"
-        self.sentinel = ReplicaComparison(self.model, self.optimizer, host=host, device=ddp.device, **options)
+        self.comparison = ReplicaComparison(
+            self.model, self.optimizer, host=host, device=ddp.device, **options
+        )
         self.train(2)
 
     def train(self, steps: int) -> None:
@@ -52,7 +54,7 @@ class Replica:
 
     def check(self, step: int) -> str:
         try:
-            self.sentinel.check(step)
+            self.comparison.check(step)
         except TrainingError as error:
             return str(error)
         return "all agree"
@@ -83,14 +85,14 @@ def test_a_flipped_bit_is_found_and_named(world_size: int) -> None:
                 "all agree",
                 f"the replicas differ at step {10 * number + 5}: rank {rank} (node-{rank}) differs from the other "
                 f"{rank} ranks in {name}; all agreed at step {10 * number} "
-                f"[rank {rank} on node-{rank}, step {10 * number + 5}]\n  next: run the same command again: it "
-                "goes on from the newest checkpoint, which was compared before it was saved; test the memory of "
+                f"[rank {rank} on node-{rank}, step {10 * number + 5}]\n  next: rerun the same command "
+                "to resume from the newest checkpoint, which was compared before it was saved; test the memory of "
                 f"node-{rank}{CODE}",
                 "all agree",
             ]
 
 
-CODE = "; if it comes again at the same place, look for code that does something else on some ranks"
+CODE = "; if it happens again at the same step, look for code that differs across ranks"
 
 
 def test_two_ranks_cannot_tell_which_is_right() -> None:
@@ -99,8 +101,8 @@ def test_two_ranks_cannot_tell_which_is_right() -> None:
             assert said[name][1] == (
                 f"the replicas differ at step {10 * number + 5}: rank 0 (node-0) and rank 1 (node-1) differ in {name}, "
                 f"and no majority tells which is right; all agreed at step {10 * number} "
-                f"[step {10 * number + 5}]\n  next: run the same command "
-                "again: it goes on from the newest checkpoint, which was compared before it was saved; test the "
+                f"[step {10 * number + 5}]\n  next: rerun the same command "
+                "to resume from the newest checkpoint, which was compared before it was saved; test the "
                 f"memory of node-0, node-1{CODE}"
             )
 
@@ -133,8 +135,8 @@ def test_other_differences() -> None:
             assert (
                 "rank 1 (node-1) differs from the other 3 ranks in 0.weight/step and 17 more tensors" in text
             )
-            assert "; what differs has another type or shape, or is missing on some ranks" in text
-            assert "next: look for code that does something else on some ranks" in text
+            assert "; the tensors differ in type or shape, or are missing on some ranks" in text
+            assert "next: look for code that differs across ranks" in text
         assert buffers == "all agree"
 
 
@@ -155,17 +157,17 @@ def repair(damaged: int) -> tuple[bool, bool, list[str]]:
     with DDPManager() as ddp:
         replica = Replica(ddp, on_difference="broadcast")
         heard = Heard()
-        replica.sentinel.check(2)
+        replica.comparison.check(2)
         before = {name: tensor.clone() for name, tensor in replica.tensors().items()}
         if ddp.rank == damaged:
             for name in WHERE:
                 flip(replica.tensors()[name])
-        replica.sentinel.check(3)
+        replica.comparison.check(3)
         after = replica.tensors()
         repaired = all(torch.equal(before[name], after[name]) for name in before)
         replica.train(2)
-        replica.sentinel.check(5)
-        return repaired, replica.sentinel.last_agreed == 5, heard.messages
+        replica.comparison.check(5)
+        return repaired, replica.comparison.last_agreed == 5, heard.messages
 
 
 @pytest.mark.parametrize(("world_size", "damaged"), [(2, 1), (3, 0), (4, 2)])
@@ -176,11 +178,11 @@ def test_broadcast_gives_all_ranks_what_the_majority_holds(world_size: int, dama
     assert others == [[]] * (world_size - 1)
     who = {
         2: "rank 0 (node-0) and rank 1 (node-1) differ in 0.weight and 4 more tensors, and no majority tells which is "
-        "right; all agreed at step 2; all ranks go on with the tensors of rank 0. Test the memory of node-0, node-1",
+        "right; all agreed at step 2; all ranks continue with the tensors of rank 0. Test the memory of node-0, node-1",
         3: "rank 0 (node-0) differs from the other 2 ranks in 0.weight and 4 more tensors; all agreed at step 2; all "
-        "ranks go on with the tensors of rank 1. Test the memory of node-0",
+        "ranks continue with the tensors of rank 1. Test the memory of node-0",
         4: "rank 2 (node-2) differs from the other 3 ranks in 0.weight and 4 more tensors; all agreed at step 2; all "
-        "ranks go on with the tensors of rank 0. Test the memory of node-2",
+        "ranks continue with the tensors of rank 0. Test the memory of node-2",
     }
     assert warning == f"the replicas differ at step 3: {who[world_size]}"
 
@@ -213,8 +215,8 @@ def train_damaged(config: Config, run: Path, name: str, at_step: int) -> tuple[s
 
     def damaging(self: Loop, *args: Any) -> None:
         take_step(self, *args)
-        if self.progress.step == at_step and self.job.ddp.rank == 1:
-            flip(replica_tensors(self.job.model, self.job.optimizer, include_buffers=True)[name])
+        if self.progress.step == at_step and self._job.ddp.rank == 1:
+            flip(replica_tensors(self._job.model, self._job.optimizer, include_buffers=True)[name])
 
     def counting(self: ReplicaComparison, step: int) -> None:
         compared.append(step)
@@ -266,7 +268,7 @@ def test_a_run_that_is_told_to_go_on_warns_and_trains_to_the_end(tmp_path: Path)
         for run in ("damaged", "whole")
     }
     assert len(events["damaged"]) == 1
-    assert "all ranks go on with the tensors of rank 0. Test the memory of " in events["damaged"][0]
+    assert "all ranks continue with the tensors of rank 0. Test the memory of " in events["damaged"][0]
     assert events["whole"] == []
 
 
