@@ -1,4 +1,4 @@
-"""What the replica sentinel costs: a comparison of all ranks' tensors against a training step of the same model.
+"""What the replica comparison costs: one comparison of all ranks' tensors against a training step of the same model.
 
     make bench-exact        (or: python -m benchmarks.replicas --size 1,10: millions of parameters)
 
@@ -42,7 +42,7 @@ def run_rank(size: float, rounds: int) -> None:
     with DDPManager(seed=0) as ddp:
         model = ddp.wrap(GPT(vocab_size=256, context=CONTEXT, layers=layers, heads=8, width=WIDTH))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-        sentinel = ReplicaComparison(model, optimizer, host=ddp.host, device=ddp.device)
+        comparison = ReplicaComparison(model, optimizer, host=ddp.host, device=ddp.device)
         tokens = torch.randint(0, 256, (BATCH // ddp.world_size, CONTEXT + 1), device=ddp.device)
 
         def step() -> None:
@@ -53,7 +53,7 @@ def run_rank(size: float, rounds: int) -> None:
 
         def compare() -> None:
             if ddp.world_size > 1:
-                sentinel.check(0)
+                comparison.check(0)
             else:  # nobody to compare with: what a rank does by itself is most of it
                 tensors = replica_tensors(model, optimizer, include_buffers=True)
                 combine(hash_tensors(list(tensors.values()), ddp.device), list(tensors)).item()
