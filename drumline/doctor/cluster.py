@@ -164,11 +164,8 @@ def check_facts(survey: Survey) -> tuple[list[Finding], list[ComparedValue]]:
             continue
         known[host.name] = host.facts
         # Whether others reach the network that a library uses was tried; how it looks from inside says less.
-        findings += [
-            replace(one, where=host.name)
-            for one in found
-            if not (number in reached and one.check == "network")
-        ]
+        skipped = {"network"} if number in reached else set()
+        findings += [replace(one, where=host.name) for one in found if one.check not in skipped]
     if len(known) < 2:
         return findings, []
     differences, compared = compare_hosts(known)

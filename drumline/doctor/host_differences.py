@@ -211,11 +211,7 @@ def _compare_data(facts: Mapping[str, Facts]) -> tuple[list[Finding], list[Compa
 def _known(facts: Mapping[str, Facts], name: str) -> dict[str, Facts]:
     """Of the hosts that have the folder; what the others lack is a finding of their own."""
     found = {host: one.get(name) for host, one in facts.items()}
-    return {
-        host: one
-        for host, one in found.items()
-        if one and not one.get("missing") and "unreachable" not in one
-    }
+    return {host: one for host, one in found.items() if one and "files" in one}
 
 
 def _up_to(files: Mapping[str, str], until: str | None) -> dict[str, str]:

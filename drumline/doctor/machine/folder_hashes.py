@@ -21,15 +21,7 @@ UNREADABLE = -1
 TIME_LIMIT_S = 1.0
 CODE_ENDINGS = (".py", ".pyx", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".so", ".sh")
 SETTINGS_ENDINGS = (".toml", ".yaml", ".yml", ".json", ".jsonnet", ".cfg", ".ini")
-SKIPPED_FOLDERS = {
-    "__pycache__",
-    "node_modules",
-    "site-packages",
-    "runs",
-    "wandb",
-    "mlruns",
-    "lightning_logs",
-}
+SKIPPED = {"__pycache__", "node_modules", "site-packages", "runs", "wandb", "mlruns", "lightning_logs"}
 MAX_CODE_FILES = 2_000
 MAX_CODE_BYTES = 1 << 20
 NUM_SAMPLES = 16
@@ -150,7 +142,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 def _is_code_folder(folder: os.DirEntry[str], skipped: set[str]) -> bool:
     """Not hidden, not an environment, and not what tools and runs leave behind."""
-    if folder.name.startswith(".") or folder.name in SKIPPED_FOLDERS or folder.name.endswith(".egg-info"):
+    if folder.name.startswith(".") or folder.name in SKIPPED or folder.name.endswith(".egg-info"):
         return False
     path = Path(folder.path)
     is_environment = (path / "pyvenv.cfg").exists()

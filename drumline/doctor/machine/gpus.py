@@ -49,7 +49,7 @@ class NvidiaSmi:
 
 def read_nvidia_smi(gpus: str, processes: str) -> dict[str, Any]:
     """From its two outputs, in CSV without a header and units."""
-    rows = _rows(gpus, GPU_FIELDS)
+    rows, apps = _rows(gpus, GPU_FIELDS), _rows(processes, PROCESS_FIELDS)
     found = [
         {
             "index": _number(row["index"]),
@@ -57,19 +57,12 @@ def read_nvidia_smi(gpus: str, processes: str) -> dict[str, Any]:
             "name": row["name"],
             "memory_bytes": _mib(row["memory.total"]),
             "used_bytes": _mib(row["memory.used"]),
-            "processes": [
-                _process(other)
-                for other in _rows(processes, PROCESS_FIELDS)
-                if other["gpu_uuid"] == row["uuid"]
-            ],
+            "processes": [_process(app) for app in apps if app["gpu_uuid"] == row["uuid"]],
         }
         for row in rows
     ]
-    return {
-        "driver": min((row["driver_version"] for row in rows), default=None),
-        "gpus": found,
-        "gpu_error": "",
-    }
+    driver = min((row["driver_version"] for row in rows), default=None)
+    return {"driver": driver, "gpus": found, "gpu_error": ""}
 
 
 def read_driver_files(folder: Path) -> dict[str, Any]:

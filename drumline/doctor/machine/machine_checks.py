@@ -49,11 +49,7 @@ def machine_findings(facts: Facts, *, many_hosts: bool = False) -> list[Finding]
         *_code_and_data(facts),
         *_host_name(facts, many_hosts),
         *_interface(facts, "gloo", GLOO_VARIABLE, many_hosts),
-        *(
-            _interface(facts, "NCCL", NCCL_VARIABLE, many_hosts)
-            if facts["gpus"] or NCCL_VARIABLE in facts["variables"]
-            else ()
-        ),
+        *_interface(facts, "NCCL", NCCL_VARIABLE, many_hosts),
         *_processors(facts),
         *_clock(facts),
         *variable_findings(facts),
@@ -154,6 +150,8 @@ def _host_name(facts: Facts, many_hosts: bool) -> Iterator[Finding]:
 def _interface(facts: Facts, library: str, variable: str, many_hosts: bool) -> Iterator[Finding]:
     """The one that gloo or NCCL would use. For a job on this machine alone, the loopback is as good as any."""
     host, value, outer = facts["host"], facts["variables"].get(variable), _outer_interface(facts)
+    if library == "NCCL" and not facts["gpus"] and value is None:
+        return
     chosen = facts[f"{library.lower()}_interface"]
     fix = f"export {variable}={outer['name'] if outer else 'NAME'}"
     usable = {one["name"]: one["address"] for one in facts["interfaces"] if one["address"]}

@@ -37,11 +37,8 @@ def memory_facts() -> dict[str, int | None]:
     texts = _cgroup("memory", "memory.max", "memory.limit_in_bytes")
     total = numbers["MemTotal"]
     limit = min((int(text) for text in texts if text.isdigit()), default=total)
-    return {
-        "bytes": total,
-        "available_bytes": numbers.get("MemAvailable"),
-        "limit_bytes": limit if limit < total else None,
-    }
+    limited = limit if limit < total else None
+    return {"bytes": total, "available_bytes": numbers.get("MemAvailable"), "limit_bytes": limited}
 
 
 def cpu_facts() -> dict[str, Any]:
@@ -49,11 +46,8 @@ def cpu_facts() -> dict[str, Any]:
     quotas = [float(a) / float(b) for a, b in map(str.split, _cgroup("cpu", "cpu.max")) if a != "max"]
     whole, period = _cgroup("cpu", "cpu.cfs_quota_us"), _cgroup("cpu", "cpu.cfs_period_us")
     quotas += [int(a) / int(b) for a, b in zip(whole, period, strict=False) if int(a) > 0]
-    return {
-        "count": os.cpu_count() or 1,
-        "usable": len(os.sched_getaffinity(0)),
-        "quota": min(quotas, default=None),
-    }
+    usable = len(os.sched_getaffinity(0))
+    return {"count": os.cpu_count() or 1, "usable": usable, "quota": min(quotas, default=None)}
 
 
 def shared_memory_facts() -> dict[str, int] | None:
@@ -153,11 +147,8 @@ def torch_facts(packages: dict[str, str]) -> dict[str, str | None]:
     values = dict(TEXT_CONSTANT.findall(read_file(Path(spec.origin).with_name("version.py"))))
     cuda = values.get("cuda")
     bundled = [packages[name] for name in packages if re.fullmatch(r"nvidia-nccl(-cu\d+)?", name)]
-    return {
-        "torch": values.get("__version__") or packages.get("torch", "?"),
-        "cuda": cuda,
-        "nccl": bundled[0] if bundled else _system_nccl() if cuda else None,
-    }
+    nccl = bundled[0] if bundled else _system_nccl() if cuda else None
+    return {"torch": values.get("__version__") or packages.get("torch", "?"), "cuda": cuda, "nccl": nccl}
 
 
 def _packages_in(folder: Path) -> Iterator[tuple[str, str]]:
