@@ -161,6 +161,7 @@ def check_facts(survey: Survey) -> tuple[list[Finding], list[ComparedValue]]:
             what = f"its facts have another form ({error!r}): its version of drumline is different"
             fix = "install the same drumline on all hosts"
             findings.append(Finding("problem", "version", host.name, what, fix))
+            host.facts = None  # nobody else should read them
             continue
         known[host.name] = host.facts
         # Whether others reach the network that a library uses was tried; how it looks from inside says less.
