@@ -26,7 +26,7 @@ check: .venv/ready ## style, types and import order
 	$(BIN)/mypy
 
 quick: check ## style, types and unit tests: what to run before a commit
-	$(BIN)/python -m pytest --quiet --numprocesses 3 --dist worksteal tests/unit
+	$(BIN)/python -m pytest --quiet --numprocesses 3 --dist worksteal -m "not slow" tests/unit
 
 docs: .venv/ready ## the documentation as a site in build/site; a broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -23,6 +23,7 @@ def save(run: Path, step: int, *, with_optimizer: bool = True) -> tuple[nn.Linea
     return model, optimizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["", "checkpoints", "checkpoints/step-00000002"])
 def test_a_run_its_checkpoints_or_one_of_them(tmp_path: Path, where: str) -> None:
     save(tmp_path, 1)

@@ -115,6 +115,7 @@ def through_disk(
     return store.read_tensors(path, "o"), catalog.read_document(path, "o")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("steps", [0, 3])
 def test_goes_on_bit_for_bit(tmp_path: Path, name: str, steps: int) -> None:

@@ -14,6 +14,7 @@ import pytest
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["every-moment", "any-moment"])
 def test_killed(how: str) -> None:
     script = Path(__file__).with_name("crashes.py")

@@ -17,6 +17,7 @@ MAX_STARTS = 300
 """About one in seven hangs."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python 3.12 takes the lock before it forks")
 def test_a_worker_that_hangs_in_fork_is_forked_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -70,6 +70,7 @@ def epochs(loader: Loader, count: int) -> list[torch.Tensor]:
     return [batch for _ in range(count) for batch in loader]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 5), st.integers(1, 4))
 def test_an_epoch_holds_every_sample_exactly_once(
     length: int, batch_size: int, world_size: int, pieces: int

@@ -19,6 +19,7 @@ def order(length: int, *, seed: int = 0, epoch: int = 0) -> list[int]:
     return permute(np.arange(length), length=length, seed=seed, epoch=epoch).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(8))
 def test_every_index_comes_exactly_once_for_every_length_up_to_10_000(block: int) -> None:
     for length in range(block, 10_001, 8):
@@ -105,6 +106,7 @@ def test_the_order_is_a_promise_to_old_checkpoints() -> None:
     assert order(10, seed=7, epoch=3) == [3, 1, 6, 8, 4, 2, 7, 5, 9, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [3, 4, 5])
 def test_every_order_of_a_few_samples_is_about_as_likely(length: int) -> None:
     runs = 6000
@@ -175,6 +177,7 @@ def test_a_position_tells_nothing_of_its_sample(
     assert_unrelated(of_position(positions), of_index(large_order(positions)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lag", [1, 2, 3, 64, _grid(LARGE, 0, 0).columns, _grid(LARGE, 0, 0).columns + 1])
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_sample_tells_nothing_of_the_one_after_it(

@@ -106,6 +106,7 @@ def assert_same(expected: list[torch.Tensor], found: list[torch.Tensor]) -> None
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
+@pytest.mark.slow
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.data())
 def test_an_epoch_holds_every_sample_exactly_once(
     length: int, batch_size: int, world_size: int, pieces: int, by_size: bool, data: st.DataObject

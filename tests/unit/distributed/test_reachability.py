@@ -67,6 +67,7 @@ def test_a_network_that_is_not_known_is_left_to_the_user() -> None:
     )
 
 
+@pytest.mark.slow
 def test_sixty_four_hosts_are_a_few_lines() -> None:
     doors = [target(number) for number in range(1, 65)]
     closed = [

@@ -47,6 +47,7 @@ def made(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return raw.view(dtype).reshape(shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 5)])
 def test_every_flipped_bit_is_found_and_each_gives_another_number(

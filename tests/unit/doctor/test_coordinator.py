@@ -126,6 +126,7 @@ ODD = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "answer"),
     [

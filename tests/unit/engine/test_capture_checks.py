@@ -96,6 +96,7 @@ def test_what_the_task_counts_is_seen() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_hooks_are_named() -> None:
     def reason(add: Callable[[Net, SGD], Any]) -> str | None:
         model = Net()

@@ -110,6 +110,7 @@ def _node(tmp_path: Path) -> Iterator[SupervisorProcess]:
     node.process.stdout.close()
 
 
+@pytest.mark.slow
 def test_the_next_attempt_begins_in_the_agent_that_waits_and_all_end_with_stdin(
     node: SupervisorProcess,
 ) -> None:
@@ -142,6 +143,7 @@ def test_what_waits_ends_with_a_supervisor_that_is_killed(node: SupervisorProces
     wait_until(lambda: not node.is_anyone_left())
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_gets_a_signal_exits_and_takes_no_other_attempt(node: SupervisorProcess) -> None:
     """Its host may be shutting down: the next attempt is for a spare."""
     node.start()

@@ -17,6 +17,7 @@ import pytest
 from drumline.launch.torch_import import LateModule, load_compiler_late
 
 
+@pytest.mark.slow
 def test_the_compiler_comes_late_and_whole() -> None:
     """It takes seconds. In one of two hundred runs the process did not end; then it tells where, and is run again."""
     for _ in range(2):

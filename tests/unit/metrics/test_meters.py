@@ -58,6 +58,7 @@ def test_the_graph_of_the_loss_is_not_held() -> None:
     assert not meter.take().requires_grad
 
 
+@pytest.mark.slow
 def test_adding_never_asks_the_device_for_a_number() -> None:
     class NoReading(TorchDispatchMode):
         def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):  # type: ignore[no-untyped-def]

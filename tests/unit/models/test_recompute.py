@@ -77,6 +77,7 @@ def test_fewer_activations_are_held(build: Callable[..., nn.Module], batch: Tens
     assert bytes_held(build(activation_checkpointing=True)) < bytes_held(build()) / 2
 
 
+@pytest.mark.slow
 @both
 def test_it_compiles_into_one_graph(build: Callable[..., nn.Module], batch: Tensor) -> None:
     torch.manual_seed(0)

@@ -56,6 +56,7 @@ def healthy(
     return Run(simulate(steps, world_size=world_size))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     world_size=st.integers(1, 4),
@@ -335,6 +336,7 @@ def test_a_run_that_ends_in_order_hears_nothing() -> None:
     assert watch(run, until=over + 60)[0] == []
 
 
+@pytest.mark.slow
 def test_a_script_that_knows_nothing_of_us_moves_by_its_collectives() -> None:
     def plain(rank: RankState) -> RankState:
         return replace(rank, step=0, phase=Phase.USER, micro=0, num_marks=1)

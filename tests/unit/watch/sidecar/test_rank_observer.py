@@ -12,6 +12,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from drumline import processes
 from drumline.processes import state_of
 from drumline.watch.cluster_state import NodeState, RankState, node_from_json
@@ -146,6 +148,7 @@ def test_a_rank_that_hangs_in_the_kernel(start_rank: StartRank, tmp_path: Path) 
     assert close.stack[0].endswith(" in hang"), "another thread answers for one in the kernel"
 
 
+@pytest.mark.slow
 def test_only_workers_of_the_loader_that_it_waits_for_are_workers(
     start_rank: StartRank, tmp_path: Path
 ) -> None:
@@ -182,6 +185,7 @@ def test_only_workers_of_the_loader_that_it_waits_for_are_workers(
     assert workers[0].in_fork_s == workers[1].in_fork_s == 0
 
 
+@pytest.mark.slow
 def test_a_worker_in_fork_is_seen_there_and_left_alone(start_rank: StartRank, tmp_path: Path) -> None:
     """A signal would wake it from the pause, as it ended the one that waited for Python's lock."""
     start_rank(
