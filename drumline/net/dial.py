@@ -199,9 +199,10 @@ def _probe_batch(targets: Sequence[ProbeTarget], results: ProbeResults) -> None:
 def _connect(selector: selectors.BaseSelector, target: ProbeTarget, results: ProbeResults) -> None:
     caller = socket.socket(socket.AF_INET6 if ":" in target.address else socket.AF_INET)
     caller.setblocking(False)
+    attempt = _Attempt(target)  # before the connection: the other side may read its clock at once
     number = caller.connect_ex((target.address, target.port))
     if number in (0, errno.EINPROGRESS):
-        selector.register(caller, selectors.EVENT_WRITE, _Attempt(target))
+        selector.register(caller, selectors.EVENT_WRITE, attempt)
     else:
         caller.close()
         results.failed[target.rank] = _reason(number)
