@@ -101,11 +101,11 @@ def test_without_a_place_for_it_ranks_are_told_of_none(
 LEAVES = """
 import os, signal, sys, tempfile
 from pathlib import Path
-from drumline.launch.node import memory_folder
-memory_folder.MEMORY = Path(sys.argv[1])
-folder = memory_folder.make_memory_folder("job")
-memory_folder.hold(folder)
-memory_folder.hold(folder)  # as a sidecar does
+from drumline.launch.node import watch_folder
+watch_folder.MEMORY = Path(sys.argv[1])
+folder = watch_folder.make_memory_folder("job")
+watch_folder.hold(folder)
+watch_folder.hold(folder)  # as a sidecar does
 print(folder, flush=True)
 sys.stdin.read()
 """
