@@ -95,12 +95,21 @@ class Rule:
     fixable: bool = False
     """Whether `--fix` can mend it."""
 
-    def at(self, where: HasPlaces, node: Any, message: str, *, fix: str = "", edits: Sequence[Edit] = ()) -> Finding:
+    def at(
+        self,
+        where: HasPlaces,
+        node: Any,
+        message: str,
+        *,
+        fix: str = "",
+        edits: Sequence[Edit] = (),
+        is_note: bool = False,
+    ) -> Finding:
         """This mistake, found in a place."""
         return Finding(
             rule=self.id,
             name=self.name,
-            severity=self.severity,
+            severity=Severity.NOTE if is_note else self.severity,
             place=where.place(node),
             message=message,
             fix=fix or self.fix,

@@ -197,3 +197,16 @@ def test_what_is_not_mechanical_is_left_alone(text: str) -> None:
 def test_names_of_variables_are_known_once() -> None:
     assert not (NCCL | TORCH) & GIVEN_UP.keys()
     assert {f"TORCH_{name}" for name in OLD_NAMES} <= TORCH
+
+
+@pytest.mark.parametrize(
+    ("text", "severity"),
+    [
+        ("export NCCL_IB_DISABLE=1", "note"),
+        ("export NCCL_PROTO=Simple", "note"),
+        ("export NCCL_PROTO=LL128", "warning"),
+        ("export NCCL_P2P_DISABLE=1", "warning"),
+    ],
+)
+def test_what_a_network_may_need_is_a_note(text: str, severity: str) -> None:
+    assert [one.severity for one in found(text, "DL104")] == [severity]

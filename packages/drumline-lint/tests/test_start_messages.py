@@ -11,6 +11,9 @@ SAID = {
     "DL009": "DDP(torch.nn.Linear(8, 2)) wraps a model whose weights are drawn without a seed",
     "DL011": "torch.manual_seed(42) is the same on every rank, and so is all that RandomHorizontalFlip draws",
     "DL021": "dist.init_process_group is called, and nothing in this run calls destroy_process_group",
+    "DL043": "random_split(data, [0.9, 0.1]) draws another split on every rank: what one rank tests on, another trains "
+    "on",
+    "DL044": "torch.cuda.device_count() counts the GPUs of this host, and dist.get_rank() the processes of all hosts",
     "DL025": "dist.init_process_group has no timeout: ranks wait for a stuck one for 10 minutes with NCCL",
     "DL027": "MASTER_ADDR is set to 10.1.2.3, over what the launcher says",
 }

@@ -96,9 +96,10 @@ def conditions(program: Program, node: ast.AST, *, with_exits: bool = True) -> I
         inner = outer
 
 
-def known_parts(program: Program, node: ast.AST) -> list[tuple[ast.expr, bool]]:
+def known_parts(program: Program, node: ast.AST, *, with_exits: bool = True) -> list[tuple[ast.expr, bool]]:
     """The same, taken apart."""
-    return [part for test, holds in conditions(program, node) for part in taken_apart(test, holds)]
+    held = conditions(program, node, with_exits=with_exits)
+    return [part for test, holds in held for part in taken_apart(test, holds)]
 
 
 def taken_apart(test: ast.expr, holds: bool) -> list[tuple[ast.expr, bool]]:
@@ -169,3 +170,20 @@ _FIRST = RankTest("global", True, is_needed=False)
 
 def _is_for_first(manager: ast.expr) -> bool:
     return isinstance(manager, ast.Call) and last_name(manager.func).endswith("_first")
+
+
+def are_exclusive(program: Program, one: ast.AST, other: ast.AST, *, with_exits: bool = True) -> bool:
+    """Whether one is done where a condition holds, and the other where it does not."""
+    held = {_plain(test, holds) for test, holds in known_parts(program, one, with_exits=with_exits)}
+    return any(_plain(test, not holds) in held for test, holds in known_parts(program, other, with_exits=with_exits))
+
+
+def _plain(test: ast.expr, holds: bool) -> tuple[str, bool]:
+    """`not x` that holds is `x` that does not; so for `x is not None`."""
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, holds = test.operand, not holds
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        turned = isinstance(test.ops[0], ast.IsNot | ast.NotEq)
+        if turned or isinstance(test.ops[0], ast.Is | ast.Eq):
+            return f"{ast.dump(test.left)} {ast.dump(test.comparators[0])}", holds != turned
+    return ast.dump(test), holds

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from drumline_lint.program.calls import argument
 from drumline_lint.program.files import Files, package_of
-from drumline_lint.program.imports import imported_sources
-from drumline_lint.program.names import FRAMEWORKS, STARTS
+from drumline_lint.program.imports import connected, imported_sources
+from drumline_lint.program.names import FRAMEWORKS, INIT, STARTS
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import Binding, function_around
+from drumline_lint.program.value import Known
 from drumline_lint.reading.source import Source
 
 _WORDS = (
@@ -30,6 +32,12 @@ def distributed_sources(program: Program) -> set[Source]:
     import from such a file, or to ask for a rank, is not enough.
     """
     return program.remember("distributed", lambda: _find_distributed(program))
+
+
+def _is_group_of_one(program: Program, source: Source) -> bool:
+    """Whether every process group of a file, and of those that it runs with, is given a `world_size` of 1."""
+    inits = [call for one in connected(program, source) for call in program.calls(one, INIT)]
+    return bool(inits) and all(program.values(argument(call, 3, "world_size")) == {Known(1)} for call in inits)
 
 
 def framework(program: Program, source: Source) -> str:
@@ -54,7 +62,7 @@ def _is_framework(program: Program, binding: Binding, source: Source) -> bool:
 
 
 def _find_distributed(program: Program) -> set[Source]:
-    return _closed(_starting(program), program)
+    return {one for one in _closed(_starting(program), program) if not _is_group_of_one(program, one)}
 
 
 def _closed(sources: set[Source], program: Program) -> set[Source]:

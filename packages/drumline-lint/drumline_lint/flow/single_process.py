@@ -30,7 +30,8 @@ def is_in_lone_run(program: Program, node: ast.AST) -> bool:
     """Of what is done outside of functions: whether it is done only in a run that starts no process group."""
     source = program.source_of(node)
     is_main = any(isinstance(one, ast.stmt) and is_for_script(one) for one in (node, *above(node)))
-    return is_main and program.remember(("is lone", source), lambda: _is_lone(program, source))
+    is_script = is_main or source not in all_imported(program)
+    return is_script and program.remember(("is lone", source), lambda: _is_lone(program, source))
 
 
 def _is_lone(program: Program, source: Source) -> bool:
@@ -41,8 +42,6 @@ def _is_lone(program: Program, source: Source) -> bool:
     if len(run) >= MOST_STEPS or any(_may_start(program, step.call) for step in run):
         return False
     wrapping = _wrapping(program, run)
-    if not wrapping:
-        return source in all_imported(program)
     elsewhere = [_wrapping(program, other) for other in all_scripts(program) if _starts_group(program, other)]
     return wrapping <= set().union(*elsewhere)
 

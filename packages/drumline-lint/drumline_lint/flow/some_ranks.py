@@ -12,7 +12,7 @@ from drumline_lint.flow.loops import reached
 from drumline_lint.flow.single_process import says_distributed
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import above, function_around, inside, last_name, scope_node, statement_of, up
-from drumline_lint.program.value import RankTest
+from drumline_lint.program.value import Rank, RankTest
 from drumline_lint.reading.source import Source
 
 
@@ -83,10 +83,18 @@ def _is_by_turns(program: Program, call: ast.Call) -> bool:
     """`for turn in range(world_size): if rank == turn: ...`: each comes, one after the other."""
     loops = [outer for outer in above(call) if isinstance(outer, ast.For)]
     turns = {name.id for loop in loops for name in inside(loop.target, ast.Name)}
-    for test, _ in conditions(program, call) if turns else ():
-        if turns & {name.id for name in inside(test, ast.Name)} and rank_tests(program, test):
-            return True
-    return False
+    return any(
+        _is_compared_to(program, compare, turns)
+        for test, _ in (conditions(program, call) if turns else ())
+        for compare in inside(test, ast.Compare)
+    )
+
+
+def _is_compared_to(program: Program, compare: ast.Compare, turns: set[str]) -> bool:
+    """Whether the rank is compared to a loop's variable; one that stands beside it, as in a step, lets nobody in."""
+    sides = [compare.left, *compare.comparators]
+    ranks = [one for one in sides if any(isinstance(value, Rank) for value in program.values(one))]
+    return bool(ranks) and any(turns & {n.id for n in inside(one, ast.Name)} for one in sides if one not in ranks)
 
 
 def _block_of(program: Program, call: ast.Call) -> tuple[ast.AST, ...]:

@@ -11,7 +11,7 @@ from drumline_lint.program.files import package_of
 from drumline_lint.program.functions import of_parameter
 from drumline_lint.program.queries import Whole, each, unpacked
 from drumline_lint.program.tree import LOOPS, SCOPES, Binding, above, position, scope_node, source_of, up
-from drumline_lint.program.value import NOTHING, Class, Function, Library, Module, Values
+from drumline_lint.program.value import NOTHING, Class, Function, Library, Module, Rank, Values
 from drumline_lint.reading.source import Source
 
 LEAVING = (ast.Return, ast.Raise)
@@ -233,7 +233,15 @@ def of_name(program: Whole, node: ast.Name) -> Values:
     if bindings is None:
         return _of_unbound(program, node)
     found: Values = frozenset().union(*(bound(program, binding) for binding in bindings))
+    if not found and any(_is_looked_up(program, binding.value) for binding in bindings):
+        return NOTHING
     return found or ranks.by_name(node.id)
+
+
+def _is_looked_up(program: Whole, value: ast.expr | None) -> bool:
+    """`rank = pool[rank]` is no rank any more, whatever its name says."""
+    index = value.slice if isinstance(value, ast.Subscript) else None
+    return any(isinstance(one, Rank) for one in program.values(index))
 
 
 def bindings_of(program: Whole, node: ast.Name) -> list[Binding] | None:

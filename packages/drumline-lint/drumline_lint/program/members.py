@@ -38,7 +38,8 @@ def believed(program: Whole, node: ast.Attribute, owners: Values, named: Values)
     """What the name says, unless one of the given files puts something else there, or what cannot be told."""
     if named != _LOCAL:
         return named
-    files = [source_of(node)] if any(map(_is_parsed, owners)) else program.files.sources
+    parsed = [source_of(one.call) for one in owners if isinstance(one, Made) and _is_parsed(one)]
+    files = dict.fromkeys([source_of(node), *parsed]) if parsed else program.files.sources
     every = [one for source in files for one in _assigned(program, source, node)]
     is_known = all(_may_be_local(bound(program, binding)) for binding in every)
     return named if is_known else _EITHER
@@ -54,7 +55,8 @@ def _assigned(program: Whole, source: Source, node: ast.Attribute) -> Iterator[B
     if node.attr not in source.text:
         return
     for target, binding in program.files.index(source).attributes.get(node.attr, ()):
-        if dotted(target.value) == dotted(node.value) and not _has(binding.value, node.attr):
+        is_same = dotted(target.value).rpartition(".")[2] == dotted(node.value).rpartition(".")[2]
+        if is_same and not _has(binding.value, node.attr):
             yield binding
 
 

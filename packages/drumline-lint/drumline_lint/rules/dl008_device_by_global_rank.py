@@ -9,6 +9,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.hosts import meets_on_one_host
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DDP
+from drumline_lint.program.origins import written
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import Rank
 from drumline_lint.reading.source import Source
@@ -22,7 +23,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         return
     for device in _devices(program, source):
         ranks = {value.kind for value in program.values(device) if isinstance(value, Rank)}
-        if ranks == {"global"}:
+        if ranks == {"global"} and program.source_of(device) is source:
             said = f"{source.code(device)} is the rank among all hosts, not a GPU of this one"
             yield RULE.at(source, device, said)
 
@@ -35,8 +36,9 @@ def _devices(program: Program, source: Source) -> Iterator[ast.expr]:
     for call in program.calls(source, "torch.device"):
         given += [argument(call, 0, "type"), argument(call, 1, "index")]
     for call in program.calls(source, DDP):
-        listed = argument(call, 1, "device_ids")
-        given += listed.elts if isinstance(listed, ast.List | ast.Tuple) else []
+        given.append(argument(call, 2, "output_device"))
+        for listed in written(program, argument(call, 1, "device_ids")):
+            given += listed.elts if isinstance(listed, ast.List | ast.Tuple) else []
     for one in given:
         if isinstance(one, ast.JoinedStr):
             yield from (part.value for part in one.values if isinstance(part, ast.FormattedValue))

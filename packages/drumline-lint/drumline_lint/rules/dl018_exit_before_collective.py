@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.collectives import collectives_in, reached_in, short
-from drumline_lint.flow.conditions import ENDING_CALLS, after_in_block, conditions, rank_tests, rank_tests_at
+from drumline_lint.flow.conditions import (
+    ENDING_CALLS,
+    after_in_block,
+    are_exclusive,
+    conditions,
+    rank_tests,
+    rank_tests_at,
+)
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.loops import reached
 from drumline_lint.program.names import DDP, FSDP
@@ -79,7 +86,8 @@ def _missed(program: Program, exit_: Exit) -> str | None:
     others = [test for test in turned if isinstance(test, RankTest) and test.is_needed]
     for node in _what_others_do(program, exit_):
         for name, chain in reached_in(program, node, others):
-            if name not in done and not _is_for_some(program, chain[0]):
+            is_other_run = are_exclusive(program, exit_, chain[0], with_exits=False)
+            if name not in done and not _is_for_some(program, chain[0]) and not is_other_run:
                 return f"{short(name)} (line {chain[0].lineno})"
         if _has_wrapped_backward(program, node):
             return "the backward pass"

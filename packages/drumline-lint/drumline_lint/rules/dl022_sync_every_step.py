@@ -22,24 +22,32 @@ SHOWING = ("print", "write", "set_postfix", "set_postfix_str", "set_description"
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """One finding a statement, whichever loop comes to it."""
-    found = program.remember(RULE.id, lambda: _find(program))
-    for statement, (node, value) in sorted(found.items(), key=lambda one: position(one[0])):
+    """One finding a loop, at the first statement that waits."""
+    for found in program.remember(RULE.id, lambda: _find(program)):
+        (statement, (node, value)), others = min(found.items(), key=lambda one: position(one[0])), len(found) - 1
         if program.source_of(statement) is source:
-            message = f"{source.code(node)} waits at every step until the GPU has computed {source.code(value)}"
-            yield RULE.at(source, node, message)
+            more = f", and so do {others} other statements of this loop" if others > 1 else ""
+            more = ", and so does another statement of this loop" if others == 1 else more
+            said = f"{source.code(node)} waits at every step until the GPU has computed {source.code(value)}{more}"
+            yield RULE.at(source, node, said)
 
 
-def _find(program: Program) -> dict[ast.stmt, tuple[ast.expr, ast.expr]]:
-    found: dict[ast.stmt, tuple[ast.expr, ast.expr]] = {}
+def _find(program: Program) -> list[dict[ast.stmt, tuple[ast.expr, ast.expr]]]:
+    """Of each loop, the statements that wait; a statement belongs to one loop."""
+    every: list[dict[ast.stmt, tuple[ast.expr, ast.expr]]] = []
+    seen: set[ast.stmt] = set()
     for loop in training_loops(program):
+        found: dict[ast.stmt, tuple[ast.expr, ast.expr]] = {}
         for root, rare in rounds(program, loop, _is_rare).items():
             for node in _written(root) if not rare else ():
-                value = _read(program, node)
-                if value is not None and not _is_rare(program, node, root):
+                value, statement = _read(program, node), statement_of(node)
+                if value is not None and statement not in seen and not _is_rare(program, node, root):
                     whole = value if isinstance(node, ast.FormattedValue) else node
-                    found.setdefault(statement_of(node), (whole, value))
-    return found
+                    found.setdefault(statement, (whole, value))
+        seen.update(found)
+        if found:
+            every.append(found)
+    return every
 
 
 def _written(root: ast.AST) -> Iterator[ast.expr]:

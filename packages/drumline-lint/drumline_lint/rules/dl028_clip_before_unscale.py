@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.conditions import conditions
+from drumline_lint.flow.conditions import are_exclusive
 from drumline_lint.flow.loops import done_in
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import function_around
@@ -55,7 +55,7 @@ def _scaler_before(program: Program, calls: list[ast.Call], clip: ast.Call) -> s
     if any(is_method(call, "unscale_", "unscale_gradients") for call in before):
         return ""
     for call in before:
-        if is_method(call, "scale") and not _are_exclusive(program, call, clip):
+        if is_method(call, "scale") and not are_exclusive(program, call, clip):
             assert isinstance(call.func, ast.Attribute)
             if _is_known_scaler(program, call.func.value):
                 return program.source_of(call).code(call.func.value)
@@ -65,20 +65,3 @@ def _scaler_before(program: Program, calls: list[ast.Call], clip: ast.Call) -> s
 def _is_known_scaler(program: Program, expression: ast.expr) -> bool:
     made = [value for value in program.values(expression) if isinstance(value, Made)]
     return is_scaler(program, expression) and (not made or all(value.name in SCALERS for value in made))
-
-
-def _are_exclusive(program: Program, one: ast.AST, other: ast.AST) -> bool:
-    """Whether one is done where a condition holds, and the other where it does not."""
-    held = {_plain(test, holds) for test, holds in conditions(program, one)}
-    return any(_plain(test, not holds) in held for test, holds in conditions(program, other))
-
-
-def _plain(test: ast.expr, holds: bool) -> tuple[str, bool]:
-    """`not x` that holds is `x` that does not; so for `x is not None`."""
-    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        test, holds = test.operand, not holds
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        turned = isinstance(test.ops[0], ast.IsNot | ast.NotEq)
-        if turned or isinstance(test.ops[0], ast.Is | ast.Eq):
-            return f"{ast.dump(test.left)} {ast.dump(test.comparators[0])}", holds != turned
-    return ast.dump(test), holds

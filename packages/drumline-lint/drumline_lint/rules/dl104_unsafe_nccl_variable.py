@@ -55,6 +55,8 @@ OLD_NAMES = {
     "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
 }
 CORRUPTS = "LL128 is forced, which can corrupt data on machines that do not support it"
+# Some networks need them for good.
+OFTEN_NEEDED = {"NCCL_IB_DISABLE", "NCCL_PROTO"}
 PINNING = {"NCCL_ALGO", "NCCL_PROTO"}
 # A protocol or an algorithm may be left out on purpose, where a fault of NCCL is known.
 LEFT_OUT = "^"
@@ -73,12 +75,13 @@ def check_shell(script: Script) -> Iterator[Finding]:
             continue  # A run that must give the same bits again needs them.
         value = script.constant(assignment.value)
         if value and _is_unsafe(unsafe, value):
-            costs = CORRUPTS if "LL128" in value else unsafe.costs
+            corrupts = "LL128" in value
             yield RULE.at(
                 script,
                 assignment,
-                f"{assignment.name}={value} is not for real runs: {costs}",
+                f"{assignment.name}={value} is not for real runs: {CORRUPTS if corrupts else unsafe.costs}",
                 fix=unsafe.instead or f"remove {assignment.name}, or set it only while you look for the fault",
+                is_note=assignment.name in OFTEN_NEEDED and not corrupts,
             )
 
 

@@ -117,7 +117,11 @@ def is_moved_before(program: Program, model: ast.expr, use: ast.AST, depth: int 
     if isinstance(model, ast.Name):
         behind = [one for binding in program.bindings(model) for one in _behind(program, binding)]
     else:
-        behind = [one for one in getattr(model, "args", ()) if isinstance(one, ast.Name | ast.Attribute)]
+        behind = [
+            one
+            for one in (model.args if isinstance(model, ast.Call) else ())
+            if isinstance(one, ast.Name | ast.Attribute)
+        ]
         if any(_is_move(node) for node in built_of(program, model)):
             return True
     return any(is_moved_before(program, one, one, depth + 1) for one in behind)

@@ -1,0 +1,40 @@
+"""DL043: every rank splits the data in its own way."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from drumline_lint.findings import Finding, rule
+from drumline_lint.flow.distributed import framework
+from drumline_lint.flow.guards import is_on_every_rank
+from drumline_lint.flow.run_order import Run, found_in_scripts, process_of
+from drumline_lint.program.calls import argument, has_unknown_arguments
+from drumline_lint.program.program import Program
+from drumline_lint.reading.source import Source
+from drumline_lint.training.seeds import seeds_torch
+
+RULE = rule("DL043")
+_SPLIT = ("torch.utils.data.random_split", "torch.utils.data.dataset.random_split")
+
+
+def check(program: Program, source: Source) -> Iterator[Finding]:
+    """Calls of random_split without a generator, in runs that set no seed before."""
+    if framework(program, source) or "random_split" not in source.text:
+        return
+    for call in found_in_scripts(program, source, _unseeded):
+        if is_on_every_rank(program, call):
+            message = (
+                f"{source.code(call)} draws another split on every rank: what one rank tests on, another trains on"
+            )
+            yield RULE.at(source, call, message)
+
+
+def _unseeded(program: Program, run: Run) -> Iterator[tuple[ast.AST, None]]:
+    """A process that mp.spawn starts does not have the seed of its parent."""
+    for number, step in enumerate(run):
+        call = step.call
+        if program.name_of(call.func) in _SPLIT and argument(call, 2, "generator") is None:
+            own = [one for one in run[:number] if process_of(program, one) == process_of(program, step)]
+            if not has_unknown_arguments(call) and not any(seeds_torch(program, one.call) for one in own):
+                yield call, None
