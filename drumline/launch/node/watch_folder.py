@@ -137,7 +137,7 @@ def _diagnosis_from(record: Mapping[str, Any]) -> SidecarDiagnosis | None:
     if alarm not in ("hang", "failure") or (alarm, action) == ("hang", "report"):
         return None
     sentence = f"{alarm}: {diagnosis['what']}. Next: {diagnosis['next_step']}"
-    return SidecarDiagnosis(alarm, action, sentence, bool(record.get("was_told")))
+    return SidecarDiagnosis(alarm, action, sentence, bool(record.get("was_printed")))
 
 
 # Folders in memory

@@ -7,12 +7,15 @@ sidecar that is restarted has the same port.
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from drumline.errors import PreflightError
+from drumline.launch.node.watch_folder import MEMORY, make_memory_folder
 from drumline.launch.rank_environment import WITHOUT_WATCH, WatchSettings
 from drumline.launch.topology import Topology
 from drumline.net.interfaces import LOOPBACK, interface_towards, interfaces
@@ -83,3 +86,39 @@ def listen_for_sidecars(address: str, port: int = 0) -> socket.socket:
             f"{WITHOUT_WATCH}",
         ) from error
     return listener
+
+
+def make_watch_folder(given: Path | None) -> Path:
+    """The one that the launcher gave, made where it is not there yet; else a new one. Never one that others can use."""
+    if given is not None:
+        return _take(given)
+    try:
+        return make_memory_folder()
+    except OSError as error:
+        raise PreflightError(
+            f"no folder for the watchdog can be made in {MEMORY} or the temporary folder: {error.strerror}",
+            next_step="free some space there, or set TMPDIR to a folder on a disk of this host; or train without the "
+            f"watchdog: {WITHOUT_WATCH}",
+        ) from error
+
+
+def _take(folder: Path) -> Path:
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()  # a link would lead to wherever its owner likes
+    except OSError as error:
+        raise _refused(folder, f"cannot be made: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise _refused(folder, "is not a folder")
+    if found.st_uid != os.geteuid():
+        raise _refused(folder, f"belongs to user {found.st_uid}, and this is user {os.geteuid()}")
+    if found.st_mode & 0o077:
+        raise _refused(folder, f"is open to others (mode {stat.S_IMODE(found.st_mode):o}, 700 is needed)")
+    return folder
+
+
+def _refused(folder: Path, why: str) -> PreflightError:
+    return PreflightError(
+        f"the watch folder {folder} {why}",
+        next_step="leave DRUMLINE_WATCH_DIR to the launcher, or name a folder that does not exist yet",
+    )

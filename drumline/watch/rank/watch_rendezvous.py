@@ -22,8 +22,7 @@ from drumline.launch.node.sealed_store import SealedStore
 from drumline.launch.rank_environment import sidecar_secret
 from drumline.launch.topology import Topology
 from drumline.net.secrets import new_secret
-from drumline.watch.rank.folder import make_folder
-from drumline.watch.rank.node_watch import NodeWatch, listen_for_sidecars, sidecar_address
+from drumline.watch.rank.node_watch import NodeWatch, listen_for_sidecars, make_watch_folder, sidecar_address
 from drumline.watch.sidecar.sidecar_options import Peer
 
 SIDECARS = "sidecars"
@@ -34,7 +33,7 @@ def join_watch(
 ) -> NodeWatch:
     """Collective. `folder`: the launcher's, if it gave any."""
     if rendezvous is None:
-        return NodeWatch(make_folder(folder), new_secret(), (), 0, (0,), True, None)
+        return NodeWatch(make_watch_folder(folder), new_secret(), (), 0, (0,), True, None)
     store, deadline = rendezvous.store.under("watch"), time.monotonic() + timeout_s
     node, ranks = next((n, ranks) for n, ranks in enumerate(rendezvous.nodes) if topology.rank in ranks)
     is_first = topology.rank == ranks[0]
@@ -76,7 +75,7 @@ def _publish(
     which raises it on all ranks."""
     made = listener = None
     try:
-        here = make_folder(folder)
+        here = make_watch_folder(folder)
         made = None if folder else here
         place: dict[str, Any] = {"folder": str(here)}
         if len(rendezvous.nodes) > 1:

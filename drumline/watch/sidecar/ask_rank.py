@@ -9,10 +9,10 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from drumline.processes import EXITED, STOPPED, TICKS_PER_S, has_signal, read_stat, read_status, threads
 from drumline.untrusted import parse_json
@@ -35,51 +35,46 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # By the pipe
 
 
+class SelfReport(NamedTuple):
+    """What a rank wrote last (rank/self_report.py); one that fails writes a report by itself."""
+
+    number: int | None = None
+    """Of the question."""
+    calls: Sequence[tuple[str, int | None, str]] = ()
+    """File, line and name of the main thread's calls, the innermost first."""
+    workers: Sequence[tuple[int, int]] = ()
+    """Number and pid of each DataLoader worker that it waits for."""
+    collectives: tuple[Collective, ...] = ()
+
+
+def read_report(folder: Path, rank: int) -> SelfReport:
+    """Empty where there is none."""
+    try:
+        record = parse_json((folder / f"rank-{rank:05d}.{REPORT_SUFFIX}").read_bytes())
+        return SelfReport(
+            number=int(record["number"]),
+            calls=[(str(file), line, str(name)) for file, line, name in record["calls"]],
+            workers=[(int(number), int(pid)) for number, pid in record["workers"]],
+            collectives=collectives_from_json(record["collectives"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return SelfReport()
+
+
 async def ask_report(
     folder: Path, rank: int, *, within_s: float = REPORT_WITHIN_S
-) -> tuple[bool | None, tuple[Collective, ...]]:
-    """Whether it answers, and its latest collectives. None: there is no pipe that somebody reads."""
-    number = (_read_report(folder, rank).get("number", 0) + 1) % 256
+) -> tuple[bool | None, SelfReport]:
+    """Whether it answers, and its report. None: there is no pipe that somebody reads."""
+    number = ((read_report(folder, rank).number or 0) + 1) % 256
     if not _write_question(folder / f"rank-{rank:05d}.ask", number):
-        return None, ()
+        return None, SelfReport()
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         await asyncio.sleep(REPORT_EVERY_S)
-        if _read_report(folder, rank).get("number") == number:
-            return True, reported_collectives(folder, rank)
-    return False, ()
-
-
-def reported_collectives(folder: Path, rank: int) -> tuple[Collective, ...]:
-    """Of the last report; a rank that fails writes one by itself."""
-    try:
-        return collectives_from_json(_read_report(folder, rank)["collectives"])
-    except (KeyError, TypeError):
-        return ()
-
-
-def reported_calls(folder: Path, rank: int) -> list[tuple[str, int | None, str]]:
-    """File, line and name of the main thread's calls, the innermost first."""
-    try:
-        return [(str(file), line, str(name)) for file, line, name in _read_report(folder, rank)["calls"]]
-    except (KeyError, TypeError, ValueError):
-        return []
-
-
-def reported_workers(folder: Path, rank: int) -> list[tuple[int, int]]:
-    """Number and pid of each DataLoader worker that it waits for."""
-    try:
-        return [(int(number), int(pid)) for number, pid in _read_report(folder, rank)["workers"]]
-    except (KeyError, TypeError, ValueError):
-        return []
-
-
-def _read_report(folder: Path, rank: int) -> dict[str, Any]:
-    try:
-        record = parse_json((folder / f"rank-{rank:05d}.{REPORT_SUFFIX}").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+        report = read_report(folder, rank)
+        if report.number == number:
+            return True, report
+    return False, SelfReport()
 
 
 def _write_question(path: Path, number: int) -> bool:

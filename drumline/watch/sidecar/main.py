@@ -187,11 +187,11 @@ class Sidecar:
         for peer in self.options.peers:
             if self.network is not None:
                 self.network.send(peer.node, message)
-        self._act_here(alarm, diagnosis, action, was_told=is_printed(diagnosis))
+        self._act_here(alarm, diagnosis, action, was_printed=is_printed(diagnosis))
 
-    def _act_here(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_told: bool = False) -> None:
+    def _act_here(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_printed: bool = False) -> None:
         with contextlib.suppress(OSError):
-            self.reporter.write_for_launcher(alarm, diagnosis, action, was_told=was_told)
+            self.reporter.write_for_launcher(alarm, diagnosis, action, was_printed=was_printed)
         if action in ("restart", "stop"):
             self.leader.has_acted = True
             self.ranks.kill()

@@ -9,17 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from drumline.processes import EXITED, STOPPED, TICKS_PER_S, ProcessStat, read_stat, read_status, state_of
-from drumline.watch.cluster_state import Collective, RankState, WorkerState
+from drumline.watch.cluster_state import RankState, WorkerState
 from drumline.watch.heartbeat import Heartbeat, read_heartbeat
 from drumline.watch.rank.self_report import WORKER_SIGNAL
 from drumline.watch.sidecar.ask_rank import (
+    SelfReport,
     ask_report,
     ask_stack,
     fatal_stack,
     in_fork_s,
-    reported_calls,
-    reported_collectives,
-    reported_workers,
+    read_report,
     stack_lines,
 )
 from drumline.watch.sidecar.rank_process import RankProcess
@@ -86,7 +85,7 @@ class RankObserver:
         return replace(
             state,
             memory=self._process.memory.evidence() if state.exit in (None, -9) else "",
-            collectives=state.collectives or reported_collectives(self._folder, self._rank),
+            collectives=state.collectives or read_report(self._folder, self._rank).collectives,
             stack=state.stack or fatal_stack(self._file("stacks")),
         )
 
@@ -102,13 +101,12 @@ class RankObserver:
         # A rank that answers reports its stack by itself. The signal is for one in which Python is blocked: to any
         # other it is a danger (rank/self_report.py).
         await asyncio.wait({asked}, timeout=ANSWERS_WITHIN_S)
-        calls = reported_calls(self._folder, self._rank) if asked.done() and asked.result()[0] else []
+        calls = asked.result()[1].calls if asked.done() else ()
         stack = stack_lines(state.pid, calls) if calls else await ask_stack(state.pid, self._file("stacks"))
-        answers, collectives = await asked
-        reported = reported_workers(self._folder, self._rank) if answers else ()
-        workers = await self._inspect_workers(process.descendants.workers(reported), end)
+        answers, report = await asked
+        workers = await self._inspect_workers(process.descendants.workers(report.workers), end)
         process.skip_answer(time.monotonic())
-        state = replace(state, stack=stack, workers=workers, answers=answers, collectives=collectives)
+        state = replace(state, stack=stack, workers=workers, answers=answers, collectives=report.collectives)
         latest = self.observe(time.monotonic())
         if latest is not None and state.state in STOPPED and latest.state not in (*STOPPED, *EXITED):
             return replace(
@@ -133,9 +131,9 @@ class RankObserver:
             )
         return tuple(found)
 
-    async def _ask(self, state: str) -> tuple[bool | None, tuple[Collective, ...]]:
+    async def _ask(self, state: str) -> tuple[bool | None, SelfReport]:
         # A stopped one cannot answer, and would do so late when it is continued.
-        return (False, ()) if state in STOPPED else await ask_report(self._folder, self._rank)
+        return (False, SelfReport()) if state in STOPPED else await ask_report(self._folder, self._rank)
 
     def _file(self, kind: str) -> Path:
         return self._folder / f"rank-{self._rank:05d}.{kind}"

@@ -72,10 +72,15 @@ class SidecarReporter:
 
         self._queue(write)
 
-    def write_for_launcher(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_told: bool) -> None:
-        """In the watch folder, before anything is killed: the launcher reads it when its ranks have exited. `was_told`:
-        on this node's terminal."""
-        record = {"alarm": alarm, "action": action, "was_told": was_told, "diagnosis": diagnosis.to_json()}
+    def write_for_launcher(self, alarm: str, diagnosis: Diagnosis, action: str, *, was_printed: bool) -> None:
+        """In the watch folder, before anything is killed: the launcher reads it when its ranks have exited.
+        `was_printed`: on this node's terminal."""
+        record = {
+            "alarm": alarm,
+            "action": action,
+            "was_printed": was_printed,
+            "diagnosis": diagnosis.to_json(),
+        }
         replace_text(self._folder / "diagnosis.json", json.dumps(record))
 
     def notify(

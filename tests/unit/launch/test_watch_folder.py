@@ -57,7 +57,7 @@ def test_a_diagnosis_is_read_once_it_is_complete(watch: WatchFolder) -> None:
     found = watch.diagnosis()
     assert found == SidecarDiagnosis("hang", "stop", "hang: rank 1 stands. Next: look")
     assert (found.is_hang, found.is_final) == (True, True)
-    told = {**record, "alarm": "failure", "action": "restart", "was_told": True}
+    told = {**record, "alarm": "failure", "action": "restart", "was_printed": True}
     (folder / "diagnosis.json").write_text(json.dumps(told))
     assert watch.diagnosis() == SidecarDiagnosis(
         "failure", "restart", "failure: rank 1 stands. Next: look", was_printed=True

@@ -13,8 +13,7 @@ from drumline.distributed.start.rank_nodes import RankPlace, group_by_node, outw
 from drumline.errors import PreflightError
 from drumline.launch.node import watch_folder
 from drumline.net.interfaces import interfaces
-from drumline.watch.rank.folder import make_folder
-from drumline.watch.rank.node_watch import listen_for_sidecars, sidecar_address
+from drumline.watch.rank.node_watch import listen_for_sidecars, make_watch_folder, sidecar_address
 
 
 def ranks(*given: tuple[str, int]) -> dict[int, RankPlace]:
@@ -55,28 +54,28 @@ def test_this_machine_is_told_by_what_it_sees(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_folder_is_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = tmp_path / "given"
-    for made in (make_folder(given), make_folder(given)):
+    for made in (make_watch_folder(given), make_watch_folder(given)):
         assert made == given
         assert given.stat().st_mode & 0o777 == 0o700
-    mine = make_folder(None)
+    mine = make_watch_folder(None)
     assert mine.stat().st_mode & 0o777 == 0o700
     assert mine.parent == watch_folder.MEMORY
     mine.rmdir()
     monkeypatch.setattr(watch_folder, "MEMORY", tmp_path / "not-there")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert make_folder(None).parent == tmp_path
+    assert make_watch_folder(None).parent == tmp_path
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not-there-either"))
     with pytest.raises(
-        PreflightError, match=r"no folder for the watch can be made in .*: No such file"
+        PreflightError, match=r"no folder for the watchdog can be made in .*: No such file"
     ) as caught:
-        make_folder(None)
+        make_watch_folder(None)
     assert "--watch.sidecar off" in str(caught.value)
 
 
 def test_a_folder_that_others_could_use_is_refused(tmp_path: Path) -> None:
     def refused(folder: Path) -> str:
         with pytest.raises(PreflightError) as caught:
-            make_folder(folder)
+            make_watch_folder(folder)
         assert "leave DRUMLINE_WATCH_DIR to the launcher" in str(caught.value)
         return caught.value.what.removeprefix(f"the watch folder {folder} ")
 
@@ -86,7 +85,7 @@ def test_a_folder_that_others_could_use_is_refused(tmp_path: Path) -> None:
     assert refused(open_one) == "is open to others (mode 755, 700 is needed)"
     (tmp_path / "mine").mkdir(mode=0o700)
     link.symlink_to(tmp_path / "mine")
-    assert refused(link) == "is no folder"
+    assert refused(link) == "is not a folder"
     file.touch()
     assert refused(file) == "cannot be made: File exists"
     assert refused(tmp_path / "a" / "b") == "cannot be made: No such file or directory"

@@ -16,7 +16,7 @@ import pytest
 
 from drumline.watch.cluster_state import Collective
 from drumline.watch.rank.self_report import NUM_COLLECTIVES, flight_record, latest_collectives, write_report
-from drumline.watch.sidecar.ask_rank import ask_report
+from drumline.watch.sidecar.ask_rank import SelfReport, ask_report
 from tests.ranks import run_ranks
 
 
@@ -34,7 +34,8 @@ def wait_in_a_collective(folder: Path) -> dict[str, Any]:
     for size in (2, 3):
         distributed.all_reduce(torch.ones(size, 4))
     if rank == 0:
-        told["answers"], told["collectives"] = asyncio.run(ask_report(folder, 1, within_s=20))
+        told["answers"], report = asyncio.run(ask_report(folder, 1, within_s=20))
+        told["collectives"] = report.collectives
     distributed.all_reduce(torch.ones(5))
     distributed.destroy_process_group()
     return told
@@ -93,23 +94,29 @@ def test_groups_and_backends_are_told_apart() -> None:
 
 
 def test_who_cannot_be_asked_and_who_does_not_answer(tmp_path: Path) -> None:
-    assert asyncio.run(ask_report(tmp_path, 3)) == (None, ()), "there is nothing to ask through"
+    assert asyncio.run(ask_report(tmp_path, 3)) == (None, SelfReport()), "there is nothing to ask through"
     fifo = tmp_path / "rank-00003.ask"
     os.mkfifo(fifo)
-    assert asyncio.run(ask_report(tmp_path, 3)) == (None, ()), "nobody reads"
+    assert asyncio.run(ask_report(tmp_path, 3)) == (None, SelfReport()), "nobody reads"
     reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     try:
-        (tmp_path / "rank-00003.report.json").write_text('{"number": 255, "collectives": [{"op": 1}]}')
-        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, ()), "an old answer is none"
+        (tmp_path / "rank-00003.report.json").write_text(
+            '{"number": 255, "calls": [], "workers": [], "collectives": []}'
+        )
+        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), (
+            "an old answer is none"
+        )
         assert os.read(reader, 9) == b"\0"
         while True:
             try:
                 os.write(reader, b"\1" * 4096)
             except BlockingIOError:
                 break
-        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, ()), "full of questions"
+        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), (
+            "full of questions"
+        )
         (tmp_path / "rank-00003.report.json").write_text("{")
-        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, ()), "garbage"
+        assert asyncio.run(ask_report(tmp_path, 3, within_s=0.02)) == (False, SelfReport()), "garbage"
     finally:
         os.close(reader)
 

@@ -139,7 +139,7 @@ def test_a_stopped_rank_is_named_and_the_run_is_ended_by_the_next_sidecar_too(ru
     assert "is stopped by a signal" in line
     assert f"kill -CONT {run.ranks[1].pid}" in line
     ruling = json.loads((run.watch / "diagnosis.json").read_text())
-    assert (ruling["alarm"], ruling["action"], ruling["was_told"]) == ("hang", "restart", True)
+    assert (ruling["alarm"], ruling["action"], ruling["was_printed"]) == ("hang", "restart", True)
     (event,) = map(json.loads, (run.folder / "events" / "watch.jsonl").read_text().splitlines())
     assert (event["kind"], event["rank"], event["cause"], event["number"]) == ("hang", 1, "stopped", 0)
     assert f"drumline: {event['message']}" == line
