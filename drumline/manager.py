@@ -29,24 +29,11 @@ from drumline.data.loader import make_loader
 from drumline.data.resident import make_resident
 from drumline.data.sharding import Sharding
 from drumline.data.workers import LoadingOptions
-from drumline.distributed import group
+from drumline.distributed import determinism, group
 from drumline.distributed.agree import check_same, check_same_weights
 from drumline.distributed.collectives import all_sum
-from drumline.distributed.determinism import (
-    CUBLAS_WORKSPACE,
-    seed_rank,
-    seed_shared,
-    use_deterministic_kernels,
-)
 from drumline.distributed.device import choose_backend, choose_device
 from drumline.distributed.failure import Failure, claim_failure, summary
-from drumline.distributed.group import (
-    NO_REGISTRATION,
-    collective_counter,
-    join_group,
-    leave_group,
-    limit_exit,
-)
 from drumline.distributed.start.rank_facts import rank_facts
 from drumline.distributed.start.rank_rendezvous import Rendezvous
 from drumline.distributed.wrap import small_batch_warning, unwrap_model, wrap_model
@@ -117,15 +104,15 @@ class DDPManager:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         if self._deterministic:
-            os.environ.setdefault(*CUBLAS_WORKSPACE)
-            use_deterministic_kernels()
+            os.environ.setdefault(*determinism.CUBLAS_WORKSPACE)
+            determinism.use_deterministic_kernels()
         if self._captures:
-            os.environ.setdefault(*NO_REGISTRATION)
+            os.environ.setdefault(*group.NO_REGISTRATION)
         self._device = choose_device(self._wanted_device, local_rank=self._topology.local_rank)
         if topology is not None:
             self._join(topology, self._device)
         self._start_watchdog()
-        seed_shared(self._seed)
+        determinism.seed_shared(self._seed)
         return topology is not None
 
     def cleanup(self, *, broken: bool = False) -> bool:
@@ -137,13 +124,12 @@ class DDPManager:
             self._heartbeat.mark(Phase.LEAVING)
         if self._monitor is not None:
             self._monitor.close()
-        in_time = leave_group(broken=broken)
-        if not in_time:
+        if not (in_time := group.leave_group(broken=broken)):
             log.warning(
                 f"{self.place()}: the process group was not destroyed within {group.LEAVE_S:g} s. Next: release CUDA "
                 "graphs with collectives in them (CUDAGraph.reset) before you leave DDPManager"
             )
-            limit_exit(group.LEAVE_S, failed=broken)
+            group.limit_exit(group.LEAVE_S, failed=broken)
         if not broken:
             self._heartbeat.mark(Phase.LEFT)
         if self._watched is not None:
@@ -242,7 +228,7 @@ class DDPManager:
         if self._wrapped is None:
             check_same_weights(model, host=self.host, device=self.device)
         self._wrapped = wrap_model(model, device=self.device, **ddp_options)
-        seed_rank(self._seed, self.rank)
+        determinism.seed_rank(self._seed, self.rank)
         self._warn_about_small_batches()
         return self._wrapped
 
@@ -303,7 +289,9 @@ class DDPManager:
                 device=self.device,
                 options=options,
             )
-            evaluation.observer = LoopHeartbeats(self._heartbeat, Phase.EVALUATION, collective_counter())
+            evaluation.observer = LoopHeartbeats(
+                self._heartbeat, Phase.EVALUATION, group.collective_counter()
+            )
             return evaluation
         sharding = Sharding(
             batch_size=batch_size,
@@ -319,7 +307,7 @@ class DDPManager:
         )
         self._warn_about_small_batches()
         loader = make_loader(dataset, sharding=sharding, device=self.device, seed=self._seed, options=options)
-        loader.observer = LoopHeartbeats(self._heartbeat, Phase.USER, collective_counter())
+        loader.observer = LoopHeartbeats(self._heartbeat, Phase.USER, group.collective_counter())
         return loader
 
     @property
@@ -360,7 +348,7 @@ class DDPManager:
             "choice of a sidecar": self._watch.sidecar,
         }
         compared: dict[str, Any] = {"own": own, "settings": self._settings, "same_code": self._same_code}
-        self._rendezvous = join_group(
+        self._rendezvous = group.join_group(
             topology,
             backend=backend,
             device=device,

@@ -1,4 +1,4 @@
-"""How a rank that fails reports it: once, by the rank that failed first; and what its launcher reads of it."""
+"""How a rank reports its failure: to its launcher, and once for the job on the screen."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from drumline.terminal import paragraph, show, shown
 from drumline.untrusted import open_log
 from drumline.watch.failure_kind import FailureKind, failure_kind
 
-# The file system refuses, and will refuse the next start too.
+# Of a file system, and of the next start too.
 REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
-# A RuntimeError out of these is as likely the end of another process (a rank, a DataLoader worker) as this rank's own.
+# A RuntimeError out of these is as likely the exit of another process (a rank, a DataLoader worker) as its own error.
 OTHERS_FAULT = ("torch.distributed", "torch.autograd", "torch.utils.data", "drumline.")
 
 
@@ -39,13 +39,17 @@ def report_failure(
     if ddp.store is None and (topology := topology_from(environment)) is not None:
         let_first_rank_report(topology)
         place = Place(host=topology.host, rank=topology.rank)
-    may_come_further = ddp.is_restart or progress.saved_step is not None
+    has_checkpoint = ddp.is_restart or progress.saved_step is not None
+    # Once steps were taken it is the training that failed, whatever the reason.
+    exit_code = ExitCode.TRAINING_FAILED
+    if isinstance(error, DrumlineError) and progress.step == 0:
+        exit_code = error.exit_code
     mine = Failure(
         subject(error, place),
         summary(error),
-        _exit_code(error, progress),
+        exit_code,
         is_own=is_own(error),
-        can_restart=can_restart(error, may_come_further=may_come_further),
+        can_restart=can_restart(error, has_checkpoint=has_checkpoint),
         raised_by=place,
     )
     first = ddp.claim_failure(error, mine)
@@ -88,35 +92,28 @@ def _print_once(
         show(line, end="", stream=sys.stderr)
 
 
-def can_restart(error: BaseException, *, may_come_further: bool) -> bool:
-    """Whether a restart can help. What the first start of a command raises before it has saved anything (then it may
-    not `may_come_further`), the next one raises at the same step."""
-    if isinstance(error, NonFiniteError) or refused_by_storage(error) is not None:
-        return False
-    return may_come_further or not is_own(error)
-
-
-def refused_by_storage(error: BaseException | None) -> OSError | None:
-    """The error of the system behind this one: a full disk, a quota, a missing permission, a read-only file system."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in REFUSALS:
-            return error
-        error = error.__cause__
-    return None
+def can_restart(error: BaseException, *, has_checkpoint: bool) -> bool:
+    """Whether a restart can help. What a start raises before there is a checkpoint, the next one raises at the same
+    step. A NaN, a full disk, a quota, a missing permission or a read-only file system stays, too."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, NonFiniteError) or (isinstance(cause, OSError) and cause.errno in REFUSALS):
+            return False
+        cause = cause.__cause__
+    return has_checkpoint or not is_own(error)
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether it is this rank's own, and not what it sees of the end of another process."""
+    """Whether it is this rank's own error, and not the exit of another process as seen from here."""
     if not isinstance(error, RuntimeError):  # torch's DistError is one
         return True
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     module = str(frames[-1].f_globals.get("__name__", "")) if frames else ""
-    of_others = (
+    return not (
         isinstance(error, dist.DistError)
         or module.startswith(OTHERS_FAULT)
         or failure_kind(error) is FailureKind.LOST_PEER
     )
-    return not of_others
 
 
 def describe_failure(error: BaseException, place: Place, *, run: Path) -> str:
@@ -146,15 +143,8 @@ def _explained(error: OSError, run: Path) -> TrainingError:
 
 
 def _append(log_file: Path, text: str) -> bool:
-    """Whether it could be."""
+    """Returns whether it could be written."""
     with contextlib.suppress(OSError), open_log(log_file) as file:
         file.write(text)
         return True
     return False
-
-
-def _exit_code(error: BaseException, progress: Progress) -> int:
-    """Once steps were taken it is the training that failed, whatever the reason."""
-    if isinstance(error, DrumlineError) and progress.step == 0:
-        return error.exit_code
-    return ExitCode.TRAINING_FAILED

@@ -23,7 +23,7 @@ from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunContext
 from drumline.engine.saver import Saver
 from drumline.engine.steps.eager import AnyStep
-from drumline.engine.trace import Trace
+from drumline.engine.trace import TracedStep
 from drumline.metrics.meters import means
 from drumline.tasks.base import Task
 from drumline.watch.heartbeat import Phase
@@ -118,7 +118,7 @@ class Evaluate(Hook):
 
     name, interval = "evaluate", AT_EPOCH_END
 
-    def __init__(self, context: RunContext, trace: Trace | None) -> None:
+    def __init__(self, context: RunContext, trace: TracedStep | None) -> None:
         self._progress, self._last = context.progress, context.total_steps
         self._every_epochs = context.config.train.eval_every_epochs or sys.maxsize
         self._trace = trace

@@ -13,7 +13,7 @@ from drumline.engine.preemption import Preemption
 from drumline.engine.run_context import RunContext
 from drumline.engine.saver import Saver
 from drumline.engine.steps.eager import AnyStep
-from drumline.engine.trace import Trace
+from drumline.engine.trace import TracedStep
 from drumline.watch.heartbeat import DATA, Phase
 
 
@@ -24,7 +24,7 @@ def between_steps(
     first_step: hooks.FirstStep,
     non_finite: NonFinite,
     notices: WatchNotices,
-    trace: Trace | None,
+    trace: TracedStep | None,
     saver: Saver,
     ledger_file: LedgerFile,
     preemption: Preemption,

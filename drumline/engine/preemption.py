@@ -180,18 +180,14 @@ class Preemption:
         if self._vote.is_decided and self._vote.stop is None:
             is_own = self.cause.get("rank") == self._place["rank"]
             if is_own and not (self._first is None and self._has_warned):
-                self._report_silent(self._vote.silent())
+                self._has_warned, who = True, named_ranks(self._vote.silent())
+                if self._first is None:
+                    log.warning(NOTICE_IGNORED.format(**self.cause, who=who))
+                else:
+                    lines = (line.format(**self.cause, who=who) for line in EXITS_WITHOUT_SAVE)
+                    print_message(*lines, stream=screen())
             self._give_up()
         return is_busy
-
-    def _report_silent(self, ranks: Sequence[int]) -> None:
-        who = named_ranks(ranks)
-        self._has_warned = True
-        if self._first is None:
-            log.warning(NOTICE_IGNORED.format(**self.cause, who=who))
-        else:
-            lines = (line.format(**self.cause, who=who) for line in EXITS_WITHOUT_SAVE)
-            print_message(*lines, stream=screen())
 
     def _with_store(self, action: Callable[[], bool]) -> bool:
         try:
@@ -221,8 +217,8 @@ def _is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # of another user, in a container that shares the host's name
-        return True
+    except PermissionError:
+        pass  # of another user, in a container that shares the host's name
     return True
 
 

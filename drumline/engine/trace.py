@@ -2,12 +2,12 @@
 
 One file a rank, RUN/trace/rank-NNNNN.jsonl, one line for each thing that happened:
 
-- `start`: an attempt begins: world_size, pid, the step it goes on from, and the tensors as they then are;
+- `start`: an attempt starts: world_size, pid, the step it starts from, and the tensors as they then are;
 - `step`: a step was taken: its epoch, the micro-batches of this rank, and the tensors after it;
 - `evaluation`, `evaluated`: one begins, and ends with its metrics.
 
 Tensors (rank 0 writes them) have the names that they have in a checkpoint; `unsaved` are those that no checkpoint
-holds. Without `log.trace` nothing of this is there: the loop takes another kind of step.
+holds. Without `log.trace` none of this runs: the loop takes another kind of step.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from drumline.checkpoint.state import capture
 from drumline.data.permutation import permute
-from drumline.data.sharding import Span, StepPlan
+from drumline.data.sharding import Span
 from drumline.data.steps import MicroBatch, Step
 from drumline.engine.run_context import RunContext
 from drumline.engine.steps.eager import AnyStep
@@ -36,22 +37,27 @@ NUM_BYTES = 8
 """Of a hash."""
 
 
-class Trace:
-    """Writes one rank's trace."""
+class TracedStep:
+    """A train step that writes one rank's trace; to the loop it is like any other."""
 
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, inner: AnyStep, context: RunContext) -> None:
+        self._inner = inner
         self._job, self._progress = context.job, context.progress
         self._path = context.folder.trace_file(context.job.ddp.rank)
         self._seed = context.config.train.seed
         self._batches: list[dict[str, Any]] = []
-        try:
+        self.grad_norm: Tensor | None = None
+        with self._errors_explained():
             self._log = EventLog(self._path)
-        except OSError as error:
-            raise self._not_written(error) from error
-
-    def start(self) -> None:
-        """An attempt begins, from where progress stands."""
         self._write("start", world_size=self._job.ddp.world_size, pid=os.getpid(), **self._tensors())
+
+    def __call__(self, step: Step) -> None:
+        """Collective: one optimizer step, and its line in the trace."""
+        self._batches = []
+        self._inner(step._replace(micro_batches=self._hashed(step)))
+        self.grad_norm = self._inner.grad_norm
+        number, epoch = self._progress.step + 1, step.plan.epoch
+        self._write("step", step=number, epoch=epoch, batches=self._batches, **self._tensors())
 
     def begin_evaluation(self) -> None:
         self._write("evaluation")
@@ -59,35 +65,18 @@ class Trace:
     def end_evaluation(self, metrics: Mapping[str, float]) -> None:
         self._write("evaluated", metrics=metrics)
 
-    def follow(self, step: Step) -> Step:
-        """The same step; its micro-batches are looked at when they are taken."""
-        self._batches = []
-        return step._replace(micro_batches=self._look_at(step))
-
-    def end_step(self, plan: StepPlan) -> None:
-        """A step was taken, of which the loop has made no note yet."""
-        self._write(
-            "step", step=self._progress.step + 1, epoch=plan.epoch, batches=self._batches, **self._tensors()
-        )
-
     def close(self) -> None:
         self._log.close()
 
-    def _look_at(self, step: Step) -> Iterator[MicroBatch]:
+    def _hashed(self, step: Step) -> Iterator[MicroBatch]:
+        """The same micro-batches, hashed as they are taken."""
         for span, micro in zip(step.plan.spans, step.micro_batches, strict=True):
             if span.counts:
-                self._batches.append(self._batch(span, micro, step.plan.epoch))
+                samples, rest = hash_samples(micro.data, span.size)
+                indices = self._indices(span, step.plan.epoch)
+                position = {"low": span.low, "high": span.high, "indices": indices}
+                self._batches.append({**position, "samples": samples, "rest": rest})
             yield micro
-
-    def _batch(self, span: Span, micro: MicroBatch, epoch: int) -> dict[str, Any]:
-        samples, rest = hash_samples(micro.data, span.size)
-        return {
-            "low": span.low,
-            "high": span.high,
-            "indices": self._indices(span, epoch),
-            "samples": samples,
-            "rest": rest,
-        }
 
     def _indices(self, span: Span, epoch: int) -> list[int] | None:
         length = getattr(self._job.loader, "num_samples", None)
@@ -106,41 +95,24 @@ class Trace:
         documents = {
             f"{name}.json": hash_json(one) for name, one in state.documents.items() if name != "progress"
         }
-        return {"tensors": hashes | documents, "unsaved": self._unsaved(state.tensors["model"])}
-
-    def _unsaved(self, saved: Mapping[str, Tensor]) -> dict[str, str]:
-        """Buffers that are no part of a checkpoint: what they hold is lost with the process."""
-        known = {*saved, *self._job.model.state_dict()}
-        buffers = self._job.model.named_buffers()
-        return {name: hash_tensor(buffer) for name, buffer in buffers if name not in known}
+        # Buffers that no checkpoint holds: they are lost with the process.
+        saved = {*state.tensors["model"], *job.model.state_dict()}
+        unsaved = {name: hash_tensor(one) for name, one in job.model.named_buffers() if name not in saved}
+        return {"tensors": hashes | documents, "unsaved": unsaved}
 
     def _write(self, kind: str, **fields: Any) -> None:
-        try:
+        with self._errors_explained():
             self._log({"kind": kind, "step": self._progress.step, **fields})
+
+    @contextmanager
+    def _errors_explained(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            raise self._not_written(error) from error
-
-    def _not_written(self, error: OSError) -> TrainingError:
-        return TrainingError(
-            f"the trace {self._path} could not be written: {error.strerror}",
-            next_step="make room there, use another --run DIR, or train without --log.trace",
-        )
-
-
-class TracedStep:
-    """A train step that is traced; to the loop it is the same."""
-
-    def __init__(self, inner: AnyStep, trace: Trace) -> None:
-        self._inner = inner
-        self._trace = trace
-        trace.start()
-        self.grad_norm: Tensor | None = None
-
-    def __call__(self, step: Step) -> None:
-        """Collective: one optimizer step, and its line in the trace."""
-        self._inner(self._trace.follow(step))
-        self.grad_norm = self._inner.grad_norm
-        self._trace.end_step(step.plan)
+            raise TrainingError(
+                f"the trace {self._path} could not be written: {error.strerror}",
+                next_step="make room there, use another --run DIR, or train without --log.trace",
+            ) from error
 
 
 def hash_tensor(tensor: Tensor) -> str:

@@ -34,7 +34,7 @@ from drumline.engine.saver import Saver
 from drumline.engine.steps.choice import make_step
 from drumline.engine.steps.eager import AnyStep
 from drumline.engine.steps.warm_up import warm_up
-from drumline.engine.trace import Trace, TracedStep
+from drumline.engine.trace import TracedStep
 from drumline.errors import ExitCode
 from drumline.manager import DDPManager
 from drumline.metrics.events import Reporter
@@ -89,11 +89,10 @@ def train(
         non_finite = NonFinite(context)
         saver = Saver(context, facts=facts, ledger_file=ledger_file, check_state=non_finite.check_state)
         preemption.is_writing = saver.is_writing
-        trace = _open_trace(context, stack)
         with told_of_refused_kernels(), saver:
             _check_before_steps(context)
             clock.mark("warm-up")
-            train_step = _make_step(context, facts, trace)
+            train_step, trace = _make_step(context, facts, stack)
             hooks = between_steps(
                 context,
                 train_step=train_step,
@@ -191,14 +190,6 @@ def _open_ledger(context: RunContext, stack: ExitStack) -> LedgerFile:
     return ledger_file
 
 
-def _open_trace(context: RunContext, stack: ExitStack) -> Trace | None:
-    if not context.config.log.trace:
-        return None
-    trace = Trace(context)
-    stack.callback(trace.close)
-    return trace
-
-
 def _check_before_steps(context: RunContext) -> None:
     """Collective."""
     if context.progress.step < context.total_steps:
@@ -210,12 +201,20 @@ def _check_before_steps(context: RunContext) -> None:
         )
 
 
-def _make_step(context: RunContext, facts: dict[str, Any], trace: Trace | None) -> AnyStep:
+def _make_step(
+    context: RunContext, facts: dict[str, Any], stack: ExitStack
+) -> tuple[AnyStep, TracedStep | None]:
+    """The step, and the same again if it is traced."""
+
     def remember(kind: str) -> None:
         facts["step"] = kind
 
     step = make_step(context.job, context.config, chosen=facts["step"], on_choice=remember, note=context.note)
-    return step if trace is None else TracedStep(step, trace)
+    if not context.config.log.trace:
+        return step, None
+    traced = TracedStep(step, context)
+    stack.callback(traced.close)
+    return traced, traced
 
 
 def _after_first_step(

@@ -184,7 +184,7 @@ class TrainStep:
             torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], correction)
         if self._clip_norm is not None:
             self.grad_norm = nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-        self._finite.judge(self._parameters, self.grad_norm)
+        self._finite.check(self._parameters, self.grad_norm)
         self._finite.update()
         self._optimizer.zero_grad(set_to_none=True)
 

@@ -28,23 +28,23 @@ class ElasticStep(TrainStep):
     """Runs a job's steps shard by shard."""
 
     def __init__(
-        self,
-        job: Job,
-        *,
-        seed: int,
-        clip_norm: float | None = None,
-        bucket_bytes: int,
-        find_unused: bool = False,
+        self, job: Job, *, seed: int, clip_norm: float | None, bucket_bytes: int, find_unused: bool
     ) -> None:
-        _refuse_collectives(job.model)
+        # Ranks may have different numbers of shards, so a collective in the forward pass would block forever.
+        for name, module in job.model.named_modules():
+            if isinstance(module, nn.SyncBatchNorm):
+                raise UsageError(
+                    f"the model's {name} is a SyncBatchNorm, but in elastic mode batch statistics belong to the shard",
+                    next_step="use nn.BatchNorm in its place, or train without --train.exact elastic",
+                )
         super().__init__(job, clip_norm=clip_norm)
-        rank, world_size = job.ddp.rank, job.ddp.world_size
+        world_size = job.ddp.world_size
         self._seed = seed
         self._is_first_step = True
         self._shard_buffers = ShardBuffers(self._buffers)
         self._gradients = ShardSum(
             {name: tensor for name, tensor in job.model.named_parameters() if tensor.requires_grad},
-            rank=rank,
+            rank=job.ddp.rank,
             world_size=world_size,
             shards_by_rank=lambda num_shards: [
                 shards_of_rank(number, num_shards=num_shards, world_size=world_size)
@@ -64,7 +64,9 @@ class ElasticStep(TrainStep):
         for micro in step.micro_batches:
             if micro.shard != shard:
                 shard = micro.shard
-                self._open(plan, shard)
+                seed_shard(self._seed, epoch=plan.epoch, start=plan.start, shard=shard)
+                self._shard_buffers.open_shard()
+                self._gradients.open_shard()
             loss = self._forward(micro)
             weights = self._add_shard_weight(weights, loss, micro, plan)
             if micro.is_last:
@@ -84,22 +86,16 @@ class ElasticStep(TrainStep):
         self._buffers.broadcast()
         self._update(self._weight_correction(weights, plan))
 
-    def _open(self, plan: StepPlan, shard: int) -> None:
-        seed_shard(self._seed, epoch=plan.epoch, start=plan.start, shard=shard)
-        self._shard_buffers.open_shard()
-        self._gradients.open_shard()
-
     def _add_shard_weight(
         self, weights: Tensor | None, loss: LossParts, micro: MicroBatch, plan: StepPlan
     ) -> Tensor | None:
         own = self._add_weight(None, loss.weight, micro)
         if own is None:
             return None
-        table = (
-            torch.zeros(plan.num_shards, dtype=own.dtype, device=own.device) if weights is None else weights
-        )
-        table[micro.shard] += own
-        return table
+        if weights is None:
+            weights = torch.zeros(plan.num_shards, dtype=own.dtype, device=own.device)
+        weights[micro.shard] += own
+        return weights
 
     def _weight_correction(self, weights: Tensor | None, plan: StepPlan) -> Tensor | None:
         """Collective if the loss has weights. Each rank fills in its own shards of the table, so the sum over ranks
@@ -123,14 +119,12 @@ class ElasticStep(TrainStep):
 
 
 class ShardBuffers:
-    """A model's buffers, as every shard of a step finds them, and as the first one leaves them."""
+    """A model's buffers: every shard of a step starts from the same, and those after the first shard are kept."""
 
     def __init__(self, buffers: LiveBuffers) -> None:
         self._buffers = buffers
         self._before: list[Tensor] | None = None
         self._after_first: list[Tensor] | None = None
-        self._num_opened = 0
-        self._has_several = False
 
     def start(self, *, has_several: bool) -> None:
         """A step begins, of one shard or several on this rank."""
@@ -140,7 +134,6 @@ class ShardBuffers:
             self._before = self._buffers.keep(self._before)
 
     def open_shard(self) -> None:
-        """A shard begins: with the buffers of the step's beginning."""
         if self._has_several and self._num_opened == 1:
             self._after_first = self._buffers.keep(self._after_first)
         if self._before is not None and self._has_several and self._num_opened > 0:
@@ -148,16 +141,5 @@ class ShardBuffers:
         self._num_opened += 1
 
     def finish(self) -> None:
-        """All shards of this rank are done: what counts is what the first one made."""
         if self._after_first is not None and self._has_several and self._num_opened > 1:
             self._buffers.put_back(self._after_first)
-
-
-def _refuse_collectives(model: nn.Module) -> None:
-    """Ranks may have different numbers of shards, so a collective in the forward pass would wait for ever."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.SyncBatchNorm):
-            raise UsageError(
-                f"the model's {name} is a SyncBatchNorm, but in the elastic mode batch statistics belong to the shard",
-                next_step="use nn.BatchNorm in its place, or train without --train.exact elastic",
-            )

@@ -85,7 +85,7 @@ class FiniteSteps:
         """The loss to differentiate. `skip`: one that is not finite makes all gradients NaN, which every rank sees."""
         return scaled * (1.0 + total.detach() * 0.0) if self.skips else scaled
 
-    def judge(self, parameters: Iterable[Tensor], grad_norm: Tensor | None) -> None:
+    def check(self, parameters: Iterable[Tensor], grad_norm: Tensor | None) -> None:
         """The gradients are there: was all finite? Waits for nothing."""
         if not self.skips:
             # The sum since the last log line: what is not finite in it stays so.

@@ -99,14 +99,12 @@ def from_storage() -> None:
 def test_a_restart_is_worth_it_where_the_next_start_may_come_further() -> None:
     user_code = raised(lambda: torch.ones(2) @ torch.ones(3))
     assert type(user_code) is RuntimeError
-    assert not can_restart(user_code, may_come_further=False), "it would raise at the same step"
-    assert can_restart(user_code, may_come_further=True)
+    assert not can_restart(user_code, has_checkpoint=False), "it would raise at the same step"
+    assert can_restart(user_code, has_checkpoint=True)
     for error in (raised(from_storage), PermissionError(errno.EACCES, "x")):
-        assert not can_restart(error, may_come_further=True), "no restart frees a disk"
-    assert can_restart(FileNotFoundError(errno.ENOENT, "x"), may_come_further=True)
-    assert not can_restart(NonFiniteError("NaN"), may_come_further=True), (
-        "the same steps lead to the same NaN"
-    )
+        assert not can_restart(error, has_checkpoint=True), "no restart frees a disk"
+    assert can_restart(FileNotFoundError(errno.ENOENT, "x"), has_checkpoint=True)
+    assert not can_restart(NonFiniteError("NaN"), has_checkpoint=True), "the same steps lead to the same NaN"
 
 
 def test_an_error_that_another_process_may_have_caused_is_not_the_ranks_own() -> None:
@@ -117,6 +115,6 @@ def test_an_error_that_another_process_may_have_caused_is_not_the_ranks_own() ->
         backward,
     ):
         assert not is_own(error)
-        assert can_restart(error, may_come_further=False)
+        assert can_restart(error, has_checkpoint=False)
     assert is_own(ValueError("x"))
     assert is_own(SystemExit(0))

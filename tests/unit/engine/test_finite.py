@@ -43,7 +43,7 @@ def take_step(
     total = (model(torch.arange(12.0).view(4, 3) * factor) ** 3).sum() + added
     finite.spread(total * 0.25, total).backward()  # type: ignore[no-untyped-call]
     finite.measure(total, 4, {})
-    finite.judge(model.parameters(), None)
+    finite.check(model.parameters(), None)
     finite.update()
     optimizer.zero_grad(set_to_none=True)
 
