@@ -236,9 +236,7 @@ def test_a_gradient_that_comes_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_synchronised_batch_statistics_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        RanksFailed, match=r"the model's 1 is a SyncBatchNorm, but in elastic mode"
-    ) as caught:
+    with pytest.raises(RanksFailed, match=r"the model's 1 is a SyncBatchNorm, but in elastic mode") as caught:
         run_ranks(1, train_here, elastic(), Synchronised, tmp_path)
     assert "use nn.BatchNorm in its place" in str(caught.value)
 
