@@ -1,1 +1,1 @@
-"""2. Who runs where: how this process learns its place, and how ranks are started."""
+"""2. Who runs where: which rank this process is, and how ranks are started on one machine or many."""

@@ -1,1 +1,1 @@
-"""One node of a job: how it meets the others, starts its ranks by torchrun's agent, and leaves none behind."""
+"""One node of a job: the rendezvous with the others, its ranks under torchrun's agent, and their end."""

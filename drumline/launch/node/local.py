@@ -36,6 +36,7 @@ from drumline.text import signal_name
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 STORE_LOG = "TORCH_CPP_LOG_LEVEL"
 # All that a task's rank loads before it knows what to do.
@@ -122,7 +123,7 @@ def _run_guarded(
         return ExitCode.INTERRUPTED
     if not result.is_failed():
         return ExitCode.SUCCESS
-    rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
+    rank, failure = _first_failure(result)
     if is_here:
         report_failure(rank, failure.exitcode, program, diagnosis, log_dir)
     if diagnosis is not None and diagnosis.is_hang:
@@ -177,16 +178,17 @@ def _run_agent(
                 supervision.standby.close()
             rendezvous.remind()
         if result.is_failed() and not agent.has_saved(result):
-            rendezvous.tell_failure(*_failure_for_others(result, agent.diagnosis))
+            rank, failure = _first_failure(result)
+            what, code = f"rank {rank} failed ({how_it_ended(failure.exitcode)})", ExitCode.TRAINING_FAILED
+            if agent.diagnosis is not None and agent.diagnosis.is_hang:
+                what, code = agent.diagnosis.sentence, ExitCode.HANG
+            rendezvous.tell_failure(what, code)
         rendezvous.shutdown()
     return result, agent.diagnosis
 
 
-def _failure_for_others(result: RunResult, diagnosis: SidecarDiagnosis | None) -> tuple[str, ExitCode]:
-    if diagnosis is not None and diagnosis.is_hang:
-        return diagnosis.sentence, ExitCode.HANG
-    rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
-    return f"rank {rank} failed ({how_it_ended(failure.exitcode)})", ExitCode.TRAINING_FAILED
+def _first_failure(result: RunResult) -> tuple[int, ProcessFailure]:
+    return min(result.failures.items(), key=lambda item: item[1].timestamp)
 
 
 def _limit_threads(num_procs: int) -> None:

@@ -171,17 +171,12 @@ def hold(folder: Path) -> int:
 
 def _remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if folder.lstat().st_uid == os.geteuid() and _is_abandoned(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_abandoned(folder: Path) -> bool:
-    descriptor = os.open(folder / IN_USE, os.O_RDWR | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
+        with contextlib.suppress(OSError):  # one without the file is of another version
+            if folder.lstat().st_uid != os.geteuid():
+                continue
+            descriptor = os.open(folder / IN_USE, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: it is in use
+            finally:
+                os.close(descriptor)
+            shutil.rmtree(folder, ignore_errors=True)

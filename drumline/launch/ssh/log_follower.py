@@ -36,8 +36,13 @@ class LogFollower:
 
     def read(self, max_lag: int = MAX_LAG) -> list[str]:
         """The lines that are complete by now."""
-        most = KEPT_OF_LAG if self._lag() > max_lag else MAX_READ
-        return [*self._take(self._new_bytes(most)), *self._skip_lag(max_lag)]
+        if self._lag() <= max_lag:
+            return self._take(self._new_bytes())
+        lines = self._take(self._new_bytes(KEPT_OF_LAG))
+        skipped = max(0, self._lag() - KEPT_OF_LAG)
+        self._offset += skipped
+        self._partial, self._in_long_line = b"", True  # until the next line begins
+        return [*lines, f"... {skipped:,} bytes are not shown; see {self.path}"]
 
     def rest(self) -> list[str]:
         """When nobody writes any more: what is left, its last line complete or not."""
@@ -70,14 +75,6 @@ class LogFollower:
 
     def _lag(self) -> int:
         return (_size_and_inode(self.path) or (self._offset, 0))[0] - self._offset
-
-    def _skip_lag(self, max_lag: int) -> list[str]:
-        if (lag := self._lag()) <= max_lag:
-            return []
-        skipped = lag - KEPT_OF_LAG
-        self._offset += skipped
-        self._partial, self._in_long_line = b"", True  # until the next line begins
-        return [f"... {skipped:,} bytes are not shown; see {self.path}"]
 
     def _take(self, data: bytes) -> list[str]:
         *whole, self._partial = (self._partial + data).split(b"\n")
