@@ -40,8 +40,6 @@ ESCAPES = {"n": "\n", "t": "\t"}
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings:
-    """What the file says about this node and the job."""
-
     num_nodes: int
     min_nodes: int | None = None
     """So many of them are enough; None needs all."""

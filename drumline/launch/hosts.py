@@ -25,8 +25,6 @@ COUNTS_FORM = "a number of nodes (3), or the smallest and the largest (2:3)"
 
 @dataclass(frozen=True)
 class Host:
-    """One machine of the job."""
-
     name: str
     """As ssh takes it: `node-a`, or `me@node-a`."""
     slots: int | None = None
@@ -47,7 +45,6 @@ class _Entry:
 
 
 def hosts_from_flag(text: str) -> list[Host]:
-    """The hosts of `--hosts a,b:4,c`."""
     return _checked(_entries(text, "--hosts"))
 
 
@@ -63,7 +60,6 @@ def _entries(text: str, where: str) -> list[_Entry]:
 
 
 def hosts_from_file(path: Path) -> list[Host]:
-    """The hosts of a hostfile."""
     entries = []
     for number, line in enumerate(read_lines(path, f"the hostfile {path}", flag="--hostfile"), start=1):
         if not (words := line.partition("#")[0].strip()):

@@ -38,8 +38,6 @@ SECRET_KEY = "secret"
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesJob:
-    """What the manifests describe."""
-
     name: str
     image: str
     program: Program
@@ -66,7 +64,6 @@ class KubernetesJob:
 
     @property
     def secret(self) -> str:
-        """The name of the Secret object."""
         return f"{self.name}-secret"
 
     @property

@@ -60,8 +60,6 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Program:
-    """What every rank runs."""
-
     words: tuple[str, ...]
     """A script and its arguments, or the arguments of `drumline`."""
     is_task: bool = False

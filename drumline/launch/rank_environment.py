@@ -118,8 +118,6 @@ def read_failure(path: Path) -> FailureRecord | None:
 
 @dataclass(frozen=True)
 class ScriptWatch:
-    """The settings of a script's watchdog."""
-
     run: str
     """The folder for diagnoses, as a task has its run folder."""
     on_hang: str = DEFAULT_ON_HANG

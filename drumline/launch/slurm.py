@@ -160,8 +160,6 @@ def _spelled_out(node_list: str) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchJob:
-    """The content of a batch file."""
-
     name: str
     command: Sequence[str]
     """What each node runs."""
@@ -210,7 +208,6 @@ def seconds_of(time_limit: str) -> int | None:
 
 
 def batch_text(job: BatchJob) -> str:
-    """The batch file."""
     flags = [f"--job-name={job.name}", f"--nodes={job.num_nodes}", "--ntasks-per-node=1"]
     flags += [f"--{name}={value}" for name, value in job.options.items()]
     flags += [] if job.num_gpus is None else [f"--gpus-per-node={job.num_gpus}"]

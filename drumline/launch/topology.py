@@ -25,8 +25,6 @@ FIRST_REPORT_S = 1.0
 
 @dataclass(frozen=True)
 class Topology:
-    """One rank's place in the job."""
-
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0

@@ -175,7 +175,6 @@ class NodeAgent(LocalElasticAgent):
         return ids
 
     def _variables(self) -> dict[str, str]:
-        """For the ranks of the next start."""
         is_remote, script = self.supervision.folder is not None, self.supervision.script_watch
         # Not for a restart, nor where the command was given on another machine, by its clock.
         is_first = self.files.num_starts == 0 and not is_remote

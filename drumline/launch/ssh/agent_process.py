@@ -97,7 +97,6 @@ class AgentProcess:
 
 
 def main(fd: int, supervisor: int) -> int:
-    """Run the job that stdin describes."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != supervisor:  # it was gone already
         return 1

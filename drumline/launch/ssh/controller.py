@@ -43,8 +43,6 @@ PREEMPT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Controller:
-    """One attempt while it runs."""
-
     def __init__(self, job: HostsJob, screen: Screen, before: Controller | None = None) -> None:
         """`before`: the attempt before; its open connections are used again."""
         self.job = job
@@ -288,7 +286,6 @@ class Controller:
         self._end(self.job.grace_s)
 
     def interrupted(self, number: signal.Signals) -> None:
-        """By a signal to this process."""
         if self.end_signal is not None:
             self.screen.report("ending all ranks at once", is_error=True)
             self._end(0)

@@ -23,8 +23,6 @@ VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, kw_only=True)
 class HostsJob:
-    """What runs, and where."""
-
     job: str
     hosts: Sequence[Host]
     nodes: Sequence[NodePlan]
@@ -88,7 +86,6 @@ class HostsJob:
     def again(
         self, hosts: Sequence[Host], spares: Sequence[Host], *, restarts_left: int, first_start: int
     ) -> HostsJob:
-        """The next attempt."""
         nodes = [replace(node, max_restarts=restarts_left, job=self.next_job) for node in self.placed(hosts)]
         return replace(
             self,

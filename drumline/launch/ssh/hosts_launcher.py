@@ -59,7 +59,6 @@ async def run_attempts(job: HostsJob, screen: Screen) -> int:
 
 
 def _next_attempt(lost: Controller, *, max_restarts: int) -> Controller:
-    """On the same hosts, as far as they answer."""
     left = lost.restarts_left - 1
     is_task = lost.job.program.is_task
     how = "resuming from the newest checkpoint" if is_task else "the script starts from the beginning"

@@ -24,8 +24,6 @@ SPARE_S = 20.0
 
 @dataclass
 class Search:
-    """For a host that runs one node's part of the job."""
-
     notice: WaitNotice = field(default_factory=WaitNotice)
     tries: Counter[Host] = field(default_factory=Counter)
     """Of each host, over all rounds."""

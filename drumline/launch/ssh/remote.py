@@ -20,8 +20,6 @@ DIAGNOSIS_FIELDS = ("alarm", "action", "sentence", "was_printed")
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """One rank that failed by itself."""
-
     host: str
     rank: int
     code: int
@@ -104,7 +102,6 @@ class Remote:
             closed.result()  # raises what a frame's handler raised
 
     def end(self, grace_s: float) -> None:
-        """Ask the supervisor to end the job."""
         if self.has_begun:
             self.connection.send({"kind": "end", "grace_s": grace_s})
         else:

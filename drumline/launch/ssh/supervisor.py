@@ -83,8 +83,6 @@ class ControllerLink:
 
 
 class Supervisor:
-    """One attempt's part on this node."""
-
     def __init__(self, spec: dict[str, Any], link: ControllerLink, waiting: AgentProcess | None) -> None:
         self.spec = spec
         self.link = link

@@ -43,8 +43,6 @@ INSTALL = "apt-get install rsync (or your system's way), or copy the code yourse
 
 @dataclass(frozen=True)
 class Sync:
-    """The folder, and how to reach the hosts."""
-
     folder: Path
     client: Sequence[str]
     python: str
@@ -213,7 +211,6 @@ def file_hashes(folder: Path, paths: Iterable[str]) -> dict[str, str]:
 
 
 def hash_of(files: Mapping[str, str]) -> str:
-    """One hash for all of them."""
     return hashlib.blake2b(json.dumps(sorted(files.items())).encode(), digest_size=16).hexdigest()
 
 
