@@ -1,8 +1,8 @@
-"""What planning, judging and reporting cost the doctor, for up to 256 hosts that exist in memory alone.
+"""What planning, checks and reports cost the doctor, for up to 256 hosts that exist in memory alone.
 
     make bench-doctor        (or: python -m benchmarks.doctor_scale --hosts 64,256)
 
-Hosts answer at once, so what is measured is the coordinator's own work: 65,280 ways for 256 hosts. CPU seconds of this
+Hosts answer at once, so what is measured is the coordinator's own work: 65,280 links for 256 hosts. CPU seconds of this
 process, best of the rounds. The goal is below 5 s for 256 hosts.
 """
 
@@ -22,7 +22,7 @@ GOAL_S = 5.0
 
 
 def cluster_of(count: int) -> Cluster:
-    """A few faults of each kind, and one that hits many ways."""
+    """A few faults of each kind, and one that hits many links."""
     shut = count - 1
     return Cluster(
         count,
@@ -49,7 +49,7 @@ def cost(count: int) -> dict[str, float]:
     results.append(("examine", time.process_time() - begin))
     begin = time.process_time()
     findings = pair_findings(survey)
-    results.append(("judge", time.process_time() - begin))
+    results.append(("check", time.process_time() - begin))
     with contextlib.redirect_stdout(io.StringIO()):
         results.append(("screen", timed(lambda: report(findings, survey=survey))))
     results.append(("json", timed(lambda: as_json(findings, survey=survey))))
@@ -66,9 +66,9 @@ def main() -> None:
     for count in map(int, arguments.hosts.split(",")):
         best = min((cost(count) for _ in range(arguments.rounds)), key=lambda parts: sum(parts.values()))
         shown = "  ".join(f"{name} {seconds:.2f}" for name, seconds in best.items())
-        verdict = f"  (goal {GOAL_S:g})" if count == 256 else ""
+        goal = f"  (goal {GOAL_S:g})" if count == 256 else ""
         print(
-            f"{count:>4} hosts  {count * (count - 1):>6,} ways  {sum(best.values()):.2f} CPU s: {shown}{verdict}"
+            f"{count:>4} hosts  {count * (count - 1):>6,} links  {sum(best.values()):.2f} CPU s: {shown}{goal}"
         )
 
 

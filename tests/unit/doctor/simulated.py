@@ -1,6 +1,6 @@
-"""Hosts that exist in memory alone: the coordinator asks them as it asks real ones, and they answer from a table.
+"""Hosts that exist in memory alone: the coordinator asks them like real ones, and they answer from a table.
 
-With them planning, judging and reporting can be looked at for hundreds of hosts, with faults in chosen places.
+With them planning, checks and reports are tested for hundreds of hosts, with faults in chosen places.
 """
 
 from __future__ import annotations
