@@ -167,7 +167,7 @@ def test_augmented_and_normalised_images_have_the_bits_of_the_cpu(
     indices = np.random.default_rng(1).permutation(256)
     request = BatchRequest(4, 0, 256, shuffled=True)
     fetch = BatchMaker(dataset, seed=0, defer_finish=True, pinned=True)
-    found, labels = Delivery(GPU, fetch.finish).now(fetch[request])
+    found, labels = Delivery(GPU, fetch.finish).deliver(fetch[request])
     expected = BatchMaker(dataset, seed=0)[request]
     assert torch.equal(found.cpu(), expected[0])
     assert torch.equal(labels.cpu(), expected[1])

@@ -119,7 +119,7 @@ def test_a_captured_run_has_the_bits_of_an_eager_one(tmp_path: Path, settings: d
     assert norms[0] == norms[1]
     said = messages(tmp_path / "graph")
     assert not any("not captured" in message for message in said)
-    assert [message for message in said if "another shape" in message] == [
+    assert [message for message in said if "new shape" in message] == [
         f"a step of a new shape ({shape}) runs eagerly until it was seen 3 times"
         for shape in [short_shape(settings.get("accumulate", 1))]
     ]
@@ -200,7 +200,7 @@ def test_of_more_than_eight_shapes_the_first_eight_are_captured(tmp_path: Path) 
         assert run_ranks(1, train_and_count_captures, config, tmp_path / step) == [expected]
     said = messages(tmp_path / "graph")
     assert said.count("batches have more than 8 shapes: steps of any other shape run eagerly") == 1
-    assert sum("a step of another shape" in message for message in said) == 7
+    assert sum("a step of a new shape" in message for message in said) == 7
     assert not any("because" in message for message in said)
     assert_same_state(newest(tmp_path / "eager"), newest(tmp_path / "graph"))
 
@@ -329,7 +329,7 @@ def replays_without_waiting() -> bool:
             if number == 13:
                 break
         torch.cuda.set_sync_debug_mode("default")
-        return bool(train_step._known)  # type: ignore[attr-defined]
+        return bool(train_step._graphs)  # type: ignore[attr-defined]
 
 
 def test_a_graph_owns_the_memory_that_its_matrix_products_work_in() -> None:
