@@ -14,7 +14,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkContext, ForkProcess
@@ -95,7 +95,8 @@ class BatchProducer:
         self._requests.pending = requests
         if self._loader is None:
             self._loader = self._make_loader()
-        self._running[:] = [iter(self._loader)]
+        with _collector_paused():
+            self._running[:] = [iter(self._loader)]
         return _with_dead_workers_named(self._running[0])
 
     def close(self) -> None:
@@ -193,10 +194,23 @@ def _has_left_fork(pid: int, ready: int) -> bool:
     return True
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """While workers are forked. What this process has not collected yet may hold CUDA memory or events, and a forked
+    process that frees one aborts: a worker starts without its collector, and first freezes what it inherited."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _prepare_worker(worker: int) -> None:
     """Run by each worker when it starts."""
-    # What the rank has not collected yet may hold a CUDA event; to free one in a forked process aborts it.
     gc.freeze()
+    gc.enable()
     # torchrun, Slurm and a terminal's Ctrl-C signal the whole process group. The rank decides what follows: it may
     # finish its step and save, and needs its workers for that.
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -117,6 +119,24 @@ def test_workers_leave_signals_to_the_rank() -> None:
             os.kill(process.pid, signal.SIGTERM)
             os.kill(process.pid, signal.SIGINT)
         assert as_lists(batches) == EXPECTED[1:]
+
+
+def test_a_worker_collects_nothing_before_it_has_frozen_what_it_inherited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To free CUDA memory or an event of the rank would abort it."""
+    seed = random.seed
+
+    def observed(*args: Any) -> None:  # torch calls it first in a worker
+        first = tmp_path / str(os.getpid())
+        first.exists() or first.write_text(str(gc.isenabled()))
+        seed(*args)
+
+    monkeypatch.setattr(random, "seed", observed)
+    with closing(make()) as stream:
+        assert as_lists(stream.batches(REQUESTS)) == EXPECTED
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["False"]
+    assert gc.isenabled()
 
 
 def test_a_worker_that_is_killed_is_told_and_can_be_cleared_away() -> None:
