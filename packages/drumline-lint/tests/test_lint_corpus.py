@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -18,7 +20,7 @@ from drumline_lint.rules import all_rules
 from drumline_lint.settings import Settings
 
 CORPUS = Path(__file__).parent / "corpus"
-PAIRS = sorted(folder.parent.name for folder in CORPUS.glob("*/wrong"))
+PAIRS = sorted(patch.parent.name for patch in CORPUS.glob("*/wrong.patch"))
 ALONE = sorted(
     path for folder in ("not_distributed", "frameworks") for path in (CORPUS / folder).iterdir() if path.is_file()
 )
@@ -73,24 +75,27 @@ class Spot(NamedTuple):
     rule: str
 
 
+@pytest.fixture(name="wrong", scope="module")
+def apply_patches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wrong versions of all pairs, in folders of their names."""
+    folder = tmp_path_factory.mktemp("wrong")
+    for name in PAIRS:
+        shutil.copytree(CORPUS / name / "right", folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        command = ["git", "apply", "--whitespace=nowarn", CORPUS / name / "wrong.patch"]
+        subprocess.run(command, cwd=folder / name, check=True)
+    return folder
+
+
 def test_the_corpus_is_whole() -> None:
     assert len(PAIRS) == 24
     assert len(ALONE) == 11
-    for name in PAIRS:
-        right, wrong = (_names(CORPUS / name / kind) for kind in ("right", "wrong"))
-        assert right == wrong != set(), name
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_of_a_wrong_version_all_that_is_marked_is_found_and_nothing_else(name: str) -> None:
-    folder = CORPUS / name / "wrong"
-    marked = set(_markers(folder))
-    found = {_spot(finding) for finding in _lint(folder) if _is_counted(finding, marked)}
+def test_of_a_wrong_version_all_that_is_marked_is_found_and_nothing_else(name: str, wrong: Path) -> None:
+    marked, found = set(_markers(wrong / name)), _counted(wrong / name)
     assert marked, "a wrong version has mistakes"
-    assert {"missed": sorted(marked - found), "made up": sorted(found - marked)} == {
-        "missed": [],
-        "made up": [],
-    }
+    assert {"missed": sorted(marked - found), "made up": sorted(found - marked)} == {"missed": [], "made up": []}
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -106,19 +111,11 @@ def test_what_is_not_distributed_or_left_to_a_framework_has_no_findings_at_all(p
     assert [_spot(finding) for finding in _lint(path)] == []
 
 
-def test_every_rule_is_marked_as_often_as_counted() -> None:
-    markers = [spot for name in PAIRS for spot in _markers(CORPUS / name / "wrong")]
-    assert dict(sorted(Counter(spot.rule for spot in markers).items())) == COUNTS
+def test_every_rule_is_marked_and_found_as_often_as_counted(wrong: Path) -> None:
+    for spots in (_markers, _counted):
+        found = Counter(spot.rule for name in PAIRS for spot in spots(wrong / name))
+        assert dict(sorted(found.items())) == COUNTS
     assert {module.RULE.name for module in all_rules().values()} >= COUNTS.keys()
-
-
-def test_every_rule_is_found_as_often_as_counted() -> None:
-    counted: Counter[str] = Counter()
-    for name in PAIRS:
-        marked = set(_markers(CORPUS / name / "wrong"))
-        found = {_spot(finding) for finding in _lint(CORPUS / name / "wrong") if _is_counted(finding, marked)}
-        counted.update(spot.rule for spot in found)
-    assert dict(sorted(counted.items())) == COUNTS
 
 
 # Reading
@@ -138,13 +135,14 @@ def _is_bad(finding: Finding) -> bool:
     return finding.severity is not Severity.NOTE
 
 
-def _is_counted(finding: Finding, marked: set[Spot]) -> bool:
-    return _is_bad(finding) or _spot(finding) in marked
+def _counted(top: Path) -> set[Spot]:
+    """Warnings and errors, and notes that are marked."""
+    marked = set(_markers(top))
+    return {_spot(finding) for finding in _lint(top) if _is_bad(finding) or _spot(finding) in marked}
 
 
 def _spot(finding: Finding) -> Spot:
-    path = Path(finding.place.path).resolve().relative_to(CORPUS.resolve())
-    return Spot(str(path), finding.place.cell, finding.place.line, finding.name)
+    return Spot(finding.place.path, finding.place.cell, finding.place.line, finding.name)
 
 
 def _markers(top: Path) -> list[Spot]:
@@ -153,9 +151,8 @@ def _markers(top: Path) -> list[Spot]:
 
 
 def _markers_of_file(path: Path) -> list[Spot]:
-    name = str(path.relative_to(CORPUS))
     return [
-        Spot(name, cell, number, rule.strip())
+        Spot(str(path), cell, number, rule.strip())
         for cell, text in _texts(path)
         for number, line in enumerate(text.splitlines(), start=1)
         if (marker := MARKER.search(line))
@@ -169,8 +166,3 @@ def _texts(path: Path) -> list[tuple[int | None, str]]:
         return [(None, path.read_text())]
     cells = enumerate(json.loads(path.read_text())["cells"], start=1)
     return [(number, "".join(cell["source"])) for number, cell in cells if cell["cell_type"] == "code"]
-
-
-def _names(folder: Path) -> set[str]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
-    return {str(path.relative_to(folder)) for path in files}

@@ -1,6 +1,0 @@
-#!/usr/bin/env bash
-# Two processes on this machine, to see that the script still runs.
-set -eu
-cd "$(dirname "$0")"
-export NCCL_DEBUG=INFO
-python -m torch.distributed.launch --use_env --nproc_per_node "${1:-2}" train.py --epochs 1 --folder "$(mktemp -d)"  # <- deprecated-launch
