@@ -6,6 +6,7 @@ Every rank reads all of a stream, and keeps its own batches; how many there are 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -42,13 +43,52 @@ class EvaluationBatch(NamedTuple):
     data: Any
 
 
-class EvaluationLoader:
+class EvaluationLoader(ABC):
     """This rank's evaluation batches; a rank may have fewer than others, or none."""
 
-    digest = ""
-    """Ranks have compared samples before the first step."""
+    num_samples: int | None = None
+    """Over all ranks; None: not known before a whole pass over a stream."""
+    digest: str = ""
+    """Of the first sample of the latest pass over a stream; other datasets are compared before the first step."""
     observer: LoaderObserver | None = None
     """Notified while a user's loop iterates; the engine, which uses `numbered`, reports for itself."""
+    _producer: BatchProducer
+
+    def __init__(self, dataset: Any, *, batch_size: int, device: torch.device) -> None:
+        if batch_size < 1:
+            raise UsageError(
+                f"evaluation batches cannot have {batch_size} samples", next_step="set it to 1 or more"
+            )
+        self._name = type(dataset).__name__
+        self._batch_size = batch_size
+        self._device = device
+
+    @property
+    def num_batches(self) -> int:
+        """Over all ranks."""
+        if self.num_samples is None:
+            raise UnknownLengthError(self._name)
+        return -(-self.num_samples // self._batch_size)
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many batches this rank has."""
+
+    @abstractmethod
+    def numbered(self) -> Iterator[EvaluationBatch]:
+        """This rank's batches in order, with the number of each and its size."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """The same without numbers."""
+        return observed((batch.data for batch in self.numbered()), self.observer)
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._producer.close()
+
+
+class IndexedEvaluationLoader(EvaluationLoader):
+    """Of a dataset with samples by index, or whole batches."""
 
     def __init__(
         self,
@@ -60,13 +100,10 @@ class EvaluationLoader:
         device: torch.device,
         options: LoadingOptions,
     ) -> None:
-        _check_batch_size(batch_size)
+        super().__init__(dataset, batch_size=batch_size, device=device)
         # The seed matters only to a dataset whose samples are random even in evaluation: they are the same each time.
         maker = batch_maker_for(dataset, options, device, seed=0)
         self.num_samples = maker.length
-        """Over all ranks."""
-        self.num_batches = -(-maker.length // batch_size)
-        """Over all ranks."""
         self._plan = evaluation_batches(
             length=maker.length, batch_size=batch_size, rank=rank, world_size=world_size
         )
@@ -74,23 +111,13 @@ class EvaluationLoader:
         self._delivery = Delivery(device, maker.finish)
 
     def __len__(self) -> int:
-        """How many batches this rank has."""
         return len(self._plan)
 
-    def __iter__(self) -> Iterator[Any]:
-        """This rank's batches, in order."""
-        return observed((batch.data for batch in self.numbered()), self.observer)
-
     def numbered(self) -> Iterator[EvaluationBatch]:
-        """The same, with the number of each batch and its size."""
         requests = (BatchRequest(0, low, high, shuffled=False) for _, (low, high) in self._plan)
         batches = self._delivery.batches(self._producer.batches(requests))
         for (number, (low, high)), data in zip(self._plan, batches, strict=True):
             yield EvaluationBatch(number, high - low, data)
-
-    def close(self) -> None:
-        """End the worker processes."""
-        self._producer.close()
 
 
 class _EndOfPass(NamedTuple):
@@ -144,15 +171,8 @@ class _EvaluationReader(Dataset[Any]):
         return EvaluationBatch(number, len(samples), self._collate(samples))
 
 
-class StreamEvaluationLoader:
-    """This rank's evaluation batches of a stream; a rank may have fewer than others, or none."""
-
-    num_samples: int | None = None
-    """Over all ranks; None: no pass is complete yet."""
-    digest: str = ""
-    """Of the first sample of the latest pass."""
-    observer: LoaderObserver | None = None
-    """See EvaluationLoader."""
+class StreamEvaluationLoader(EvaluationLoader):
+    """Of a stream."""
 
     def __init__(
         self,
@@ -164,11 +184,8 @@ class StreamEvaluationLoader:
         device: torch.device,
         options: LoadingOptions,
     ) -> None:
-        _check_batch_size(batch_size)
+        super().__init__(dataset, batch_size=batch_size, device=device)
         check_stream(dataset)
-        self._name = type(dataset).__name__
-        self._batch_size = batch_size
-        self._device = device
         self._is_persistent = options.persistent_workers
         reader = _EvaluationReader(
             dataset, batch_size=batch_size, rank=rank, world_size=world_size, collate=options.collate
@@ -176,22 +193,10 @@ class StreamEvaluationLoader:
         # No warning of workers: the loader of the training data has made it.
         self._producer = stream_producer(reader, options, device, warns=False)
 
-    @property
-    def num_batches(self) -> int:
-        """Over all ranks, once a pass is complete."""
-        if self.num_samples is None:
-            raise UnknownLengthError(self._name)
-        return -(-self.num_samples // self._batch_size)
-
     def __len__(self) -> int:
         raise UnknownLengthError(self._name)
 
-    def __iter__(self) -> Iterator[Any]:
-        """This rank's batches, in order."""
-        return observed((batch.data for batch in self.numbered()), self.observer)
-
     def numbered(self) -> Iterator[EvaluationBatch]:
-        """The same, with the number of each batch and its size."""
         for answer in self._producer.batches(read_requests(True)):
             if isinstance(answer, _EndOfPass):
                 self.digest = answer.first
@@ -205,21 +210,7 @@ class StreamEvaluationLoader:
                 return
             yield answer._replace(data=to_device(answer.data, self._device))
 
-    def close(self) -> None:
-        """End the worker process."""
-        self._producer.close()
 
-
-def _check_batch_size(batch_size: int) -> None:
-    if batch_size < 1:
-        raise UsageError(
-            f"evaluation batches cannot have {batch_size} samples", next_step="set it to 1 or more"
-        )
-
-
-AnyEvaluationLoader = EvaluationLoader | StreamEvaluationLoader
-
-
-def make_evaluation_loader(dataset: Any, **settings: Any) -> AnyEvaluationLoader:
+def make_evaluation_loader(dataset: Any, **settings: Any) -> EvaluationLoader:
     """This rank's evaluation batches, however the dataset is read."""
-    return (StreamEvaluationLoader if is_stream(dataset) else EvaluationLoader)(dataset, **settings)
+    return (StreamEvaluationLoader if is_stream(dataset) else IndexedEvaluationLoader)(dataset, **settings)

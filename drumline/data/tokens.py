@@ -1,89 +1,46 @@
-"""Samples for a language model: token windows that do not overlap, split into inputs and targets."""
+"""Samples for a language model: windows of tokens from token files, from text, or from Python's own source.
+
+Single files are mapped into memory, not read: ranks of a node share what is used, and the rest stays on disk.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
 from drumline.data.dataset import Split, TwoPartDataset, gather_rows
-from drumline.data.token_files import Tokens, find_tokens
 from drumline.errors import DataError
+from drumline.untrusted import parse_json, read_regular
 
+_TEXT_VOCABULARY = 256  # a token of text is one byte
+_TEXT_ENDINGS = (".txt", ".py", ".md")
+_SPLIT_ENDINGS = (".bin", ".npy", ".txt")
+_NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+_SCAN_CHUNK = 1 << 24
 _EVALUATION_PART = 20  # without a file of its own, evaluation gets the last twentieth
+_NEXT_STEP = (
+    "give --data.dir (or DATASET_DIR) a .npy, .bin or text file, a folder with train.bin and eval.bin "
+    "(or .npy, .txt), or a folder of .txt, .py or .md files"
+)
 
 
-def inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """All tokens of each window but the last, and all but the first, as int64."""
-    count, window = rows.shape
-    # A view of both, so that they are widened and laid out in one copy.
-    both = rows.as_strided((2, count, window - 1), (rows.stride(1), *rows.stride()))
-    inputs, targets = both.to(torch.int64, copy=True, memory_format=torch.contiguous_format).unbind()
-    return inputs, targets
+class Tokens(NamedTuple):
+    """One file or corpus: its tokens, the size of their vocabulary, and its name for errors."""
 
-
-class TokenWindows(TwoPartDataset):
-    """Windows of `context` + 1 tokens: all but the last are inputs, all but the first are targets. They are copied to
-    the device in the type they are stored in, and widened there."""
-
-    def __init__(self, tokens: Tokens, *, start: int, stop: int, context: int) -> None:
-        self.vocab_size = tokens.vocab_size
-        self._name = tokens.name
-        self._is_stated = tokens.is_stated
-        self._start = start
-        self._window = context + 1
-        self._length = (stop - start) // self._window
-        self._attach(tokens.values)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
-        rows = gather_rows(self._rows, indices, pinned=pinned)
-        if self._may_exceed:
-            self._check(rows.numpy().view(self._values.dtype.newbyteorder("=")))
-        return rows
-
-    def finish(self, rows: Tensor, choices: None) -> tuple[Tensor, Tensor]:
-        return inputs_and_targets(rows.view(self._kind))
-
-    def _attach(self, values: NDArray[Any]) -> None:
-        stop, kind = self._start + self._length * self._window, values.dtype
-        self._values = values
-        rows = np.asarray(values)[self._start : stop].reshape(self._length, self._window)
-        # Bit for bit as signed: torch has few operations for the wider unsigned types.
-        self._rows = rows.view(f"{kind.byteorder}i{kind.itemsize}") if kind.itemsize > 1 else rows
-        self._kind = torch.from_numpy(np.empty(0, dtype=kind.newbyteorder("="))).dtype
-        # A meta.json may be wrong, and a GPU's error would not say so.
-        self._may_exceed = self._is_stated and np.iinfo(kind).max >= self.vocab_size
-
-    def _check(self, rows: NDArray[Any]) -> None:
-        if rows.max() < self.vocab_size and (rows.dtype.kind == "u" or rows.min() >= 0):
-            return
-        stray = rows[(rows < 0) | (rows >= self.vocab_size)][0]
-        raise DataError(
-            f"{self._name} holds the token {stray}, but its vocabulary has {self.vocab_size}",
-            next_step="correct vocab_size in meta.json, or remove the file to have it counted",
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For worker processes that are spawned: a mapped file is mapped again there, not copied."""
-        state = {name: value for name, value in vars(self).items() if name not in ("_rows", "_values")}
-        values = self._values
-        if isinstance(values, np.memmap):
-            return {**state, "mapped": (values.filename, values.dtype, values.offset, values.shape)}
-        return {**state, "held": values}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        held, mapped = state.pop("held", None), state.pop("mapped", None)
-        vars(self).update(state)
-        if mapped is not None:
-            path, kind, offset, shape = mapped
-            held = np.memmap(path, dtype=kind, mode="r", offset=offset, shape=shape)
-        self._attach(held)
+    values: NDArray[Any]
+    vocab_size: int
+    name: str
+    is_stated: bool = False
+    """Whether a meta.json states the vocabulary size: then a token may exceed it."""
 
 
 def tokens(*, split: Split, dir: str | None, token_type: str, context: int) -> TokenWindows:
@@ -104,3 +61,167 @@ def tokens(*, split: Split, dir: str | None, token_type: str, context: int) -> T
             next_step="use more text, or set --model.context lower",
         )
     return TokenWindows(chosen, start=start, stop=stop, context=context)
+
+
+class TokenWindows(TwoPartDataset):
+    """Windows of `context` + 1 tokens: all but the last are inputs, all but the first are targets. They are copied to
+    the device in the type they are stored in, and widened there."""
+
+    def __init__(self, tokens: Tokens, *, start: int, stop: int, context: int) -> None:
+        window, kind = context + 1, tokens.values.dtype
+        length = (stop - start) // window
+        self.vocab_size = tokens.vocab_size
+        self._name = tokens.name
+        rows = np.asarray(tokens.values)[start : start + length * window].reshape(length, window)
+        # Bit for bit as signed: torch has few operations for the wider unsigned types.
+        self._rows = rows.view(f"{kind.byteorder}i{kind.itemsize}") if kind.itemsize > 1 else rows
+        self._native_kind = kind.newbyteorder("=")
+        self._torch_kind = torch.from_numpy(np.empty(0, dtype=self._native_kind)).dtype
+        # A meta.json may be wrong, and a GPU's error would not say so.
+        self._may_exceed = tokens.is_stated and np.iinfo(kind).max >= self.vocab_size
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def gather(self, indices: NDArray[np.int64], *, pinned: bool = False) -> Tensor:
+        rows = gather_rows(self._rows, indices, pinned=pinned)
+        if self._may_exceed:
+            self._check(rows.numpy().view(self._native_kind))
+        return rows
+
+    def finish(self, rows: Tensor, choices: None) -> tuple[Tensor, Tensor]:
+        return inputs_and_targets(rows.view(self._torch_kind))
+
+    def _check(self, rows: NDArray[Any]) -> None:
+        if rows.max() < self.vocab_size and (rows.dtype.kind == "u" or rows.min() >= 0):
+            return
+        stray = rows[(rows < 0) | (rows >= self.vocab_size)][0]
+        raise DataError(
+            f"{self._name} holds the token {stray}, but its vocabulary has {self.vocab_size}",
+            next_step="correct vocab_size in meta.json, or remove the file to have it counted",
+        )
+
+
+def inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """All tokens of each window but the last, and all but the first, as int64."""
+    count, window = rows.shape
+    # A view of both, so that they are widened and laid out in one copy.
+    both = rows.as_strided((2, count, window - 1), (rows.stride(1), *rows.stride()))
+    inputs, targets = both.to(torch.int64, copy=True, memory_format=torch.contiguous_format).unbind()
+    return inputs, targets
+
+
+def find_tokens(dir: str | None, *, token_type: str) -> tuple[Tokens, Tokens | None]:
+    """The tokens to train on, and those to evaluate on; None: a part of the former."""
+    if dir is None:
+        return standard_library(), None
+    path = Path(dir)
+    if path.is_file():
+        return _open(path, token_type), None
+    if not path.is_dir():
+        raise DataError(f"there is no file or folder {path}", next_step=_NEXT_STEP)
+    train, evaluation = _named(path, "train"), _named(path, "eval") or _named(path, "val")
+    if train is not None:
+        return _open(train, token_type), None if evaluation is None else _open(evaluation, token_type)
+    texts = sorted(file for file in path.rglob("*") if file.suffix in _TEXT_ENDINGS and file.is_file())
+    if not texts:
+        raise DataError(
+            f"{path} holds neither train.bin, train.npy or train.txt nor any .txt, .py or .md files",
+            next_step=_NEXT_STEP,
+        )
+    return _joined(texts, name=str(path)), None
+
+
+def standard_library() -> Tokens:
+    """The source of Python's standard library, without its tests: about 11 MB that every machine has. It differs
+    between versions of Python; ranks compare what they have before the first step."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    found = []
+    for path, subfolders, names in os.walk(folder):
+        subfolders[:] = set(subfolders) - _NOT_LIBRARY  # not walked: site-packages may be large
+        found += [Path(path, name) for name in names if name.endswith(".py")]
+    found.sort(key=lambda path: path.relative_to(folder).parts)
+    return _joined(found, name="the Python standard library")
+
+
+def _joined(paths: Iterable[Path], *, name: str) -> Tokens:
+    # In memory: many small files cannot be mapped as one. A corpus too large for that belongs in one file.
+    text = b"".join(path.read_bytes() for path in paths)
+    return Tokens(np.frombuffer(text, dtype=np.uint8), _TEXT_VOCABULARY, name)
+
+
+def _named(folder: Path, name: str) -> Path | None:
+    paths = (folder / f"{name}{ending}" for ending in _SPLIT_ENDINGS)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _open(path: Path, token_type: str) -> Tokens:
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty", next_step="write the file again")
+    if path.suffix == ".npy":
+        values = _map_npy(path)
+    elif path.suffix == ".bin":
+        values = _map_raw(path, np.dtype(token_type))
+    else:
+        return Tokens(_map_raw(path, np.dtype(np.uint8)), _TEXT_VOCABULARY, str(path))
+    stated = _stated_vocabulary(path)
+    return Tokens(
+        values, stated or _scanned_vocabulary(values, path), str(path), is_stated=stated is not None
+    )
+
+
+def _map_raw(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
+    if (size := path.stat().st_size) % kind.itemsize:
+        raise DataError(
+            f"{path} has {size} bytes, which is not a whole number of {kind} tokens",
+            next_step="set --data.token_type to the type the file was written with, or write it again",
+        )
+    return np.memmap(path, dtype=kind, mode="r")
+
+
+def _map_npy(path: Path) -> NDArray[Any]:
+    try:
+        values: NDArray[Any] = open_memmap(path, mode="r")
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(
+            f"{path} cannot be mapped as a .npy file ({error})",
+            next_step="write it with numpy.save(path, tokens)",
+        ) from error
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise DataError(
+            f"{path} holds {values.dtype} {list(values.shape)}: expected integers in one dimension",
+            next_step="save the tokens as one array of an integer type",
+        )
+    return values
+
+
+def _stated_vocabulary(path: Path) -> int | None:
+    """`vocab_size` of a meta.json beside the file, if there is one."""
+    meta = path.with_name("meta.json")
+    if not meta.is_file():
+        return None
+    try:
+        stated = parse_json(read_regular(meta, follow_links=True)).get("vocab_size")
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{meta} cannot be read as a JSON object ({error})", next_step="correct or remove it"
+        ) from error
+    if stated is not None and (type(stated) is not int or stated < 1):
+        raise DataError(
+            f"{meta}: vocab_size is {stated!r}, expected a positive integer", next_step="correct it"
+        )
+    return stated
+
+
+def _scanned_vocabulary(values: NDArray[Any], path: Path) -> int:
+    # Reads the whole file once on each rank: about a second per gigabyte, if the disk is as fast. A meta.json with
+    # {"vocab_size": N} beside the file saves that.
+    highest = -1
+    for start in range(0, len(values), _SCAN_CHUNK):
+        piece = values[start : start + _SCAN_CHUNK]
+        highest = max(highest, int(piece.max()))
+        if (lowest := int(piece.min())) < 0:
+            raise DataError(
+                f"{path} holds the token {lowest}: tokens are counted from 0", next_step="write it again"
+            )
+    return highest + 1

@@ -20,7 +20,6 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkContext, ForkProcess
 from multiprocessing.popen_fork import Popen
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from drumline.data.batch_maker import BatchMaker
 from drumline.data.delivery import pin
 from drumline.errors import TrainingError
 from drumline.log import log
+from drumline.processes import read_stat
 
 FORK_ATTEMPTS = 5
 STUCK_AFTER_S = 1.0
@@ -177,20 +177,15 @@ class _RetryingForkContext(ForkContext):
 
 def _has_left_fork(pid: int, ready: int) -> bool:
     """False: it has slept for long without a break; one that waits for a core or the disk is not in state S."""
-    last, since = "", time.monotonic()
+    last_ticks, since = -1, time.monotonic()
     while not wait([ready], timeout=POLL_EVERY_S):
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return True  # no such file on this system: assume that it runs
-        fields = stat.rpartition(")")[2].split()
-        seen, now = f"{fields[0]} {fields[11]} {fields[12]}", time.monotonic()  # state, CPU time
-        if fields[0] != "S" or seen != last:
-            last, since = seen, now
-        elif now - since >= STUCK_AFTER_S:
+        stat = read_stat(pid)
+        if stat is None or stat.state == "Z":
+            return True  # a system without /proc, or it has exited: the DataLoader reports how
+        if stat.state != "S" or stat.cpu_ticks != last_ticks:
+            last_ticks, since = stat.cpu_ticks, time.monotonic()
+        elif time.monotonic() - since >= STUCK_AFTER_S:
             return False
-        if fields[0] == "Z":
-            return True  # the DataLoader reports how it ended
     return True
 
 
@@ -223,7 +218,13 @@ def _with_dead_workers_named(iterator: Any) -> Iterator[Any]:
     try:
         yield from iterator
     except (OSError, EOFError, RuntimeError) as error:
-        if not (dead := _dead_among(iterator._workers)):
+        processes = iterator._workers
+        with suppress(RuntimeError):  # torch's own notice of the death, by a signal, may come at any moment
+            exited = wait([process.sentinel for process in processes], timeout=0.5)
+            for process in (process for process in processes if process.sentinel in exited):
+                process.join(timeout=0.5)
+        dead = [f"{process.pid} (exit code {process.exitcode})" for process in processes if process.exitcode]
+        if not dead:
             raise
         raise TrainingError(
             f"DataLoader worker {', '.join(dead)} died",
@@ -243,15 +244,6 @@ def end_workers(running: list[Any], owner: int) -> None:
             if process.is_alive():  # stuck in the user's code: it would keep this process from exiting
                 process.kill()
                 process.join()
-
-
-def _dead_among(processes: list[Any]) -> list[str]:
-    with suppress(RuntimeError):  # torch's own notice of the death, by a signal, may come at any moment
-        exited = wait([process.sentinel for process in processes], timeout=0.5)
-        for process in processes:
-            if process.sentinel in exited:
-                process.join(timeout=0.5)
-    return [f"{process.pid} (exit code {process.exitcode})" for process in processes if process.exitcode]
 
 
 def _skip_shutdown(iterator: Any) -> None:

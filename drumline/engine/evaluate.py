@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drumline.data.evaluation_loader import AnyEvaluationLoader
+from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.distributed.collectives import all_sum, broadcast_json
 from drumline.distributed.wrap import LiveBuffers
 from drumline.engine.job import Job
@@ -23,7 +23,7 @@ from drumline.watch.heartbeat import Phase
 
 
 @torch.no_grad()
-def evaluate(job: Job, loader: AnyEvaluationLoader) -> dict[str, float]:
+def evaluate(job: Job, loader: EvaluationLoader) -> dict[str, float]:
     """Collective: the mean loss and metrics of the model, as it is now, over every sample of `loader`."""
     model, device = job.model, job.ddp.device
     job.ddp.heartbeat.mark(Phase.EVALUATION)
@@ -55,7 +55,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = was_training
 
 
-def _sum_batches(job: Job, loader: AnyEvaluationLoader) -> tuple[list[str], dict[int, Tensor]]:
+def _sum_batches(job: Job, loader: EvaluationLoader) -> tuple[list[str], dict[int, Tensor]]:
     """The names of what is measured, and by batch number a row: weight, loss, metrics."""
     names: list[str] = []
     sums = {}

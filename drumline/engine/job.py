@@ -20,7 +20,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from drumline.config.schema import Config, TrainConfig
-from drumline.data.evaluation_loader import AnyEvaluationLoader
+from drumline.data.evaluation_loader import EvaluationLoader
 from drumline.data.fingerprint import fingerprint
 from drumline.data.loader import AnyLoader
 from drumline.data.sharding import Cursor
@@ -81,7 +81,7 @@ class Job:
     scaler: GradScaler | None
     autocast: AbstractContextManager[object]
     loader: AnyLoader
-    eval_loader: AnyEvaluationLoader | None
+    eval_loader: EvaluationLoader | None
     meter: Meter
     finite: FiniteSteps
     batch: GlobalBatch
@@ -252,7 +252,7 @@ def _check_same_data(config: Config, ddp: DDPManager, train_data: str, eval_data
 
 def _make_loaders(
     config: Config, task: Task, ddp: DDPManager, batch: GlobalBatch, train_data: Any, eval_data: Any
-) -> tuple[AnyLoader, AnyEvaluationLoader | None]:
+) -> tuple[AnyLoader, EvaluationLoader | None]:
     data = config.data
     loading: dict[str, Any] = {
         "workers": data.workers,

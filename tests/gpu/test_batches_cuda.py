@@ -19,7 +19,7 @@ from drumline.data.batch_maker import BatchMaker, BatchRequest
 from drumline.data.dataset import TwoPartDataset, gather_rows
 from drumline.data.delivery import Delivery
 from drumline.data.draws import Draws
-from drumline.data.evaluation_loader import EvaluationLoader
+from drumline.data.evaluation_loader import IndexedEvaluationLoader
 from drumline.data.image_files import digits
 from drumline.data.images import ImageArrays, Preparation, normalize
 from drumline.data.loader import Loader
@@ -125,7 +125,7 @@ def test_a_cursor_set_anew_and_a_preview_drop_what_was_made_ahead(tmp_path: Path
 
 def test_evaluation_batches_have_the_bits_of_the_cpu() -> None:
     both = [
-        EvaluationLoader(
+        IndexedEvaluationLoader(
             digits(split="eval", augment=False),
             batch_size=50,
             rank=0,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumline.data.draws import Draws
-from drumline.data.evaluation_loader import EvaluationLoader
+from drumline.data.evaluation_loader import IndexedEvaluationLoader
 from drumline.data.workers import LoadingOptions
 from drumline.errors import DataError, UsageError
 
@@ -46,8 +46,8 @@ class Noisy:
 
 def make(
     dataset: Any, *, batch_size: int = 4, rank: int = 0, world_size: int = 1, workers: int = 0
-) -> EvaluationLoader:
-    return EvaluationLoader(
+) -> IndexedEvaluationLoader:
+    return IndexedEvaluationLoader(
         dataset,
         batch_size=batch_size,
         rank=rank,

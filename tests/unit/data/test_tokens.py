@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from drumline.data.token_files import standard_library
-from drumline.data.tokens import TokenWindows, tokens
+from drumline.data.tokens import TokenWindows, standard_library, tokens
 from drumline.errors import DataError
 
 
@@ -165,24 +163,6 @@ def test_a_malformed_meta_file_is_told(tmp_path: Path, text: str, sentence: str)
     (tmp_path / "meta.json").write_text(text)
     with pytest.raises(DataError, match=sentence):
         build(path)
-
-
-def test_a_mapped_file_is_mapped_again_in_another_process_and_not_sent(tmp_path: Path) -> None:
-    for name, save in (
-        ("corpus.bin", np.ndarray.tofile),
-        ("corpus.npy", lambda array, path: np.save(path, array)),
-    ):
-        save(np.arange(100_000, dtype=np.uint16), path := tmp_path / name)
-        dataset = build(path, split="eval")
-        sent = pickle.dumps(dataset)
-        assert len(sent) < 2000
-        assert everything(pickle.loads(sent)) == everything(dataset)
-
-
-def test_text_in_memory_can_be_sent_to_another_process(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"hello world " * 20)
-    dataset = build(tmp_path)
-    assert everything(pickle.loads(pickle.dumps(dataset))) == everything(dataset)
 
 
 def test_a_missing_path_is_told(tmp_path: Path) -> None:
