@@ -38,7 +38,7 @@ _SUBMITTED = """\
 submitted {path} as job {job}
 log      {log}
 follow   squeue --job {job}; tail -F {log}
-pause    scancel --signal=USR1 {job}    (it saves, and goes back into the queue)
+pause    scancel --signal=USR1 {job}    (it saves, and is requeued)
 cancel   scancel {job}
 """
 

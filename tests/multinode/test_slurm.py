@@ -81,7 +81,7 @@ def test_pushed_aside_requeued_and_resumed_is_the_same_run(make_testbed: MakeTes
     assert said == (
         "drumline: submitted digits.sbatch as job 1\n  log      digits-1.log\n"
         "  follow   squeue --job 1; tail -F digits-1.log\n"
-        "  pause    scancel --signal=USR1 1    (it saves, and goes back into the queue)\n"
+        "  pause    scancel --signal=USR1 1    (it saves, and is requeued)\n"
         "  cancel   scancel 1\n"
     )
     processes.wait_until(lambda: "train" in kinds(run), "steps", timeout_s=120)
