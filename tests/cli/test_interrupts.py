@@ -127,7 +127,7 @@ def test_an_interrupt_at_any_point_of_the_start_ends_the_command(tmp_path: Path,
     assert (code, errors.count("drumline: interrupted")) == (130, 1), errors
 
 
-def test_sigterm_before_there_are_ranks_leaves_with_its_own_code(tmp_path: Path) -> None:
+def test_sigterm_before_there_are_ranks_exits_with_its_own_code(tmp_path: Path) -> None:
     process = start(tmp_path, "--procs", "2")
     wait_for(process, lambda: POINTS["torch is being loaded"](process.pid))
     process.terminate()

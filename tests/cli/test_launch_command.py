@@ -217,7 +217,7 @@ def test_a_task_on_one_node_that_a_file_describes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("warm")
-def test_a_task_on_two_nodes_loses_a_rank_and_goes_on(tmp_path: Path) -> None:
+def test_a_task_on_two_nodes_loses_a_rank_and_resumes(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(DIES_ONCE)
     port, more = free_port(), f"OUTPUT_DIR={tmp_path}/out\n"
     nodes = [
@@ -418,7 +418,7 @@ def test_a_manifest_is_applied_when_that_is_asked_for(
         (["--watch", "--hang-after", "0", "--on-hang", "wait", "x.py"], ["--hang-after", "--on-hang"]),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_what_is_wrong_is_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

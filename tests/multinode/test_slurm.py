@@ -123,7 +123,7 @@ def kinds(run: Path) -> list[str]:
     return [event["kind"] for event in read_events(file)] if file.exists() else []
 
 
-def test_a_script_is_requeued_while_it_is_told_to_leave_and_not_when_it_fails_or_is_cancelled(
+def test_a_script_is_requeued_while_it_is_preempted_and_not_when_it_fails_or_is_cancelled(
     make_testbed: MakeTestbed, tmp_path: Path
 ) -> None:
     bed = make_testbed("a", "b", warm=True)

@@ -106,7 +106,7 @@ def _make_desk(make_testbed: MakeTestbed, tmp_path: Path) -> Callable[..., Desk]
     return make
 
 
-def test_all_ranks_are_on_one_screen_and_the_first_failure_is_told_last(make_desk: MakeDesk) -> None:
+def test_all_ranks_are_on_one_screen_and_the_first_failure_is_reported_last(make_desk: MakeDesk) -> None:
     desk = make_desk("a", "b", "c")
     (desk.folder / "talk.py").write_text(TALK)
     (desk.folder / "hosts").write_text("a\nb\nroot@c slots=2\n")

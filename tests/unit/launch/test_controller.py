@@ -107,7 +107,7 @@ DIAGNOSIS = {
     ("alarm", "code", "ends_with", "was_printed"),
     [("hang", -9, 70, False), ("failure", -9, 1, True), ("failure", 7, 7, False)],
 )
-def test_what_the_sidecars_said_is_told_once_and_decides_the_code(
+def test_a_diagnosis_of_the_sidecars_is_printed_once_and_decides_the_code(
     make: Make,
     said: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -221,7 +221,7 @@ def test_ranks_that_fail_after_a_host_was_lost_are_not_to_blame(make: Make, said
     )
 
 
-def test_a_job_that_may_have_fewer_nodes_goes_on_without_one(make: Make, said: Path) -> None:
+def test_a_job_that_may_have_fewer_nodes_continues_without_one(make: Make, said: Path) -> None:
     async def go() -> Controller:
         controller = make(min_nodes=2, spares=[Host("d")])
         _, b, c = await start(controller)

@@ -57,7 +57,7 @@ def test_all_mistakes_of_a_hostfile_are_named_with_their_lines_in_order(tmp_path
         ("$(id)", "is not a host's name"),
     ],
 )
-def test_wrong_hosts_are_refused(text: str, message: str) -> None:
+def test_wrong_hosts_are_rejected(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         hosts_from_flag(text)
     assert message in str(caught.value)

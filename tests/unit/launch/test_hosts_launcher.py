@@ -138,7 +138,7 @@ def _screen(tmp_path: Path) -> Iterator[Screen]:
         (2, None, DIAGNOSIS, False),
     ],
 )
-def test_a_lost_part_is_started_again_while_that_is_allowed_and_may_help(
+def test_a_lost_host_is_a_restart_while_that_is_allowed_and_may_help(
     screen: Screen,
     left: int,
     number: signal.Signals | None,
@@ -162,7 +162,7 @@ def test_a_lost_part_is_started_again_while_that_is_allowed_and_may_help(
     assert bool(asyncio.run(lose()).lost) is is_restarted
 
 
-def test_the_next_attempt_is_told_apart_from_the_one_before() -> None:
+def test_the_next_attempt_has_a_name_and_a_secret_of_its_own() -> None:
     job = make_job("a", "b")
     again = job.again([Host("c"), Host("b")], [Host("a")], restarts_left=2, first_start=4)
     spec = again.spec(again.nodes[0])
@@ -235,7 +235,7 @@ def ask_ten_times(controller: Controller) -> tuple[str, list[int]]:
     return asked, timeouts
 
 
-def test_a_host_that_only_hears_is_told_to_end_at_once(
+def test_a_host_that_only_receives_is_asked_to_end_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "HEARTBEAT_S", 0.05)

@@ -65,7 +65,7 @@ def test_the_schemas_do_catch_a_wrong_field() -> None:
         validate(job)
 
 
-def test_the_pods_of_the_plain_job_meet_at_the_first() -> None:
+def test_the_rendezvous_of_the_plain_job_is_at_its_first_pod() -> None:
     service, job = objects("job")
     spec = job["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
@@ -162,7 +162,7 @@ def test_a_job_that_may_shrink_has_drumlines_own_launcher_in_its_pods(api: Api) 
 
 
 @pytest.mark.parametrize("api", ["v2", "v1", "job"])
-def test_in_every_form_words_arrive_whole_and_memory_is_shared(api: Api) -> None:
+def test_in_every_form_arguments_are_unchanged_and_memory_is_shared(api: Api) -> None:
     text = manifest_text(manifest(), api)
     assert yaml.safe_load_all(text)
     assert "$$(HOME)" in text, "Kubernetes would put a value in the place of $(HOME)"

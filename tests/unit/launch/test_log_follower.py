@@ -24,7 +24,7 @@ def test_lines_are_given_when_they_are_whole(tmp_path: Path) -> None:
     assert follower.rest() == []
 
 
-def test_a_file_that_is_made_anew_is_read_from_its_start(tmp_path: Path) -> None:
+def test_a_file_that_is_replaced_is_read_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old\n")
     follower = LogFollower(path, from_end=True)

@@ -36,7 +36,7 @@ def test_one_machine_needs_no_fixed_port() -> None:
     )
 
 
-def test_hosts_meet_at_the_first_by_the_names_they_were_given() -> None:
+def test_the_rendezvous_is_at_the_first_host_by_the_name_it_was_given() -> None:
     hosts = [Host("me@a", 4), Host("b")]
     nodes = nodes_of_hosts(hosts, num_procs=None, port=29500, max_restarts=0)
     program = task_program("digits", ["--train.epochs", "1"])
@@ -51,7 +51,7 @@ def test_hosts_meet_at_the_first_by_the_names_they_were_given() -> None:
     assert [node.num_procs for node in nodes_of_hosts(hosts, num_procs=2, port=1, max_restarts=0)] == [4, 2]
 
 
-def test_a_job_that_goes_on_with_fewer_nodes() -> None:
+def test_a_job_that_continues_with_fewer_nodes() -> None:
     hosts = [Host("a"), Host("b"), Host("c")]
     node = nodes_of_hosts(hosts, num_procs=1, port=1, max_restarts=3, min_nodes=2)[1]
     assert (node.min_nodes, node.peers) == (2, ("a", "b", "c"))
@@ -75,7 +75,7 @@ def test_a_node_of_an_env_file() -> None:
     )
 
 
-def test_the_files_words_become_a_tasks_flags_unless_the_user_gave_them() -> None:
+def test_values_of_the_file_become_flags_of_a_task_unless_the_user_set_them() -> None:
     defaults = settings_defaults(
         NodeSettings(**{**vars(SETTINGS), "dataset_dir": "/data", "output_dir": "/runs"}), "digits"
     )
@@ -92,7 +92,7 @@ def test_the_files_words_become_a_tasks_flags_unless_the_user_gave_them() -> Non
     )
 
 
-def test_only_what_goes_on_by_itself_is_started_again() -> None:
+def test_only_what_resumes_by_itself_is_restarted() -> None:
     assert (default_restarts(is_task=True), default_restarts(is_task=False)) == (3, 0)
 
 
@@ -105,9 +105,7 @@ def test_only_what_goes_on_by_itself_is_started_again() -> None:
         (["digits"], 2, "digits --procs 2"),  # the launcher had it
     ],
 )
-def test_resuming_is_the_same_command_less_the_wish_for_a_new_start(
-    words: list[str], procs: int, resumes: str
-) -> None:
+def test_resuming_is_the_same_command_without_fresh(words: list[str], procs: int, resumes: str) -> None:
     assert resume_command(words, procs=procs) == f"drumline train {resumes}"
 
 

@@ -44,23 +44,23 @@ def test_without_proc_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
     assert before <= process_start() <= now()
 
 
-def test_a_launcher_tells_its_ranks() -> None:
+def test_a_launcher_sets_the_start_of_the_command() -> None:
     assert command_start({COMMAND_START: "1.25"}) == 1.25
 
 
 @pytest.mark.parametrize("word", ["", "soon", "nan", "inf", "-1", "1e12"])
-def test_what_cannot_be_true_is_not_believed(word: str) -> None:
+def test_an_impossible_start_is_ignored(word: str) -> None:
     assert command_start({COMMAND_START: word}) is None
 
 
-def test_another_launcher_tells_nothing() -> None:
+def test_another_launcher_sets_no_start() -> None:
     assert command_start({}) is None
 
 
 @pytest.mark.parametrize(
     ("num_starts", "folder", "tells"), [(0, None, True), (1, None, False), (0, Path("logs"), False)]
 )
-def test_only_the_first_ranks_of_a_command_that_was_given_here_are_told(
+def test_only_the_first_ranks_of_a_command_given_here_get_its_start(
     tmp_path: Path, num_starts: int, folder: Path | None, tells: bool
 ) -> None:
     agent = object.__new__(NodeAgent)  # without a job: only what it would tell
@@ -77,14 +77,14 @@ def test_only_the_first_ranks_of_a_command_that_was_given_here_are_told(
         shutil.rmtree(str(agent.watch.root))
 
 
-def test_under_another_launcher_nothing_is_told() -> None:
+def test_under_another_launcher_there_are_no_watch_settings() -> None:
     terms = watch_settings_from({})
     assert terms == WatchSettings()
     assert (terms.folder, terms.secret, terms.nodes, terms.run) == (None, None, (), None)
     assert (terms.on_hang, terms.hang_s) == ("restart", None)
 
 
-def test_what_is_told_is_read_and_the_secret_is_not_shown() -> None:
+def test_watch_settings_are_read_and_the_secret_is_not_shown() -> None:
     secret = new_secret()
     terms = watch_settings_from(
         {

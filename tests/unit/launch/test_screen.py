@@ -23,7 +23,7 @@ def test_lines_have_their_label_and_go_where_they_belong(tmp_path: Path) -> None
     assert err.read_text() == "[b] oh\ndrumline: last\n  of all\n"
 
 
-def test_a_screen_that_stands_still_holds_up_nobody_and_gets_the_last_word() -> None:
+def test_a_screen_that_does_not_scroll_blocks_nobody_and_gets_the_last_line() -> None:
     reading, writing = os.pipe()
     screen = Screen(writing, writing)
     # Nobody reads: this returns all the same.

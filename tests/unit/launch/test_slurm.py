@@ -72,7 +72,7 @@ def test_a_batch_file_has_all_that_was_asked_for() -> None:
         ),
     ],
 )  # fmt: skip
-def test_only_a_run_that_was_told_to_leave_is_requeued(
+def test_only_a_preempted_run_is_requeued(
     tmp_path: Path, code: int, count: str, requeue: int, expected: int, said: str
 ) -> None:
     """The file as a shell runs it; Slurm's two commands are stand-ins here, and real in tests/multinode."""
@@ -101,7 +101,7 @@ def test_a_time_limit_is_read_as_sbatch_does(time: str, seconds: int) -> None:
     assert seconds_of("UNLIMITED") is None
 
 
-def test_what_cannot_stand_in_a_batch_file_is_refused() -> None:
+def test_what_cannot_be_in_a_batch_file_is_rejected() -> None:
     options = {"partition": "a\n#SBATCH --uid=0", "qos": "it's", "account": "fine", "time": "2"}
     assert list(wrong_values(options, ["--exclusive", "-x", "--comment=a b"], 120)) == [
         "--partition: 'a\\n#SBATCH --uid=0' cannot be in a batch file; no blanks, quotes and the like",
@@ -126,7 +126,7 @@ def test_a_file_of_the_users_own_is_not_written_over(tmp_path: Path) -> None:
         write_batch_file(tmp_path / "nowhere" / "mine.sbatch", "")
 
 
-def test_without_sbatch_and_refused_by_it(tmp_path: Path) -> None:
+def test_without_sbatch_and_rejected_by_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"sbatch is not installed on {re.escape(os.uname().nodename)}"):
         check_sbatch(str(tmp_path))
     sbatch = tmp_path / "sbatch"
@@ -183,7 +183,7 @@ def test_print_shows_the_file_and_submits_nothing(
         (["--slurm", "digits", "--optim.lr", "x"], "--optim.lr"),
     ],
 )
-def test_wrong_flags_are_told(command: list[str], problem: str) -> None:
+def test_wrong_flags_are_reported(command: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)):
         launch_command.run(command)
 

@@ -69,7 +69,7 @@ def test_a_variable_that_is_no_number_is_named() -> None:
         topology_from({**TORCHRUN, "MASTER_PORT": "http"})
 
 
-def test_a_rank_beyond_the_world_is_refused() -> None:
+def test_a_rank_beyond_the_world_size_is_rejected() -> None:
     with pytest.raises(PreflightError, match="RANK is 4, but WORLD_SIZE is 4"):
         topology_from({**TORCHRUN, "RANK": "4"})
 

@@ -81,9 +81,7 @@ def test_a_sidecar_is_waited_for_while_it_lives_and_not_for_long(watch: WatchFol
         assert watch.wait_for_diagnosis(time.monotonic() + 3600) is not None
 
 
-def test_without_a_place_for_it_ranks_are_told_of_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_room_for_a_folder_ranks_get_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     # Where /dev/shm is full, and where there is none.
     for name, value in (("ROOM_BYTES", 1 << 60), ("MEMORY", tmp_path / "gone")):
