@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from drumline.errors import PreflightError, UsageError
 from drumline.launch.rank_environment import RESTARTED
-from drumline.launch.slurm import rank_variables
 from drumline.net.secrets import secret_from
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -52,7 +51,11 @@ def own_variables() -> dict[str, str]:
 
 def topology_from(environment: Mapping[str, str]) -> Topology | None:
     """This process's place, or None when no launcher started it."""
-    variables = {**rank_variables(environment), **environment}
+    variables = dict(environment)
+    if "SLURM_PROCID" in environment:
+        from drumline.launch.slurm import rank_variables  # not before: it has more than a rank needs
+
+        variables = {**rank_variables(environment), **environment}
     if "RANK" not in variables and "WORLD_SIZE" not in variables:
         _check_is_single(variables)
         return None
