@@ -1,4 +1,4 @@
-"""A run that is told to leave by a signal saves, leaves together, and is the same run when it goes on."""
+"""A run that is preempted by a signal saves, its ranks exit together, and resumed it is the same run."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> WholeRuns:
         (1, "step", (0,), signal.SIGTERM),
     ],
 )
-def test_told_to_leave_and_resumed_is_the_same_run(
+def test_preempted_and_resumed_is_the_same_run(
     tmp_path: Path, whole_runs: WholeRuns, world_size: int, where: str, ranks: tuple[int, ...], number: int
 ) -> None:
     workers = 1 if where == "step" else 0
@@ -163,7 +163,7 @@ def told_while_a_save_is_written(config: Config, run: Path) -> tuple[int, int, l
     return code, step, writing
 
 
-def test_told_to_leave_while_a_save_is_written_waits_for_it_and_saves_again(tmp_path: Path) -> None:
+def test_preempted_while_a_save_is_written_it_waits_for_it_and_saves_again(tmp_path: Path) -> None:
     saves = replace(config(), checkpoint=CheckpointConfig(every_steps=4, every_epochs=0, keep_last=50))
     [(code, step, writing)] = run_ranks(1, told_while_a_save_is_written, saves, tmp_path)
     assert code == ExitCode.PREEMPTED

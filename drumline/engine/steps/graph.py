@@ -158,7 +158,8 @@ class GraphStep:
             meter.host_weight = weight
             # The end of a capture that has failed is an error of its own, which says nothing.
             first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
-            self._turn_off(f"CUDA cannot capture it{user_line(error)}: {str(first).partition(chr(10))[0]}")
+            message = str(first).partition("\n")[0]
+            self._turn_off(f"CUDA cannot capture it{user_line(error)}: {message}")
             self._run(step._replace(micro_batches=iter(micro_batches)))
             return None
         self._job.captured_steps.add(captured)
