@@ -16,11 +16,11 @@ from drumline_lint import __version__
 from drumline_lint.errors import ExitCode, UsageError, did_you_mean
 from drumline_lint.findings import Rule, Severity
 from drumline_lint.linter import Report, all_docs, check, exit_is_clean, read_all
-from drumline_lint.output.text import as_explanation, as_list, counted
+from drumline_lint.output.text import as_explanation, as_list, plural
 from drumline_lint.reading.discovery import find_files
 from drumline_lint.reading.parse import Reading
 from drumline_lint.rules import all_rules
-from drumline_lint.settings import Settings, Wishes, find_rule, make_settings, split_words
+from drumline_lint.settings import GivenSettings, Settings, find_rule, make_settings, split_words
 from drumline_lint.terminal import print_message, show, show_progress
 
 HELP = """\
@@ -176,15 +176,15 @@ def _lint(given: argparse.Namespace, rules: Mapping[str, Any], docs: Mapping[str
     def checked(readings: Sequence[Reading]) -> Report:
         return check(readings, rules, settings, problems=found.problems, progress=progress)
 
-    report = _mend(given, readings, checked, found.outside) if given.fix or given.diff else checked(readings)
-    _tell(given, report, docs)
+    report = _fix(given, readings, checked, found.outside) if given.fix or given.diff else checked(readings)
+    _report(given, report, docs)
     if report.problems:
         return ExitCode.USAGE
     return ExitCode.CLEAN if given.exit_zero or exit_is_clean(report) else ExitCode.FINDINGS
 
 
 def _settings(given: argparse.Namespace, docs: Mapping[str, Rule]) -> Settings:
-    flags = Wishes(
+    flags = GivenSettings(
         select=split_words(given.select),
         ignore=split_words(given.ignore),
         exclude=given.exclude,
@@ -200,7 +200,7 @@ def _stdin(given: argparse.Namespace) -> tuple[Path, bytes] | None:
     return Path(given.stdin_filename or "<stdin>"), sys.stdin.buffer.read()
 
 
-def _mend(
+def _fix(
     given: argparse.Namespace,
     readings: Sequence[Reading],
     checked: Callable[[Sequence[Reading]], Report],
@@ -213,7 +213,7 @@ def _mend(
     if given.diff:
         _print(diff_of(fixed))
     if fixed.in_notebooks:
-        places = counted(fixed.in_notebooks, "place")
+        places = plural(fixed.in_notebooks, "place")
         print_message(
             given.prog.split()[0],
             f"{places} in notebooks could be fixed, but notebooks are not written: edit them by hand",
@@ -221,8 +221,8 @@ def _mend(
     return write(fixed, checked, outside) if given.fix else checked(readings)
 
 
-def _tell(given: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> None:
-    text = _told(given, report, docs)
+def _report(given: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> None:
+    text = _findings_for(given, report, docs)
     if given.output is None:
         _print(text, is_coloured=_is_coloured(given))
         return
@@ -232,7 +232,7 @@ def _tell(given: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -
         raise UsageError(f"--output {given.output} cannot be written: {error.strerror}") from None
 
 
-def _told(given: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> str:
+def _findings_for(given: argparse.Namespace, report: Report, docs: Mapping[str, Rule]) -> str:
     if given.format == "json":
         from drumline_lint.output.formats import as_json
 

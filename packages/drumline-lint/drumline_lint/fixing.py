@@ -84,7 +84,7 @@ def fix(readings: Sequence[Reading], check: Check) -> Fixed:
     counts: Counter[Path] = Counter()
     report = check(readings)
     for _ in range(MOST_ROUNDS):
-        mended = {path: _mended(reading, report.findings) for path, reading in now.items()}
+        mended = {path: _fixed_file(reading, report.findings) for path, reading in now.items()}
         applied = Counter({path: number for path, (_, number) in mended.items() if number})
         if not applied:
             break
@@ -128,7 +128,7 @@ def write(fixed: Fixed, check: Check, outside: Set[Path] = frozenset()) -> Repor
 # One file
 
 
-def _mended(reading: Reading, findings: Sequence[Finding]) -> tuple[Reading, int]:
+def _fixed_file(reading: Reading, findings: Sequence[Finding]) -> tuple[Reading, int]:
     """With as many edits as do not touch each other and leave a file that can be read."""
     if reading.content is None or reading.path.suffix == ".ipynb":
         return reading, 0

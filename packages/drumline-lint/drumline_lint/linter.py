@@ -76,7 +76,7 @@ class Report:
 
 
 @dataclass
-class _Asked:
+class _Results:
     findings: list[Finding] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
 
@@ -108,10 +108,10 @@ def check(
 ) -> Report:
     """Ask every rule that is wanted; `problems` are what was wrong before."""
     by_path = {str(reading.path): reading for reading in readings}
-    asked = _Asked(problems=[*problems, *(said for reading in readings for said in reading.problems)])
+    asked = _Results(problems=[*problems, *(said for reading in readings for said in reading.problems)])
     wanted = {number: module for number, module in rules.items() if number in settings.chosen}
-    _ask_python(asked, [one.content for one in readings if isinstance(one.content, Source)], wanted, progress)
-    _ask_scripts(asked, [one.content for one in readings if isinstance(one.content, Script)], wanted)
+    _check_python(asked, [one.content for one in readings if isinstance(one.content, Source)], wanted, progress)
+    _check_scripts(asked, [one.content for one in readings if isinstance(one.content, Script)], wanted)
     findings = sorted(
         (
             finding
@@ -139,24 +139,24 @@ def is_notebook(readings: Mapping[str, Reading], finding: Finding) -> bool:
 # Asking
 
 
-def _ask_python(asked: _Asked, sources: list[Source], rules: RuleModules, progress: Progress | None) -> None:
+def _check_python(asked: _Results, sources: list[Source], rules: RuleModules, progress: Progress | None) -> None:
     python = {number: module for number, module in rules.items() if hasattr(module, "check")}
     seen = 0
     for project in projects(sources):
         wanted = python
         if not may_be_distributed(project):
             wanted = {number: one for number, one in python.items() if not one.RULE.only_distributed}
-        program, distributed = _understood(asked, project)
+        program, distributed = _resolved(asked, project)
         for source in program.sources:
             seen += 1
             if progress is not None:
                 progress("looking at", seen, len(sources))
             for number, module in wanted.items():
                 if source in distributed or not module.RULE.only_distributed:
-                    _ask(asked, number, source.path, lambda: told_by(module, program, source))  # noqa: B023
+                    _run_rule(asked, number, source.path, lambda: findings_of(module, program, source))  # noqa: B023
 
 
-def told_by(module: Any, program: Program, source: Source) -> Iterator[Finding]:
+def findings_of(module: Any, program: Program, source: Source) -> Iterator[Finding]:
     """What a rule says of a file, without what it says of code that nobody comes to."""
     for finding in module.check(program, source):
         statement = None if source.is_notebook else statement_at(program.tree(source), finding.place.line)
@@ -164,41 +164,41 @@ def told_by(module: Any, program: Program, source: Source) -> Iterator[Finding]:
             yield finding
 
 
-def _ask_scripts(asked: _Asked, scripts: list[Script], rules: RuleModules) -> None:
+def _check_scripts(asked: _Results, scripts: list[Script], rules: RuleModules) -> None:
     for script in scripts:
         for number, module in rules.items():
             if hasattr(module, "check_shell"):
-                _ask(asked, number, script.path, lambda: module.check_shell(script))  # noqa: B023
+                _run_rule(asked, number, script.path, lambda: module.check_shell(script))  # noqa: B023
 
 
-def _ask(asked: _Asked, number: str, path: Path, question: Callable[[], Iterator[Finding]]) -> None:
+def _run_rule(asked: _Results, number: str, path: Path, question: Callable[[], Iterator[Finding]]) -> None:
     try:
         asked.findings += question()
     except Exception as error:
         asked.problems.append(_failure(error, path, f"rule {number}"))
 
 
-def _understood(asked: _Asked, sources: list[Source]) -> tuple[Program, Set[Source]]:
+def _resolved(asked: _Results, sources: list[Source]) -> tuple[Program, Set[Source]]:
     """All together, and which of them are distributed; one that cannot be understood is told, and lost alone."""
     try:
-        return _together(sources)
+        return _program_of(sources)
     except Exception:
         fine = [source for source in sources if _is_understood(asked, source)]
     try:
-        return _together(fine)
+        return _program_of(fine)
     except Exception as error:
         asked.problems.append(_failure(error, fine[0].path, "the reading of names"))
-        return _together([])
+        return _program_of([])
 
 
-def _together(sources: list[Source]) -> tuple[Program, Set[Source]]:
+def _program_of(sources: list[Source]) -> tuple[Program, Set[Source]]:
     program = Program(sources)
     return program, distributed_sources(program)
 
 
-def _is_understood(asked: _Asked, source: Source) -> bool:
+def _is_understood(asked: _Results, source: Source) -> bool:
     try:
-        _together([source])
+        _program_of([source])
     except Exception as error:
         asked.problems.append(_failure(error, source.path, "the reading of names"))
         return False

@@ -69,7 +69,7 @@ KEYS = ("select", "ignore", "exclude", "severity", "per-file-ignores")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class GivenSettings:
     """As given on the command line, or in the file."""
 
     select: Sequence[str] = ()
@@ -107,19 +107,19 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _RuleChoice:
     """What the file, or the flags, have to say about rules."""
 
     select: Selection
     ignore: Selection
 
     @classmethod
-    def of(cls, wishes: Wishes, rules: Rules, *, where: str) -> _Choice:
+    def of(cls, wishes: GivenSettings, rules: Rules, *, where: str) -> _RuleChoice:
         return cls(
             select(wishes.select, rules, where=f"{where}select"), select(wishes.ignore, rules, where=f"{where}ignore")
         )
 
-    def settled(self, rules: Rules) -> frozenset[str]:
+    def selected_rules(self, rules: Rules) -> frozenset[str]:
         """What is called by its own name beats the beginning of numbers; else to leave out beats to select.
 
         What cannot be read is told whatever is selected.
@@ -128,18 +128,18 @@ class _Choice:
         return (wanted - self.ignore.all) | (self.select.exact - self.ignore.exact)
 
 
-def make_settings(flags: Wishes, rules: Rules, *, start: Path | None, use_file: bool = True) -> Settings:
+def make_settings(flags: GivenSettings, rules: Rules, *, start: Path | None, use_file: bool = True) -> Settings:
     """`start` is the path beside or above which the file is looked for."""
     found = find_table(start or Path.cwd()) if use_file else None
     path, table = found or (None, {})
     where = f"{path}, [{TABLE}]" if path else ""
-    file = _checked(table, where) if path else Wishes()
-    in_file = _Choice.of(file, rules, where=f"{where} ")
-    in_flags = _Choice.of(flags, rules, where="--")
+    file = _checked(table, where) if path else GivenSettings()
+    in_file = _RuleChoice.of(file, rules, where=f"{where} ")
+    in_flags = _RuleChoice.of(flags, rules, where="--")
     # A rule that is asked for on the command line is wanted, whatever the file leaves out.
     deciding = in_flags if flags.select else in_file
     return Settings(
-        chosen=deciding.settled(rules) - (frozenset() if flags.select else in_flags.ignore.all),
+        chosen=deciding.selected_rules(rules) - (frozenset() if flags.select else in_flags.ignore.all),
         named=deciding.select.exact,
         severity=flags.severity or file.severity or Severity.WARNING,
         exclude=[*file.exclude, *flags.exclude],
@@ -180,12 +180,12 @@ def _toml(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _checked(table: Mapping[str, Any], where: str) -> Wishes:
+def _checked(table: Mapping[str, Any], where: str) -> GivenSettings:
     """All that is wrong with it is told at once."""
     problems = [f"{where}: {wrong}" for key, value in table.items() if (wrong := _wrong(key, value)) is not None]
     if problems:
         raise ConfigError(problems, next_step=NEXT_STEP)
-    return Wishes(
+    return GivenSettings(
         select=_words(table.get("select", [])),
         ignore=_words(table.get("ignore", [])),
         exclude=list(table.get("exclude", [])),

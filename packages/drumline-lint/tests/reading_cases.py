@@ -9,7 +9,7 @@ from pathlib import Path
 
 from drumline_lint.findings import Finding
 from drumline_lint.flow.distributed import distributed_sources
-from drumline_lint.linter import told_by
+from drumline_lint.linter import findings_of
 from drumline_lint.program.program import Program
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.source import Source
@@ -54,7 +54,7 @@ def findings_in(files: tuple[tuple[str, str], ...]) -> list[Finding]:
         if hasattr(module, "check"):
             for source in program.sources:
                 if source in distributed or not module.RULE.only_distributed:
-                    found += told_by(module, program, source)
+                    found += findings_of(module, program, source)
         if hasattr(module, "check_shell"):
             for script in scripts:
                 found += module.check_shell(script)

@@ -89,7 +89,7 @@ def test_what_is_said(rule: str, text: str, message: str) -> None:
 LOOP = DATA + "loader = DataLoader(data, sampler=DistributedSampler(data), pin_memory=True)\nfor x, y in loader:\n    "
 
 
-def _mended(statement: str, loop: str = LOOP) -> str:
+def _fixed_file(statement: str, loop: str = LOOP) -> str:
     """The statement with the edits of the only finding in it."""
     text = loop + statement + "\n"
     (finding,) = _found("DL039", text)
@@ -117,12 +117,12 @@ def _mended(statement: str, loop: str = LOOP) -> str:
     ],
 )
 def test_a_copy_is_mended(statement: str, expected: str) -> None:
-    assert _mended(statement) == expected
+    assert _fixed_file(statement) == expected
 
 
 @pytest.mark.parametrize("statement", ["x = x.to((device))", "x = x.to(\n        device  # here\n    )"])
 def test_what_cannot_be_mended_for_sure_is_left(statement: str) -> None:
-    assert _mended(statement) == statement
+    assert _fixed_file(statement) == statement
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_what_cannot_be_mended_for_sure_is_left(statement: str) -> None:
 )
 def test_a_whole_batch_may_have_a_way_of_its_own_to_be_moved(head: str) -> None:
     loop = LOOP.replace("for x, y in loader", head)
-    assert _mended("batch = batch.to(device)", loop) == "batch = batch.to(device)"
+    assert _fixed_file("batch = batch.to(device)", loop) == "batch = batch.to(device)"
 
 
 def test_a_part_of_a_counted_batch_is_mended() -> None:
     loop = LOOP.replace("for x, y in loader", "for step, (x, y) in enumerate(loader)")
-    assert _mended("x.cuda()", loop) == "x.cuda(non_blocking=True)"
+    assert _fixed_file("x.cuda()", loop) == "x.cuda(non_blocking=True)"

@@ -18,7 +18,7 @@ from drumline_lint import fixing
 from drumline_lint.findings import Edit, Finding, Place, Severity
 from drumline_lint.fixing import Fixed, apply_spans, diff_of, fix, spans_of, write
 from drumline_lint.linter import Report, all_docs, check
-from drumline_lint.output.text import closing_line
+from drumline_lint.output.text import summary_line
 from drumline_lint.reading.parse import Reading, read_bytes, read_file
 from drumline_lint.rules import all_rules
 from drumline_lint.settings import Settings
@@ -190,7 +190,7 @@ def test_what_cannot_be_written_is_told_and_still_found(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     (said,) = write(mend(second), checker()).problems
     assert said.message == "the file was not fixed: it is read-only"
-    assert closing_line(write(mend(second), checker())).endswith(
+    assert summary_line(write(mend(second), checker())).endswith(
         "; 1 file could not be written; 1 can be fixed (--fix)"
     )
 

@@ -11,7 +11,7 @@ from drumline_lint.findings import OWN_RULES
 from drumline_lint.linter import all_docs
 from drumline_lint.output.page import rewritten, with_rules
 from drumline_lint.rules import all_rules
-from drumline_lint.settings import KEYS, Wishes, make_settings
+from drumline_lint.settings import KEYS, GivenSettings, make_settings
 from made_up_rules import BAD
 
 PAGE = Path(__file__).parents[3] / "docs" / "lint.md"
@@ -31,7 +31,7 @@ def test_the_settings_on_the_page_are_settings(tmp_path: Path) -> None:
     (text,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert set(tomllib.loads(text)["tool"]["drumline"]["lint"]) == set(KEYS)
     (tmp_path / "pyproject.toml").write_text(text)
-    settings = make_settings(Wishes(), all_docs(all_rules()), start=tmp_path)
+    settings = make_settings(GivenSettings(), all_docs(all_rules()), start=tmp_path)
     assert (settings.root, settings.severity) == (tmp_path, "note")
 
 

@@ -11,27 +11,27 @@ import pytest
 
 from drumline_lint.errors import ConfigError, UsageError
 from drumline_lint.findings import Severity
-from drumline_lint.settings import Settings, Wishes, make_settings, split_words
+from drumline_lint.settings import GivenSettings, Settings, make_settings, split_words
 from made_up_rules import DOCS, report_of, told
 
 OWN = {"DL000", "DL999"}
 ALL = OWN | {"DL101", "DL102", "DL201"}
-NO_FLAGS = Wishes()
+NO_FLAGS = GivenSettings()
 
 
 def in_file(folder: Path, text: str) -> None:
     (folder / "pyproject.toml").write_text(f"[tool.drumline.lint]\n{text}\n")
 
 
-def settings(folder: Path, flags: Wishes = NO_FLAGS, *, use_file: bool = True) -> Settings:
+def settings(folder: Path, flags: GivenSettings = NO_FLAGS, *, use_file: bool = True) -> Settings:
     return make_settings(flags, DOCS, start=folder, use_file=use_file)
 
 
-def by_flags(select: str = "", ignore: str = "", severity: Severity | None = None) -> Wishes:
-    return Wishes(select=split_words([select]), ignore=split_words([ignore]), severity=severity)
+def by_flags(select: str = "", ignore: str = "", severity: Severity | None = None) -> GivenSettings:
+    return GivenSettings(select=split_words([select]), ignore=split_words([ignore]), severity=severity)
 
 
-def chosen(folder: Path, flags: Wishes = NO_FLAGS) -> set[str]:
+def chosen(folder: Path, flags: GivenSettings = NO_FLAGS) -> set[str]:
     return set(settings(folder, flags).chosen)
 
 
@@ -81,14 +81,14 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert chosen(tmp_path, by_flags(ignore="poor-call")) == {"DL000", "DL999"}
     assert settings(tmp_path).severity == Severity.ERROR
     assert settings(tmp_path, by_flags(severity=Severity.NOTE)).severity == Severity.NOTE
-    assert settings(tmp_path, Wishes(exclude=["new"])).exclude == ["old", "new"]
+    assert settings(tmp_path, GivenSettings(exclude=["new"])).exclude == ["old", "new"]
     assert settings(tmp_path).exclude == ["old"]
 
 
 def test_severity_hides_what_is_not_bad_enough(tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {"x.py": "bad()\npoor()\nodd()\n"}
 
-    def shown(flags: Wishes) -> Iterable[str]:
+    def shown(flags: GivenSettings) -> Iterable[str]:
         report = report_of(files, settings=settings(tmp_path, flags))
         return [finding.rule for finding in report.findings]
 

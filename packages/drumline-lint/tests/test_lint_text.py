@@ -11,7 +11,7 @@ from drumline_lint.output.text import (
     as_list,
     as_statistics,
     as_text,
-    closing_line,
+    summary_line,
 )
 from made_up_rules import BAD, DOCS, ODD, USUAL, report_of
 
@@ -78,15 +78,15 @@ def test_the_closing_line_counts() -> None:
         "b.py": "poor(bad())\n",
         "c.py": "odd(),odd()\n",
     }
-    assert closing_line(report_of(files, settings=USUAL)) == (
+    assert summary_line(report_of(files, settings=USUAL)) == (
         "3 errors, 2 warnings in 2 of 3 files; 3 can be fixed (--fix); 3 notes not shown (--severity note)"
     )
-    assert closing_line(report_of({"a.py": "", "b.py": ""})) == "nothing found in 2 files"
-    assert closing_line(report_of({})) == "there is no file to read"
+    assert summary_line(report_of({"a.py": "", "b.py": ""})) == "nothing found in 2 files"
+    assert summary_line(report_of({})) == "there is no file to read"
     report = report_of({"a.py": "poor()", "b.py": "("})
     report.problems.append(problem(RULE_FAILED, "a.py", "x"))
     report.fixed = 2
-    assert closing_line(report) == ("1 warning in 1 of 1 file; 1 file could not be read, a rule failed 1 time; 2 fixed")
+    assert summary_line(report) == ("1 warning in 1 of 1 file; 1 file could not be read, a rule failed 1 time; 2 fixed")
 
 
 def test_statistics_have_the_most_frequent_first() -> None:

@@ -19,7 +19,7 @@ def given(text: str) -> list[str | None]:
     program: Program = program_of({"main": text})
     parameters = program.index(program.sources[0]).every(ast.arg)
     parameter = next(one for one in parameters if one.arg == "wanted")
-    return [None if one is None else ast.unparse(one) for one in program.given_for(parameter)]
+    return [None if one is None else ast.unparse(one) for one in program.arguments_for(parameter)]
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from drumline_lint.flow.single_process import is_alone
+from drumline_lint.flow.single_process import is_single_process
 from drumline_lint.program.imports import connected
-from drumline_lint.program.origins import depends_on_rank, written
+from drumline_lint.program.origins import depends_on_rank, written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.value import Known
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import loaders, loaders_behind
 
@@ -31,19 +31,19 @@ def _argument(program: Program, source: Source) -> ast.expr:
 
 def _written(text: str) -> set[str]:
     program, source = _program(text)
-    return {ast.unparse(one) for one in written(program, _argument(program, source))}
+    return {ast.unparse(one) for one in written_values(program, _argument(program, source))}
 
 
 def test_a_parameter_is_also_its_default_where_one_call_leaves_it_out() -> None:
     text = "def f(a=False):\n    use(a)\nf(True)\nf()\n"
     program, source = _program(text)
-    assert program.values(_argument(program, source)) == {Known(True), Known(False)}
+    assert program.values(_argument(program, source)) == {ConstantValue(True), ConstantValue(False)}
     assert _written(text) == {"True", "False"}
 
 
 def test_a_parameter_that_every_call_gives_is_never_its_default() -> None:
     program, source = _program("def f(a=False):\n    use(a)\nf(True)\nf(a=True)\n")
-    assert program.values(_argument(program, source)) == {Known(True)}
+    assert program.values(_argument(program, source)) == {ConstantValue(True)}
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_code_for_one_process(test: str) -> None:
         f"flag = {test}\nif flag:\n    use(1)",
     ):
         program, source = _program(text)
-        assert is_alone(program, program.index(source).calls["use"][0]), text
+        assert is_single_process(program, program.index(source).calls["use"][0]), text
         program, source = _program(text.replace("if flag", "if not flag").replace(f"if {test}", f"if not ({test})"))
-        assert not is_alone(program, program.index(source).calls["use"][0]), text
+        assert not is_single_process(program, program.index(source).calls["use"][0]), text
 
 
 def test_the_branch_beside_the_distributed_one_is_for_one_process() -> None:
@@ -112,7 +112,7 @@ def test_the_branch_beside_the_distributed_one_is_for_one_process() -> None:
         "from torch.nn.parallel import DistributedDataParallel as DDP\n"
         "if how == 'many':\n    model = DDP(model)\nelse:\n    use(1)\n"
     )
-    assert is_alone(program, program.index(source).calls["use"][0])
+    assert is_single_process(program, program.index(source).calls["use"][0])
 
 
 def test_loaders_are_seen_through_what_is_put_around_them() -> None:

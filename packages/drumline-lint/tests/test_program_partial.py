@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from drumline_lint.program.program import Program
-from drumline_lint.program.value import Known, Rank
+from drumline_lint.program.value import ConstantValue, Rank
 from test_program_values import program_of, values_in
 
 BEFORE = """
@@ -47,7 +47,7 @@ def test_who_calls_it_is_found(text: str) -> None:
     program, train = of_train(text)
     assert len(program.callers(train)) == 1
     (call,) = program.callers(train)
-    assert program.function_of(call) is train or program.started(call)[0] is train
+    assert program.function_of(call) is train or program.started_functions(call)[0] is train
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_is_only_made_is_not_called(text: str) -> None:
     ],
 )
 def test_what_parameters_get(text: str, expected: set[int]) -> None:
-    assert values_in(BEFORE + text) == {Known(one) for one in expected}
+    assert values_in(BEFORE + text) == {ConstantValue(one) for one in expected}
 
 
 def test_ranks_are_followed() -> None:
@@ -92,7 +92,7 @@ def test_ranks_are_followed() -> None:
 
 
 def test_what_comes_of_it_is_what_the_function_returns() -> None:
-    assert values_in(BEFORE + "def f(x):\n    return 7\nrun = partial(f, 1)\nask(run())") == {Known(7)}
+    assert values_in(BEFORE + "def f(x):\n    return 7\nrun = partial(f, 1)\nask(run())") == {ConstantValue(7)}
 
 
 @pytest.mark.parametrize(
@@ -108,5 +108,5 @@ def test_what_comes_of_it_is_what_the_function_returns() -> None:
 def test_what_is_written_for_parameters(text: str, expected: list[str | None]) -> None:
     program = program_of({"main": BEFORE + text})
     parameter = next(one for one in program.index(program.sources[0]).every(ast.arg) if one.arg == "wanted")
-    given = program.given_for(parameter)
+    given = program.arguments_for(parameter)
     assert [None if one is None else ast.unparse(one) for one in given] == expected

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import inside
-from drumline_lint.program.value import Known
+from drumline_lint.program.tree import nodes_in
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
 
@@ -21,10 +21,10 @@ def seen(text: str) -> set[object]:
     program.index(source)
     (use,) = (
         call
-        for call in inside(source.tree, ast.Call, into_functions=True)
+        for call in nodes_in(source.tree, ast.Call, into_functions=True)
         if isinstance(call.func, ast.Name) and call.func.id == "use"
     )
-    return {value.value for value in program.values(use.args[0]) if isinstance(value, Known)}
+    return {value.value for value in program.values(use.args[0]) if isinstance(value, ConstantValue)}
 
 
 CASES = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drumline_lint.program.files import make_index
-from drumline_lint.program.tree import children, function_around, inside, scope_node
+from drumline_lint.program.tree import children, enclosing_function, nodes_in, scope_of
 from drumline_lint.reading.source import Source
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -57,7 +57,7 @@ def test_the_index_has_all_nodes_and_knows_what_is_inside_each(text: str) -> Non
     assert len(everything) == len(set(everything))
     for node in everything:
         within = [one for one in every_below(node) if isinstance(one, ast.Name | ast.Call)]
-        assert inside(node, ast.Name, ast.Call, into_functions=True) == within
+        assert nodes_in(node, ast.Name, ast.Call, into_functions=True) == within
 
 
 def every_below(node: ast.AST) -> list[ast.AST]:
@@ -67,9 +67,9 @@ def every_below(node: ast.AST) -> list[ast.AST]:
 def test_what_a_definition_evaluates_is_seen_from_outside() -> None:
     source = read("class C(base):\n    @mark\n    def m(self, a=given) -> kind:\n        return inner\n")
     make_index(source)
-    around = {name.id: scope_node(name) for name in ast.walk(source.tree) if isinstance(name, ast.Name)}
+    around = {name.id: scope_of(name) for name in ast.walk(source.tree) if isinstance(name, ast.Name)}
     [cls] = source.tree.body
     assert isinstance(cls, ast.ClassDef)
     [method] = cls.body
     assert around == {"base": source.tree, "mark": cls, "given": cls, "kind": cls, "inner": method}
-    assert function_around(cls) is None
+    assert enclosing_function(cls) is None

@@ -10,7 +10,7 @@ import pytest
 
 from drumline_lint.program import names
 from drumline_lint.program.program import Program
-from drumline_lint.program.value import Element, Instance, Known, Library, Made, Rank, RankTest, Values
+from drumline_lint.program.value import CallResult, ConstantValue, Instance, Library, LoopItem, Rank, RankTest, Values
 from drumline_lint.reading.source import Source
 
 
@@ -33,7 +33,7 @@ def values_in(text: str) -> Values:
 
 def names_in(text: str) -> set[str]:
     """Of what a library made, without which call."""
-    return {value.name for value in values_in(text) if isinstance(value, Made | Library)}
+    return {value.name for value in values_in(text) if isinstance(value, CallResult | Library)}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_of_two_files_with_a_name_the_nearer_one_is_meant() -> None:
             "b/helpers": "def what():\n    return 2",
         }
     )
-    assert asked(program) == {Known(1)}
+    assert asked(program) == {ConstantValue(1)}
 
 
 def test_who_calls_a_function() -> None:
@@ -169,7 +169,7 @@ def test_who_calls_a_function() -> None:
         "worker": ["mp.spawn(worker, args=(8,), nprocs=8)"],
     }
     (pair,) = asked(program)
-    assert [program.values(one) for one in pair.items] == [{Rank("spawned")}, {Known(8)}]
+    assert [program.values(one) for one in pair.items] == [{Rank("spawned")}, {ConstantValue(8)}]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_what_is_found_does_not_depend_on_who_asks_first() -> None:
     ],
 )
 def test_an_attribute_may_be_the_target_of_a_loop(text: str) -> None:
-    over = {ast.unparse(value.of) for value in values_in(text) if isinstance(value, Element)}
+    over = {ast.unparse(value.of) for value in values_in(text) if isinstance(value, LoopItem)}
     assert over == {"loader"}
 
 
@@ -250,4 +250,4 @@ def test_an_instance_of_a_model_is_known_for_one() -> None:
 def test_unknown_things_are_not_guessed() -> None:
     assert values_in("ask(something[3].x(4) % 2)") == frozenset()
     assert values_in("def f(a):\n    ask(a)") == frozenset()
-    assert values_in("with open(p) as f:\n    ask(f.read())") != {Known("")}
+    assert values_in("with open(p) as f:\n    ask(f.read())") != {ConstantValue("")}

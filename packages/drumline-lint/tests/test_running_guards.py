@@ -8,7 +8,7 @@ from textwrap import dedent
 
 import pytest
 
-from drumline_lint.flow.guards import guards, is_on_every_rank, is_on_main_only, is_on_some_only, ways
+from drumline_lint.flow.guards import call_paths, guards, is_on_every_rank, is_on_main_only, is_on_some_only
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
@@ -292,7 +292,7 @@ def test_an_instance_that_is_called() -> None:
 
 def test_nobody_knows_who_calls_it() -> None:
     program, call = place("def helper(x):\n    here()")
-    assert [way.begins for way in ways(program, call)] == ["unknown"]
+    assert [way.begins for way in call_paths(program, call)] == ["unknown"]
     assert not is_on_every_rank(program, call)
     assert not is_on_some_only(program, call)
 
@@ -302,7 +302,7 @@ def test_a_script_that_never_comes_to_anything_distributed() -> None:
     source = Source(Path("a.py"), text, ast.parse(text))
     program = Program([source])
     (call,) = program.index(source).calls["here"]
-    assert [way.begins for way in ways(program, call)] == ["unknown"]
+    assert [way.begins for way in call_paths(program, call)] == ["unknown"]
 
 
 def test_functions_that_call_each_other() -> None:

@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from drumline_lint.flow.guards import is_on_every_rank
-from drumline_lint.flow.single_process import is_alone
+from drumline_lint.flow.single_process import is_single_process
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 
@@ -64,7 +64,7 @@ LONE = {
 def test_a_run_that_starts_no_group_is_one_process(name: str) -> None:
     program, call = _place(LONE[name])
     assert not is_on_every_rank(program, call)
-    assert is_alone(program, call)
+    assert is_single_process(program, call)
 
 
 OF_RANKS = {

@@ -6,7 +6,7 @@ import ast
 import textwrap
 from pathlib import Path
 
-from drumline_lint.flow.loops import batch_loops, done_in, evaluation_loops, outer_loops, reached
+from drumline_lint.flow.loops import batch_loops, calls_made_in, calls_reached, evaluation_loops, outer_loops
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import last_name
 from drumline_lint.reading.source import Source
@@ -80,7 +80,7 @@ def test_a_method_of_ones_own_that_is_called_backward() -> None:
     """
     program, source = read(text)
     assert batches(text) == ["for b in loader:"]
-    (call,) = reached(program, batch_loops(program, source)[0], "backward")
+    (call,) = calls_reached(program, batch_loops(program, source)[0], "backward")
     assert source.code(call) == "loss.backward()"
 
 
@@ -99,7 +99,7 @@ def test_a_generator_trains_and_so_does_who_iterates_over_it() -> None:
     assert batches(text) == ["for b in loader:", "for loss in steps(loader):"]
     program, source = read(text)
     consumer = batch_loops(program, source)[1]
-    assert [last_name(call.func) for call in done_in(program, consumer)] == ["f", "backward", "step"]
+    assert [last_name(call.func) for call in calls_made_in(program, consumer)] == ["f", "backward", "step"]
 
 
 def test_what_a_loop_iterates_over_and_its_else_are_done_once() -> None:
@@ -127,7 +127,7 @@ def test_a_helper_in_which_many_call_many_is_read_once() -> None:
         f"def f{n}(x):\n" + "".join(f"    f{m}(x)\n" for m in range(n)) + "    x.a()\n" for n in range(40)
     )
     program, source = read(f"{functions}\nfor b in loader:\n    f39(b)\n")
-    assert len(list(done_in(program, source.tree))) == sum(range(40)) + 40 + 1
+    assert len(list(calls_made_in(program, source.tree))) == sum(range(40)) + 40 + 1
 
 
 def test_outer_loops_in_callers_inmost_first() -> None:

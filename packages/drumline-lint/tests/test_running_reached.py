@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from drumline_lint.flow.call_values import Entered, truth
+from drumline_lint.flow.call_values import CallFrame, truth
 from drumline_lint.flow.collectives import reached_by
 from drumline_lint.program.value import RankTest
 from test_program_values import program_of
@@ -22,8 +22,8 @@ def said(parameters: str, test: str, given: str, *tests: RankTest) -> bool | Non
     program = program_of({"main": text})
     index = program.index(program.sources[0])
     function, call = index.every(ast.FunctionDef)[0], index.calls["f"][0]
-    outer = Entered(None, call, None, tests)
-    return truth(program, index.every(ast.If)[0].test, Entered(function, call, outer, tests))
+    outer = CallFrame(None, call, None, tests)
+    return truth(program, index.every(ast.If)[0].test, CallFrame(function, call, outer, tests))
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 from drumline_lint.flow.conditions import decided, is_joined
 from drumline_lint.program.calls import argument, as_called, default_of, has_unknown_arguments, number_of
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import FunctionNode, inside
-from drumline_lint.program.value import Function, Instance, Known, Made, Rank, RankTest, Several, Value
+from drumline_lint.program.tree import FunctionNode, nodes_in
+from drumline_lint.program.value import CallResult, ConstantValue, Function, Instance, Items, Rank, RankTest, Value
 
 DEEPEST = 12
 Possible: TypeAlias = frozenset[Any]
@@ -33,12 +33,12 @@ _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Entered:
+class CallFrame:
     """A function that one call runs; None where nothing has been entered yet."""
 
     function: FunctionNode | None
     call: ast.Call
-    outer: Entered | None
+    outer: CallFrame | None
     """Where the call is."""
     tests: tuple[RankTest, ...]
     """What is known of the ranks that make the first call."""
@@ -53,7 +53,7 @@ class Entered:
         return self.function is function or (self.outer is not None and self.outer.is_within(function))
 
 
-Place: TypeAlias = Entered | None
+Place: TypeAlias = CallFrame | None
 
 
 def truth(program: Program, test: ast.expr, place: Place, depth: int = 0) -> bool | None:
@@ -110,9 +110,11 @@ def _is_something(program: Program, expression: ast.expr, place: Place) -> bool:
 
 def _is_object(value: Value) -> bool:
     """What a library's function returns may be None, but for torch's."""
-    if isinstance(value, Made):
+    if isinstance(value, CallResult):
         return value.name.startswith("torch.") or value.name.rpartition(".")[2][:1].isupper()
-    return isinstance(value, Instance | Function | Several) or (isinstance(value, Known) and value.value is not None)
+    return isinstance(value, Instance | Function | Items) or (
+        isinstance(value, ConstantValue) and value.value is not None
+    )
 
 
 def _possible(program: Program, expression: ast.expr | None, place: Place) -> Possible:
@@ -128,7 +130,7 @@ def _possible(program: Program, expression: ast.expr | None, place: Place) -> Po
         return _ranks(kinds, place)
     if isinstance(expression, ast.Attribute):
         return UNKNOWN  # what a class has there is but a default
-    known = {value.value for value in values if isinstance(value, Known)}
+    known = {value.value for value in values if isinstance(value, ConstantValue)}
     return frozenset(known) if len(known) == len(values) else UNKNOWN
 
 
@@ -158,7 +160,7 @@ def _resolved(program: Program, expression: ast.expr, place: Place) -> tuple[ast
     return expression, place
 
 
-def _parameter(program: Program, expression: ast.expr, place: Place) -> tuple[ast.arg, Entered] | None:
+def _parameter(program: Program, expression: ast.expr, place: Place) -> tuple[ast.arg, CallFrame] | None:
     """The parameter of the function that was entered that a name is there."""
     if place is None or place.function is None or not isinstance(expression, ast.Name):
         return None
@@ -169,7 +171,7 @@ def _parameter(program: Program, expression: ast.expr, place: Place) -> tuple[as
     return next(((one, place) for one in own if one in nodes), None)
 
 
-def _given(program: Program, parameter: ast.arg, place: Entered) -> tuple[ast.expr, Place] | None:
+def _given(program: Program, parameter: ast.arg, place: CallFrame) -> tuple[ast.expr, Place] | None:
     """What the call gives for it, and where that is written; None if it is not known."""
     function = place.function
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -192,18 +194,18 @@ def _assigned_once(program: Program, expression: ast.expr) -> ast.expr | None:
     bindings = program.bindings(expression) if isinstance(expression, ast.Name) else []
     is_plain = len(bindings) == 1 and bindings[0].kind == "assign" and not bindings[0].path
     value = bindings[0].value if is_plain and isinstance(bindings[0].node, ast.Assign) else None
-    is_own = value is not None and expression in inside(value, ast.Name)  # `flag = not flag`: what it was before
+    is_own = value is not None and expression in nodes_in(value, ast.Name)  # `flag = not flag`: what it was before
     return None if is_own else value
 
 
-def is_on_parameter(program: Program, test: ast.expr, place: Entered) -> bool:
+def is_on_parameter(program: Program, test: ast.expr, place: CallFrame) -> bool:
     """Whether a parameter decides, itself or by what was computed from it; `args.save` is the same for all calls."""
     return any(_parameter(program, name, place) for name in _names(program, test, 0))
 
 
 def _names(program: Program, expression: ast.expr, depth: int) -> Iterator[ast.Name]:
-    owners = {one.value for one in inside(expression, ast.Attribute)}
-    for name in inside(expression, ast.Name):
+    owners = {one.value for one in nodes_in(expression, ast.Attribute)}
+    for name in nodes_in(expression, ast.Name):
         if name not in owners:
             yield name
             assigned = _assigned_once(program, name) if depth < DEEPEST else None

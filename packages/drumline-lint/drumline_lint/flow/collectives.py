@@ -6,24 +6,31 @@ import ast
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from drumline_lint.flow.call_values import Entered, is_on_parameter, truth
-from drumline_lint.flow.conditions import after_in_block, conditions, leaves, rank_tests, rank_tests_at, taken_apart
+from drumline_lint.flow.call_values import CallFrame, is_on_parameter, truth
+from drumline_lint.flow.conditions import (
+    always_exits,
+    conditions,
+    rank_tests,
+    rank_tests_at,
+    rest_of_block,
+    split_condition,
+)
 from drumline_lint.program.names import COLLECTIVE_SAVES, COLLECTIVES, FSDP
-from drumline_lint.program.origins import written
+from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.ranks import is_about_being_distributed
 from drumline_lint.program.tree import (
     FunctionNode,
     ScopeNode,
-    above,
-    class_around,
-    function_around,
-    inside,
+    ancestors,
+    enclosing_class,
+    enclosing_function,
     last_name,
-    scope_node,
-    up,
+    nodes_in,
+    parent_of,
+    scope_of,
 )
-from drumline_lint.program.value import Known, Library, Made, RankTest
+from drumline_lint.program.value import CallResult, ConstantValue, Library, RankTest
 
 DEEPEST = 20
 # It tells which rank is missing; whoever uses it knows what a barrier is.
@@ -48,7 +55,7 @@ def collective(program: Program, call: ast.Call) -> str:
 def _has_shards(program: Program) -> bool:
     """Whether a model is spread over ranks; of one that is whole everywhere, each can tell the state by itself."""
     names = (*FSDP, "torch.distributed.tensor.parallel.parallelize_module")
-    return program.remember("has shards", lambda: next(program.all_calls(*names), None) is not None)
+    return program.cached("has shards", lambda: next(program.all_calls(*names), None) is not None)
 
 
 def has_group(program: Program, call: ast.Call) -> bool:
@@ -60,8 +67,8 @@ def has_group(program: Program, call: ast.Call) -> bool:
 
 def _is_world(program: Program, value: ast.expr) -> bool:
     values = program.values(value)
-    if values == {Known(None)}:  # or None at first, and later something that is not known
-        return all(isinstance(one, ast.Constant) for one in written(program, value))
+    if values == {ConstantValue(None)}:  # or None at first, and later something that is not known
+        return all(isinstance(one, ast.Constant) for one in written_values(program, value))
     return values in (
         frozenset({Library("torch.distributed.GroupMember.WORLD")}),
         frozenset({Library("torch.distributed.group.WORLD")}),
@@ -71,15 +78,15 @@ def _is_world(program: Program, value: ast.expr) -> bool:
 def _is_group(program: Program, value: ast.expr) -> bool:
     if _is_world(program, value):
         return False
-    made = any(isinstance(one, Made) and "new_" in one.name for one in program.values(value))
+    made = any(isinstance(one, CallResult) and "new_" in one.name for one in program.values(value))
     name = last_name(value).lower()
     return made or name.endswith("group") or not {"group", "pg", "mesh"}.isdisjoint(name.split("_"))
 
 
 def collectives_in(program: Program, node: ast.AST) -> Iterator[tuple[str, tuple[ast.Call, ...]]]:
     """All that are called in it, with the calls that lead there: the last is the collective itself."""
-    likely = likely_names(program)
-    for call in inside(node, ast.Call):
+    likely = likely_collective_names(program)
+    for call in nodes_in(node, ast.Call):
         if last_name(call.func) not in likely:
             continue
         if name := collective(program, call):
@@ -91,9 +98,9 @@ def collectives_in(program: Program, node: ast.AST) -> Iterator[tuple[str, tuple
                     yield inner, (call, *chain)
 
 
-def likely_names(program: Program) -> set[str]:
+def likely_collective_names(program: Program) -> set[str]:
     """What a call that comes to a collective may be named: by names alone, so that few calls need a closer look."""
-    return program.remember("likely collectives", lambda: _find_likely(program))
+    return program.cached("likely collectives", lambda: _find_likely(program))
 
 
 def _find_likely(program: Program) -> set[str]:
@@ -107,7 +114,7 @@ def _find_likely(program: Program) -> set[str]:
                     if binding.imported:
                         callers[binding.imported.rpartition(".")[2]].add(name)
         for called, calls in index.calls.items():
-            callers[called].update(map(_name_around, {scope_node(call) for call in calls}))
+            callers[called].update(map(_name_around, {scope_of(call) for call in calls}))
     pending = list(likely)
     while pending:
         new = callers[pending.pop()] - likely - {""}
@@ -118,10 +125,10 @@ def _find_likely(program: Program) -> set[str]:
 
 def _name_around(scope: ScopeNode) -> str:
     """Of the function that calls there are in, or of the class that is made by it."""
-    function = scope if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) else function_around(scope)
+    function = scope if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) else enclosing_function(scope)
     if function is None:
         return ""
-    owner = class_around(function) if function.name == "__init__" else None
+    owner = enclosing_class(function) if function.name == "__init__" else None
     return function.name if owner is None else owner.name
 
 
@@ -138,7 +145,7 @@ def _first_of_each(program: Program, function: FunctionNode) -> tuple[tuple[str,
     return tuple(found.items())
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     """`barrier` of `torch.distributed.barrier`."""
     return name.rpartition(".")[2]
 
@@ -150,8 +157,8 @@ Chain = tuple[ast.Call, ...]
 
 def reached_in(program: Program, node: ast.AST, tests: Sequence[RankTest]) -> Iterator[tuple[str, Chain]]:
     """As `collectives_in`, for those ranks of which the tests hold; those that are perhaps not reached are left out."""
-    likely = likely_names(program)
-    for call in inside(node, ast.Call):
+    likely = likely_collective_names(program)
+    for call in nodes_in(node, ast.Call):
         if last_name(call.func) in likely:
             yield from reached_by(program, call, tests)
 
@@ -159,7 +166,7 @@ def reached_in(program: Program, node: ast.AST, tests: Sequence[RankTest]) -> It
 def reached_by(program: Program, call: ast.Call, tests: Sequence[RankTest]) -> list[tuple[str, Chain]]:
     """What one call is or comes to, the first of each name, with the calls that lead there."""
     found: dict[str, Chain] = {}
-    for name, chain in _CollectiveWalk(program).through(call, Entered(None, call, None, tuple(tests))):
+    for name, chain in _CollectiveWalk(program).through(call, CallFrame(None, call, None, tuple(tests))):
         found.setdefault(name, chain)
     return list(found.items())
 
@@ -171,7 +178,7 @@ class _CollectiveWalk:
         self.program = program
         self.num_looked = 0
 
-    def through(self, call: ast.Call, place: Entered) -> Iterator[tuple[str, Chain]]:
+    def through(self, call: ast.Call, place: CallFrame) -> Iterator[tuple[str, Chain]]:
         """`place`: the function that the call is in."""
         self.num_looked += 1
         if name := collective(self.program, call):
@@ -182,25 +189,25 @@ class _CollectiveWalk:
         function = self.program.function_of(call)
         if function is None or place.is_within(function) or not collectives_of(self.program, function):
             return
-        inner = Entered(function, call, place, place.tests)
-        likely = likely_names(self.program)
-        for one in inside(function, ast.Call):
-            if last_name(one.func) in likely and _is_come_to(self.program, one, inner):
+        inner = CallFrame(function, call, place, place.tests)
+        likely = likely_collective_names(self.program)
+        for one in nodes_in(function, ast.Call):
+            if last_name(one.func) in likely and _is_reached(self.program, one, inner):
                 yield from ((name, (call, *chain)) for name, chain in self.through(one, inner))
 
 
-def _is_come_to(program: Program, node: ast.AST, place: Entered) -> bool:
+def _is_reached(program: Program, node: ast.AST, place: CallFrame) -> bool:
     """Whether nothing keeps one from a place of a function that was entered; a parameter might, if it is not known."""
-    held = program.remember(("held at", node), lambda: list(conditions(program, node)))
+    held = program.cached(("held at", node), lambda: list(conditions(program, node)))
     return all(
         _may_be(program, part, part_holds, place)
         for test, holds in held
         if not _is_likely(test, holds) or truth(program, test, place) is not None
-        for part, part_holds in taken_apart(test, holds)
+        for part, part_holds in split_condition(test, holds)
     )
 
 
-def _may_be(program: Program, test: ast.expr, holds: bool, place: Entered) -> bool:
+def _may_be(program: Program, test: ast.expr, holds: bool, place: CallFrame) -> bool:
     said = truth(program, test, place)
     if said is not None:
         return said == holds
@@ -210,7 +217,7 @@ def _may_be(program: Program, test: ast.expr, holds: bool, place: Entered) -> bo
 
 def _is_likely(test: ast.expr, holds: bool) -> bool:
     """In code that is right: a loop's condition, and what comes after `if bad: raise`."""
-    statement = up(test)
+    statement = parent_of(test)
     left = [] if not isinstance(statement, ast.If) else statement.orelse if holds else statement.body
     return isinstance(statement, ast.While) or (bool(left) and isinstance(left[-1], ast.Raise))
 
@@ -223,7 +230,7 @@ def has_counterpart(program: Program, call: ast.Call, name: str, tests: Sequence
     """Whether the ranks that are kept away here call the same elsewhere in the function."""
     if any(name in _names_in(others, find) for others in _other_branches(program, call)):
         return True
-    function = function_around(call) or program.source_of(call).tree
+    function = enclosing_function(call) or program.source_of(call).tree
     for other_name, chain in find(function):
         other = chain[0]
         if other_name == name and other is not call:
@@ -249,7 +256,7 @@ def _written(program: Program, node: ast.AST) -> list[tuple[str, bool]]:
 def _other_branches(program: Program, node: ast.AST) -> Iterator[list[ast.AST]]:
     """What is run instead, where a condition on ranks keeps one away."""
     inner: ast.AST = node
-    for outer in above(node):
+    for outer in ancestors(node):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
             return
         if not isinstance(outer, ast.If | ast.IfExp) or inner is outer.test:
@@ -264,7 +271,7 @@ def _instead(program: Program, branching: ast.If | ast.IfExp, taken: ast.AST) ->
         return [branching.orelse if taken is branching.body else branching.body]
     in_body = taken in branching.body
     own, other = (branching.body, branching.orelse) if in_body else (branching.orelse, branching.body)
-    return [*other, *(after_in_block(branching) if leaves(program, own) else [])]
+    return [*other, *(rest_of_block(branching) if always_exits(program, own) else [])]
 
 
 def _names_in(nodes: Sequence[ast.AST], find: Find) -> set[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from drumline_lint.program import ranks
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import above, inside, last_name, up
+from drumline_lint.program.tree import ancestors, last_name, nodes_in, parent_of
 from drumline_lint.program.value import Rank, RankTest, Values
 
 
@@ -37,7 +37,7 @@ def rank_tests_at(program: Program, node: ast.AST, *, with_exits: bool = True) -
     """The conditions on ranks in the function that it is in."""
     for test, holds in conditions(program, node, with_exits=with_exits):
         yield from rank_tests(program, test, holds)
-    for outer in above(node):
+    for outer in ancestors(node):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
             return
         if isinstance(outer, ast.With):
@@ -47,9 +47,9 @@ def rank_tests_at(program: Program, node: ast.AST, *, with_exits: bool = True) -
 def rank_tests(program: Program, test: ast.expr, holds: bool = True) -> list[RankTest]:
     """What a condition says of the rank, if it holds or if it does not; `if rank:` asks for the others."""
     values = _asked(program, test)
-    as_test = values if holds else ranks.flipped(values)
+    as_test = values if holds else ranks.negated(values)
     if holds and not any(isinstance(value, RankTest) for value in values):
-        as_test = ranks.flipped(ranks.flipped(values))
+        as_test = ranks.negated(ranks.negated(values))
     return [value for value in as_test if isinstance(value, RankTest)]
 
 
@@ -63,20 +63,20 @@ def _yielded(program: Program, test: ast.expr) -> Values:
     """Of `with first() as lead:`, what the generator `first` yields; of `lead and ...`, the same."""
     if isinstance(test, ast.BoolOp):
         operands = [_asked(program, one) for one in test.values]
-        return ranks.joined(test.op, operands, [ranks.is_about_being_distributed(one) for one in test.values])
+        return ranks.combined(test.op, operands, [ranks.is_about_being_distributed(one) for one in test.values])
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return ranks.flipped(_yielded(program, test.operand))
+        return ranks.negated(_yielded(program, test.operand))
     bindings = program.bindings(test) if isinstance(test, ast.Name) else []
     calls = [one.value for one in bindings if one.kind == "entered" and isinstance(one.value, ast.Call)]
     functions = [program.function_of(call) for call in calls]
-    given = [one.value for function in functions if function for one in inside(function, ast.Yield)]
+    given = [one.value for function in functions if function for one in nodes_in(function, ast.Yield)]
     return frozenset().union(*(program.values(one) for one in given))
 
 
 def conditions(program: Program, node: ast.AST, *, with_exits: bool = True) -> Iterator[tuple[ast.expr, bool]]:
     """All that is known to hold, or not to, when this place of its function is reached; inmost first."""
     inner: ast.AST = node
-    for outer in above(node):
+    for outer in ancestors(node):
         if isinstance(outer, ast.If | ast.While) and inner is not outer.test:
             if inner in outer.body:
                 yield outer.test, True
@@ -90,28 +90,28 @@ def conditions(program: Program, node: ast.AST, *, with_exits: bool = True) -> I
         elif isinstance(outer, COMPREHENSIONS) and not isinstance(inner, ast.comprehension):
             yield from ((test, True) for each in outer.generators for test in each.ifs)
         if isinstance(inner, ast.stmt) and with_exits:
-            yield from left_before(program, outer, inner)
+            yield from early_exits_before(program, outer, inner)
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
             return
         inner = outer
 
 
-def known_parts(program: Program, node: ast.AST, *, with_exits: bool = True) -> list[tuple[ast.expr, bool]]:
+def held_conditions(program: Program, node: ast.AST, *, with_exits: bool = True) -> list[tuple[ast.expr, bool]]:
     """The same, taken apart."""
     held = conditions(program, node, with_exits=with_exits)
-    return [part for test, holds in held for part in taken_apart(test, holds)]
+    return [part for test, holds in held for part in split_condition(test, holds)]
 
 
-def taken_apart(test: ast.expr, holds: bool) -> list[tuple[ast.expr, bool]]:
+def split_condition(test: ast.expr, holds: bool) -> list[tuple[ast.expr, bool]]:
     """Of `a and b` both hold, and of `a or b` neither does where it does not."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return taken_apart(test.operand, not holds)
+        return split_condition(test.operand, not holds)
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) == holds:
-        return [part for one in test.values for part in taken_apart(one, holds)]
+        return [part for one in test.values for part in split_condition(one, holds)]
     return [(test, holds)]
 
 
-def left_before(program: Program, block: ast.AST, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
+def early_exits_before(program: Program, block: ast.AST, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
     """After `if rank != 0: return` the rest of the block is for rank 0."""
     for name in ("body", "orelse", "finalbody"):
         statements = getattr(block, name, None)
@@ -127,7 +127,7 @@ def _passed(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, b
             yield from _passed(program, inner)
     if not isinstance(statement, ast.If):
         return
-    ends, others_end = leaves(program, statement.body), leaves(program, statement.orelse)
+    ends, others_end = always_exits(program, statement.body), always_exits(program, statement.orelse)
     if ends != others_end:
         yield statement.test, others_end
     elif not ends and not statement.orelse and _is_always(program, statement.test):
@@ -140,7 +140,7 @@ def _is_always(program: Program, test: ast.expr) -> bool:
     return ranks.is_about_being_distributed(test) and not rank_tests(program, test)
 
 
-def leaves(program: Program, block: list[ast.stmt]) -> bool:
+def always_exits(program: Program, block: list[ast.stmt]) -> bool:
     """Whether nothing after this block is reached from it."""
     if not block:
         return False
@@ -150,13 +150,13 @@ def leaves(program: Program, block: list[ast.stmt]) -> bool:
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
         return program.name_of(last.value.func) in ENDING_CALLS
     if isinstance(last, ast.With | ast.AsyncWith):
-        return leaves(program, last.body)
-    return isinstance(last, ast.If) and leaves(program, last.body) and leaves(program, last.orelse)
+        return always_exits(program, last.body)
+    return isinstance(last, ast.If) and always_exits(program, last.body) and always_exits(program, last.orelse)
 
 
-def after_in_block(statement: ast.stmt) -> list[ast.stmt]:
+def rest_of_block(statement: ast.stmt) -> list[ast.stmt]:
     """The rest of the block that a statement is in."""
-    block = up(statement)
+    block = parent_of(statement)
     for name in ("body", "orelse", "finalbody"):
         statements = getattr(block, name, None)
         if isinstance(statements, list) and statement in statements:
@@ -174,8 +174,10 @@ def _is_for_first(manager: ast.expr) -> bool:
 
 def are_exclusive(program: Program, one: ast.AST, other: ast.AST, *, with_exits: bool = True) -> bool:
     """Whether one is done where a condition holds, and the other where it does not."""
-    held = {_plain(test, holds) for test, holds in known_parts(program, one, with_exits=with_exits)}
-    return any(_plain(test, not holds) in held for test, holds in known_parts(program, other, with_exits=with_exits))
+    held = {_plain(test, holds) for test, holds in held_conditions(program, one, with_exits=with_exits)}
+    return any(
+        _plain(test, not holds) in held for test, holds in held_conditions(program, other, with_exits=with_exits)
+    )
 
 
 def _plain(test: ast.expr, holds: bool) -> tuple[str, bool]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from drumline_lint.flow.conditions import Conditions, conditions, decided, is_joined
 from drumline_lint.flow.distributed import distributed_sources
-from drumline_lint.flow.single_process import is_alone
+from drumline_lint.flow.single_process import is_single_process
 from drumline_lint.program.calls import argument, default_of, has_unknown_arguments, number_of
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import class_around, function_around, last_name, up
-from drumline_lint.program.value import Class, Function, Instance, Known
+from drumline_lint.program.tree import enclosing_class, enclosing_function, last_name, parent_of
+from drumline_lint.program.value import Class, ConstantValue, Function, Instance
 from drumline_lint.reading.source import Source
 
 _CHANGING = {"update", "setdefault", "__setitem__"}
@@ -19,7 +19,7 @@ _CHANGING = {"update", "setdefault", "__setitem__"}
 
 def may_be_set_by_name(program: Program, owner: ast.ClassDef, attribute: str) -> bool:
     """Whether one of the given files does so to this attribute of a class, or of something that may be one."""
-    changed = program.remember(
+    changed = program.cached(
         "set by name", lambda: [one for source in program.sources for one in _changed(program, source)]
     )
     return any((name is None or name == attribute) and _may_be(program, thing, owner) for thing, name in changed)
@@ -40,13 +40,13 @@ def _changed(program: Program, source: Source) -> Iterator[tuple[ast.expr, str |
 
 
 def _only_name(program: Program, name: ast.expr) -> str | None:
-    known = [one.value for one in program.values(name) if isinstance(one, Known)]
+    known = [one.value for one in program.values(name) if isinstance(one, ConstantValue)]
     return str(known[0]) if len(known) == len(program.values(name)) == 1 else None
 
 
 def _is_changed(attributes: ast.expr) -> bool:
     """Reading them is common, and harmless."""
-    outer = up(attributes)
+    outer = parent_of(attributes)
     if isinstance(outer, ast.Subscript):
         return isinstance(outer.ctx, ast.Store)
     return isinstance(outer, ast.Attribute) and last_name(outer) in _CHANGING
@@ -79,12 +79,12 @@ def _find(program: Program, function: Definition) -> list[ast.Call]:
         if not calls:
             return []
         found += calls
-    return [call for call in found if not is_alone(program, call)]
+    return [call for call in found if not is_single_process(program, call)]
 
 
 def _mentions(program: Program, function: Definition) -> Iterator[ast.expr]:
     """Wherever it is named, or may be."""
-    owner = class_around(function)
+    owner = enclosing_class(function)
     is_made = owner is not None and function.name == "__init__"
     meant = Class(owner) if owner is not None and is_made else Function(function)
     name = owner.name if owner is not None and is_made else function.name
@@ -110,11 +110,11 @@ def _is(program: Program, node: ast.expr, meant: Class | Function) -> bool:
 
 def _calls_by(program: Program, mention: ast.expr) -> list[ast.Call]:
     """The call itself, or those of a name that it is assigned to: `sample = a.loop if slow else a.quick`."""
-    outer = up(mention)
+    outer = parent_of(mention)
     if isinstance(outer, ast.Call) and outer.func is mention:
         return [outer]
     while isinstance(outer, ast.IfExp):
-        outer = up(outer)
+        outer = parent_of(outer)
     target = outer.targets[0] if isinstance(outer, ast.Assign) and len(outer.targets) == 1 else None
     if not isinstance(target, ast.Name):
         return []
@@ -133,10 +133,10 @@ def is_dead(program: Program, node: ast.AST, depth: int = 0) -> bool:
     """Whether a condition around it never holds in distributed runs, or all that call its function are dead."""
     if is_switched_off(program, list(conditions(program, node))):
         return True
-    function = function_around(node)
+    function = enclosing_function(node)
     if function is None or depth > DEEPEST:
         return False
-    calls = [call for call in program.callers(function) if function_around(call) is not function]
+    calls = [call for call in program.callers(function) if enclosing_function(call) is not function]
     return bool(calls) and all(is_dead(program, call, depth + 1) for call in calls)
 
 
@@ -168,8 +168,8 @@ def _of_name(program: Program, name: ast.Name) -> bool | None:
 
 def _of_attribute(program: Program, node: ast.Attribute) -> bool | None:
     """Of what `self` gets from a parameter when it is made, and from nobody else."""
-    function = function_around(node)
-    owner = None if function is None else class_around(function)
+    function = enclosing_function(node)
+    owner = None if function is None else enclosing_class(function)
     if owner is None or not _is_self(node):
         return None
     given = _assigned(program, program.source_of(node), node.attr, owner)
@@ -195,8 +195,8 @@ def _is_self(node: ast.Attribute) -> bool:
 
 
 def _is_of_other_class(program: Program, target: ast.Attribute, owner: ast.ClassDef) -> bool:
-    function = function_around(target)
-    home = None if function is None else class_around(function)
+    function = enclosing_function(target)
+    home = None if function is None else enclosing_class(function)
     if home is None or not _is_self(target):
         return False
     return owner not in program.ancestry(home) and home not in program.ancestry(owner)
@@ -210,7 +210,7 @@ def _part(value: ast.expr | None, path: tuple[int, ...]) -> ast.expr | None:
 
 def _of_parameter(program: Program, parameter: ast.arg) -> bool | None:
     """The same for all callers: most leave it at its default, and the others give the same."""
-    function = up(up(parameter) or parameter)
+    function = parent_of(parent_of(parameter) or parameter)
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
         return None
     default = default_of(function, parameter)

@@ -10,8 +10,8 @@ from drumline_lint.program.files import Files, package_of
 from drumline_lint.program.imports import connected, imported_sources
 from drumline_lint.program.names import FRAMEWORKS, INIT, STARTS
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Binding, function_around
-from drumline_lint.program.value import Known
+from drumline_lint.program.tree import Binding, enclosing_function
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
 _WORDS = (
@@ -31,18 +31,18 @@ def distributed_sources(program: Program) -> set[Source]:
     A file does if it calls torch.distributed's functions, DDP or the like, or a function of another file that does. To
     import from such a file, or to ask for a rank, is not enough.
     """
-    return program.remember("distributed", lambda: _find_distributed(program))
+    return program.cached("distributed", lambda: _find_distributed(program))
 
 
 def _is_group_of_one(program: Program, source: Source) -> bool:
     """Whether every process group of a file, and of those that it runs with, is given a `world_size` of 1."""
     inits = [call for one in connected(program, source) for call in program.calls(one, INIT)]
-    return bool(inits) and all(program.values(argument(call, 3, "world_size")) == {Known(1)} for call in inits)
+    return bool(inits) and all(program.values(argument(call, 3, "world_size")) == {ConstantValue(1)} for call in inits)
 
 
 def framework(program: Program, source: Source) -> str:
     """The framework that a file leaves samplers and wrapping to; empty if it does all itself."""
-    return program.remember(("framework", source), lambda: _find_framework(program, source))
+    return program.cached(("framework", source), lambda: _find_framework(program, source))
 
 
 def _find_framework(program: Program, source: Source) -> str:
@@ -82,7 +82,7 @@ def _starting(program: Program) -> set[Source]:
     while pending:
         call = pending.pop()
         found.add(program.source_of(call))
-        function = function_around(call)
+        function = enclosing_function(call)
         if function is not None and function not in seen:
             seen.add(function)
             pending += program.callers(function)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from drumline_lint.flow.conditions import Conditions, conditions, left_before, rank_tests_at
+from drumline_lint.flow.conditions import Conditions, conditions, early_exits_before, rank_tests_at
 from drumline_lint.flow.dead_code import is_switched_off
-from drumline_lint.flow.single_process import is_for_one, is_in_lone_run
+from drumline_lint.flow.single_process import is_in_single_process_run, is_single_process_here
 from drumline_lint.program.calls import argument
 from drumline_lint.program.functions import called_as
 from drumline_lint.program.names import DDP, FSDP, STARTS
@@ -16,14 +16,14 @@ from drumline_lint.program.ranks import OF_VARIABLE
 from drumline_lint.program.tree import (
     FUNCTIONS,
     FunctionNode,
-    above,
-    class_around,
-    function_around,
-    inside,
+    ancestors,
+    assigned_names,
+    enclosing_class,
+    enclosing_function,
     last_name,
-    names_assigned,
+    nodes_in,
 )
-from drumline_lint.program.value import Function, Instance, Made, RankTest
+from drumline_lint.program.value import CallResult, Function, Instance, RankTest
 from drumline_lint.reading.source import Source
 
 # By these names they are handed on to others.
@@ -32,7 +32,7 @@ _USUAL = ("model", "net", "network", "module")
 
 def calls_of_instances(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.Call]:
     """Those that are found by the name that one was given; there may be others, so never take them for all."""
-    owner = class_around(function)
+    owner = enclosing_class(function)
     if owner is None or function.name not in ("forward", "__call__"):
         return []
     return [
@@ -52,12 +52,14 @@ def _names(program: Program, owner: ast.ClassDef) -> dict[str, None]:
         for call in program.index(source).calls.get(owner.name, ())
     ]
     every = [*made, *program.all_calls(DDP, *FSDP)]
-    return dict.fromkeys([*_USUAL, *(name for call in every for name in names_assigned(call))])
+    return dict.fromkeys([*_USUAL, *(name for call in every for name in assigned_names(call))])
 
 
 def _run_by(program: Program, callee: ast.expr) -> list[FunctionNode | None]:
     values = program.values(callee)
-    wrapped = [argument(one.call, 0, "module") for one in values if isinstance(one, Made) and one.name in (DDP, *FSDP)]
+    wrapped = [
+        argument(one.call, 0, "module") for one in values if isinstance(one, CallResult) and one.name in (DDP, *FSDP)
+    ]
     inner = [value for model in wrapped for value in program.values(model)]
     models = [value.of for value in (*values, *inner) if isinstance(value, Instance)]
     return [program.method(one, called_as(program, one)) for one in models]
@@ -71,7 +73,7 @@ _STARTING_NAMES = {"main", "train", "worker", "fit"}
 
 
 @dataclass(frozen=True)
-class Way:
+class CallPath:
     """One chain of calls to a place."""
 
     guards: Guards
@@ -83,38 +85,38 @@ class Way:
     """
 
 
-def ways(program: Program, node: ast.AST) -> list[Way]:
+def call_paths(program: Program, node: ast.AST) -> list[CallPath]:
     """All on which a place is reached, as far as is known."""
     found = _ways(program, node)[:MOST_WAYS]
-    return found or [Way(frozenset(rank_tests_at(program, node)), "unknown")]
+    return found or [CallPath(frozenset(rank_tests_at(program, node)), "unknown")]
 
 
-def _ways(program: Program, node: ast.AST) -> list[Way]:
+def _ways(program: Program, node: ast.AST) -> list[CallPath]:
     found = frozenset(rank_tests_at(program, node))
-    function = function_around(node)
+    function = enclosing_function(node)
     if _is_of_no_rank(program, node):
-        return [Way(found, "parent")]
-    if function is None and is_in_lone_run(program, node):
-        return [Way(found, "parent")]
+        return [CallPath(found, "parent")]
+    if function is None and is_in_single_process_run(program, node):
+        return [CallPath(found, "parent")]
     if function is None:
-        return [Way(found, _beginning_of_file(program, program.source_of(node)))]
+        return [CallPath(found, _beginning_of_file(program, program.source_of(node)))]
     found |= guards_of_decorators(program, function)
-    nothing: list[Way] = []  # whoever calls itself is not reached by that
+    nothing: list[CallPath] = []  # whoever calls itself is not reached by that
     outer = program.once("ways", function, lambda: _ways_to_function(program, function), nothing)
-    return [Way(found | way.guards, way.begins) for way in outer]
+    return [CallPath(found | way.guards, way.begins) for way in outer]
 
 
-def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Way]:
+def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[CallPath]:
     calls = program.callers(function) or _perhaps_callers(program, function)
-    found: list[Way] = []
+    found: list[CallPath] = []
     if not calls:
-        found.append(Way(frozenset(rank_tests_at(program, function)), _beginning(program, function)))
+        found.append(CallPath(frozenset(rank_tests_at(program, function)), _beginning(program, function)))
         calls = calls_of_instances(program, function)
     for call in calls:
-        if function in program.started(call) and last_name(call.func) != "Thread":
+        if function in program.started_functions(call) and last_name(call.func) != "Thread":
             # A new process: what holds for its parent does not matter.
-            is_lone = function_around(call) is None and is_in_lone_run(program, call)
-            found.append(Way(frozenset(), "parent" if is_lone else "ranks"))
+            is_lone = enclosing_function(call) is None and is_in_single_process_run(program, call)
+            found.append(CallPath(frozenset(), "parent" if is_lone else "ranks"))
         else:
             found += _ways(program, call)
         if len(found) > MOST_WAYS:
@@ -124,7 +126,7 @@ def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFun
 
 def _perhaps_callers(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.Call]:
     """Of a method: calls by its name of something that is not known."""
-    if class_around(function) is None:
+    if enclosing_class(function) is None:
         return []
     return [
         call
@@ -138,7 +140,7 @@ def _beginning(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDe
     """Of a function that nobody calls: that it trains, or is called `main`, tells that the ranks begin there."""
     if starts_ranks(program, function):
         return "parent"
-    does = any(_is_training(program, call) for call in inside(function, ast.Call))
+    does = any(_is_training(program, call) for call in nodes_in(function, ast.Call))
     is_named = bool(_STARTING_NAMES & set(function.name.lower().split("_")))
     return "ranks" if does or is_named else "unknown"
 
@@ -147,7 +149,7 @@ def _beginning_of_file(program: Program, source: Source) -> str:
     if starts_ranks(program, source.tree):
         return "parent"
     calls = program.index(source).every(ast.Call)
-    is_own = program.remember(("trains", source), lambda: any(_is_training(program, call) for call in calls))
+    is_own = program.cached(("trains", source), lambda: any(_is_training(program, call) for call in calls))
     return "ranks" if is_own or _is_distributed(program, source.tree) else "unknown"
 
 
@@ -158,7 +160,9 @@ def _is_training(program: Program, call: ast.Call) -> bool:
 def _is_of_no_rank(program: Program, node: ast.AST) -> bool:
     held = list(conditions(program, node))
     return bool(held) and (
-        is_for_one(program, node, held) or _is_without_ranks(program, held) or is_switched_off(program, held)
+        is_single_process_here(program, node, held)
+        or _is_without_ranks(program, held)
+        or is_switched_off(program, held)
     )
 
 
@@ -179,10 +183,10 @@ def starts_ranks(program: Program, node: ast.AST) -> bool:
 
 
 def _does_start(program: Program, node: ast.AST) -> bool:
-    for call in inside(node, ast.Call):
+    for call in nodes_in(node, ast.Call):
         if program.name_of(call.func) in _SPAWNING:
             return True
-        if any(_is_distributed(program, one) for one in program.started(call)):
+        if any(_is_distributed(program, one) for one in program.started_functions(call)):
             return True
         function = program.function_of(call)
         if function is not None and starts_ranks(program, function):
@@ -196,7 +200,7 @@ def _is_distributed(program: Program, node: ast.AST) -> bool:
 
 
 def _does_distribute(program: Program, node: ast.AST) -> bool:
-    for call in inside(node, ast.Call):
+    for call in nodes_in(node, ast.Call):
         if program.name_of(call.func) in STARTS:
             return True
         function = program.function_of(call)
@@ -207,7 +211,7 @@ def _does_distribute(program: Program, node: ast.AST) -> bool:
 
 def guards(program: Program, node: ast.AST) -> Guards:
     """The conditions on ranks under which it is reached; none: every rank comes here, as far as is known."""
-    every = [way.guards for way in ways(program, node) if way.begins != "parent"]
+    every = [way.guards for way in call_paths(program, node) if way.begins != "parent"]
     if not every or not all(every):
         return frozenset()
     return frozenset.intersection(*every) or frozenset.union(*every)
@@ -221,17 +225,17 @@ def is_main_only(tests: Guards) -> bool:
 
 def is_on_main_only(program: Program, node: ast.AST) -> bool:
     """Whether one process of the whole job comes here, and no other."""
-    return all(way.begins == "parent" or is_main_only(way.guards) for way in ways(program, node))
+    return all(way.begins == "parent" or is_main_only(way.guards) for way in call_paths(program, node))
 
 
 def is_on_some_only(program: Program, node: ast.AST) -> bool:
     """Whether some ranks come here and others do not."""
-    return all(way.begins == "parent" or way.guards for way in ways(program, node))
+    return all(way.begins == "parent" or way.guards for way in call_paths(program, node))
 
 
 def is_on_every_rank(program: Program, node: ast.AST) -> bool:
     """Whether it is known that all ranks come here; not of a function that nobody calls in the given files."""
-    return any(way.begins == "ranks" and not way.guards for way in ways(program, node))
+    return any(way.begins == "ranks" and not way.guards for way in call_paths(program, node))
 
 
 def guards_of_decorators(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Guards:
@@ -250,11 +254,11 @@ def guards_of_decorators(program: Program, function: ast.FunctionDef | ast.Async
 
 def _guards_in_wrapper(program: Program, decorator: FunctionNode) -> Guards:
     """What holds wherever a decorator, or the one that `only_on(rank)` makes, calls what it was given."""
-    functions = [decorator, *inside(decorator, *FUNCTIONS, into_functions=True)]
+    functions = [decorator, *nodes_in(decorator, *FUNCTIONS, into_functions=True)]
     given = {one.arg for function in functions for one in function.args.args}
     calls = [
         call
-        for call in inside(decorator, ast.Call, into_functions=True)
+        for call in nodes_in(decorator, ast.Call, into_functions=True)
         if isinstance(call.func, ast.Name) and call.func.id in given
     ]
     every = [frozenset(rank_tests_at(program, call)) for call in calls]
@@ -264,11 +268,11 @@ def _guards_in_wrapper(program: Program, decorator: FunctionNode) -> Guards:
 def is_now_and_then(program: Program, node: ast.AST, until: ast.AST) -> bool:
     """Whether something between it and an outer node lets it happen only sometimes: `if step % 100 == 0`."""
     inner: ast.AST = node
-    for outer in above(node):
+    for outer in ancestors(node):
         if isinstance(outer, ast.If | ast.IfExp) and inner is not outer.test and _is_sometimes(outer.test):
             return True
         if isinstance(inner, ast.stmt):
-            before = left_before(program, outer, inner)
+            before = early_exits_before(program, outer, inner)
             if any(_is_sometimes(test) for test, _ in before):
                 return True
         if outer is until:
@@ -279,9 +283,9 @@ def is_now_and_then(program: Program, node: ast.AST, until: ast.AST) -> bool:
 
 def _is_sometimes(test: ast.expr) -> bool:
     """A remainder, a comparison of steps or times, or a flag that is computed from one; not `if train:`."""
-    if any(isinstance(one.op, ast.Mod) for one in inside(test, ast.BinOp)):
+    if any(isinstance(one.op, ast.Mod) for one in nodes_in(test, ast.BinOp)):
         return True
-    words = {last_name(one).lower() for one in inside(test, ast.Name, ast.Attribute)}
+    words = {last_name(one).lower() for one in nodes_in(test, ast.Name, ast.Attribute)}
     return any(part in word for word in words for part in _SOMETIMES)
 
 

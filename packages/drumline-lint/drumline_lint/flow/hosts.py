@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from drumline_lint.flow.conditions import conditions
-from drumline_lint.flow.run_order import Run, scripts_through
+from drumline_lint.flow.run_order import Run, runs_through
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import INIT
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import above, function_around, inside
-from drumline_lint.program.value import Known, Library, Rank
+from drumline_lint.program.tree import ancestors, enclosing_function, nodes_in
+from drumline_lint.program.value import ConstantValue, Library, Rank
 from drumline_lint.reading.source import Source
 
 ENVIRONMENT = Library("os.environ")
@@ -29,7 +29,7 @@ class Setting:
 
 def settings(program: Program, source: Source) -> list[Setting]:
     """By an assignment, `os.putenv`, or `os.environ.update`."""
-    return program.remember(("settings", source), lambda: list(_find_settings(program, source)))
+    return program.cached(("settings", source), lambda: list(_find_settings(program, source)))
 
 
 def _find_settings(program: Program, source: Source) -> Iterator[Setting]:
@@ -70,7 +70,7 @@ def _updated(program: Program, call: ast.Call) -> Iterator[Setting]:
 
 def _set(program: Program, name: ast.expr, value: ast.expr | None, node: ast.AST) -> Iterator[Setting]:
     for known in program.values(name):
-        if isinstance(known, Known) and isinstance(known.value, str):
+        if isinstance(known, ConstantValue) and isinstance(known.value, str):
             yield Setting(known.value, value, node)
 
 
@@ -91,7 +91,7 @@ def written_text(program: Program, expression: ast.expr | None, depth: int = 0) 
     if isinstance(expression, ast.Call) and expression.args and program.name_of(expression.func) == "str":
         return written_text(program, expression.args[0], depth + 1)
     if isinstance(expression, ast.Name) and depth < DEEPEST:
-        given = [part for one in program.bindings(expression) for part in program.given_by(one)]
+        given = [part for one in program.bindings(expression) for part in program.expressions_of(one)]
         texts = [written_text(program, one, depth + 1) for one in given]
         return texts[0] if texts and None not in texts else None
     return None
@@ -104,7 +104,7 @@ def is_loopback(host: str) -> bool:
 
 def is_right_on_one_host(program: Program, node: ast.AST) -> bool:
     """Whether a loopback address may be meant there: only one host takes part, or that is not known."""
-    whole = [run for run in scripts_through(program, program.source_of(node)) if _comes_to(program, run, node)]
+    whole = [run for run in runs_through(program, program.source_of(node)) if _comes_to(program, run, node)]
     if any(_is_choice(test) for test, _ in conditions(program, node)):
         return True
     return all(_is_on_one_host(program, run) for run in whole)
@@ -131,32 +131,32 @@ def _is_met_on_one_host(program: Program, init: ast.Call) -> bool:
 
 def is_left_to_launcher(program: Program, node: ast.AST) -> bool:
     """Whether it is done only where no launcher has set the environment: `if "MASTER_ADDR" not in os.environ`."""
-    if any(isinstance(outer, ast.ExceptHandler) for outer in above(node)):
+    if any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(node)):
         return True
     tests = [ast.unparse(test) for test, _ in conditions(program, node)]
     return any(word in test for test in tests for word in _WORDS_OF_LAUNCHERS)
 
 
 def _is_choice(test: ast.expr) -> bool:
-    return not any(one.id == "__name__" for one in inside(test, ast.Name))
+    return not any(one.id == "__name__" for one in nodes_in(test, ast.Name))
 
 
 def _comes_to(program: Program, run: Run, node: ast.AST) -> bool:
     """Whether a run does what is in the function of a node."""
-    function = function_around(node)
+    function = enclosing_function(node)
     if function is None:
         return True
-    return any(function_around(step.call) is function or program.function_of(step.call) is function for step in run)
+    return any(enclosing_function(step.call) is function or program.function_of(step.call) is function for step in run)
 
 
 def _is_on_one_host(program: Program, run: Run) -> bool:
     """It starts its processes itself, and their rank is the number that mp.spawn gives; or there is one process."""
     inits = [step.call for step in run if program.name_of(step.call.func) == INIT]
     sizes = [program.values(argument(init, 3, "world_size")) for init in inits]
-    if inits and all(size == {Known(1)} for size in sizes):
+    if inits and all(size == {ConstantValue(1)} for size in sizes):
         return True
     ranks = [argument(init, 4, "rank") for init in inits]
-    is_started_here = any(program.started(step.call) for step in run)
+    is_started_here = any(program.started_functions(step.call) for step in run)
     return is_started_here and not any(_counts_over_hosts(program, rank) for rank in ranks)
 
 
@@ -165,7 +165,7 @@ def _counts_over_hosts(program: Program, rank: ast.expr | None, depth: int = 0) 
     if isinstance(rank, ast.BinOp):
         return True
     if isinstance(rank, ast.Name) and depth < DEEPEST:
-        given = [part for one in program.bindings(rank) for part in program.given_by(one)]
+        given = [part for one in program.bindings(rank) for part in program.expressions_of(one)]
         if any(_counts_over_hosts(program, one, depth + 1) for one in given):
             return True
     return bool({Rank("global"), Rank("node")} & program.values(rank))

@@ -11,13 +11,13 @@ from drumline_lint.program.tree import (
     SCOPES,
     FunctionNode,
     Loop,
-    above,
+    ancestors,
     calls_written,
-    function_around,
-    inside,
+    enclosing_function,
     last_name,
+    nodes_in,
     position,
-    scope_node,
+    scope_of,
 )
 from drumline_lint.reading.source import Source
 
@@ -31,7 +31,7 @@ def batch_loops(program: Program, source: Source) -> list[Loop]:
 
     A loop over epochs, that comes to it only through another loop, is none.
     """
-    every = program.remember("batch loops", lambda: _loops_around_backward(program))
+    every = program.cached("batch loops", lambda: _loops_around_backward(program))
     return sorted((loop for loop in every if program.source_of(loop) is source), key=position)
 
 
@@ -49,7 +49,7 @@ def _loops_around_backward(program: Program) -> list[Loop]:
     while pending:
         node = pending.pop()
         loop = loop_around(node)
-        function = function_around(node)
+        function = enclosing_function(node)
         if loop is not None:
             found[loop] = None
         if function is not None and function not in seen and (loop is None or _is_generator(loop)):
@@ -64,7 +64,7 @@ def _loops_around_backward(program: Program) -> list[Loop]:
 def loop_around(node: ast.AST) -> Loop | None:
     """The next loop in whose rounds it is, within its function."""
     inner = node
-    for outer in above(node):
+    for outer in ancestors(node):
         if isinstance(outer, LOOPS) and (inner in repeated(outer)):
             return outer
         if isinstance(outer, SCOPES):
@@ -75,9 +75,9 @@ def loop_around(node: ast.AST) -> Loop | None:
 
 def _loop_over(call: ast.AST) -> ast.For | None:
     """The loop that goes over what a call gives: `for x in tqdm(steps())`."""
-    for outer in above(call):
+    for outer in ancestors(call):
         if isinstance(outer, ast.For):
-            return outer if call in inside(outer.iter, ast.Call) else None
+            return outer if call in nodes_in(outer.iter, ast.Call) else None
         if isinstance(outer, ast.stmt):
             return None
     return None
@@ -101,11 +101,11 @@ def outer_loops(program: Program, loop: ast.AST) -> Iterator[Loop]:
     pending = [loop]
     while pending:
         node = pending.pop(0)
-        for outer in above(node):
+        for outer in ancestors(node):
             if isinstance(outer, LOOPS) and outer not in seen:
                 seen.add(outer)
                 yield outer
-        function = function_around(node)
+        function = enclosing_function(node)
         if function is not None and function not in seen:
             seen.add(function)
             pending += program.callers(function)
@@ -113,12 +113,12 @@ def outer_loops(program: Program, loop: ast.AST) -> Iterator[Loop]:
 
 def reaches(program: Program, node: ast.AST, method: str) -> bool:
     """Whether `.method()` is called in it, or in a function of the given files that it calls."""
-    return next(reached(program, node, method), None) is not None
+    return next(calls_reached(program, node, method), None) is not None
 
 
-def reached(program: Program, node: ast.AST, method: str) -> Iterator[ast.Call]:
+def calls_reached(program: Program, node: ast.AST, method: str) -> Iterator[ast.Call]:
     """All calls of `.method()` in it and in the functions that it calls; of one's own, those that it comes down to."""
-    for call in done_in(program, node):
+    for call in calls_made_in(program, node):
         if isinstance(call.func, ast.Attribute) and call.func.attr == method:
             function = program.function_of(call)
             if function is None or not reaches(program, function, method):
@@ -140,7 +140,7 @@ def repeated(node: ast.AST) -> list[ast.AST]:
     return [node]
 
 
-def done_in(program: Program, node: ast.AST) -> Iterator[ast.Call]:
+def calls_made_in(program: Program, node: ast.AST) -> Iterator[ast.Call]:
     """All calls that are made in it: those written there, and those in the functions that they call, in order.
 
     A function is looked into once, where it is first called. A loop over a generator runs that one's loop, too.
@@ -165,14 +165,14 @@ def _generating(program: Program, loop: ast.For) -> Iterator[ast.AST]:
     """What a generator of the given files does for each thing that it hands to the loop."""
     made = program.iterated(loop.iter)
     function = program.function_of(made) if isinstance(made, ast.Call) else None
-    for inner in inside(function, *LOOPS) if function is not None else ():
+    for inner in nodes_in(function, *LOOPS) if function is not None else ():
         if _is_generator(inner):
             yield from repeated(inner)
             return
 
 
 def _is_generator(node: ast.AST) -> bool:
-    return bool(inside(node, ast.Yield, ast.YieldFrom))
+    return bool(nodes_in(node, ast.Yield, ast.YieldFrom))
 
 
 def _may_be_batches(program: Program, loop: ast.For | ast.AsyncFor) -> bool:
@@ -183,16 +183,16 @@ def _may_be_batches(program: Program, loop: ast.For | ast.AsyncFor) -> bool:
 
 
 def _is_without_gradients(program: Program, loop: Loop) -> bool:
-    if any(_is_off(program, one) for one in inside(loop, ast.With)) or _is_all_off(program, loop):
+    if any(_is_off(program, one) for one in nodes_in(loop, ast.With)) or _is_all_off(program, loop):
         return True
-    function = function_around(loop)
+    function = enclosing_function(loop)
     callers = [] if function is None else program.callers(function)
     return bool(callers) and all(_is_all_off(program, call) for call in callers)
 
 
 def has_gradients_off(program: Program, node: ast.AST) -> bool:
     """By a `with` around it, or a decorator of its function."""
-    for outer in above(node):
+    for outer in ancestors(node):
         if isinstance(outer, ast.With) and _is_off(program, outer):
             return True
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -206,7 +206,7 @@ def _is_all_off(program: Program, node: ast.AST) -> bool:
         return True
     modes = [
         call
-        for call in inside(scope_node(node), ast.Call)
+        for call in nodes_in(scope_of(node), ast.Call)
         if isinstance(call.func, ast.Attribute) and call.func.attr in ("eval", "train")
         if position(call) < position(node)
     ]

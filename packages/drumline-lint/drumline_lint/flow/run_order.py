@@ -11,22 +11,22 @@ from typing import TypeAlias, TypeVar
 from drumline_lint.flow.distributed import distributed_sources
 from drumline_lint.program.imports import imported_by, imported_sources
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import FUNCTIONS, FunctionNode, children, inside, last_name
+from drumline_lint.program.tree import FUNCTIONS, FunctionNode, children, last_name, nodes_in
 from drumline_lint.program.value import Function, Instance
 from drumline_lint.reading.source import Source
 
-Doing: TypeAlias = ast.Call | ast.Import | ast.ImportFrom | ast.With | ast.AsyncWith | ast.Yield
+Action: TypeAlias = ast.Call | ast.Import | ast.ImportFrom | ast.With | ast.AsyncWith | ast.Yield
 _AS_THEY_ARE = (ast.Import, ast.ImportFrom, ast.With, ast.AsyncWith)
 _AFTER_THEIR_PARTS = (ast.Call, ast.Yield)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def doings(nodes: Sequence[ast.AST]) -> list[Doing]:
+def ordered_actions(nodes: Sequence[ast.AST]) -> list[Action]:
     """A statement after the other, arguments before the call that they are for, both branches of an `if`.
 
     The body of a `with` is left to whoever knows what its context manager does.
     """
-    found: list[Doing] = []
+    found: list[Action] = []
     stack: list[tuple[ast.AST, bool]] = [(node, False) for node in reversed(nodes)]
     while stack:
         node, are_parts_done = stack.pop()
@@ -73,35 +73,35 @@ Found = TypeVar("Found")
 Finds: TypeAlias = Callable[[Program, Run], Iterable[tuple[ast.AST, Found]]]
 
 
-def scripts_through(program: Program, source: Source) -> list[Run]:
+def runs_through(program: Program, source: Source) -> list[Run]:
     """The runs that come through a file: what scripts do, or a `main` that nobody calls."""
-    return program.remember("scripts through", lambda: _scripts_by_source(program)).get(source, [])
+    return program.cached("scripts through", lambda: _scripts_by_source(program)).get(source, [])
 
 
-def found_in_scripts(program: Program, source: Source, find: Finds[Found]) -> dict[ast.AST, Found]:
+def found_in_runs(program: Program, source: Source, find: Finds[Found]) -> dict[ast.AST, Found]:
     """What is found in a file by looking through all runs of scripts, each once, whoever asks."""
-    return program.remember(("found", find), lambda: _find_in_scripts(program, find)).get(source, {})
+    return program.cached(("found", find), lambda: _find_in_scripts(program, find)).get(source, {})
 
 
-def all_scripts(program: Program) -> list[Run]:
+def all_runs(program: Program) -> list[Run]:
     """What every script of the distributed files does, and every `main` that nobody calls."""
-    return program.remember("scripts", lambda: _scripts(program))
+    return program.cached("scripts", lambda: _scripts(program))
 
 
 def all_imported(program: Program) -> set[Source]:
     """The files that a distributed one imports."""
-    return program.remember("imported", lambda: _all_imported(program))
+    return program.cached("imported", lambda: _all_imported(program))
 
 
 def script(program: Program, source: Source) -> Run:
     """What a file does when it is run; nothing for one that only defines."""
     tree = program.tree(source)
-    return program.remember(("script", source), lambda: _RunWalk(program, source).over(source, tree.body, _Frame()))
+    return program.cached(("script", source), lambda: _RunWalk(program, source).over(source, tree.body, _Frame()))
 
 
 def process_of(program: Program, step: Step) -> tuple[ast.AST, ...]:
     """The calls that started the process in which it happens; of a script's own, and of its threads, nothing."""
-    starting = (one for one in step.through if isinstance(one, ast.Call) and program.started(one))
+    starting = (one for one in step.through if isinstance(one, ast.Call) and program.started_functions(one))
     return tuple(one for one in starting if last_name(one.func) != "Thread")
 
 
@@ -115,7 +115,7 @@ def _is_called(program: Program, source: Source, function: FunctionNode) -> bool
 
 def _find_in_scripts(program: Program, find: Finds[Found]) -> dict[Source, dict[ast.AST, Found]]:
     found: dict[Source, dict[ast.AST, Found]] = defaultdict(dict)
-    for run in all_scripts(program):
+    for run in all_runs(program):
         for node, what in find(program, run):
             found[program.source_of(node)].setdefault(node, what)
     return found
@@ -123,7 +123,7 @@ def _find_in_scripts(program: Program, find: Finds[Found]) -> dict[Source, dict[
 
 def _scripts_by_source(program: Program) -> dict[Source, list[Run]]:
     found: dict[Source, list[Run]] = defaultdict(list)
-    _sort(program, all_scripts(program), found)
+    _sort(program, all_runs(program), found)
     return found
 
 
@@ -214,11 +214,11 @@ class _RunWalk:
         return found
 
     def _in_turn(self, owner: object, nodes: Sequence[ast.AST], frame: _Frame) -> list[_Todo]:
-        done = self.program.remember(("doings", owner), lambda: doings(nodes))
+        done = self.program.cached(("doings", owner), lambda: ordered_actions(nodes))
         return [_Todo(node, frame) for node in reversed(done)]
 
     def _call(self, node: ast.Call, todo: _Todo) -> None:
-        begun = self.program.remember(("begun", node), lambda: _begun(self.program, node))
+        begun = self.program.cached(("begun", node), lambda: _begun(self.program, node))
         if not begun:
             self.stack += todo.rest
         for function in begun:
@@ -264,12 +264,12 @@ def _begun(program: Program, call: ast.Call) -> list[FunctionNode]:
     function = program.function_of(call)
     if function is None and call.args and program.name_of(call.func) in MAIN_RUNNERS:
         return [value.node for value in program.values(call.args[0]) if isinstance(value, Function)]
-    return [function] if function is not None else program.started(call)
+    return [function] if function is not None else program.started_functions(call)
 
 
 def _is_generator(program: Program, call: ast.Call) -> bool:
     function = program.function_of(call)
-    return function is not None and bool(inside(function, ast.Yield))
+    return function is not None and bool(nodes_in(function, ast.Yield))
 
 
 def _with_methods(program: Program, expression: ast.expr) -> tuple[list[FunctionNode], list[FunctionNode]]:
@@ -282,7 +282,7 @@ def _with_methods(program: Program, expression: ast.expr) -> tuple[list[Function
 
 def _done_at_import(program: Program, source: Source) -> list[ast.stmt]:
     """Its outermost statements, but for what is done only where it is the script."""
-    return program.remember(
+    return program.cached(
         ("done at import", source),
         lambda: [one for one in program.tree(source).body if not is_for_script(one) and _may_call(one)],
     )
@@ -290,11 +290,11 @@ def _done_at_import(program: Program, source: Source) -> list[ast.stmt]:
 
 def is_for_script(statement: ast.stmt) -> bool:
     """`if __name__ == "__main__":`"""
-    return isinstance(statement, ast.If) and "__name__" in {one.id for one in inside(statement.test, ast.Name)}
+    return isinstance(statement, ast.If) and "__name__" in {one.id for one in nodes_in(statement.test, ast.Name)}
 
 
 def _may_call(statement: ast.stmt) -> bool:
     """Not a function or class: what their decorators do is no part of a training's start."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return False
-    return bool(inside(statement, ast.Call, ast.Import, ast.ImportFrom))
+    return bool(nodes_in(statement, ast.Call, ast.Import, ast.ImportFrom))

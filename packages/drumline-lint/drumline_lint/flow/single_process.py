@@ -8,14 +8,14 @@ from collections.abc import Set
 
 from drumline_lint.flow.conditions import Conditions, conditions
 from drumline_lint.flow.distributed import framework
-from drumline_lint.flow.loops import done_in
-from drumline_lint.flow.run_order import MOST_STEPS, Run, all_imported, all_scripts, is_for_script, script
+from drumline_lint.flow.loops import calls_made_in
+from drumline_lint.flow.run_order import MOST_STEPS, Run, all_imported, all_runs, is_for_script, script
 from drumline_lint.program.names import DDP, DISTRIBUTED_SAMPLER, FSDP, INIT, STARTS
-from drumline_lint.program.origins import written
+from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.ranks import OF_FUNCTION, is_world_size
-from drumline_lint.program.tree import above, class_around, function_around, inside, last_name, up
-from drumline_lint.program.value import Known, Rank
+from drumline_lint.program.tree import ancestors, enclosing_class, enclosing_function, last_name, nodes_in, parent_of
+from drumline_lint.program.value import ConstantValue, Rank
 from drumline_lint.reading.source import Source
 
 _MANAGER = "drumline.DDPManager"
@@ -26,12 +26,12 @@ _MAY_START = re.compile(
 )
 
 
-def is_in_lone_run(program: Program, node: ast.AST) -> bool:
+def is_in_single_process_run(program: Program, node: ast.AST) -> bool:
     """Of what is done outside of functions: whether it is done only in a run that starts no process group."""
     source = program.source_of(node)
-    is_main = any(isinstance(one, ast.stmt) and is_for_script(one) for one in (node, *above(node)))
+    is_main = any(isinstance(one, ast.stmt) and is_for_script(one) for one in (node, *ancestors(node)))
     is_script = is_main or source not in all_imported(program)
-    return is_script and program.remember(("is lone", source), lambda: _is_lone(program, source))
+    return is_script and program.cached(("is lone", source), lambda: _is_lone(program, source))
 
 
 def _is_lone(program: Program, source: Source) -> bool:
@@ -42,7 +42,7 @@ def _is_lone(program: Program, source: Source) -> bool:
     if len(run) >= MOST_STEPS or any(_may_start(program, step.call) for step in run):
         return False
     wrapping = _wrapping(program, run)
-    elsewhere = [_wrapping(program, other) for other in all_scripts(program) if _starts_group(program, other)]
+    elsewhere = [_wrapping(program, other) for other in all_runs(program) if _starts_group(program, other)]
     return wrapping <= set().union(*elsewhere)
 
 
@@ -62,7 +62,7 @@ def _may_start(program: Program, call: ast.Call) -> bool:
         return False
     name = last_name(call.func)
     own = (name, isinstance(call.func, ast.Attribute))
-    is_of_files = not named and own in program.remember("starting", lambda: _starting(program))
+    is_of_files = not named and own in program.cached("starting", lambda: _starting(program))
     return is_of_files or bool(_MAY_START.search(name))
 
 
@@ -71,10 +71,10 @@ def _starting(program: Program) -> set[tuple[str, bool]]:
     pending, seen = list(program.all_calls(INIT)), set[ast.AST]()
     names = set()
     while pending:
-        function = function_around(pending.pop())
+        function = enclosing_function(pending.pop())
         if function is not None and function not in seen:
             seen.add(function)
-            names.add((function.name, class_around(function) is not None))
+            names.add((function.name, enclosing_class(function) is not None))
             pending += program.callers(function)
     return names
 
@@ -89,39 +89,39 @@ _FLAGS = set(
 _COUNTS = set("n_gpu n_gpus ngpu ngpus num_gpu num_gpus nprocs num_processes device_count".split())
 
 
-def is_alone(program: Program, node: ast.AST, depth: int = 0) -> bool:
+def is_single_process(program: Program, node: ast.AST, depth: int = 0) -> bool:
     """Whether whoever comes here is the only process, by a condition around it or around all of its calls."""
     for test, holds in conditions(program, node):
         if says_distributed(program, test) is (not holds):
             return True
     if _is_in_other_branch(program, node):
         return True
-    function = function_around(node)
+    function = enclosing_function(node)
     if function is None or depth > DEEPEST:
-        return function is None and is_in_lone_run(program, node)
-    calls = [call for call in program.callers(function) if function_around(call) is not function]
-    return bool(calls) and all(is_alone(program, call, depth + 1) for call in calls)
+        return function is None and is_in_single_process_run(program, node)
+    calls = [call for call in program.callers(function) if enclosing_function(call) is not function]
+    return bool(calls) and all(is_single_process(program, call, depth + 1) for call in calls)
 
 
-def is_for_one(program: Program, node: ast.AST, held: Conditions) -> bool:
+def is_single_process_here(program: Program, node: ast.AST, held: Conditions) -> bool:
     """The same by what certainly holds in its own function: after `distributed and train` failed, nothing does."""
     for test, holds in held:
         if _says_one(program, test, holds) and not _begins_there(program, node, test):
             return True
-        outer = up(test)
+        outer = parent_of(test)
         if isinstance(outer, ast.If) and outer.orelse:
-            begun = program.remember(("begun in", outer), lambda: _groups_begun(program, outer))  # noqa: B023
-            if begun == (not holds, holds) and outer in above(node):
+            begun = program.cached(("begun in", outer), lambda: _groups_begun(program, outer))  # noqa: B023
+            if begun == (not holds, holds) and outer in ancestors(node):
                 return True
     return False
 
 
 def _begins_there(program: Program, node: ast.AST, test: ast.expr) -> bool:
     """In `if not dist.is_initialized(): dist.init_process_group()` ranks come to be."""
-    branches = up(test)
-    if not isinstance(branches, ast.If) or branches not in above(node):
+    branches = parent_of(test)
+    if not isinstance(branches, ast.If) or branches not in ancestors(node):
         return False
-    is_body = any(one in branches.body for one in (node, *above(node)))
+    is_body = any(one in branches.body for one in (node, *ancestors(node)))
     return _starts(program, branches.body if is_body else branches.orelse, {INIT})
 
 
@@ -156,7 +156,7 @@ def _groups_begun(program: Program, branches: ast.If) -> tuple[bool, bool]:
 def _is_in_other_branch(program: Program, node: ast.AST) -> bool:
     """Of `if x: model = DDP(model)` the `else` is for one process, whatever x is."""
     inner = node
-    for outer in above(node):
+    for outer in ancestors(node):
         if isinstance(outer, ast.If) and inner is not outer.test:
             own, other = (outer.body, outer.orelse) if inner in outer.body else (outer.orelse, outer.body)
             if _starts(program, other) and not _starts(program, own):
@@ -166,8 +166,10 @@ def _is_in_other_branch(program: Program, node: ast.AST) -> bool:
 
 
 def _starts(program: Program, block: list[ast.stmt], wanted: Set[str] = _STARTS) -> bool:
-    made = [call for statement in block for call in done_in(program, statement)]
-    made += [inner for call in made for main in program.started(call) for inner in done_in(program, main)]
+    made = [call for statement in block for call in calls_made_in(program, statement)]
+    made += [
+        inner for call in made for main in program.started_functions(call) for inner in calls_made_in(program, main)
+    ]
     return any(program.name_of(call.func) in wanted for call in made)
 
 
@@ -185,7 +187,7 @@ def says_distributed(program: Program, test: ast.expr, depth: int = 0) -> bool |
     if _named(test).lower().strip("_") in _FLAGS:
         return True
     if isinstance(test, ast.Name) and depth < DEEPEST:
-        said = {says_distributed(program, one, depth + 1) for one in written(program, test) if one is not test}
+        said = {says_distributed(program, one, depth + 1) for one in written_values(program, test) if one is not test}
         return said.pop() if len(said) == 1 else None
     return None
 
@@ -207,7 +209,7 @@ def _said_by_comparison(program: Program, test: ast.Compare) -> bool | None:
     if isinstance(operator, ast.In | ast.NotIn):
         is_asked = isinstance(left, ast.Constant) and left.value in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         return isinstance(operator, ast.In) if is_asked else None
-    known = [value.value for value in program.values(right) if isinstance(value, Known)]
+    known = [value.value for value in program.values(right) if isinstance(value, ConstantValue)]
     if _named(left) == "launcher" and known in (["none"], [None], [""]):
         return isinstance(operator, ast.NotEq | ast.IsNot)
     if any(isinstance(value, Rank) for value in program.values(left)) and known in ([-1], [None]):
@@ -225,18 +227,20 @@ def _counts_processes(node: ast.expr) -> bool:
 
 def is_in_run(program: Program, node: ast.AST, depth: int = 0) -> bool:
     """Whether the distributed part of the files may come here: not to a function nobody calls that starts nothing."""
-    function = function_around(node)
+    function = enclosing_function(node)
     if function is None or depth > DEEPEST:
         return True
-    calls = [call for call in program.callers(function) if function_around(call) is not function]
+    calls = [call for call in program.callers(function) if enclosing_function(call) is not function]
     if calls:
         return any(is_in_run(program, call, depth + 1) for call in calls)
-    owner = class_around(function)
+    owner = enclosing_class(function)
     home = function if owner is None else owner
-    made = [inner for call in inside(home, ast.Call, into_functions=True) for inner in (call, *_within(program, call))]
+    made = [
+        inner for call in nodes_in(home, ast.Call, into_functions=True) for inner in (call, *_within(program, call))
+    ]
     return any(program.name_of(call.func) in {*STARTS, *OF_FUNCTION} for call in made)
 
 
 def _within(program: Program, call: ast.Call) -> list[ast.Call]:
     function = program.function_of(call)
-    return [] if function is None else list(done_in(program, function))
+    return [] if function is None else list(calls_made_in(program, function))

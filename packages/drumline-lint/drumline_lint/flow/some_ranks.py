@@ -6,18 +6,26 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from drumline_lint.flow.conditions import conditions, known_parts, rank_tests, rank_tests_at
+from drumline_lint.flow.conditions import conditions, held_conditions, rank_tests, rank_tests_at
 from drumline_lint.flow.guards import guards_of_decorators
-from drumline_lint.flow.loops import reached
+from drumline_lint.flow.loops import calls_reached
 from drumline_lint.flow.single_process import says_distributed
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import above, function_around, inside, last_name, scope_node, statement_of, up
+from drumline_lint.program.tree import (
+    ancestors,
+    enclosing_function,
+    last_name,
+    nodes_in,
+    parent_of,
+    scope_of,
+    statement_of,
+)
 from drumline_lint.program.value import Rank, RankTest
 from drumline_lint.reading.source import Source
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class RankFilter:
     """How ranks are kept away from a place."""
 
     tests: tuple[RankTest, ...]
@@ -27,45 +35,45 @@ class Kept:
     """What those who come there do from then on."""
 
 
-def calls_for_some(program: Program, source: Source) -> Iterator[ast.Call]:
+def calls_under_rank_tests(program: Program, source: Source) -> Iterator[ast.Call]:
     """The calls of functions in which ranks are told apart; the others need no closer look."""
-    found = program.remember(("tells ranks apart", source), lambda: set(_telling(program, source)))
+    found = program.cached(("tells ranks apart", source), lambda: set(_scopes_with_rank_tests(program, source)))
     for call in program.index(source).every(ast.Call) if found else ():
-        if scope_node(call) in found:
+        if scope_of(call) in found:
             yield call
 
 
-def _telling(program: Program, source: Source) -> Iterator[ast.AST]:
+def _scopes_with_rank_tests(program: Program, source: Source) -> Iterator[ast.AST]:
     """Functions and files with a condition on ranks; what is inside a comprehension or lambda counts for itself."""
     index = program.index(source)
     for kind in (ast.If, ast.IfExp, ast.While):
         conditional = [one for one in index.every(kind) if not _is_in_model(one)]
-        yield from (scope_node(one) for one in conditional if rank_tests(program, one.test))
+        yield from (scope_of(one) for one in conditional if rank_tests(program, one.test))
     for one in index.every(ast.BoolOp):
-        if isinstance(up(one), ast.Expr) and rank_tests(program, one.values[0]):
-            yield scope_node(one)
+        if isinstance(parent_of(one), ast.Expr) and rank_tests(program, one.values[0]):
+            yield scope_of(one)
     functions = [*index.every(ast.FunctionDef), *index.every(ast.AsyncFunctionDef)]
     yield from (one for one in functions if one.decorator_list)
 
 
 def _is_in_model(node: ast.AST) -> bool:
     """What is in a `forward` is run by a model; conditions are many there, and seldom on ranks."""
-    return getattr(scope_node(node), "name", "") == "forward"
+    return getattr(scope_of(node), "name", "") == "forward"
 
 
-def kept_away(program: Program, call: ast.Call) -> Kept | None:
+def rank_filter(program: Program, call: ast.Call) -> RankFilter | None:
     """How ranks are kept away from a call; None if all come, if it is not certain, or if there is but one."""
     if _is_for_one_process(program, call) or _is_by_turns(program, call):
         return None
     tests = _certain(rank_tests_at(program, call, with_exits=False))
     if tests:
-        return Kept(tests, by_exit=False, region=_block_of(program, call))
+        return RankFilter(tests, by_exit=False, region=_block_of(program, call))
     left = tuple(test for test in _certain(rank_tests_at(program, call)) if test.is_main is not None)
     if left:
-        return Kept(left, by_exit=True, region=_rest(call))
-    function = function_around(call)
+        return RankFilter(left, by_exit=True, region=_rest(call))
+    function = enclosing_function(call)
     asked = () if function is None else _certain(guards_of_decorators(program, function))
-    return Kept(asked, by_exit=False, region=_rest(call)) if asked else None
+    return RankFilter(asked, by_exit=False, region=_rest(call)) if asked else None
 
 
 def _certain(tests: Iterator[RankTest] | frozenset[RankTest]) -> tuple[RankTest, ...]:
@@ -75,18 +83,18 @@ def _certain(tests: Iterator[RankTest] | frozenset[RankTest]) -> tuple[RankTest,
 
 def _is_for_one_process(program: Program, call: ast.Call) -> bool:
     """Under `if not distributed`, also with a rank beside it; `if not distributed or rank == 0` is for many."""
-    known = known_parts(program, call)
+    known = held_conditions(program, call)
     return any(says_distributed(program, test) is (not holds) for test, holds in known if not rank_tests(program, test))
 
 
 def _is_by_turns(program: Program, call: ast.Call) -> bool:
     """`for turn in range(world_size): if rank == turn: ...`: each comes, one after the other."""
-    loops = [outer for outer in above(call) if isinstance(outer, ast.For)]
-    turns = {name.id for loop in loops for name in inside(loop.target, ast.Name)}
+    loops = [outer for outer in ancestors(call) if isinstance(outer, ast.For)]
+    turns = {name.id for loop in loops for name in nodes_in(loop.target, ast.Name)}
     return any(
         _is_compared_to(program, compare, turns)
         for test, _ in (conditions(program, call) if turns else ())
-        for compare in inside(test, ast.Compare)
+        for compare in nodes_in(test, ast.Compare)
     )
 
 
@@ -94,14 +102,14 @@ def _is_compared_to(program: Program, compare: ast.Compare, turns: set[str]) -> 
     """Whether the rank is compared to a loop's variable; one that stands beside it, as in a step, lets nobody in."""
     sides = [compare.left, *compare.comparators]
     ranks = [one for one in sides if any(isinstance(value, Rank) for value in program.values(one))]
-    return bool(ranks) and any(turns & {n.id for n in inside(one, ast.Name)} for one in sides if one not in ranks)
+    return bool(ranks) and any(turns & {n.id for n in nodes_in(one, ast.Name)} for one in sides if one not in ranks)
 
 
 def _block_of(program: Program, call: ast.Call) -> tuple[ast.AST, ...]:
     """The outermost block under a condition on ranks that it is in."""
     found: tuple[ast.AST, ...] = (statement_of(call),)
     inner: ast.AST = call
-    for outer in above(call):
+    for outer in ancestors(call):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
             break
         if isinstance(outer, ast.If | ast.While) and inner is not outer.test and rank_tests(program, outer.test):
@@ -112,16 +120,16 @@ def _block_of(program: Program, call: ast.Call) -> tuple[ast.AST, ...]:
 
 def _rest(call: ast.Call) -> tuple[ast.AST, ...]:
     """What its function does from there on."""
-    function = function_around(call)
+    function = enclosing_function(call)
     body = function.body if function is not None else []
-    around = [call, *above(call)]
+    around = [call, *ancestors(call)]
     first = next((number for number, one in enumerate(body) if one in around), len(body))
     return (*body[first:],) or (statement_of(call),)
 
 
 def has_backward(program: Program, region: Sequence[ast.AST]) -> bool:
     """Whether gradients are computed there and exchanged; not under `no_sync`."""
-    calls = (call for node in region for call in reached(program, node, "backward"))
+    calls = (call for node in region for call in calls_reached(program, node, "backward"))
     return any(
         not program.name_of(call.func).endswith("autograd.backward") and not is_within(call, "no_sync")
         for call in calls
@@ -130,5 +138,5 @@ def has_backward(program: Program, region: Sequence[ast.AST]) -> bool:
 
 def is_within(node: ast.AST, name: str) -> bool:
     """Whether it is in a block of `with model.NAME():`."""
-    items = [item.context_expr for outer in above(node) if isinstance(outer, ast.With) for item in outer.items]
+    items = [item.context_expr for outer in ancestors(node) if isinstance(outer, ast.With) for item in outer.items]
     return any(isinstance(one, ast.Call) and last_name(one.func) == name for one in items)

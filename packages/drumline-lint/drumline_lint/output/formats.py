@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from drumline_lint.findings import Edit, Finding, Rule, Severity, column_of, split_lines
 from drumline_lint.linter import Report, is_notebook
-from drumline_lint.output.text import by_severity, closing_line, statistics
+from drumline_lint.output.text import by_severity, statistics, summary_line
 
 VERSION = 1
 
@@ -162,7 +162,7 @@ COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE:
 
 def as_github(report: Report) -> str:
     """A command for each, and the closing line for the log."""
-    return "\n".join([*map(_command, report.everything), closing_line(report)]) + "\n"
+    return "\n".join([*map(_command, report.everything), summary_line(report)]) + "\n"
 
 
 def _command(finding: Finding) -> str:

@@ -13,7 +13,7 @@ from drumline_lint.linter import Report
 from drumline_lint.terminal import one_line
 
 
-def counted(number: int, word: str) -> str:
+def plural(number: int, word: str) -> str:
     """`1 file`, `2 files`."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
@@ -24,7 +24,7 @@ def by_severity(findings: Iterable[Finding]) -> dict[Severity, int]:
     return {severity: counts[severity] for severity in reversed(Severity)}
 
 
-def closing_line(report: Report) -> str:
+def summary_line(report: Report) -> str:
     """Such as: 2 errors, 1 warning in 2 of 14 files; 3 notes not shown (--severity note)."""
     parts = [_found(report)] if report.files_read or not report.problems else []
     if report.problems:
@@ -45,7 +45,7 @@ def statistics(report: Report) -> dict[str, int]:
 
 
 def _found(report: Report) -> str:
-    files = counted(report.files_read, "file")
+    files = plural(report.files_read, "file")
     if not report.files_read:
         return "there is no file to read"
     if not report.findings:
@@ -59,14 +59,14 @@ def _problems(report: Report) -> str:
     unwritten = sum(path in report.unwritten for path in paths)
     unread = len(paths) - unwritten
     failed = sum(said.rule == RULE_FAILED.id for said in report.problems)
-    said = [f"{counted(unread, 'file')} could not be read"] if unread else []
-    said += [f"{counted(unwritten, 'file')} could not be written"] if unwritten else []
-    said += [f"a rule failed {counted(failed, 'time')}"] if failed else []
+    said = [f"{plural(unread, 'file')} could not be read"] if unread else []
+    said += [f"{plural(unwritten, 'file')} could not be written"] if unwritten else []
+    said += [f"a rule failed {plural(failed, 'time')}"] if failed else []
     return ", ".join(said)
 
 
 def _sum(counts: Mapping[Severity, int]) -> str:
-    return ", ".join(counted(number, severity.value) for severity, number in counts.items() if number)
+    return ", ".join(plural(number, severity.value) for severity, number in counts.items() if number)
 
 
 COLOURS = {Severity.ERROR: "31", Severity.WARNING: "33", Severity.NOTE: "36"}
@@ -77,7 +77,7 @@ BEFORE_CARET = 60
 def as_text(report: Report, *, colour: bool = False) -> str:
     """All findings and problems, and a closing line."""
     blocks = ["\n".join(_block(report, finding, colour)) for finding in report.everything]
-    return "\n".join([*blocks, _painted(closing_line(report), "1", colour)]) + "\n"
+    return "\n".join([*blocks, _painted(summary_line(report), "1", colour)]) + "\n"
 
 
 def as_statistics(report: Report, rules: Mapping[str, Rule], *, colour: bool = False) -> str:
@@ -90,7 +90,7 @@ def as_statistics(report: Report, rules: Mapping[str, Rule], *, colour: bool = F
         f"{rule}  {rules[rule].name:<{names}}  {rules[rule].summary}"
         for rule, number in counts.items()
     ]
-    return "\n".join([*lines, _painted(closing_line(report), "1", colour)]) + "\n"
+    return "\n".join([*lines, _painted(summary_line(report), "1", colour)]) + "\n"
 
 
 def _block(report: Report, finding: Finding, colour: bool) -> Iterator[str]:

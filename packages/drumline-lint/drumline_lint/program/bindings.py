@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from drumline_lint.program import names, ranks
 from drumline_lint.program.files import package_of
 from drumline_lint.program.functions import of_parameter
-from drumline_lint.program.queries import Whole, each, unpacked
-from drumline_lint.program.tree import LOOPS, SCOPES, Binding, above, position, scope_node, source_of, up
+from drumline_lint.program.queries import ProgramView, each, unpacked
+from drumline_lint.program.tree import LOOPS, SCOPES, Binding, ancestors, parent_of, position, scope_of, source_of
 from drumline_lint.program.value import NOTHING, Class, Function, Library, Module, Rank, Values
 from drumline_lint.reading.source import Source
 
@@ -22,7 +22,7 @@ BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
 
 
 @dataclass(eq=False)
-class _Held:
+class _BindingTree:
     """One name's bindings, by what they are in."""
 
     by_node: dict[ast.AST, list[Binding]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class _Held:
     """Parameters, and those that another function makes by `global`: it is not told when."""
 
 
-def reaching(bindings: Sequence[Binding], use: ast.AST) -> list[Binding]:
+def reaching_bindings(bindings: Sequence[Binding], use: ast.AST) -> list[Binding]:
     """Those before the use, back to the first that was made in any case; in a loop also those after it."""
     if len(bindings) == 1:
         return list(bindings)
@@ -40,7 +40,7 @@ def reaching(bindings: Sequence[Binding], use: ast.AST) -> list[Binding]:
     if own:
         return own
     plain = [one for one in bindings if not isinstance(one.node, ast.comprehension)]
-    scope = scope_node(use)
+    scope = scope_of(use)
     held = _hold(plain, scope)
     found, is_certain = _before(held, use, scope)
     if not is_certain:
@@ -52,15 +52,15 @@ def reaching(bindings: Sequence[Binding], use: ast.AST) -> list[Binding]:
 
 def _is_within(use: ast.AST, binding: Binding) -> bool:
     """A comprehension's name is seen in it, but for where its first iterable is written."""
-    whole = up(binding.node)
-    around = [use, *above(use)]
+    whole = parent_of(binding.node)
+    around = [use, *ancestors(use)]
     return whole in around and binding.value not in around
 
 
-def _hold(bindings: Iterable[Binding], scope: ast.AST) -> _Held:
-    held = _Held()
+def _hold(bindings: Iterable[Binding], scope: ast.AST) -> _BindingTree:
+    held = _BindingTree()
     for binding in bindings:
-        chain = [binding.node, *above(binding.node)]
+        chain = [binding.node, *ancestors(binding.node)]
         if scope not in chain or isinstance(binding.node, ast.arg):
             held.elsewhere.append(binding)
             continue
@@ -75,11 +75,11 @@ def _hold(bindings: Iterable[Binding], scope: ast.AST) -> _Held:
     return held
 
 
-def _before(held: _Held, use: ast.AST, scope: ast.AST) -> tuple[list[Binding], bool]:
+def _before(held: _BindingTree, use: ast.AST, scope: ast.AST) -> tuple[list[Binding], bool]:
     """From the use outwards: what is before it in its block, then in the one around, until one was made in any case."""
     found: list[Binding] = []
     current = use
-    for outer in above(use):
+    for outer in ancestors(use):
         if outer in held.by_node:
             more, is_certain = _earlier_in(held, outer, current)
             found += more
@@ -98,7 +98,7 @@ def _is_first(loop: ast.AST, part: ast.AST) -> bool:
     return isinstance(loop, ast.For | ast.AsyncFor) and part is loop.iter
 
 
-def _earlier_in(held: _Held, outer: ast.AST, current: ast.AST) -> tuple[list[Binding], bool]:
+def _earlier_in(held: _BindingTree, outer: ast.AST, current: ast.AST) -> tuple[list[Binding], bool]:
     """Within one node, what is made before a part of it."""
     if not isinstance(current, (ast.stmt, *BRANCHES)):
         return _earlier_in_expression(held, outer, current)
@@ -111,7 +111,7 @@ def _earlier_in(held: _Held, outer: ast.AST, current: ast.AST) -> tuple[list[Bin
     return found + more, is_certain
 
 
-def _opened(held: _Held, outer: ast.AST, current: ast.AST) -> tuple[list[Binding], bool]:
+def _opened(held: _BindingTree, outer: ast.AST, current: ast.AST) -> tuple[list[Binding], bool]:
     """What the head of a statement binds for its body, and what an earlier part of a `try` may have bound."""
     if isinstance(outer, TRIES):
         if current in outer.orelse:
@@ -127,7 +127,7 @@ def _opened(held: _Held, outer: ast.AST, current: ast.AST) -> tuple[list[Binding
     return own, bool(own)
 
 
-def _earlier_in_expression(held: _Held, outer: ast.AST, current: ast.AST) -> tuple[list[Binding], bool]:
+def _earlier_in_expression(held: _BindingTree, outer: ast.AST, current: ast.AST) -> tuple[list[Binding], bool]:
     """`(n := f()) and g(n)`; an assignment's own name is not bound yet while its value is computed."""
     found = []
     first = current.context_expr if isinstance(current, ast.withitem) else current
@@ -135,7 +135,7 @@ def _earlier_in_expression(held: _Held, outer: ast.AST, current: ast.AST) -> tup
         is_walrus = isinstance(binding.node, ast.NamedExpr) and binding.node is not outer
         is_entered = isinstance(outer, ast.With | ast.AsyncWith) and binding.node is outer
         if is_walrus and not isinstance(current, ast.stmt):
-            inside = current in (binding.node, *above(binding.node))
+            inside = current in (binding.node, *ancestors(binding.node))
             if not inside and position(binding.node) < position(first) and _is_in_head(outer, binding.node):
                 found.append(binding)
         elif is_entered and position(binding.value or current) < position(first):
@@ -145,7 +145,7 @@ def _earlier_in_expression(held: _Held, outer: ast.AST, current: ast.AST) -> tup
 
 def _is_in_head(outer: ast.AST, node: ast.AST) -> bool:
     """Not in a statement of its body."""
-    for one in above(node):
+    for one in ancestors(node):
         if one is outer:
             return True
         if isinstance(one, ast.stmt):
@@ -153,7 +153,7 @@ def _is_in_head(outer: ast.AST, node: ast.AST) -> bool:
     return False
 
 
-def _block(held: _Held, outer: ast.AST, current: ast.AST) -> list[ast.AST]:
+def _block(held: _BindingTree, outer: ast.AST, current: ast.AST) -> list[ast.AST]:
     """The statements of the same block that hold a binding."""
     for name in BLOCKS:
         statements = getattr(outer, name, None)
@@ -162,7 +162,7 @@ def _block(held: _Held, outer: ast.AST, current: ast.AST) -> list[ast.AST]:
     return []
 
 
-def _in_field(held: _Held, outer: ast.AST, name: str) -> list[ast.AST]:
+def _in_field(held: _BindingTree, outer: ast.AST, name: str) -> list[ast.AST]:
     holding = held.inner.get(outer, [])
     if isinstance(outer, SCOPES):
         return holding
@@ -170,7 +170,7 @@ def _in_field(held: _Held, outer: ast.AST, name: str) -> list[ast.AST]:
     return [one for one in holding if any(one is other for other in statements)]
 
 
-def _sequence(held: _Held, statements: Iterable[ast.AST]) -> tuple[list[Binding], bool]:
+def _sequence(held: _BindingTree, statements: Iterable[ast.AST]) -> tuple[list[Binding], bool]:
     """What a name may be after some statements, and whether it was bound in any case."""
     found: list[Binding] = []
     for statement in sorted(statements, key=position, reverse=True):
@@ -181,7 +181,7 @@ def _sequence(held: _Held, statements: Iterable[ast.AST]) -> tuple[list[Binding]
     return found, False
 
 
-def _after(held: _Held, statement: ast.AST) -> tuple[list[Binding], bool]:
+def _after(held: _BindingTree, statement: ast.AST) -> tuple[list[Binding], bool]:
     every = held.by_node[statement]
     if isinstance(statement, ast.If):
         return _after_if(held, statement)
@@ -195,7 +195,7 @@ def _after(held: _Held, statement: ast.AST) -> tuple[list[Binding], bool]:
     return every, not isinstance(statement, (*LOOPS, ast.Match))
 
 
-def _after_if(held: _Held, statement: ast.If) -> tuple[list[Binding], bool]:
+def _after_if(held: _BindingTree, statement: ast.If) -> tuple[list[Binding], bool]:
     """Each branch; one that returns or raises does not come here. An `elif` is an `if` in the `else`."""
     found: list[Binding] = []
     is_certain = True
@@ -217,7 +217,7 @@ def _goes_on_elsewhere(block: Sequence[ast.stmt]) -> bool:
     return bool(block) and isinstance(block[-1], ast.Continue | ast.Break)
 
 
-def _is_bound_by_try(held: _Held, statement: ast.Try | ast.TryStar) -> bool:
+def _is_bound_by_try(held: _BindingTree, statement: ast.Try | ast.TryStar) -> bool:
     body = [*_in_field(held, statement, "body"), *_in_field(held, statement, "orelse")]
     caught = [
         isinstance(handler.body[-1], (*LEAVING, ast.Continue, ast.Break))
@@ -227,7 +227,7 @@ def _is_bound_by_try(held: _Held, statement: ast.Try | ast.TryStar) -> bool:
     return _sequence(held, body)[1] and all(caught)
 
 
-def of_name(program: Whole, node: ast.Name) -> Values:
+def of_name(program: ProgramView, node: ast.Name) -> Values:
     """All that it may be where it is used."""
     bindings = bindings_of(program, node)
     if bindings is None:
@@ -238,33 +238,33 @@ def of_name(program: Whole, node: ast.Name) -> Values:
     return found or ranks.by_name(node.id)
 
 
-def _is_looked_up(program: Whole, value: ast.expr | None) -> bool:
+def _is_looked_up(program: ProgramView, value: ast.expr | None) -> bool:
     """`rank = pool[rank]` is no rank any more, whatever its name says."""
     index = value.slice if isinstance(value, ast.Subscript) else None
     return any(isinstance(one, Rank) for one in program.values(index))
 
 
-def bindings_of(program: Whole, node: ast.Name) -> list[Binding] | None:
+def bindings_of(program: ProgramView, node: ast.Name) -> list[Binding] | None:
     """Those that may have been the last before this use; None where the name is not bound at all."""
     scopes = program.files.index(source_of(node)).scopes
-    scope = scopes.get(scope_node(node))
+    scope = scopes.get(scope_of(node))
     is_own = True
     while scope is not None:
         is_class_seen_from_method = isinstance(scope.node, ast.ClassDef) and not is_own
         if node.id in scope.names and not is_class_seen_from_method:
             every = scope.names[node.id]
-            return reaching(every, node) if is_own else every
+            return reaching_bindings(every, node) if is_own else every
         scope, is_own = scope.outer, False
     return None
 
 
-def assigned(program: Whole, name: ast.Name) -> list[ast.expr]:
+def assigned(program: ProgramView, name: ast.Name) -> list[ast.expr]:
     """The expressions that a name may have got its value from; a loop's and a function's are not among them."""
     bindings = bindings_of(program, name) or []
     return [one.value for one in bindings if one.value is not None and one.kind in ("assign", "entered")]
 
 
-def _of_unbound(program: Whole, node: ast.Name) -> Values:
+def _of_unbound(program: ProgramView, node: ast.Name) -> Values:
     source = source_of(node)
     for binding in program.files.index(source).scopes[source.tree].names.get("*", ()):
         other = program.files.module(binding.imported, source)
@@ -275,12 +275,12 @@ def _of_unbound(program: Whole, node: ast.Name) -> Values:
     return ranks.by_name(node.id) or frozenset({Library(node.id)})
 
 
-def exported(program: Whole, source: Source, name: str) -> Values:
+def exported(program: ProgramView, source: Source, name: str) -> Values:
     """What a file has under a name, for those who import it."""
     return program.meanings.once((source, name), lambda: _export(program, source, name), NOTHING)
 
 
-def _export(program: Whole, source: Source, name: str) -> Values:
+def _export(program: ProgramView, source: Source, name: str) -> Values:
     every = program.files.index(source).scopes[source.tree].names
     found: Values = frozenset().union(*(bound(program, binding) for binding in every.get(name, ())))
     for star in every.get("*", ()):
@@ -290,7 +290,7 @@ def _export(program: Whole, source: Source, name: str) -> Values:
     return found
 
 
-def bound(program: Whole, binding: Binding) -> Values:
+def bound(program: ProgramView, binding: Binding) -> Values:
     """What a name is by one of its bindings."""
     if binding.kind == "import":
         return _imported(program, binding.imported, source_of(binding.node))
@@ -310,7 +310,7 @@ def bound(program: Whole, binding: Binding) -> Values:
     return unpacked(program, program.values(binding.value), binding.path)
 
 
-def _imported(program: Whole, name: str, source: Source) -> Values:
+def _imported(program: ProgramView, name: str, source: Source) -> Values:
     whole = program.files.module(name, source)
     if whole is not None:
         return frozenset({Module(whole)})

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import cache
 
 from drumline_lint.program import names
-from drumline_lint.program.queries import Whole
-from drumline_lint.program.tree import FunctionNode, class_around, last_name, names_assigned, position, up
+from drumline_lint.program.queries import ProgramView
+from drumline_lint.program.tree import FunctionNode, assigned_names, enclosing_class, last_name, parent_of, position
 from drumline_lint.program.value import Function, Values
 from drumline_lint.reading.source import Source
 
@@ -54,7 +54,7 @@ def default_of(function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.
 
 
 def _is_method(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    return class_around(function) is not None and not _is_static(function)
+    return enclosing_class(function) is not None and not _is_static(function)
 
 
 def _is_static(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -64,7 +64,7 @@ def _is_static(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 _WORD = re.compile(r"\w+")
 
 
-def calls_in_all(program: Whole, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
+def calls_in_all(program: ProgramView, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
     """All calls of these in all given files that mention them."""
     lasts = {name.rpartition(".")[2] for name in wanted}
     for source in program.files.sources:
@@ -72,7 +72,7 @@ def calls_in_all(program: Whole, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
             yield from calls_in(program, source, wanted)
 
 
-def calls_in(program: Whole, source: Source, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
+def calls_in(program: ProgramView, source: Source, wanted: tuple[str, ...]) -> Iterator[ast.Call]:
     """All calls of these in a file, by the library's full name, in the order of the text."""
     by_last = _by_last_name(wanted)
     if not any(last in source.text for last in by_last):
@@ -103,13 +103,13 @@ def _by_last_name(wanted: tuple[str, ...]) -> dict[str, set[str]]:
     return found
 
 
-def aliases(program: Whole, source: Source, wanted: Iterable[str]) -> set[str]:
+def aliases(program: ProgramView, source: Source, wanted: Iterable[str]) -> set[str]:
     """Other names that a file has for them: `from torch.nn.parallel import DistributedDataParallel as DDP`."""
-    every = program.remember(("aliases", source), lambda: _find_aliases(program, source))
+    every = program.cached(("aliases", source), lambda: _find_aliases(program, source))
     return set().union(*(every[name] for name in wanted if name in every))
 
 
-def _find_aliases(program: Whole, source: Source) -> dict[str, set[str]]:
+def _find_aliases(program: ProgramView, source: Source) -> dict[str, set[str]]:
     """By the full name of what is imported, and by the last name of what is assigned."""
     found: dict[str, set[str]] = defaultdict(set)
     for scope in program.files.index(source).scopes.values():
@@ -125,26 +125,26 @@ def _find_aliases(program: Whole, source: Source) -> dict[str, set[str]]:
 PARTIAL = "functools.partial"
 
 
-def given_before(program: Whole, node: ast.Call) -> Values:
+def given_before(program: ProgramView, node: ast.Call) -> Values:
     """What a call of `partial` makes: the functions of the given files that it is given, with its arguments."""
     functions = [value for value in program.values(node.args[0]) if isinstance(value, Function)]
     return frozenset(replace(one, partials=(*one.partials, node)) for one in functions)
 
 
-def bound_to(program: Whole, callee: ast.expr | None, function: FunctionNode) -> list[ast.Call]:
+def bound_to(program: ProgramView, callee: ast.expr | None, function: FunctionNode) -> list[ast.Call]:
     """The arguments that a function has already, as a call of it with these; one for each thing that it may be."""
     values = program.values(callee)
     every = [value.partials for value in values if isinstance(value, Function) and value.node is function]
-    return [_together(one) for one in dict.fromkeys(every)]
+    return [_program_of(one) for one in dict.fromkeys(every)]
 
 
-def as_called(program: Whole, call: ast.Call, function: FunctionNode) -> list[ast.Call]:
+def as_called(program: ProgramView, call: ast.Call, function: FunctionNode) -> list[ast.Call]:
     """A call with the arguments that the function has from before; several if it may be one of several."""
     before = bound_to(program, call.func, function)
     return [_behind(one, call) if one.args or one.keywords else call for one in before] or [call]
 
 
-def _together(partials: Sequence[ast.Call]) -> ast.Call:
+def _program_of(partials: Sequence[ast.Call]) -> ast.Call:
     """Positions are filled from the first on; of names, the last one's are taken."""
     args = [one for partial in partials for one in partial.args[1:]]
     keywords = [one for partial in reversed(partials) for one in partial.keywords]
@@ -155,27 +155,27 @@ def _behind(before: ast.Call, call: ast.Call) -> ast.Call:
     return ast.Call(func=call.func, args=[*before.args, *call.args], keywords=[*call.keywords, *before.keywords])
 
 
-def calls_through(program: Whole, function: FunctionNode, name: str) -> list[ast.Call]:
+def calls_through(program: ProgramView, function: FunctionNode, name: str) -> list[ast.Call]:
     """The calls that may be of a partial of a function: those by a name that one was assigned to, or made at once."""
     found: dict[ast.Call, None] = {}
     for partial in _partials_of(program, function, name):
-        outer = up(partial)
+        outer = parent_of(partial)
         if isinstance(outer, ast.Call) and outer.func is partial:
             found[outer] = None
         else:
-            for assigned in names_assigned(partial):
+            for assigned in assigned_names(partial):
                 found |= dict.fromkeys(_calls_named(program, assigned))
     return list(found)
 
 
-def _partials_of(program: Whole, function: FunctionNode, name: str) -> Iterator[ast.Call]:
-    by_word = program.remember("partials", lambda: calls_by_word(_all_partials(program)))
+def _partials_of(program: ProgramView, function: FunctionNode, name: str) -> Iterator[ast.Call]:
+    by_word = program.cached("partials", lambda: calls_by_word(_all_partials(program)))
     for call in by_word.get(name, ()):
         if any(isinstance(one, Function) and one.node is function for one in program.values(call)):
             yield call
 
 
-def _all_partials(program: Whole) -> Iterator[tuple[Source, list[ast.Call]]]:
+def _all_partials(program: ProgramView) -> Iterator[tuple[Source, list[ast.Call]]]:
     """By their names alone: what those stand for is asked of few."""
     for source in program.files.sources:
         if "partial" in source.text:
@@ -184,6 +184,6 @@ def _all_partials(program: Whole) -> Iterator[tuple[Source, list[ast.Call]]]:
             yield source, [call for one in sorted(every) for call in calls.get(one, ())]
 
 
-def _calls_named(program: Whole, name: str) -> Iterator[ast.Call]:
+def _calls_named(program: ProgramView, name: str) -> Iterator[ast.Call]:
     for source in program.files.calling.get(name, ()):
         yield from program.files.index(source).calls.get(name, ())

@@ -17,16 +17,25 @@ from drumline_lint.program.calls import (
     is_instance,
     number_of,
 )
-from drumline_lint.program.queries import Whole, any_of, unpacked
-from drumline_lint.program.tree import Binding, FunctionNode, class_around, inside, last_name, position, source_of, up
+from drumline_lint.program.queries import ProgramView, any_of, unpacked
+from drumline_lint.program.tree import (
+    Binding,
+    FunctionNode,
+    enclosing_class,
+    last_name,
+    nodes_in,
+    parent_of,
+    position,
+    source_of,
+)
 from drumline_lint.program.value import (
     NOTHING,
+    CallResult,
     Class,
+    ConstantValue,
     Function,
     Instance,
-    Known,
     Library,
-    Made,
     Method,
     Rank,
     Value,
@@ -35,7 +44,7 @@ from drumline_lint.program.value import (
 from drumline_lint.reading.source import Source
 
 
-def ancestry(program: Whole, node: ast.ClassDef) -> list[ast.ClassDef | str]:
+def ancestry(program: ProgramView, node: ast.ClassDef) -> list[ast.ClassDef | str]:
     """The class and all that it comes from, nearest first; those of libraries by their name."""
     found: list[ast.ClassDef | str] = [node]
     for place in found:
@@ -48,12 +57,12 @@ def ancestry(program: Whole, node: ast.ClassDef) -> list[ast.ClassDef | str]:
     return found
 
 
-def is_module(program: Whole, node: ast.ClassDef) -> bool:
+def is_module(program: ProgramView, node: ast.ClassDef) -> bool:
     """Whether it is a model, or a part of one."""
     return any(isinstance(place, str) and place.endswith("nn.Module") for place in ancestry(program, node))
 
 
-def method(program: Whole, node: ast.ClassDef, name: str) -> FunctionNode | None:
+def method(program: ProgramView, node: ast.ClassDef, name: str) -> FunctionNode | None:
     """Of a class or of those that it comes from."""
     for place in ancestry(program, node):
         if not isinstance(place, str):
@@ -63,14 +72,14 @@ def method(program: Whole, node: ast.ClassDef, name: str) -> FunctionNode | None
     return None
 
 
-def called_as(program: Whole, node: ast.ClassDef) -> str:
+def called_as(program: ProgramView, node: ast.ClassDef) -> str:
     """The method that a call of an instance runs."""
     return "forward" if is_module(program, node) else "__call__"
 
 
-def name_of_owner(program: Whole, owner: Value) -> str:
+def name_of_owner(program: ProgramView, owner: Value) -> str:
     """By which a method's full name begins: of a class of the given files, the library's class it comes from."""
-    if isinstance(owner, Made | Library):
+    if isinstance(owner, CallResult | Library):
         return owner.name
     if isinstance(owner, Instance | Class):
         node = owner.of if isinstance(owner, Instance) else owner.node
@@ -82,7 +91,7 @@ def name_of_owner(program: Whole, owner: Value) -> str:
 STARTING = ("spawn", "start_processes", "Process", "Thread")
 
 
-def function_of(program: Whole, call: ast.Call) -> FunctionNode | None:
+def function_of(program: ProgramView, call: ast.Call) -> FunctionNode | None:
     """The function of the given files that a call runs, of several the first; of a class, its `__init__`."""
     own = [one for one in program.values(call.func) if isinstance(one, Function | Class | Instance)]
     for value in own if len(own) < 2 else sorted(own, key=_in_text):
@@ -100,22 +109,22 @@ def _in_text(value: Function | Class | Instance) -> tuple[str, tuple[int, int], 
     return str(source_of(node).path), position(node), value.__class__.__name__
 
 
-def returned(program: Whole, function: FunctionNode) -> Values:
+def returned(program: ProgramView, function: FunctionNode) -> Values:
     """All that a function may return."""
     if isinstance(function, ast.Lambda):
         return program.values(function.body)
-    given = [one.value for one in inside(function, ast.Return)]
+    given = [one.value for one in nodes_in(function, ast.Return)]
     return program.meanings.once(("returned", function), lambda: any_of(program, given), NOTHING)
 
 
-def callers(program: Whole, function: FunctionNode) -> list[ast.Call]:
+def callers(program: ProgramView, function: FunctionNode) -> list[ast.Call]:
     """All calls of it in the given files that could be resolved; `mp.spawn(function)` is one."""
     nobody: list[ast.Call] = []
     return program.meanings.once(("callers", function), lambda: _find_callers(program, function), nobody)
 
 
-def _find_callers(program: Whole, function: FunctionNode) -> list[ast.Call]:
-    owner = class_around(function)
+def _find_callers(program: ProgramView, function: FunctionNode) -> list[ast.Call]:
+    owner = enclosing_class(function)
     if isinstance(function, ast.Lambda) or (owner is not None and function.name in ("forward", "__call__")):
         return []  # who calls an instance is not found by a name
     by = owner.name if owner is not None and function.name == "__init__" else function.name
@@ -125,18 +134,18 @@ def _find_callers(program: Whole, function: FunctionNode) -> list[ast.Call]:
         found += [call for call in calls if function_of(program, call) is function]
     through = calls_through(program, function, by)
     found += [call for call in through if call not in found and function_of(program, call) is function]
-    starting = program.remember("calls that start", lambda: calls_by_word(_all_starting(program)))
-    return found + [call for call in starting.get(by, ()) if function in started(program, call)]
+    starting = program.cached("calls that start", lambda: calls_by_word(_all_starting(program)))
+    return found + [call for call in starting.get(by, ()) if function in started_functions(program, call)]
 
 
-def _all_starting(program: Whole) -> Iterator[tuple[Source, list[ast.Call]]]:
+def _all_starting(program: ProgramView) -> Iterator[tuple[Source, list[ast.Call]]]:
     for name in STARTING:
         for source in program.files.calling.get(name, ()):
             calls = program.files.index(source).calls.get(name, ())
             yield source, [call for call in calls if target_of(call) is not None]
 
 
-def started(program: Whole, call: ast.Call) -> list[FunctionNode]:
+def started_functions(program: ProgramView, call: ast.Call) -> list[FunctionNode]:
     """What a call starts in another process or thread: `mp.spawn(main)`, `Process(target=main)`."""
     target = target_of(call)
     if target is None:  # as of nearly all
@@ -156,12 +165,12 @@ def target_of(call: ast.Call) -> ast.expr | None:
 _NUMBERING = ("spawn", "start_processes")
 
 
-def of_parameter(program: Whole, parameter: ast.arg) -> Values:
+def of_parameter(program: ProgramView, parameter: ast.arg) -> Values:
     """All that it may be."""
     function = function_with(parameter)
     if function is None:
         return NOTHING
-    owner = class_around(function)
+    owner = enclosing_class(function)
     if owner is not None and is_instance(function, parameter):
         return frozenset({Instance(owner)})
     return program.meanings.once(parameter, lambda: _passed(program, function, parameter), NOTHING)
@@ -169,15 +178,15 @@ def of_parameter(program: Whole, parameter: ast.arg) -> Values:
 
 def function_with(parameter: ast.arg) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The function that it is a parameter of; not a lambda."""
-    function = up(up(parameter) or parameter)
+    function = parent_of(parent_of(parameter) or parameter)
     return function if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) else None
 
 
-def _passed(program: Whole, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> Values:
+def _passed(program: ProgramView, function: ast.FunctionDef | ast.AsyncFunctionDef, parameter: ast.arg) -> Values:
     calls = callers(program, function)
     number = number_of(function, parameter)
     found: Values = frozenset().union(*(_given(program, call, number, parameter.arg, function) for call in calls))
-    if found - {Known(None)}:
+    if found - {ConstantValue(None)}:
         if _is_left_out(program, calls, number, parameter.arg, function):
             return found | program.values(default_of(function, parameter))
         return found
@@ -187,7 +196,7 @@ def _passed(program: Whole, function: ast.FunctionDef | ast.AsyncFunctionDef, pa
 
 
 def _is_left_out(
-    program: Whole,
+    program: ProgramView,
     calls: Sequence[ast.Call],
     number: int | None,
     name: str,
@@ -197,23 +206,27 @@ def _is_left_out(
     return any(
         argument(whole, number, name) is None and not has_unknown_arguments(whole)
         for call in calls
-        if function not in started(program, call)
+        if function not in started_functions(program, call)
         for whole in as_called(program, call, function)
     )
 
 
 def _given(
-    program: Whole, call: ast.Call, number: int | None, name: str, function: ast.FunctionDef | ast.AsyncFunctionDef
+    program: ProgramView,
+    call: ast.Call,
+    number: int | None,
+    name: str,
+    function: ast.FunctionDef | ast.AsyncFunctionDef,
 ) -> Values:
     """What one caller gives for it."""
-    if function not in started(program, call):
+    if function not in started_functions(program, call):
         every = as_called(program, call, function)
         return any_of(program, [argument(one, number, name) for one in every])
     before = bound_to(program, target_of(call), function)
     return frozenset().union(*(_given_to_started(program, call, number, name, one) for one in before))
 
 
-def _given_to_started(program: Whole, call: ast.Call, number: int | None, name: str, before: ast.Call) -> Values:
+def _given_to_started(program: ProgramView, call: ast.Call, number: int | None, name: str, before: ast.Call) -> Values:
     """What a function in a new process gets: what it has from before, the number of the process, and `args`."""
     bound = argument(before, number, name)
     if bound is not None or number is None or has_unknown_arguments(before):
@@ -226,7 +239,7 @@ def _given_to_started(program: Whole, call: ast.Call, number: int | None, name: 
     return unpacked(program, program.values(argument(call, 1, "args")), (place,))
 
 
-def given_for(program: Whole, parameter: ast.arg) -> list[ast.expr | None]:
+def arguments_for(program: ProgramView, parameter: ast.arg) -> list[ast.expr | None]:
     """The expressions that callers give for a parameter; None for each that is not known."""
     function = function_with(parameter)
     if function is None:
@@ -234,7 +247,7 @@ def given_for(program: Whole, parameter: ast.arg) -> list[ast.expr | None]:
     number, default = number_of(function, parameter), default_of(function, parameter)
     found: list[ast.expr | None] = []
     for call in callers(program, function):
-        if function in started(program, call):
+        if function in started_functions(program, call):
             before = bound_to(program, target_of(call), function)
             found += [argument(one, number, parameter.arg) for one in before]
         else:
@@ -244,8 +257,8 @@ def given_for(program: Whole, parameter: ast.arg) -> list[ast.expr | None]:
     return found or [None]
 
 
-def given_by(program: Whole, binding: Binding) -> list[ast.expr | None]:
+def expressions_of(program: ProgramView, binding: Binding) -> list[ast.expr | None]:
     """The expressions that a binding gives a name: of a parameter those of all callers; None if not known."""
     if isinstance(binding.node, ast.arg):
-        return given_for(program, binding.node)
+        return arguments_for(program, binding.node)
     return [binding.value if binding.kind == "assign" and not binding.path else None]

@@ -12,12 +12,12 @@ from drumline_lint.reading.source import Source
 
 def imported_sources(program: Program, source: Source) -> list[Source]:
     """The given files that a file imports, wherever in it."""
-    return program.remember(("imports", source), lambda: _imported_anywhere(program, source))
+    return program.cached(("imports", source), lambda: _imported_anywhere(program, source))
 
 
 def connected(program: Program, source: Source) -> frozenset[Source]:
     """A file with those that it imports or that import it, and on from there: what may run in one process with it."""
-    return program.remember("connected files", lambda: _components(program))[source]
+    return program.cached("connected files", lambda: _components(program))[source]
 
 
 def _components(program: Program) -> dict[Source, frozenset[Source]]:
@@ -40,7 +40,7 @@ def _components(program: Program) -> dict[Source, frozenset[Source]]:
 
 def imported_by(program: Program, statement: ast.Import | ast.ImportFrom) -> list[Source]:
     """The given files that one statement imports: packages before what is in them."""
-    return program.remember(("imported by", statement), lambda: list(_find_imported(program, statement)))
+    return program.cached(("imported by", statement), lambda: list(_find_imported(program, statement)))
 
 
 def _find_imported(program: Program, statement: ast.Import | ast.ImportFrom) -> Iterator[Source]:

@@ -9,17 +9,17 @@ from drumline_lint.program import names, ranks
 from drumline_lint.program.bindings import bound, exported
 from drumline_lint.program.calls import argument
 from drumline_lint.program.functions import ancestry, returned
-from drumline_lint.program.queries import Whole
-from drumline_lint.program.tree import Binding, FunctionNode, class_around, dotted, last_name, scope_node, source_of
+from drumline_lint.program.queries import ProgramView
+from drumline_lint.program.tree import Binding, FunctionNode, dotted, enclosing_class, last_name, scope_of, source_of
 from drumline_lint.program.value import (
     NOTHING,
+    CallResult,
     Class,
-    Element,
+    ConstantValue,
     Function,
     Instance,
-    Known,
     Library,
-    Made,
+    LoopItem,
     Method,
     Module,
     Rank,
@@ -34,11 +34,11 @@ _LOCAL: Values = frozenset({Rank("local")})
 _EITHER: Values = frozenset({Rank("spawned")})
 
 
-def believed(program: Whole, node: ast.Attribute, owners: Values, named: Values) -> Values:
+def checked_local_rank(program: ProgramView, node: ast.Attribute, owners: Values, named: Values) -> Values:
     """What the name says, unless one of the given files puts something else there, or what cannot be told."""
     if named != _LOCAL:
         return named
-    parsed = [source_of(one.call) for one in owners if isinstance(one, Made) and _is_parsed(one)]
+    parsed = [source_of(one.call) for one in owners if isinstance(one, CallResult) and _is_parsed(one)]
     files = dict.fromkeys([source_of(node), *parsed]) if parsed else program.files.sources
     every = [one for source in files for one in _assigned(program, source, node)]
     is_known = all(_may_be_local(bound(program, binding)) for binding in every)
@@ -47,10 +47,10 @@ def believed(program: Whole, node: ast.Attribute, owners: Values, named: Values)
 
 def _is_parsed(owner: object) -> bool:
     """Arguments of the command line: what another script does with its own does not matter."""
-    return isinstance(owner, Made) and owner.name.rpartition(".")[2].startswith("parse_")
+    return isinstance(owner, CallResult) and owner.name.rpartition(".")[2].startswith("parse_")
 
 
-def _assigned(program: Whole, source: Source, node: ast.Attribute) -> Iterator[Binding]:
+def _assigned(program: ProgramView, source: Source, node: ast.Attribute) -> Iterator[Binding]:
     """What a file assigns to what is written the same way; `args.rank = int(args.rank)` says nothing."""
     if node.attr not in source.text:
         return
@@ -68,46 +68,46 @@ def _has(value: ast.expr | None, name: str) -> bool:
 def _may_be_local(values: Values) -> bool:
     """A constant stands for one process, and is followed by something else where there are several."""
     kinds = {value.kind for value in values if isinstance(value, Rank | RankTest)}
-    return "local" in kinds or (bool(values) and all(isinstance(value, Known) for value in values))
+    return "local" in kinds or (bool(values) and all(isinstance(value, ConstantValue) for value in values))
 
 
 _FIELD = "dataclasses.field"
 
 
-def of_attribute(program: Whole, node: ast.Attribute) -> Values:
+def of_attribute(program: ProgramView, node: ast.Attribute) -> Values:
     """All that it may be."""
     owners = program.values(node.value)
     found: Values = frozenset().union(*(_member(program, owner, node.attr) for owner in owners))
     if not any(isinstance(owner, Instance | Module | Class) for owner in owners):
         found |= _assigned_nearby(program, node)
-    makers = {owner.name for owner in owners if isinstance(owner, Made)}
+    makers = {owner.name for owner in owners if isinstance(owner, CallResult)}
     named = ranks.of_member(makers, last_name(node.value), node.attr)
     if named and all(_tells_less_than_its_name(value) for value in found):
-        return found if ranks.is_other_number(found) else believed(program, node, owners, named)
+        return found if ranks.is_other_number(found) else checked_local_rank(program, node, owners, named)
     return found
 
 
 def _tells_less_than_its_name(value: Value) -> bool:
     """Of what is called `rank`: a method of something not known, or what a dataclass has for a default."""
-    return isinstance(value, Method | Known) or (isinstance(value, Made) and value.name == _FIELD)
+    return isinstance(value, Method | ConstantValue) or (isinstance(value, CallResult) and value.name == _FIELD)
 
 
-def _member(program: Whole, owner: Value, name: str) -> Values:
+def _member(program: ProgramView, owner: Value, name: str) -> Values:
     if isinstance(owner, Library):
         full = names.canonical(f"{owner.name}.{name}")
         return ranks.of_library(full) or frozenset({Library(full)})
     if isinstance(owner, Module):
         return exported(program, owner.source, name) or _submodule(program, owner.source, name)
-    if isinstance(owner, Made):
+    if isinstance(owner, CallResult):
         if name == "module" and owner.call.args:  # of DDP and DataParallel: what they wrap
             return program.values(owner.call.args[0])
         return _of_field(program, owner, name) or frozenset({Method(owner, name)})
     if isinstance(owner, Instance | Class):
         return _member_of_class(program, owner, name)
-    return frozenset({owner}) if isinstance(owner, Element) else NOTHING
+    return frozenset({owner}) if isinstance(owner, LoopItem) else NOTHING
 
 
-def _of_field(program: Whole, owner: Made, name: str) -> Values:
+def _of_field(program: ProgramView, owner: CallResult, name: str) -> Values:
     """Of `part: Part = field(default_factory=Part)`, what a `Part` has under that name."""
     if owner.name != _FIELD:
         return NOTHING
@@ -116,12 +116,12 @@ def _of_field(program: Whole, owner: Made, name: str) -> Values:
     return frozenset().union(*(_member_of_class(program, part, name) for part in parts))
 
 
-def _submodule(program: Whole, package: Source, name: str) -> Values:
+def _submodule(program: ProgramView, package: Source, name: str) -> Values:
     found = program.files.submodule(package, name)
     return NOTHING if found is None else frozenset({Module(found)})
 
 
-def _member_of_class(program: Whole, owner: Instance | Class, name: str) -> Values:
+def _member_of_class(program: ProgramView, owner: Instance | Class, name: str) -> Values:
     places = ancestry(program, owner.of if isinstance(owner, Instance) else owner.node)
     for place in places:
         if not isinstance(place, str) and (found := _own_member(program, place, name, owner)):
@@ -130,7 +130,7 @@ def _member_of_class(program: Whole, owner: Instance | Class, name: str) -> Valu
     return frozenset({Method(owner, name)}) if is_of_library and not ranks.by_name(name) else NOTHING
 
 
-def _own_member(program: Whole, node: ast.ClassDef, name: str, owner: Instance | Class) -> set[Value]:
+def _own_member(program: ProgramView, node: ast.ClassDef, name: str, owner: Instance | Class) -> set[Value]:
     """What one class itself has under a name, in its body or by what its methods assign."""
     index = program.files.index(source_of(node))
     found: set[Value] = set()
@@ -151,11 +151,11 @@ def _own_member(program: Whole, node: ast.ClassDef, name: str, owner: Instance |
 
 def _is_self_of(expression: ast.expr, node: ast.ClassDef) -> bool:
     """Whether it is the first parameter of one of the class's methods."""
-    function = scope_node(expression)
+    function = scope_of(expression)
     if not isinstance(expression, ast.Name) or not isinstance(function, ast.FunctionDef):
         return False
     every = [*function.args.posonlyargs, *function.args.args]
-    return class_around(function) is node and bool(every) and every[0].arg == expression.id
+    return enclosing_class(function) is node and bool(every) and every[0].arg == expression.id
 
 
 def _is_property(function: FunctionNode) -> bool:
@@ -163,7 +163,7 @@ def _is_property(function: FunctionNode) -> bool:
     return any(last_name(one) in ("property", "cached_property") for one in decorators)
 
 
-def _assigned_nearby(program: Whole, node: ast.Attribute) -> Values:
+def _assigned_nearby(program: ProgramView, node: ast.Attribute) -> Values:
     """`args.gpu = ...` in the same file, or a loop's `for args.gpu in ...`, tells what `args.gpu` is."""
     written = dotted(node.value)
     found: Values = NOTHING

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from drumline_lint.program.program import Program
 from drumline_lint.program.ranks import is_world_size
-from drumline_lint.program.tree import Binding, ScopeNode, above, children, dotted, inside, scope_node
+from drumline_lint.program.tree import Binding, ScopeNode, ancestors, children, dotted, nodes_in, scope_of
 from drumline_lint.program.value import Class, Function, Instance, Rank
 from drumline_lint.reading.source import Source
 
@@ -19,7 +19,7 @@ MOST_PARTS = 300
 _PARTS_OF_PATHS = ("parent", "name", "stem", "parents", "suffix")
 
 
-def written(program: Program, expression: ast.expr | None) -> list[ast.expr]:
+def written_values(program: Program, expression: ast.expr | None) -> list[ast.expr]:
     """All that it may be, as it is written where it comes from; a name or parameter whose origin is not seen stays."""
     found: list[ast.expr] = []
     pending, seen = [expression] if expression is not None else [], set[ast.expr]()
@@ -28,14 +28,14 @@ def written(program: Program, expression: ast.expr | None) -> list[ast.expr]:
         if current in seen:
             continue
         seen.add(current)
-        earlier = behind(program, current)
+        earlier = previous_values(program, current)
         pending += [one for one in earlier if one is not None]
         if not earlier or None in earlier:
             found.append(current)
     return found
 
 
-def behind(program: Program, expression: ast.expr) -> Sequence[ast.expr | None]:
+def previous_values(program: Program, expression: ast.expr) -> Sequence[ast.expr | None]:
     """What it gets its value from, one step back; None among them: from something that is not seen, too."""
     if isinstance(expression, ast.IfExp):
         return [expression.body, expression.orelse]
@@ -52,7 +52,7 @@ def behind(program: Program, expression: ast.expr) -> Sequence[ast.expr | None]:
 
 def _of_binding(program: Program, binding: Binding) -> Sequence[ast.expr | None]:
     if binding.kind == "parameter" and isinstance(binding.node, ast.arg):
-        return program.given_for(binding.node)
+        return program.arguments_for(binding.node)
     if binding.value is None or binding.kind not in ("assign", "entered"):
         return [None]
     value = binding.value
@@ -72,7 +72,7 @@ def _of_attribute(program: Program, node: ast.Attribute) -> list[ast.expr | None
     found: list[ast.expr | None] = []
     for source in files:
         for target, binding in program.index(source).attributes.get(node.attr, ()):
-            is_own = any(home in above(target) for home in homes)
+            is_own = any(home in ancestors(target) for home in homes)
             if is_own or (not homes and as_written and dotted(target.value) == as_written):
                 found += _of_binding(program, binding)
     return found
@@ -94,13 +94,13 @@ def parts(program: Program, expression: ast.expr | None) -> Iterator[ast.expr]:
 
 def origins(program: Program, expression: ast.expr) -> list[ast.expr]:
     """What is seen one step back, with what a name is filled with later, and what a function returns."""
-    found = [one for one in behind(program, expression) if one is not None]
+    found = [one for one in previous_values(program, expression) if one is not None]
     if isinstance(expression, ast.Name):
         found += _filled(program, expression)
     if isinstance(expression, ast.Call):
         function = program.function_of(expression)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name != "__init__":
-            found += [one.value for one in inside(function, ast.Return) if one.value is not None]
+            found += [one.value for one in nodes_in(function, ast.Return) if one.value is not None]
     return found
 
 
@@ -121,8 +121,8 @@ def _inner(expression: ast.expr) -> Iterator[ast.expr]:
 def _filled(program: Program, name: ast.Name) -> list[ast.expr]:
     """`state["model"] = ...` in the same function."""
     source = program.source_of(name)
-    every = program.remember(("filled", source), lambda: _all_filled(program, source))
-    return every.get((scope_node(name), name.id), [])
+    every = program.cached(("filled", source), lambda: _all_filled(program, source))
+    return every.get((scope_of(name), name.id), [])
 
 
 def _all_filled(program: Program, source: Source) -> dict[tuple[ScopeNode, str], list[ast.expr]]:
@@ -130,7 +130,7 @@ def _all_filled(program: Program, source: Source) -> dict[tuple[ScopeNode, str],
     for statement in program.index(source).every(ast.Assign):
         for target in statement.targets:
             if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-                found[scope_node(statement), target.value.id].append(statement.value)
+                found[scope_of(statement), target.value.id].append(statement.value)
     return found
 
 
@@ -139,12 +139,12 @@ LARGEST = 4000
 """So many nodes are looked at for one answer; generated code is not worth more."""
 
 
-def made_of(program: Program, expression: ast.expr | None, *, only_making: bool = False) -> Iterator[ast.AST]:
+def components(program: Program, expression: ast.expr | None, *, only_making: bool = False) -> Iterator[ast.AST]:
     """All that it is made of: what is written, its arguments, and the bodies of the functions and classes it calls.
 
     `only_making`: of a class, what is done when it is made, and not what its other methods do later.
     """
-    pending: list[tuple[ast.AST, int]] = [(one, 0) for one in written(program, expression)]
+    pending: list[tuple[ast.AST, int]] = [(one, 0) for one in written_values(program, expression)]
     seen: set[ast.AST] = set()
     while pending and len(seen) < LARGEST:
         node, depth = pending.pop()
@@ -158,9 +158,9 @@ def made_of(program: Program, expression: ast.expr | None, *, only_making: bool 
             if not (only_making and _is_for_later(node, child)):
                 pending.append((child, depth))
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-            pending += [(one, depth + 1) for one in behind(program, node) if one is not None]
+            pending += [(one, depth + 1) for one in previous_values(program, node) if one is not None]
         if isinstance(node, ast.Call):
-            pending += [(one, depth + 1) for one in bodies(program, node)]
+            pending += [(one, depth + 1) for one in called_definitions(program, node)]
 
 
 def _is_for_later(owner: ast.AST, part: ast.AST) -> bool:
@@ -168,7 +168,7 @@ def _is_for_later(owner: ast.AST, part: ast.AST) -> bool:
     return is_method and getattr(part, "name", "") not in ("__init__", "__new__", "__post_init__", "setup")
 
 
-def bodies(program: Program, call: ast.Call) -> list[ast.AST]:
+def called_definitions(program: Program, call: ast.Call) -> list[ast.AST]:
     """The functions and classes of the given files that a call goes into."""
     values = program.values(call.func)
     return [value.node for value in values if isinstance(value, Function | Class)]
@@ -176,7 +176,7 @@ def bodies(program: Program, call: ast.Call) -> list[ast.AST]:
 
 def depends_on_rank(program: Program, expression: ast.expr | None) -> bool:
     """Whether a rank, or how many there are, is anywhere in what it is made of."""
-    return any(is_rank_or_count(program, node) for node in made_of(program, expression))
+    return any(is_rank_or_count(program, node) for node in components(program, expression))
 
 
 def is_rank_or_count(program: Program, node: ast.AST) -> bool:

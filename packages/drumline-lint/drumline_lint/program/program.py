@@ -13,9 +13,9 @@ from typing import Any
 from drumline_lint.program import bindings, calls, functions, queries
 from drumline_lint.program.evaluate import evaluate
 from drumline_lint.program.files import Files
-from drumline_lint.program.queries import NO_LIMIT, Asked, Found
+from drumline_lint.program.queries import NO_LIMIT, Found, QueryCache
 from drumline_lint.program.tree import Binding, Index, source_of
-from drumline_lint.program.value import NOTHING, Library, Made, Method, Value, Values
+from drumline_lint.program.value import NOTHING, CallResult, Library, Method, Value, Values
 from drumline_lint.reading.source import Source
 
 
@@ -25,10 +25,10 @@ class Program:
     def __init__(self, sources: Sequence[Source]) -> None:
         self.files = Files(sources)
         self.sources = self.files.sources
-        self.meanings = Asked(deepest=60, farthest=2_000, far=200)
+        self.meanings = QueryCache(deepest=60, farthest=2_000, far=200)
         self._known = self.meanings.known
         self._names: dict[ast.expr, str] = {}
-        self._asked: dict[str, Asked] = {}
+        self._asked: dict[str, QueryCache] = {}
         self._remembered: dict[object, Any] = {}
 
     # The files.
@@ -52,7 +52,7 @@ class Program:
 
     # What was found before.
 
-    def remember(self, key: object, find: Callable[[], Found]) -> Found:
+    def cached(self, key: object, find: Callable[[], Found]) -> Found:
         """What was found before, for questions that others ask of all files together."""
         if key not in self._remembered:
             self._remembered[key] = find()
@@ -68,7 +68,7 @@ class Program:
         Where many call one another it is kept after all, or each question would go through all of them.
         """
         if question not in self._asked:
-            self._asked[question] = Asked(deepest, far=10 * deepest)
+            self._asked[question] = QueryCache(deepest, far=10 * deepest)
         return self._asked[question].once(node, find, meanwhile)
 
     # What expressions may be.
@@ -82,9 +82,9 @@ class Program:
             return known
         return self.meanings.once(expression, lambda: evaluate(self, expression), NOTHING)
 
-    def made(self, expression: ast.expr | None, *wanted: str) -> list[Made]:
+    def made(self, expression: ast.expr | None, *wanted: str) -> list[CallResult]:
         """What it may be that came of calling one of these."""
-        return [value for value in self.values(expression) if isinstance(value, Made) and value.name in wanted]
+        return [value for value in self.values(expression) if isinstance(value, CallResult) and value.name in wanted]
 
     def name_of(self, expression: ast.expr) -> str:
         """The library's name for it, with methods as in `torch.optim.SGD.step`; empty where it is not known."""
@@ -109,7 +109,7 @@ class Program:
 
     def all_calls(self, *wanted: str) -> Iterator[ast.Call]:
         """All calls of these in all given files that mention them."""
-        found = self.remember(("all calls", wanted), lambda: list(calls.calls_in_all(self, wanted)))
+        found = self.cached(("all calls", wanted), lambda: list(calls.calls_in_all(self, wanted)))
         return iter(found)
 
     # Names, functions and classes of the given files.
@@ -128,9 +128,9 @@ class Program:
 
     function_of = functions.function_of
     callers = functions.callers
-    started = functions.started
-    given_for = functions.given_for
-    given_by = functions.given_by
+    started_functions = functions.started_functions
+    arguments_for = functions.arguments_for
+    expressions_of = functions.expressions_of
     method = functions.method
     ancestry = functions.ancestry
     is_module = functions.is_module

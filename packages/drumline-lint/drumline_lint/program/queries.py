@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from drumline_lint.program.files import Files
 from drumline_lint.program.tree import Binding, last_name
-from drumline_lint.program.value import NOTHING, Element, Several, Value, Values
+from drumline_lint.program.value import NOTHING, Items, LoopItem, Value, Values
 
 Found = TypeVar("Found")
 NOT_CUT = 1_000_000
@@ -21,7 +21,7 @@ NO_LIMIT = 1_000_000_000
 
 
 @dataclass(eq=False)
-class Asked:
+class QueryCache:
     """What is known of one kind of question, and which of them are being asked."""
 
     deepest: int = NO_LIMIT
@@ -84,11 +84,11 @@ class Asked:
         self._num_looked = 0
 
 
-class Whole(Protocol):
+class ProgramView(Protocol):
     """A program, to those that it is made of."""
 
     files: Files
-    meanings: Asked
+    meanings: QueryCache
     """What names, parameters, functions and expressions were found to be."""
 
     def values(self, expression: ast.expr | None) -> Values:
@@ -97,7 +97,7 @@ class Whole(Protocol):
     def name_of(self, expression: ast.expr) -> str:
         """The library's name for it; empty where it is not known."""
 
-    def remember(self, key: object, find: Callable[[], Found]) -> Found:
+    def cached(self, key: object, find: Callable[[], Found]) -> Found:
         """What was found before."""
 
 
@@ -105,36 +105,36 @@ class Whole(Protocol):
 _GIVING_ON = {"enumerate", "tqdm", "trange", "zip", "iter", "islice", "track", "cycle", "reversed"}
 
 
-def any_of(program: Whole, expressions: Iterable[ast.expr | None]) -> Values:
+def any_of(program: ProgramView, expressions: Iterable[ast.expr | None]) -> Values:
     """All that one of these may be."""
     return frozenset().union(*map(program.values, expressions))
 
 
-def unpacked(program: Whole, values: Values, path: tuple[int, ...]) -> Values:
+def unpacked(program: ProgramView, values: Values, path: tuple[int, ...]) -> Values:
     """The part of a value that a name gets: by (1, 0) `c` of `a, (c, d) = value`."""
     for number in path:
         inner: set[Value] = set()
         for value in values:
-            if isinstance(value, Several) and number < len(value.items):
+            if isinstance(value, Items) and number < len(value.items):
                 inner |= program.values(value.items[number])
-            elif isinstance(value, Element):
+            elif isinstance(value, LoopItem):
                 inner.add(value)
         values = frozenset(inner)
     return values
 
 
-def each(program: Whole, binding: Binding) -> Values:
+def each(program: ProgramView, binding: Binding) -> Values:
     """What a loop's name may be."""
     assert binding.value is not None
     found: set[Value] = set()
     for value in program.values(binding.value):
-        if isinstance(value, Several):
+        if isinstance(value, Items):
             found.update(*map(program.values, value.items))
     if not found:
         callee = last_name(getattr(binding.value, "func", binding.value))
         if callee == "enumerate" and binding.path[:1] == (0,):
             return NOTHING
-        found.add(Element(iterated(binding.value)))
+        found.add(LoopItem(iterated(binding.value)))
     return frozenset(found)
 
 

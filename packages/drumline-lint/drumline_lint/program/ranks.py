@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from drumline_lint.program.value import NOTHING, Known, Rank, RankTest, Value, Values
+from drumline_lint.program.value import NOTHING, ConstantValue, Rank, RankTest, Value, Values
 
 OF_VARIABLE = {
     "RANK": "global",
@@ -143,10 +143,10 @@ def is_world_size(node: ast.AST) -> bool:
 
 def is_other_number(default: Values) -> bool:
     """Whether a parameter named `rank` is one of another kind: that of a matrix has 4 or 8 for a default."""
-    return any(isinstance(one, Known) and one.value not in (0, -1, None, "", "0") for one in default)
+    return any(isinstance(one, ConstantValue) and one.value not in (0, -1, None, "", "0") for one in default)
 
 
-def joined(operator: ast.boolop, operands: Sequence[Values], about: Sequence[bool]) -> Values:
+def combined(operator: ast.boolop, operands: Sequence[Values], about: Sequence[bool]) -> Values:
     """What `and` and `or` leave of tests; operands that ask whether the code is distributed at all do not count."""
     having = [any(isinstance(value, RankTest | Rank) for value in one) for one in operands]
     counting = [has or not is_about for has, is_about in zip(having, about, strict=True)]
@@ -167,7 +167,7 @@ def _changed(values: Values, change: Callable[[RankTest], RankTest]) -> Values:
     return frozenset(change(one) if isinstance(one, RankTest) else one for one in values)
 
 
-def flipped(values: Values) -> Values:
+def negated(values: Values) -> Values:
     """The opposite; `not rank` asks for rank 0."""
     turned: set[Value] = set()
     for value in values:
@@ -176,8 +176,8 @@ def flipped(values: Values) -> Values:
             turned.add(RankTest(value.kind, is_main, value.is_enough, value.is_needed))
         elif isinstance(value, Rank):
             turned.add(RankTest(value.kind, True))
-        elif isinstance(value, Known):
-            turned.add(Known(not value.value))
+        elif isinstance(value, ConstantValue):
+            turned.add(ConstantValue(not value.value))
     return frozenset(turned)
 
 
@@ -195,11 +195,11 @@ def compared(operator: ast.cmpop, left: Values, right: Values) -> Values:
 def _compared_tests(operator: ast.cmpop, left: Values, right: Values) -> Values:
     """`is_main is True`, `is_main == False`."""
     tests = frozenset(value for value in left if isinstance(value, RankTest))
-    truths = {value.value for value in right if isinstance(value, Known)}
+    truths = {value.value for value in right if isinstance(value, ConstantValue)}
     if len(truths) != 1 or not isinstance(next(iter(truths)), bool):
         return NOTHING
     is_equal = isinstance(operator, ast.Eq | ast.Is)
-    return tests if is_equal == (True in truths) else flipped(tests)
+    return tests if is_equal == (True in truths) else negated(tests)
 
 
 IS_MAIN = {"the main one": True, "the others": False, "some": None}
@@ -207,7 +207,7 @@ IS_MAIN = {"the main one": True, "the others": False, "some": None}
 
 def _who(operator: ast.cmpop, other: Values, is_turned: bool) -> str:
     """Is meant by `rank OPERATOR other`; "all" where it is not about one rank."""
-    numbers = {_number(value.value) for value in other if isinstance(value, Known)}
+    numbers = {_number(value.value) for value in other if isinstance(value, ConstantValue)}
     if numbers & {-1, None} and 0 not in numbers:
         return "all"  # `rank != -1`: whether there are ranks at all
     zero = 0 in numbers and numbers <= {0, -1, None}

@@ -82,21 +82,21 @@ class Index:
 UP, SCOPE, NUMBER, LAST = range(4)
 
 
-def up(node: ast.AST) -> ast.AST | None:
+def parent_of(node: ast.AST) -> ast.AST | None:
     """What it is directly inside of; known once its file has been indexed."""
     at = getattr(node, "_at", None)
     return None if at is None else at[UP]
 
 
-def above(node: ast.AST) -> Iterator[ast.AST]:
+def ancestors(node: ast.AST) -> Iterator[ast.AST]:
     """All that it is inside of, inmost first."""
-    current = up(node)
+    current = parent_of(node)
     while current is not None:
         yield current
-        current = up(current)
+        current = parent_of(current)
 
 
-def scope_node(node: ast.AST) -> ScopeNode:
+def scope_of(node: ast.AST) -> ScopeNode:
     """The function, class or module whose names it sees first."""
     found: ScopeNode = node._at[SCOPE]  # type: ignore[attr-defined]
     return found
@@ -104,29 +104,29 @@ def scope_node(node: ast.AST) -> ScopeNode:
 
 def source_of(node: ast.AST) -> Source:
     """The file that it is in."""
-    found: Source = scope_node(node)._source  # type: ignore[union-attr]
+    found: Source = scope_of(node)._source  # type: ignore[union-attr]
     return found
 
 
-def function_around(node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def enclosing_function(node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The function in which it is run."""
     current: ast.AST = node
     while not isinstance(current, ast.Module):
-        current = scope_node(current)
+        current = scope_of(current)
         if isinstance(current, ast.FunctionDef | ast.AsyncFunctionDef):
             return current
     return None
 
 
-def class_around(node: ast.AST) -> ast.ClassDef | None:
+def enclosing_class(node: ast.AST) -> ast.ClassDef | None:
     """The class that a function is a method of."""
-    outer = up(node)
+    outer = parent_of(node)
     return outer if isinstance(outer, ast.ClassDef) else None
 
 
 def statement_of(node: ast.AST) -> ast.stmt:
     """The statement that it is part of, or is."""
-    for candidate in (node, *above(node)):
+    for candidate in (node, *ancestors(node)):
         if isinstance(candidate, ast.stmt):
             return candidate
     raise AssertionError("every node but a module is part of a statement")
@@ -146,7 +146,7 @@ def statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
     return found
 
 
-def names_assigned(node: ast.AST) -> list[str]:
+def assigned_names(node: ast.AST) -> list[str]:
     """The last names of what the statement that it is part of assigns to: `model` of `self.model = ...`."""
     statement = statement_of(node)
     if isinstance(statement, ast.Assign):
@@ -173,7 +173,7 @@ def last_name(expression: ast.expr) -> str:
 
 def is_called(node: ast.AST) -> bool:
     """Whether it is the function of a call, and not only named."""
-    call = up(node)
+    call = parent_of(node)
     return isinstance(call, ast.Call) and call.func is node
 
 
@@ -199,7 +199,7 @@ def children(node: ast.AST) -> list[Any]:
     return [one for one in found if one is not None] if kind in _WITH_GAPS else found
 
 
-def inside(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> list[Any]:
+def nodes_in(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> list[Any]:
     """All nodes of some kinds that are in it, itself included, in the order of the text.
 
     What inner functions and classes do is left out, unless it is asked for.
@@ -215,8 +215,8 @@ def inside(node: ast.AST, *kinds: type[Any], into_functions: bool = False) -> li
         found.sort(key=_number)
     if into_functions:
         return found
-    own = (node, scope_node(node)) if isinstance(node, SCOPES) else (scope_node(node),)
-    return [one for one in found if one is node or scope_node(one) in own]
+    own = (node, scope_of(node)) if isinstance(node, SCOPES) else (scope_of(node),)
+    return [one for one in found if one is node or scope_of(one) in own]
 
 
 def _number(node: ast.AST) -> int:
@@ -228,6 +228,6 @@ def calls_written(node: ast.AST) -> list[ast.Call]:
     """All calls in it, in the order of the text, those of inner functions left out. Kept with the node."""
     found: list[ast.Call] | None = getattr(node, "_calls", None)
     if found is None:
-        found = [] if isinstance(node, SCOPES) else inside(node, ast.Call)
+        found = [] if isinstance(node, SCOPES) else nodes_in(node, ast.Call)
         node._calls = found  # type: ignore[attr-defined]
     return found

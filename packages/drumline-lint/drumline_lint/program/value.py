@@ -37,7 +37,7 @@ class Library:
 
 
 @dataclass(frozen=True)
-class Made:
+class CallResult:
     """What came of calling that, or a method of it: `torch.optim.SGD`, `torch.optim.SGD.state_dict`."""
 
     name: str
@@ -48,7 +48,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Known:
+class ConstantValue:
     """A constant."""
 
     value: object
@@ -59,7 +59,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Several:
+class Items:
     """A tuple or list that is written out."""
 
     items: tuple[ast.expr, ...]
@@ -69,7 +69,7 @@ class Several:
 
 
 @dataclass(frozen=True)
-class Element:
+class LoopItem:
     """One of what is iterated over, or a part of that."""
 
     of: ast.expr
@@ -163,7 +163,18 @@ class RankTest:
 
 
 Value: TypeAlias = (
-    Library | Made | Known | Several | Element | Module | Function | Class | Instance | Method | Rank | RankTest
+    Library
+    | CallResult
+    | ConstantValue
+    | Items
+    | LoopItem
+    | Module
+    | Function
+    | Class
+    | Instance
+    | Method
+    | Rank
+    | RankTest
 )
 Values: TypeAlias = frozenset[Value]
 NOTHING: Values = frozenset()

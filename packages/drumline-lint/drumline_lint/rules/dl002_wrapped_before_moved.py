@@ -10,8 +10,8 @@ from drumline_lint.flow.distributed import framework
 from drumline_lint.program.calls import has_unknown_arguments
 from drumline_lint.program.names import DDP
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import function_around, position
-from drumline_lint.program.value import Made
+from drumline_lint.program.tree import enclosing_function, position
+from drumline_lint.program.value import CallResult
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import (
     has_devices,
@@ -51,13 +51,13 @@ def _moved_after(program: Program, source: Source, call: ast.Call, model: ast.ex
         move
         for move in (*calls.get("to", ()), *calls.get("cuda", ()))
         if isinstance(move.func, ast.Attribute)
-        and any(isinstance(one, Made) and one.call is call for one in program.values(move.func.value))
+        and any(isinstance(one, CallResult) and one.call is call for one in program.values(move.func.value))
         and moves_to_gpu(program, move)
     ]
     found += [
         move
         for move in moves_of(program, model)
-        if function_around(move) is function_around(call) and _is_same(program, move, model)
+        if enclosing_function(move) is enclosing_function(call) and _is_same(program, move, model)
     ]
     later = [move for move in found if position(move) > position(call) or move.func.value is call]
     return min(later, key=position, default=None)

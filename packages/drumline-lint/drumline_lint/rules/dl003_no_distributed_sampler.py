@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_some_only
-from drumline_lint.flow.single_process import is_alone
+from drumline_lint.flow.single_process import is_single_process
 from drumline_lint.program.calls import has_unknown_arguments
 from drumline_lint.program.names import LOADER
-from drumline_lint.program.origins import depends_on_rank, written
+from drumline_lint.program.origins import depends_on_rank, written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import Loop
-from drumline_lint.program.value import Instance, Made, Several
+from drumline_lint.program.value import CallResult, Instance, Items
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, training_loops
 
@@ -38,7 +38,7 @@ def _gives_all(program: Program, call: ast.Call) -> bool:
         return False
     dataset = given(call, "dataset")
     # shuffle=True is refused for a dataset that can only be iterated over
-    is_shuffled = any(_is_true(one) for one in written(program, given(call, "shuffle")))
+    is_shuffled = any(_is_true(one) for one in written_values(program, given(call, "shuffle")))
     if not is_shuffled and not is_indexed(program, dataset):
         return False
     parts = [dataset, given(call, "worker_init_fn"), given(call, "collate_fn")]
@@ -52,7 +52,7 @@ def _is_none(program: Program, call: ast.Call, name: str) -> bool:
     expression = given(call, name)
     if expression is None:
         return True
-    origins = written(program, expression) or [expression]
+    origins = written_values(program, expression) or [expression]
     return all(isinstance(one, ast.Constant) and one.value is None for one in origins)
 
 
@@ -65,9 +65,9 @@ def _is_for_all(program: Program, call: ast.Call, loops: list[Loop]) -> bool:
     files = {program.source_of(node) for node in (call, *loops)}
     if any(framework(program, one) for one in files):
         return False
-    if is_alone(program, call) or is_on_some_only(program, call):
+    if is_single_process(program, call) or is_on_some_only(program, call):
         return False
-    return any(not is_alone(program, loop) and not is_on_some_only(program, loop) for loop in loops)
+    return any(not is_single_process(program, loop) and not is_on_some_only(program, loop) for loop in loops)
 
 
 # Of these it is known that they are indexed, and know nothing of ranks.
@@ -82,10 +82,10 @@ def is_indexed(program: Program, dataset: ast.expr | None) -> bool:
     values = program.values(dataset)
     if any(isinstance(value, Instance) for value in values):
         return all(_has_indexes(program, value.of) for value in values if isinstance(value, Instance))
-    if any(isinstance(value, Several) for value in values):
+    if any(isinstance(value, Items) for value in values):
         return True
-    names = [value.name for value in values if isinstance(value, Made)]
-    names += [program.name_of(one.func) for one in written(program, dataset) if isinstance(one, ast.Call)]
+    names = [value.name for value in values if isinstance(value, CallResult)]
+    names += [program.name_of(one.func) for one in written_values(program, dataset) if isinstance(one, ast.Call)]
     return bool(names) and all(name.startswith(_INDEXED) for name in names)
 
 

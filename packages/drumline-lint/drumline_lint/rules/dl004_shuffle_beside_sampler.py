@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.program.names import LOADER
-from drumline_lint.program.origins import written
+from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.value import Known
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given
 
@@ -30,12 +30,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _is_true(program: Program, shuffle: ast.expr | None) -> bool:
-    origins = written(program, shuffle)
+    origins = written_values(program, shuffle)
     return bool(origins) and all(isinstance(one, ast.Constant) and one.value is True for one in origins)
 
 
 def _is_there(program: Program, sampler: ast.expr) -> bool:
     """Whether it is made somewhere; beside a shuffle that is always on, one None among others does not help."""
-    if any(value != Known(None) for value in program.values(sampler)):
+    if any(value != ConstantValue(None) for value in program.values(sampler)):
         return True
-    return any(isinstance(one, ast.Call) for one in written(program, sampler))
+    return any(isinstance(one, ast.Call) for one in written_values(program, sampler))

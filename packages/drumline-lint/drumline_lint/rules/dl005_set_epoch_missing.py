@@ -11,9 +11,9 @@ from drumline_lint.flow.loops import outer_loops
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.imports import connected
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER, LOADER
-from drumline_lint.program.origins import bodies, written
+from drumline_lint.program.origins import called_definitions, written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.value import Instance, Known, Made, Method, Values
+from drumline_lint.program.value import CallResult, ConstantValue, Instance, Method, Values
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, training_loops
 
@@ -31,7 +31,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             yield RULE.at(
                 source,
                 call,
-                f"{_said(source, call)} shuffles, but nobody calls its set_epoch: every epoch has the same order",
+                f"{_message(source, call)} shuffles, but nobody calls its set_epoch: every epoch has the same order",
             )
 
 
@@ -39,7 +39,7 @@ def _shuffles(program: Program, call: ast.Call) -> bool:
     if has_unknown_arguments(call):
         return False
     shuffle = argument(call, 3, "shuffle")
-    origins = written(program, shuffle)
+    origins = written_values(program, shuffle)
     return shuffle is None or any(isinstance(one, ast.Constant) and one.value is True for one in origins)
 
 
@@ -67,14 +67,14 @@ def _is_told(program: Program, sampler: ast.Call, loaders: list[ast.Call]) -> bo
 
 def _are_known(values: Values) -> bool:
     """One of those in a list or dictionary may be any."""
-    return bool(values) and all(isinstance(value, Made | Method | Instance | Known) for value in values)
+    return bool(values) and all(isinstance(value, CallResult | Method | Instance | ConstantValue) for value in values)
 
 
 def _is_one_of(values: Values, calls: list[ast.Call]) -> Iterator[bool]:
     """The sampler itself, or `loader.sampler`."""
     for value in values:
         owner = value.of if isinstance(value, Method) else value
-        yield isinstance(owner, Made) and owner.call in calls
+        yield isinstance(owner, CallResult) and owner.call in calls
 
 
 def _is_handed_on(program: Program, sampler: ast.Call, loaders: list[ast.Call]) -> bool:
@@ -96,9 +96,9 @@ _HARMLESS = {"enumerate", "len", "tqdm", "iter", "next", "zip", "islice", "print
 
 def _is_unseen(program: Program, call: ast.Call) -> bool:
     name = program.name_of(call.func)
-    return name != LOADER and name.rpartition(".")[2] not in _HARMLESS and not bodies(program, call)
+    return name != LOADER and name.rpartition(".")[2] not in _HARMLESS and not called_definitions(program, call)
 
 
-def _said(source: Source, call: ast.Call) -> str:
+def _message(source: Source, call: ast.Call) -> str:
     dataset = argument(call, 0, "dataset")
     return "the DistributedSampler" if dataset is None else f"the DistributedSampler of {source.code(dataset)}"

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_some_only
-from drumline_lint.flow.single_process import is_alone, is_in_run
+from drumline_lint.flow.single_process import is_in_run, is_single_process
 from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import connected
 from drumline_lint.program.names import DDP
-from drumline_lint.program.origins import written
+from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Binding, last_name, position, scope_node, statement_of
+from drumline_lint.program.tree import Binding, last_name, position, scope_of, statement_of
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL007")
@@ -43,7 +43,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _masking(program: Program) -> set[Source]:
-    return program.remember("masking", lambda: {source for source in program.sources if _MASK in source.text})
+    return program.cached("masking", lambda: {source for source in program.sources if _MASK in source.text})
 
 
 def _candidates(program: Program, source: Source) -> Iterator[ast.Call]:
@@ -77,7 +77,7 @@ def _fixed(program: Program, device: ast.expr) -> list[ast.expr]:
     """The fixed numbers that it may be; none if it may be something else as well."""
     if _is_number(device):
         return [device]
-    origins = written(program, device)
+    origins = written_values(program, device)
     if not all(_is_settled(program, one) for one in origins):
         return []
     return [one for one in origins if _is_named(one)]
@@ -86,7 +86,7 @@ def _fixed(program: Program, device: ast.expr) -> list[ast.expr]:
 def _is_settled(program: Program, expression: ast.expr) -> bool:
     """Whether it is the same on all ranks for sure."""
     if isinstance(expression, ast.Call) and _is_device_call(program, expression):
-        given = [one for argument_ in expression.args for one in written(program, argument_)]
+        given = [one for argument_ in expression.args for one in written_values(program, argument_)]
         return all(_is_settled(program, one) for one in given)
     return isinstance(expression, ast.Constant)
 
@@ -103,7 +103,7 @@ def _is_number(expression: ast.expr) -> bool:
 
 
 def _is_for_all(program: Program, node: ast.AST) -> bool:
-    return not is_on_some_only(program, node) and not is_alone(program, node) and is_in_run(program, node)
+    return not is_on_some_only(program, node) and not is_single_process(program, node) and is_in_run(program, node)
 
 
 def _is_chosen_elsewhere(program: Program, source: Source, node: ast.expr) -> bool:
@@ -114,12 +114,12 @@ def _is_chosen_elsewhere(program: Program, source: Source, node: ast.expr) -> bo
     every: list[Binding] = []
     for target in statement.targets:
         if isinstance(target, ast.Name):
-            every += program.index(source).scopes[scope_node(target)].names[target.id]
+            every += program.index(source).scopes[scope_of(target)].names[target.id]
         elif isinstance(target, ast.Attribute):
             written_so = ast.dump(target.value)
             same = program.index(source).attributes[target.attr]
             every += [binding for other, binding in same if ast.dump(other.value) == written_so]
-    origins = [one for binding in every if not binding.path for one in written(program, binding.value)]
+    origins = [one for binding in every if not binding.path for one in written_values(program, binding.value)]
     return not all(_is_settled(program, one) for one in origins)
 
 
@@ -127,7 +127,7 @@ def _is_or_makes(program: Program, value: ast.expr, node: ast.expr) -> bool:
     """Whether a value is this device, and not something that is put on it."""
     return any(
         one is node or (_is_device_call(program, one) and any(part is node for part in ast.walk(one)))
-        for one in written(program, value)
+        for one in written_values(program, value)
     )
 
 

@@ -9,7 +9,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.hosts import meets_on_one_host
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DDP
-from drumline_lint.program.origins import written
+from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.value import Rank
 from drumline_lint.reading.source import Source
@@ -37,7 +37,7 @@ def _devices(program: Program, source: Source) -> Iterator[ast.expr]:
         given += [argument(call, 0, "type"), argument(call, 1, "index")]
     for call in program.calls(source, DDP):
         given.append(argument(call, 2, "output_device"))
-        for listed in written(program, argument(call, 1, "device_ids")):
+        for listed in written_values(program, argument(call, 1, "device_ids")):
             given += listed.elts if isinstance(listed, ast.List | ast.Tuple) else []
     for one in given:
         if isinstance(one, ast.JoinedStr):

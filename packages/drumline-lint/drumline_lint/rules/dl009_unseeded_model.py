@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
-from drumline_lint.flow.run_order import Run, found_in_scripts
+from drumline_lint.flow.run_order import Run, found_in_runs
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import built_at, wrapping_steps, wraps_any
@@ -20,7 +20,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Models that are wrapped in runs without any seed."""
     if framework(program, source) or not wraps_any(program):
         return
-    for call in found_in_scripts(program, source, _unseeded):
+    for call in found_in_runs(program, source, _unseeded):
         yield RULE.at(source, call, f"{source.code(call)} wraps a model whose weights are drawn without a seed")
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
-from drumline_lint.flow.loops import done_in
-from drumline_lint.flow.run_order import Run, Step, found_in_scripts, process_of
+from drumline_lint.flow.loops import calls_made_in
+from drumline_lint.flow.run_order import Run, Step, found_in_runs, process_of
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import LOADER
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import inside
-from drumline_lint.program.value import Class, Function, Known
+from drumline_lint.program.tree import nodes_in
+from drumline_lint.program.value import Class, ConstantValue, Function
 from drumline_lint.reading.source import Source
 from drumline_lint.training.seeds import kind_of_seed, may_differ_by_rank, seeds_torch, where_given
 
@@ -24,7 +24,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """The last seed of a run for the generator that the augmentation draws from."""
     if framework(program, source) or not any("seed" in one.text for one in program.sources):
         return
-    for place, drawn in found_in_scripts(program, source, _same_in).items():
+    for place, drawn in found_in_runs(program, source, _same_in).items():
         yield RULE.at(
             source, place, f"{source.code(place)} is the same on every rank, and so is all that {drawn} draws"
         )
@@ -90,11 +90,11 @@ def _seeds_of_workers(program: Program, loaders: list[ast.Call]) -> tuple[list[t
         values = program.values(given)
         # Which of its parameters is the worker's number is not seen of one that has arguments from before.
         functions = [value.node for value in values if isinstance(value, Function) and not value.partials]
-        if given is not None and not functions and values != frozenset({Known(None)}):
+        if given is not None and not functions and values != frozenset({ConstantValue(None)}):
             return [], False
         for function in functions:
             worker = function.args.args[0].arg if function.args.args else ""
-            calls = [call for call in inside(function, ast.Call) if kind_of_seed(program, call)]
+            calls = [call for call in nodes_in(function, ast.Call) if kind_of_seed(program, call)]
             found += [(call, worker) for call in calls if call.args]
     return found, True
 
@@ -110,7 +110,7 @@ def _is_same_in_worker(program: Program, seed: ast.expr, worker: str) -> bool:
 
 def _has_workers(program: Program, loader: ast.Call) -> bool:
     number = argument(loader, 5, "num_workers")
-    return number is not None and Known(0) not in program.values(number)
+    return number is not None and ConstantValue(0) not in program.values(number)
 
 
 TRANSFORMS = ("torchvision.transforms.", "torchvision.transforms.v2.")
@@ -145,14 +145,14 @@ def _drawn_by(program: Program, call: ast.Call) -> dict[str, str]:
 
 
 def _drawn_in_dataset(program: Program, node: ast.ClassDef) -> dict[str, str]:
-    return program.remember(("drawn in", node), lambda: _find_drawn(program, node))
+    return program.cached(("drawn in", node), lambda: _find_drawn(program, node))
 
 
 def _find_drawn(program: Program, node: ast.ClassDef) -> dict[str, str]:
     """What is drawn in `__getitem__`, or in what that calls; unless the item's number is its seed."""
     read = program.method(node, "__getitem__")
     found: dict[str, str] = {}
-    for call in done_in(program, read) if read is not None else ():
+    for call in calls_made_in(program, read) if read is not None else ():
         name = program.name_of(call.func)
         if name.endswith(("seed", "set_rng_state")):
             return {}

@@ -11,9 +11,16 @@ from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_now_and_then
 from drumline_lint.flow.loops import calls_in, loop_around
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Loop, end_position, function_around, inside, position
+from drumline_lint.program.tree import Loop, enclosing_function, end_position, nodes_in, position
 from drumline_lint.reading.source import Source
-from drumline_lint.training.steps import every_nth, is_method, optimizer_steps, rounds, training_loops, wrapped_calls
+from drumline_lint.training.steps import (
+    every_nth,
+    is_method,
+    optimizer_steps,
+    round_functions,
+    training_loops,
+    wrapped_calls,
+)
 
 RULE = rule("DL012")
 SWITCHES = {"no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "set_is_last_backward"}
@@ -21,7 +28,7 @@ SWITCHES = {"no_sync", "require_backward_grad_sync", "set_requires_gradient_sync
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """The backward of every micro-batch."""
-    for call, step in program.remember(RULE.id, lambda: list(_unswitched(program))):
+    for call, step in program.cached(RULE.id, lambda: list(_unswitched(program))):
         if program.source_of(call) is source:
             yield RULE.at(
                 source,
@@ -44,9 +51,9 @@ def _unswitched(program: Program) -> Iterator[tuple[ast.Call, ast.Call]]:
 
 def _is_switched(program: Program, found: Accumulation) -> bool:
     """Whether something in the functions around and in it says when gradients are exchanged."""
-    around = function_around(found.loop) or program.source_of(found.loop).tree
+    around = enclosing_function(found.loop) or program.source_of(found.loop).tree
     for root in (around, *found.roots):
-        for node in inside(root, ast.Attribute, ast.Name, ast.Constant):
+        for node in nodes_in(root, ast.Attribute, ast.Name, ast.Constant):
             word = getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "value", None)
             if isinstance(word, str) and (word in SWITCHES or "no_sync" in word):
                 return True
@@ -66,12 +73,12 @@ class Accumulation:
 
 def accumulations(program: Program) -> list[Accumulation]:
     """All of the program."""
-    return program.remember("accumulations", lambda: list(_find(program)))
+    return program.cached("accumulations", lambda: list(_find(program)))
 
 
 def _find(program: Program) -> Iterator[Accumulation]:
     for loop in training_loops(program):
-        roots = rounds(program, loop, every_nth)
+        roots = round_functions(program, loop, every_nth)
         steps = [
             (call, rare or every_nth(program, call, root))
             for root, rare in roots.items()
@@ -92,7 +99,7 @@ def _step_after(program: Program, loop: Loop) -> ast.Call | None:
     outer = loop_around(loop)
     if outer is None:
         return None
-    for root, rare in rounds(program, outer).items():
+    for root, rare in round_functions(program, outer).items():
         for call in optimizer_steps(program, root):
             is_other = root is outer and (loop_around(call) is not outer or position(call) < end_position(loop))
             if not rare and not is_other and not is_now_and_then(program, call, root):

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.call_values import Entered, truth
+from drumline_lint.flow.call_values import CallFrame, truth
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import FunctionNode, function_around
+from drumline_lint.program.tree import FunctionNode, enclosing_function
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own, saves
 
@@ -32,7 +32,7 @@ def how_every_rank_gets_there(program: Program, node: ast.AST) -> str:
     call = _call_of_all(program, node)
     if call is None:
         return ""
-    function, source = function_around(call), program.source_of(call)
+    function, source = enclosing_function(call), program.source_of(call)
     is_here = source is program.source_of(node)
     if function is None and is_here:
         return ""  # `main()` at the end of the file
@@ -48,10 +48,10 @@ def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
     telling: ast.Call | None = None
     nearest: ast.Call | None = None
     seen: set[ast.AST] = set()
-    while (function := function_around(node)) is not None and function not in seen:
+    while (function := enclosing_function(node)) is not None and function not in seen:
         seen.add(function)
-        calls = [call for call in program.callers(function) if function_around(call) is not function]
-        calls = [call for call in calls if function not in program.started(call)]
+        calls = [call for call in program.callers(function) if enclosing_function(call) is not function]
+        calls = [call for call in calls if function not in program.started_functions(call)]
         calls = [call for call in calls if _leads_to(program, call, function, node)]
         letting_all = [call for call in calls if is_on_every_rank(program, call)]
         if not letting_all:
@@ -64,5 +64,5 @@ def _call_of_all(program: Program, node: ast.AST) -> ast.Call | None:
 
 def _leads_to(program: Program, call: ast.Call, function: FunctionNode, node: ast.AST) -> bool:
     """Whether what it gives does not switch off a place of the function that it runs."""
-    place = Entered(function, call, None, ())
+    place = CallFrame(function, call, None, ())
     return all(truth(program, test, place) is not (not holds) for test, holds in conditions(program, node))

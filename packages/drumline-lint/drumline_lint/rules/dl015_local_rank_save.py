@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.guards import Guards, is_main_only, ways
+from drumline_lint.flow.guards import Guards, call_paths, is_main_only
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_own_of_node, saves
@@ -16,7 +16,7 @@ RULE = rule("DL015")
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Saves that the first process of each node comes to, with a path that is the same on all nodes."""
     for save in saves(program, source):
-        reached = [way.guards for way in ways(program, save.call) if way.begins != "parent"]
+        reached = [way.guards for way in call_paths(program, save.call) if way.begins != "parent"]
         if any(map(_is_once_a_node, reached)) and not is_own_of_node(program, save.path):
             to = "the same file" if save.path is None else source.code(save.path)
             said = f"{source.code(save.call.func)} runs once on every node, and all nodes write {to}"

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import cast
 
 from drumline_lint.findings import Edit, Finding, rule
-from drumline_lint.flow.conditions import known_parts
+from drumline_lint.flow.conditions import held_conditions
 from drumline_lint.flow.single_process import says_distributed
 from drumline_lint.program.names import DDP
-from drumline_lint.program.origins import behind, parts
+from drumline_lint.program.origins import parts, previous_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import above, dotted, inside
-from drumline_lint.program.value import Known
+from drumline_lint.program.tree import ancestors, dotted, nodes_in
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import saves
 
@@ -38,7 +38,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _saved(program: Program) -> frozenset[ast.Call]:
     """All calls of `.state_dict()` whose result is saved, in all given files."""
-    return program.remember("saved state_dicts", lambda: frozenset(_find_saved(program)))
+    return program.cached("saved state_dicts", lambda: frozenset(_find_saved(program)))
 
 
 def _find_saved(program: Program) -> Iterator[ast.Call]:
@@ -59,7 +59,7 @@ def _is_wrapped(program: Program, model: ast.expr) -> bool:
 
 def _is_loaded_wrapped(program: Program) -> bool:
     """Whether the wrapper's name is expected where something is loaded: other keys would not fit there."""
-    return program.remember("loads of wrapped models", lambda: any(_wrapped_loads(program)))
+    return program.cached("loads of wrapped models", lambda: any(_wrapped_loads(program)))
 
 
 def _wrapped_loads(program: Program) -> Iterator[bool]:
@@ -81,7 +81,7 @@ def _edits(program: Program, model: ast.expr) -> list[Edit]:
     if isinstance(model, ast.Name):
         given = [one.value if one.kind == "assign" else None for one in program.bindings(model)]
     elif isinstance(model, ast.Attribute):
-        given = [*behind(program, model)]
+        given = [*previous_values(program, model)]
     else:
         return []
     if not given or not all(_is_wrapping(program, value) for value in given):
@@ -99,7 +99,7 @@ _MODULE = "module"
 
 def is_unwrapped(program: Program, model: ast.expr) -> bool:
     """Whether a condition on the model, or on there being several processes, says so at this place."""
-    known = known_parts(program, model)
+    known = held_conditions(program, model)
     return any(_says_unwrapped(program, test, holds, model) for test, holds in known) or _is_instead(model)
 
 
@@ -110,16 +110,16 @@ def _says_unwrapped(program: Program, test: ast.expr, holds: bool, model: ast.ex
     if holds or not isinstance(test, ast.Call) or len(test.args) != 2 or not dotted(model):
         return False
     name = program.name_of(test.func)
-    is_asked = name == "isinstance" or (name == "hasattr" and Known(_MODULE) in program.values(test.args[1]))
+    is_asked = name == "isinstance" or (name == "hasattr" and ConstantValue(_MODULE) in program.values(test.args[1]))
     return is_asked and dotted(test.args[0]) == dotted(model)
 
 
 def _is_instead(model: ast.expr) -> bool:
     """`try: model.module.state_dict()`, and in its `except` there is no such thing."""
     inner: ast.AST = model
-    for outer in above(model):
+    for outer in ancestors(model):
         if isinstance(outer, ast.Try) and isinstance(inner, ast.ExceptHandler):
-            tried = [one for part in outer.body for one in inside(part, ast.Attribute)]
+            tried = [one for part in outer.body for one in nodes_in(part, ast.Attribute)]
             if any(one.attr == _MODULE and dotted(one.value) == dotted(model) for one in tried):
                 return True
         inner = outer

@@ -7,11 +7,18 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.collectives import collectives_in, has_counterpart, likely_names, reached_by, short, who_calls
+from drumline_lint.flow.collectives import (
+    collectives_in,
+    has_counterpart,
+    likely_collective_names,
+    reached_by,
+    short_name,
+    who_calls,
+)
 from drumline_lint.flow.conditions import conditions
-from drumline_lint.flow.some_ranks import kept_away
+from drumline_lint.flow.some_ranks import rank_filter
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import function_around, last_name
+from drumline_lint.program.tree import enclosing_function, last_name
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
 
@@ -20,7 +27,7 @@ RULE = rule("DL017")
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Collectives under a condition on ranks, and calls there of functions that come to one."""
-    likely = likely_names(program)
+    likely = likely_collective_names(program)
     for call in program.index(source).every(ast.Call):
         if last_name(call.func) not in likely or not _has_conditions(program, call):
             continue
@@ -28,20 +35,20 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
         tests = _certain(program, call) if found else ()
         for name, chain in found if tests else ():
             if not has_counterpart(program, call, name, tests, partial(collectives_in, program)):
-                yield RULE.at(source, call, _said(source, tests, name, chain))
+                yield RULE.at(source, call, _message(source, tests, name, chain))
                 break
 
 
 def _has_conditions(program: Program, call: ast.Call) -> bool:
     """At the first look, which costs little."""
-    function = function_around(call)
+    function = enclosing_function(call)
     is_decorated = function is not None and bool(function.decorator_list)
     return is_decorated or any(True for _ in conditions(program, call, with_exits=False))
 
 
 def _certain(program: Program, call: ast.Call) -> Sequence[RankTest]:
     """The conditions around it that keep ranks away; early exits before it are another rule's."""
-    kept = kept_away(program, call)
+    kept = rank_filter(program, call)
     return () if kept is None or kept.by_exit else kept.tests
 
 
@@ -52,14 +59,14 @@ def _collectives_of_call(program: Program, call: ast.Call) -> list[tuple[str, tu
     return reached_by(program, call, _certain(program, call))
 
 
-def _said(source: Source, tests: Sequence[RankTest], name: str, chain: tuple[ast.Call, ...]) -> str:
+def _message(source: Source, tests: Sequence[RankTest], name: str, chain: tuple[ast.Call, ...]) -> str:
     who = who_calls(tests[0])
     first = source.code(chain[0].func)
     if len(chain) == 1:
         return f"{who} {first}, which blocks until every rank calls it"
     through = " and ".join(_called(call) for call in chain[1:-1])
     by = f" through {through}" if through else ""
-    return f"{who} {first}, which calls {short(name)}{by}: that blocks until every rank calls it"
+    return f"{who} {first}, which calls {short_name(name)}{by}: that blocks until every rank calls it"
 
 
 def _called(call: ast.Call) -> str:

@@ -6,31 +6,31 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.collectives import collectives_in, reached_in, short
+from drumline_lint.flow.collectives import collectives_in, reached_in, short_name
 from drumline_lint.flow.conditions import (
     ENDING_CALLS,
-    after_in_block,
     are_exclusive,
     conditions,
     rank_tests,
     rank_tests_at,
+    rest_of_block,
 )
 from drumline_lint.flow.distributed import framework
-from drumline_lint.flow.loops import reached
+from drumline_lint.flow.loops import calls_reached
 from drumline_lint.program.names import DDP, FSDP
 from drumline_lint.program.program import Program
-from drumline_lint.program.ranks import flipped
+from drumline_lint.program.ranks import negated
 from drumline_lint.program.tree import (
     LOOPS,
     Loop,
-    above,
+    ancestors,
+    enclosing_function,
     end_position,
-    function_around,
-    inside,
     last_name,
+    nodes_in,
+    parent_of,
     position,
     statement_of,
-    up,
 )
 from drumline_lint.program.value import RankTest
 from drumline_lint.reading.source import Source
@@ -56,7 +56,7 @@ def _exits(program: Program, source: Source) -> Iterator[Exit]:
     every: list[Exit] = [*index.every(ast.Return), *index.every(ast.Break), *index.every(ast.Continue)]
     for last in ("exit", "_exit", "quit"):
         for call in index.calls.get(last, ()):
-            statement = up(call)
+            statement = parent_of(call)
             if program.name_of(call.func) in ENDING_CALLS and isinstance(statement, ast.Expr):
                 every.append(statement)
     yield from sorted(every, key=position)
@@ -67,7 +67,7 @@ def _tests(program: Program, exit_: Exit) -> list[RankTest]:
     left = _left(exit_)
     found = []
     for test, holds in conditions(program, exit_, with_exits=False):
-        if left is None or left in above(test):
+        if left is None or left in ancestors(test):
             found += rank_tests(program, test, holds)
     return found
 
@@ -82,13 +82,13 @@ def _missed(program: Program, exit_: Exit) -> str | None:
     if not any(test.is_needed for test in _tests(program, exit_)):
         return None
     done = {name for node in _own_block(exit_) for name, _ in collectives_in(program, node)}
-    turned = flipped(frozenset(_tests(program, exit_)))
+    turned = negated(frozenset(_tests(program, exit_)))
     others = [test for test in turned if isinstance(test, RankTest) and test.is_needed]
     for node in _what_others_do(program, exit_):
         for name, chain in reached_in(program, node, others):
             is_other_run = are_exclusive(program, exit_, chain[0], with_exits=False)
             if name not in done and not _is_for_some(program, chain[0]) and not is_other_run:
-                return f"{short(name)} (line {chain[0].lineno})"
+                return f"{short_name(name)} (line {chain[0].lineno})"
         if _has_wrapped_backward(program, node):
             return "the backward pass"
     return None
@@ -101,7 +101,7 @@ def _is_for_some(program: Program, call: ast.Call) -> bool:
 
 def _own_block(exit_: Exit) -> list[ast.stmt]:
     """The block that ends with the exit."""
-    block = up(exit_)
+    block = parent_of(exit_)
     for name in ("body", "orelse"):
         statements = getattr(block, name, None)
         if isinstance(statements, list) and exit_ in statements:
@@ -112,8 +112,8 @@ def _own_block(exit_: Exit) -> list[ast.stmt]:
 def _what_others_do(program: Program, exit_: Exit, depth: int = 0) -> Iterator[ast.AST]:
     """The rest of the blocks around it, and the loops that go on; whoever ends the process misses what comes later."""
     inner: ast.stmt = exit_
-    for outer in above(exit_):
-        yield from after_in_block(inner)
+    for outer in ancestors(exit_):
+        yield from rest_of_block(inner)
         if isinstance(outer, LOOPS):
             if isinstance(exit_, ast.Continue):
                 return
@@ -124,7 +124,7 @@ def _what_others_do(program: Program, exit_: Exit, depth: int = 0) -> Iterator[a
             break
         if isinstance(outer, ast.stmt):
             inner = outer
-    function = function_around(exit_)
+    function = enclosing_function(exit_)
     if isinstance(exit_, ast.Expr) and function is not None and depth < 3:
         for call in program.callers(function):
             yield from _after_call(call)
@@ -132,12 +132,12 @@ def _what_others_do(program: Program, exit_: Exit, depth: int = 0) -> Iterator[a
 
 def _after_call(call: ast.Call) -> Iterator[ast.AST]:
     statement = statement_of(call)
-    yield from after_in_block(statement)
+    yield from rest_of_block(statement)
 
 
 def _has_wrapped_backward(program: Program, node: ast.AST) -> bool:
     """Of a tensor; torch.distributed.autograd has a function of that name."""
-    calls = reached(program, node, "backward") if has_replicas(program) else iter(())
+    calls = calls_reached(program, node, "backward") if has_replicas(program) else iter(())
     return any(not program.name_of(call.func).endswith("autograd.backward") for call in calls)
 
 
@@ -151,7 +151,7 @@ def _own_loss(program: Program, source: Source, exit_: Exit) -> str:
         if not after:
             return ""
     for test, _ in conditions(program, exit_, with_exits=False):
-        if loop in above(test) and (loss := own_loss_in(program, test, loop)):
+        if loop in ancestors(test) and (loss := own_loss_in(program, test, loop)):
             return loss
     return ""
 
@@ -176,7 +176,7 @@ def own_loss_in(program: Program, test: ast.expr, loop: Loop) -> str:
     if not _is_asking(test) or _is_shared_before(program, test, loop) or not has_replicas(program):
         return ""
     losses = set(_losses(loop))
-    for asked in inside(test, ast.Name, ast.Attribute):
+    for asked in nodes_in(test, ast.Name, ast.Attribute):
         found = _loss_behind(program, asked, losses)
         if found:
             return found
@@ -185,16 +185,16 @@ def own_loss_in(program: Program, test: ast.expr, loop: Loop) -> str:
 
 def has_replicas(program: Program) -> bool:
     """Whether a model is wrapped somewhere, so that its backward pass is a collective."""
-    return program.remember("has replicas", lambda: next(program.all_calls(DDP, *FSDP), None) is not None)
+    return program.cached("has replicas", lambda: next(program.all_calls(DDP, *FSDP), None) is not None)
 
 
 def _losses(loop: Loop) -> Iterator[str]:
     """Of `loss.backward()`, `out.loss.backward()` and `scaler.scale(loss).backward()`."""
-    parts = list(inside(loop, ast.Name, ast.Attribute))
+    parts = list(nodes_in(loop, ast.Name, ast.Attribute))
     made = {ast.unparse(part) for part in parts if isinstance(part.ctx, ast.Store)}
-    for call in inside(loop, ast.Call):
+    for call in nodes_in(loop, ast.Call):
         if isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
-            for part in inside(call.func.value, ast.Name, ast.Attribute):
+            for part in nodes_in(call.func.value, ast.Name, ast.Attribute):
                 is_loss = isinstance(part, ast.Name) or _is_loss_of(part, made)
                 if is_loss and not _is_owner(part, call.func):
                     yield ast.unparse(part)
@@ -202,7 +202,7 @@ def _losses(loop: Loop) -> Iterator[str]:
 
 def _is_owner(part: ast.Name | ast.Attribute, asked: ast.Attribute) -> bool:
     """Of something else: `args` of `args.weight * loss`, `scaler` of `scaler.scale(loss)`; `loss.mean()` is a loss."""
-    outer = up(part)
+    outer = parent_of(part)
     return isinstance(outer, ast.Attribute) and outer is not asked and outer.attr not in _KEEPING
 
 
@@ -214,12 +214,12 @@ def _is_loss_of(part: ast.Attribute, made: set[str]) -> bool:
 
 def _is_asking(test: ast.expr) -> bool:
     """Whether it may be another answer on another rank: a comparison of numbers, `isnan`; not `is None`."""
-    if any(last_name(call.func) in _ASKING for call in inside(test, ast.Call)):
+    if any(last_name(call.func) in _ASKING for call in nodes_in(test, ast.Call)):
         return True
     if isinstance(test, ast.Name):
         return True
     orders = (ast.Gt, ast.GtE, ast.Lt, ast.LtE, ast.Eq, ast.NotEq)
-    return any(isinstance(op, orders) for compare in inside(test, ast.Compare) for op in compare.ops)
+    return any(isinstance(op, orders) for compare in nodes_in(test, ast.Compare) for op in compare.ops)
 
 
 def _is_shared_before(program: Program, test: ast.expr, loop: Loop) -> bool:
@@ -227,7 +227,7 @@ def _is_shared_before(program: Program, test: ast.expr, loop: Loop) -> bool:
     for _, chain in collectives_in(program, loop):
         if end_position(chain[0]) <= position(test):
             return True
-    calls = [call for call in inside(loop, ast.Call) if position(call) <= end_position(test)]
+    calls = [call for call in nodes_in(loop, ast.Call) if position(call) <= end_position(test)]
     return any(word in last_name(call.func).lower() for call in calls for word in _SHARING_WORDS)
 
 
@@ -260,7 +260,7 @@ def _kept(value: ast.expr) -> ast.expr:
 
 def is_joined(node: ast.AST) -> bool:
     """Whether it is in `with model.join():`, where ranks may stop early."""
-    for outer in above(node):
+    for outer in ancestors(node):
         if isinstance(outer, ast.With):
             for item in outer.items:
                 called = item.context_expr
@@ -271,7 +271,7 @@ def is_joined(node: ast.AST) -> bool:
 
 def loop_around(node: ast.AST) -> Loop | None:
     """The inmost loop of its function that it is in."""
-    for outer in above(node):
+    for outer in ancestors(node):
         if isinstance(outer, LOOPS):
             return outer
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -9,8 +9,8 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.guards import is_on_main_only
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import class_around, function_around
-from drumline_lint.program.value import Known
+from drumline_lint.program.tree import enclosing_class, enclosing_function
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 from drumline_lint.training.saves import is_in_memory, is_own
 
@@ -32,15 +32,15 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _is_told_where(program: Program, call: ast.Call) -> bool:
     given = argument(call, 1, "map_location")
     if given is not None:
-        return program.values(given) != {Known(None)}
+        return program.values(given) != {ConstantValue(None)}
     mapped = argument(call, None, "mmap")
-    return has_unknown_arguments(call) or (mapped is not None and program.values(mapped) != {Known(False)})
+    return has_unknown_arguments(call) or (mapped is not None and program.values(mapped) != {ConstantValue(False)})
 
 
 def _is_of_sample(program: Program, call: ast.Call) -> bool:
     """A dataset's files hold samples, which nobody saves from a GPU."""
-    function = function_around(call)
-    owner = None if function is None else class_around(function)
+    function = enclosing_function(call)
+    owner = None if function is None else enclosing_class(function)
     if owner is None:
         return function is not None and function.name == "__getitem__"
     bases = [place for place in program.ancestry(owner) if isinstance(place, str)]

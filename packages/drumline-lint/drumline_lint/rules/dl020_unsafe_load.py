@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
-from drumline_lint.program.value import Known
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL020")
@@ -17,7 +17,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Where it is false whatever happens."""
     for call in program.calls(source, "torch.load"):
         given = argument(call, None, "weights_only")
-        if given is not None and program.values(given) == {Known(False)}:
+        if given is not None and program.values(given) == {ConstantValue(False)}:
             path = argument(call, 0, "f")
             what = "a file" if path is None else source.code(path)
             yield RULE.at(source, given, f"{what} can run any code as it is loaded")

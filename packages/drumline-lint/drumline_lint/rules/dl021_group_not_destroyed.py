@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
-from drumline_lint.flow.run_order import MOST_STEPS, Run, scripts_through
+from drumline_lint.flow.run_order import MOST_STEPS, Run, runs_through
 from drumline_lint.program.names import DESTROY, INIT
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
-    function_around,
+    enclosing_function,
     is_called,
     last_name,
 )
@@ -26,7 +26,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     if framework(program, source):
         return
     for call in program.calls(source, INIT):
-        runs = [run for run in scripts_through(program, source) if any(step.call is call for step in run)]
+        runs = [run for run in runs_through(program, source) if any(step.call is call for step in run)]
         if runs and not all(_may_be_destroyed(program, run) for run in runs):
             message = f"{source.code(call.func)} is called, and nothing in this run calls destroy_process_group"
             yield RULE.at(source, call, message)
@@ -45,7 +45,7 @@ def _may_be_destroyed(program: Program, run: Run) -> bool:
 
 
 def _may_be_called(program: Program, node: ast.expr) -> bool:
-    function = function_around(node)
+    function = enclosing_function(node)
     if function is None or not is_called(node) or function.name.startswith("__") or function.decorator_list:
         return True
     mentions = sum(len(re.findall(rf"\b{function.name}\b", source.text)) for source in program.sources)

@@ -6,13 +6,13 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.conditions import leaves, rank_tests
+from drumline_lint.flow.conditions import always_exits, rank_tests
 from drumline_lint.flow.guards import is_now_and_then
 from drumline_lint.flow.loops import repeated
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import SCOPES, above, inside, last_name, position, statement_of
+from drumline_lint.program.tree import SCOPES, ancestors, last_name, nodes_in, position, statement_of
 from drumline_lint.reading.source import Source
-from drumline_lint.training.steps import is_method, rounds, training_loops
+from drumline_lint.training.steps import is_method, round_functions, training_loops
 from drumline_lint.training.tensors import is_of_step
 
 RULE = rule("DL022")
@@ -23,7 +23,7 @@ SHOWING = ("print", "write", "set_postfix", "set_postfix_str", "set_description"
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """One finding a loop, at the first statement that waits."""
-    for found in program.remember(RULE.id, lambda: _find(program)):
+    for found in program.cached(RULE.id, lambda: _find(program)):
         (statement, (node, value)), others = min(found.items(), key=lambda one: position(one[0])), len(found) - 1
         if program.source_of(statement) is source:
             more = f", and so do {others} other statements of this loop" if others > 1 else ""
@@ -38,7 +38,7 @@ def _find(program: Program) -> list[dict[ast.stmt, tuple[ast.expr, ast.expr]]]:
     seen: set[ast.stmt] = set()
     for loop in training_loops(program):
         found: dict[ast.stmt, tuple[ast.expr, ast.expr]] = {}
-        for root, rare in rounds(program, loop, _is_rare).items():
+        for root, rare in round_functions(program, loop, _is_rare).items():
             for node in _written(root) if not rare else ():
                 value, statement = _read(program, node), statement_of(node)
                 if value is not None and statement not in seen and not _is_rare(program, node, root):
@@ -53,7 +53,7 @@ def _find(program: Program) -> list[dict[ast.stmt, tuple[ast.expr, ast.expr]]]:
 def _written(root: ast.AST) -> Iterator[ast.expr]:
     for part in repeated(root):
         if not isinstance(part, SCOPES):
-            yield from inside(part, ast.Call, ast.FormattedValue)
+            yield from nodes_in(part, ast.Call, ast.FormattedValue)
 
 
 def _read(program: Program, node: ast.expr) -> ast.expr | None:
@@ -89,14 +89,14 @@ def _is_rare(program: Program, node: ast.AST, until: ast.AST) -> bool:
         return True
     shown = _is_shown(node)
     inner: ast.AST = node
-    for outer in above(node):
+    for outer in ancestors(node):
         if outer is until:
             break
         if isinstance(outer, ast.Raise | ast.Assert | ast.ExceptHandler):
             return True
         if isinstance(outer, ast.If) and inner is not outer.test:
             block = outer.body if inner in outer.body else outer.orelse
-            if leaves(program, block) and not isinstance(block[-1], ast.Continue | ast.Return):
+            if always_exits(program, block) and not isinstance(block[-1], ast.Continue | ast.Return):
                 return True
             if _is_one_step(program, outer.test) or (shown and _is_on_value(program, outer.test)):
                 return True
@@ -113,7 +113,7 @@ def _is_shown(node: ast.AST) -> bool:
 
 def _is_on_value(program: Program, test: ast.expr) -> bool:
     """`if torch.max(y) > 1:` asks for what should not be; that it waits, too, is another matter."""
-    return any(is_of_step(program, one) for one in inside(test, ast.Compare, ast.Call))
+    return any(is_of_step(program, one) for one in nodes_in(test, ast.Compare, ast.Call))
 
 
 def _is_one_step(program: Program, test: ast.expr) -> bool:
@@ -122,6 +122,6 @@ def _is_one_step(program: Program, test: ast.expr) -> bool:
         return False
     return any(
         isinstance(one, ast.Eq | ast.Lt | ast.LtE | ast.In)
-        for compared in inside(test, ast.Compare)
+        for compared in nodes_in(test, ast.Compare)
         for one in compared.ops
     )

@@ -6,12 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.conditions import after_in_block, leaves, rank_tests_at
+from drumline_lint.flow.conditions import always_exits, rank_tests_at, rest_of_block
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import above, inside, last_name, statement_of
+from drumline_lint.program.tree import ancestors, last_name, nodes_in, statement_of
 from drumline_lint.program.value import Rank, RankTest
 from drumline_lint.reading.source import Source
 
@@ -68,18 +68,18 @@ def _is_intended(program: Program, call: ast.Call, kind: str) -> bool:
 
 def _is_about_failure(program: Program, call: ast.Call) -> bool:
     """In an `except`, or just before the process ends: whichever rank that is, it should be heard."""
-    if any(isinstance(outer, ast.ExceptHandler) for outer in above(call)):
+    if any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(call)):
         return True
-    following = after_in_block(statement_of(call))
-    ends = 0 < len(following) <= 2 and leaves(program, following)
+    following = rest_of_block(statement_of(call))
+    ends = 0 < len(following) <= 2 and always_exits(program, following)
     return ends and not any(isinstance(one, ast.Return | ast.Continue | ast.Break) for one in following)
 
 
 def _names_rank(program: Program, call: ast.Call) -> bool:
     """Whether an argument depends on the rank, or its text has the word."""
-    parts = [part for one in (*call.args, *call.keywords) for part in inside(one, *_PARTS)]
+    parts = [part for one in (*call.args, *call.keywords) for part in nodes_in(one, *_PARTS)]
     texts = [text for part in parts if isinstance(part, ast.Name) for text in program.assigned(part)]
-    parts += [part for text in texts if _is_text(text) for part in inside(text, *_PARTS)]
+    parts += [part for text in texts if _is_text(text) for part in nodes_in(text, *_PARTS)]
     return any(_is_of_rank(program, part) for part in parts)
 
 
@@ -99,9 +99,9 @@ def _is_of_rank(program: Program, part: ast.expr) -> bool:
 def _is_quiet(program: Program, source: Source, kind: str) -> bool:
     """Whether the program keeps the other ranks quiet elsewhere, or never shows what is logged."""
     if kind == "print":
-        return program.remember("prints are replaced", lambda: any(_replaces_print(program)))
+        return program.cached("prints are replaced", lambda: any(_replaces_print(program)))
     if kind == "log":
-        configured = program.remember("loggers", lambda: [*_logging_calls(program)])
+        configured = program.cached("loggers", lambda: [*_logging_calls(program)])
         return not configured or any(configured) or bool(framework(program, source))
     if kind == "wandb":
         begun = list(program.all_calls("wandb.init"))

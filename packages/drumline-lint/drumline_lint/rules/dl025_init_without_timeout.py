@@ -9,7 +9,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.names import INIT
 from drumline_lint.program.program import Program
-from drumline_lint.program.value import Known
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL025")
@@ -20,9 +20,9 @@ LONGER = "30 minutes"
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Every call without it; MPI has no such timeout."""
     for call in program.calls(source, INIT):
-        backends = {one.value for one in program.values(argument(call, 0, "backend")) if isinstance(one, Known)}
+        backends = {one.value for one in program.values(argument(call, 0, "backend")) if isinstance(one, ConstantValue)}
         timeout = argument(call, 2, "timeout")
-        is_given = timeout is not None and program.values(timeout) != {Known(None)}
+        is_given = timeout is not None and program.values(timeout) != {ConstantValue(None)}
         if has_unknown_arguments(call) or is_given or backends == {"mpi"}:
             continue
         waits = " or ".join(_waits(call, {str(name).lower() for name in backends}))

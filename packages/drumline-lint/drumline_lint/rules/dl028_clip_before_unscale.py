@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import are_exclusive
-from drumline_lint.flow.loops import done_in
+from drumline_lint.flow.loops import calls_made_in
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import function_around
-from drumline_lint.program.value import Made
+from drumline_lint.program.tree import enclosing_function
+from drumline_lint.program.value import CallResult
 from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import SCALERS, is_method, is_scaler, training_loops
 
@@ -41,12 +41,12 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _around(program: Program, clip: ast.Call) -> list[list[ast.Call]]:
     """The rounds of training that come to the clip, as the calls that they make; or else its own function's."""
-    every = program.remember("rounds", lambda: [list(done_in(program, one)) for one in training_loops(program)])
+    every = program.cached("rounds", lambda: [list(calls_made_in(program, one)) for one in training_loops(program)])
     found = [calls for calls in every if clip in calls]
-    function = function_around(clip)
+    function = enclosing_function(clip)
     if found or function is None:
         return found
-    return [list(done_in(program, function))]
+    return [list(calls_made_in(program, function))]
 
 
 def _scaler_before(program: Program, calls: list[ast.Call], clip: ast.Call) -> str:
@@ -63,5 +63,5 @@ def _scaler_before(program: Program, calls: list[ast.Call], clip: ast.Call) -> s
 
 
 def _is_known_scaler(program: Program, expression: ast.expr) -> bool:
-    made = [value for value in program.values(expression) if isinstance(value, Made)]
+    made = [value for value in program.values(expression) if isinstance(value, CallResult)]
     return is_scaler(program, expression) and (not made or all(value.name in SCALERS for value in made))

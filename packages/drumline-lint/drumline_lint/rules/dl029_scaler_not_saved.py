@@ -9,7 +9,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import imported_sources
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import function_around, inside, last_name
+from drumline_lint.program.tree import enclosing_function, last_name, nodes_in
 from drumline_lint.program.value import Class
 from drumline_lint.reading.source import Source
 from drumline_lint.training.steps import SCALERS, is_method, is_optimizer, is_scaler
@@ -28,7 +28,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     for save in saves if scaler else ():
         for content in _contents(program, argument(save, 0, "obj")):
             if _has_optimizer(program, content) and not _has_scaler(program, content):
-                if content not in found or function_around(content) is function_around(save):
+                if content not in found or enclosing_function(content) is enclosing_function(save):
                     found[content] = _where(program, save, content)
                 break
     for where in dict.fromkeys(found.values()):
@@ -37,13 +37,13 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _where(program: Program, save: ast.Call, content: ast.expr) -> ast.expr:
     """At the save, or at what is handed to the function that saves, if both are in one file."""
-    is_near = function_around(content) is function_around(save)
+    is_near = enclosing_function(content) is enclosing_function(save)
     return save if is_near or program.source_of(content) is not program.source_of(save) else content
 
 
 def _scaler_in_use(program: Program, saving: Source) -> str:
     """As it is written where it makes a step, in a file that imports the one that saves, or is imported by it."""
-    for source, scaler in program.remember("scalers in use", lambda: _find_scalers(program)):
+    for source, scaler in program.cached("scalers in use", lambda: _find_scalers(program)):
         if saving in _with_imported(program, source) or source in _with_imported(program, saving):
             return scaler
     return ""
@@ -92,14 +92,14 @@ def _contents(program: Program, expression: ast.expr | None, depth: int = 0) -> 
 def _returned(program: Program, call: ast.Call) -> list[ast.expr]:
     """What a function of the given files may give back."""
     function = program.function_of(call)
-    found = [] if function is None else [one.value for one in inside(function, ast.Return)]
+    found = [] if function is None else [one.value for one in nodes_in(function, ast.Return)]
     return [one for one in found if one is not None]
 
 
 def _is_added_to(program: Program, name: ast.Name) -> bool:
     """`state["scaler"] = ...`, `state.update(...)`: what is in it is not all in one place."""
-    around = function_around(name) or program.source_of(name).tree
-    for node in inside(around, ast.Subscript, ast.Call):
+    around = enclosing_function(name) or program.source_of(name).tree
+    for node in nodes_in(around, ast.Subscript, ast.Call):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             if last_name(node.value) == name.id:
                 return True
@@ -132,14 +132,14 @@ def _has_optimizer(program: Program, content: ast.expr) -> bool:
         and isinstance(call.func, ast.Attribute)
         and is_optimizer(program, call.func.value)
         for value in (*values, *behind)
-        for call in inside(value, ast.Call)
+        for call in nodes_in(value, ast.Call)
     )
 
 
 def _has_scaler(program: Program, content: ast.expr) -> bool:
     """By a name in it; a value that is a call of something else may hold anything, and is taken as it is named."""
     for key, value in _parts(content) or ():
-        words = [key, *(last_name(one) for one in inside(value, ast.Name, ast.Attribute))]
+        words = [key, *(last_name(one) for one in nodes_in(value, ast.Name, ast.Attribute))]
         if any("scal" in word.lower() or "amp" in word.lower().split("_") for word in words):
             return True
     return False

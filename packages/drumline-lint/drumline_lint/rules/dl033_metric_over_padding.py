@@ -10,15 +10,15 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import distributed_sources, framework
 from drumline_lint.flow.guards import is_on_main_only
-from drumline_lint.flow.loops import done_in, evaluation_loops
+from drumline_lint.flow.loops import calls_made_in, evaluation_loops
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.imports import connected
 from drumline_lint.program.names import COLLECTIVES, DISTRIBUTED_SAMPLER, LOADER
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Loop, function_around, inside, last_name
-from drumline_lint.program.value import Known
+from drumline_lint.program.tree import Loop, enclosing_function, last_name, nodes_in
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
-from drumline_lint.training.steps import is_method, rounds, training_loops
+from drumline_lint.training.steps import is_method, round_functions, training_loops
 
 RULE = rule("DL033")
 ADDING = ("append", "extend", "update", "add", "add_batch", "accumulate")
@@ -34,7 +34,7 @@ _OF_ONE_PROCESS = ("torch.", "numpy.", "einops.", "functools.", "gc.", "asyncio.
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """The sampler of a loader that an evaluation goes over."""
-    for sampler in program.remember(RULE.id, lambda: list(dict.fromkeys(_find(program)))):
+    for sampler in program.cached(RULE.id, lambda: list(dict.fromkeys(_find(program)))):
         if program.source_of(sampler) is source:
             yield RULE.at(
                 source,
@@ -64,7 +64,7 @@ def _is_joined(program: Program, source: Source) -> bool:
         _JOINING.search(last.lower()) and any(_may_join(program, call) for call in calls)
         for other in near
         for last, calls in program.index(other).calls.items()
-    ) or not near.isdisjoint(program.remember("reducing files", lambda: _reducing(program)))
+    ) or not near.isdisjoint(program.cached("reducing files", lambda: _reducing(program)))
 
 
 def _reducing(program: Program) -> set[Source]:
@@ -94,7 +94,7 @@ def _samplers(program: Program, loop: Loop) -> list[ast.Call]:
 
 def _pads(program: Program, sampler: ast.Call) -> bool:
     given = argument(sampler, 5, "drop_last")
-    is_told_not_to = given is not None and program.values(given) != {Known(False)}
+    is_told_not_to = given is not None and program.values(given) != {ConstantValue(False)}
     return not is_told_not_to and not has_unknown_arguments(sampler)
 
 
@@ -116,21 +116,23 @@ def _says_training(test: ast.expr) -> bool:
 
 def _counts(program: Program, loop: Loop) -> bool:
     """Whether something is added up over the batches."""
-    if any(isinstance(one.op, ast.Add) for root in rounds(program, loop) for one in inside(root, ast.AugAssign)):
+    if any(
+        isinstance(one.op, ast.Add) for root in round_functions(program, loop) for one in nodes_in(root, ast.AugAssign)
+    ):
         return True
-    return any(is_method(call, *ADDING) for call in done_in(program, loop))
+    return any(is_method(call, *ADDING) for call in calls_made_in(program, loop))
 
 
 def _is_handled(program: Program, loop: Loop, sampler: ast.Call) -> bool:
     """Whether the code around says that it knows: a remainder by the number of ranks, a cut, a part for the rest."""
     for node in (loop, sampler):
-        around = function_around(node) or program.source_of(node).tree
-        for part in inside(around, ast.Name, ast.Attribute, ast.BinOp, ast.Slice):
+        around = enclosing_function(node) or program.source_of(node).tree
+        for part in nodes_in(around, ast.Name, ast.Attribute, ast.BinOp, ast.Slice):
             if isinstance(part, ast.BinOp):
                 if isinstance(part.op, ast.Mod) and _names_ranks(part.right):
                     return True
             elif isinstance(part, ast.Slice):
-                if part.upper is not None and any(last_name(c.func) == "len" for c in inside(part.upper, ast.Call)):
+                if part.upper is not None and any(last_name(c.func) == "len" for c in nodes_in(part.upper, ast.Call)):
                     return True
             elif last_name(part) in HANDLING:
                 return True
@@ -138,5 +140,5 @@ def _is_handled(program: Program, loop: Loop, sampler: ast.Call) -> bool:
 
 
 def _names_ranks(expression: ast.expr) -> bool:
-    words = [last_name(one).lower() for one in inside(expression, ast.Name, ast.Attribute)]
+    words = [last_name(one).lower() for one in nodes_in(expression, ast.Name, ast.Attribute)]
     return any("world" in word or "replicas" in word or "ranks" in word for word in words)

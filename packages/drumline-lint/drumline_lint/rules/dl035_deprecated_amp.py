@@ -10,7 +10,7 @@ from drumline_lint.findings import Edit, Finding, rule
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.program.calls import has_unknown_arguments
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import above, end_position, is_called, position, up
+from drumline_lint.program.tree import ancestors, end_position, is_called, parent_of, position
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL035")
@@ -39,7 +39,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             edits = _edits(program, source, node, mended)
             yield RULE.at(
                 source,
-                up(node) if is_called(node) else node,
+                parent_of(node) if is_called(node) else node,
                 f"{source.code(node)} is deprecated since torch 2.4",
                 fix=f"write {_instead(name)}",
                 edits=edits,
@@ -65,7 +65,7 @@ def _old(program: Program, node: ast.expr) -> str:
 
 def _is_for_old_torch(program: Program, node: ast.expr) -> bool:
     """Under a condition on the version, or on whether the new one is there; or where that could not be imported."""
-    if any(isinstance(outer, ast.ExceptHandler) for outer in above(node)):
+    if any(isinstance(outer, ast.ExceptHandler) for outer in ancestors(node)):
         return True
     tests = [ast.unparse(test).lower() for test, _ in conditions(program, node)]
     return any(("version" in test and _NEW.search(test)) or "hasattr(torch" in test for test in tests)
@@ -125,7 +125,7 @@ def _edits_of_import(program: Program, source: Source, statement: ast.ImportFrom
 
 def _device_given(program: Program, source: Source, callee: ast.expr) -> list[Edit]:
     """The device as first argument of a call; none where it is not certain where that is."""
-    call, name = up(callee), _old(program, callee)
+    call, name = parent_of(callee), _old(program, callee)
     line, column = end_position(callee)
     is_open = source.lines[line - 1].encode()[column:].startswith(b"(")
     if not isinstance(call, ast.Call) or not name or "custom" in name or not is_open:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.program.calls import has_unknown_arguments
 from drumline_lint.program.names import LOADER
-from drumline_lint.program.origins import written
+from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given
@@ -23,9 +23,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
             continue
         persistent, ahead = given(call, "persistent_workers"), given(call, "prefetch_factor")
         if persistent is not None and _constants(program, persistent) == [True]:
-            yield RULE.at(source, call, f"persistent_workers=True with {_said(source, call)}")
+            yield RULE.at(source, call, f"persistent_workers=True with {_message(source, call)}")
         elif ahead is not None and all(_is_number(one) for one in _constants(program, ahead) or [None]):
-            yield RULE.at(source, call, f"prefetch_factor={source.code(ahead)} with {_said(source, call)}")
+            yield RULE.at(source, call, f"prefetch_factor={source.code(ahead)} with {_message(source, call)}")
 
 
 def _has_no_workers(program: Program, call: ast.Call) -> bool:
@@ -35,7 +35,7 @@ def _has_no_workers(program: Program, call: ast.Call) -> bool:
 
 def _constants(program: Program, expression: ast.expr) -> list[object]:
     """All that it may be; empty if one of them is not a constant."""
-    origins = written(program, expression)
+    origins = written_values(program, expression)
     if not all(isinstance(one, ast.Constant) for one in origins):
         return []
     return list({one.value for one in origins if isinstance(one, ast.Constant)})
@@ -49,7 +49,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _said(source: Source, call: ast.Call) -> str:
+def _message(source: Source, call: ast.Call) -> str:
     workers = given(call, "num_workers")
     told = "no num_workers" if workers is None else f"num_workers={source.code(workers)}"
     return f"{told}: DataLoader raises a ValueError"

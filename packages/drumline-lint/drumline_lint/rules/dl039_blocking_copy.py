@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from drumline_lint.findings import Edit, Finding, rule
 from drumline_lint.program.calls import argument, has_unknown_arguments
-from drumline_lint.program.origins import written
+from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Binding, above, end_position, inside, last_name
+from drumline_lint.program.tree import Binding, ancestors, end_position, last_name, nodes_in
 from drumline_lint.reading.source import Source
 from drumline_lint.training.loaders import given, loaders, loaders_behind
 from drumline_lint.training.models import moves_to_gpu
@@ -31,7 +31,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
                 source,
                 call,
                 f"{source.code(copied)} is in pinned memory, but {source.code(call)} waits until it is copied",
-                edits=_mended(program, source, call),
+                edits=_fixed_file(program, source, call),
             )
 
 
@@ -44,16 +44,16 @@ def _is_of_one_batch(program: Program, call: ast.Call) -> bool:
     """In a loop over batches that is always left after the first: one copy is not worth a word."""
     return any(
         isinstance(outer.body[-1], ast.Break | ast.Return)
-        and not inside(outer, ast.Continue)
+        and not nodes_in(outer, ast.Continue)
         and bool(loaders(program, outer.iter))
-        for outer in above(call)
+        for outer in ancestors(call)
         if isinstance(outer, ast.For)
     )
 
 
 def _is_pinned(program: Program, loader: ast.Call) -> bool:
     """Always, or where there is a GPU."""
-    for origin in written(program, given(loader, "pin_memory")):
+    for origin in written_values(program, given(loader, "pin_memory")):
         if isinstance(origin, ast.Constant) and origin.value is True:
             return True
         if isinstance(origin, ast.Compare | ast.Call) and "cuda" in ast.unparse(origin):
@@ -61,7 +61,7 @@ def _is_pinned(program: Program, loader: ast.Call) -> bool:
     return False
 
 
-def _mended(program: Program, source: Source, call: ast.Call) -> list[Edit]:
+def _fixed_file(program: Program, source: Source, call: ast.Call) -> list[Edit]:
     """The argument behind the last one, if what is copied is a tensor for sure."""
     assert isinstance(call.func, ast.Attribute)
     if not _is_part(program, call.func.value):

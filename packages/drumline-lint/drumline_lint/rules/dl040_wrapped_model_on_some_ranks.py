@@ -12,7 +12,7 @@ from drumline_lint.flow.collectives import Find, has_counterpart, has_group, who
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import guards
 from drumline_lint.flow.loops import has_gradients_off
-from drumline_lint.flow.some_ranks import Kept, calls_for_some, has_backward, is_within, kept_away
+from drumline_lint.flow.some_ranks import RankFilter, calls_under_rank_tests, has_backward, is_within, rank_filter
 from drumline_lint.program.bindings import bound
 from drumline_lint.program.calls import argument, has_unknown_arguments, number_of
 from drumline_lint.program.functions import function_with
@@ -22,14 +22,14 @@ from drumline_lint.program.program import Program
 from drumline_lint.program.tree import (
     Binding,
     FunctionNode,
-    function_around,
-    inside,
+    enclosing_function,
     is_called,
     last_name,
+    nodes_in,
+    parent_of,
     position,
-    up,
 )
-from drumline_lint.program.value import Class, Function, Instance, Known, Library, Made, Method, Value
+from drumline_lint.program.value import CallResult, Class, ConstantValue, Function, Instance, Library, Method, Value
 from drumline_lint.reading.source import Source
 from drumline_lint.training.models import WRAPPERS, built_of, wrapped, wraps_any
 
@@ -46,15 +46,15 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Calls under a condition on ranks that come to the forward of a wrapped model."""
     if not wraps_any(program) or framework(program, source):
         return
-    for call in calls_for_some(program, source):
+    for call in calls_under_rank_tests(program, source):
         kept = None
         for chain in forwards_by(program, call):
-            kept = kept or kept_away(program, call)
+            kept = kept or rank_filter(program, call)
             if kept is None:
                 break
             effect = _effect(program, chain, kept) if _is_open(program, chain) else ""
             if effect and not has_counterpart(program, call, _FORWARD, kept.tests, _find(program)):
-                yield RULE.at(source, call, _said(source, kept, chain, effect), fix=_fix(source, chain, effect))
+                yield RULE.at(source, call, _message(source, kept, chain, effect), fix=_fix(source, chain, effect))
                 break
 
 
@@ -66,10 +66,10 @@ def _is_open(program: Program, chain: Chain) -> bool:
     """Whether all on the way go on to the model; what is kept from ranks further down is told of there."""
     if any(is_within(call, "join") for call in chain):
         return False
-    return all(kept_away(program, call) is None for call in chain[1:])
+    return all(rank_filter(program, call) is None for call in chain[1:])
 
 
-def _effect(program: Program, chain: Chain, kept: Kept) -> str:
+def _effect(program: Program, chain: Chain, kept: RankFilter) -> str:
     """What the model would do together with the ranks that do not come; nothing if it may do nothing."""
     found = wrappings_by(program, chain)
     if any(has_group(program, one.call) for one in found):
@@ -87,20 +87,20 @@ def _effect(program: Program, chain: Chain, kept: Kept) -> str:
     return ""
 
 
-def _is_wrapped_there(program: Program, wrapping: Made, kept: Kept) -> bool:
+def _is_wrapped_there(program: Program, wrapping: CallResult, kept: RankFilter) -> bool:
     """Whether the same ranks alone wrap it: then the others have nothing to run."""
     return bool({test.is_main for test in guards(program, wrapping.call)} & {test.is_main for test in kept.tests})
 
 
-def _sends_buffers(program: Program, wrapping: Made) -> bool:
+def _sends_buffers(program: Program, wrapping: CallResult) -> bool:
     """Whether the forward of DDP does; it has none to send if the model is known to have none."""
     call = wrapping.call
     given = [argument(call, 4, "broadcast_buffers"), argument(call, None, "forward_sync_buffers")]
-    is_on = all(one is None or program.values(one) == {Known(True)} for one in given)
+    is_on = all(one is None or program.values(one) == {ConstantValue(True)} for one in given)
     return is_on and may_have_buffers(program, wrapped(call))
 
 
-def _said(source: Source, kept: Kept, chain: Chain, effect: str) -> str:
+def _message(source: Source, kept: RankFilter, chain: Chain, effect: str) -> str:
     who, first = who_calls(kept.tests[0]), source.code(chain[0].func)
     if len(chain) == 1:
         return f"{who} {first}, a wrapped model: {_EFFECTS[effect]}, and the other ranks do not call it"
@@ -130,7 +130,7 @@ Chain = tuple[ast.Call, ...]
 
 def forwards_in(program: Program, node: ast.AST) -> Iterator[Chain]:
     """All calls in it of something that may be a wrapped model, with those that lead there."""
-    for call in inside(node, ast.Call):
+    for call in nodes_in(node, ast.Call):
         yield from forwards_by(program, call)
 
 
@@ -166,7 +166,7 @@ def _find_first(program: Program, function: FunctionNode) -> tuple[Chain, ...]:
     return tuple(found.values())
 
 
-def wrappings_by(program: Program, chain: Chain) -> list[Made]:
+def wrappings_by(program: Program, chain: Chain) -> list[CallResult]:
     """What wraps the model that a chain of calls runs; nothing where it may well be another model.
 
     A function may get the wrapped model from one caller and the inner one from another: what counts is what the calls
@@ -194,7 +194,7 @@ def _only_binding(program: Program, name: ast.Name) -> ast.AST | None:
     return bindings[0].node if bindings[0].kind == "parameter" else bindings[0].value
 
 
-def wrappings(program: Program, model: ast.expr, depth: int = 0) -> list[Made]:
+def wrappings(program: Program, model: ast.expr, depth: int = 0) -> list[CallResult]:
     """What wraps a model; nothing if it may have been taken out again.
 
     That it is bare in a run with one process does not matter: there are no other ranks in that.
@@ -220,8 +220,8 @@ def _is_given_wrapped(program: Program, model: ast.expr, depth: int) -> bool:
 
 def _binds_wrapped(program: Program, binding: Binding, depth: int) -> bool:
     if binding.kind == "parameter" or (binding.kind == "assign" and not binding.path):
-        return all(_is_wrapped(program, one, depth) for one in program.given_by(binding))
-    return any(isinstance(one, Made) and one.name in WRAPPERS for one in bound(program, binding))
+        return all(_is_wrapped(program, one, depth) for one in program.expressions_of(binding))
+    return any(isinstance(one, CallResult) and one.name in WRAPPERS for one in bound(program, binding))
 
 
 def _is_wrapped(program: Program, model: ast.expr | None, depth: int) -> bool:
@@ -230,7 +230,7 @@ def _is_wrapped(program: Program, model: ast.expr | None, depth: int) -> bool:
 
 def _is_later(value: ast.expr, use: ast.expr) -> bool:
     """Of `self.model = DDP(self.model)`: after a use in the same function."""
-    return function_around(value) is function_around(use) and position(use) < position(value)
+    return enclosing_function(value) is enclosing_function(use) and position(use) < position(value)
 
 
 def _is_other(program: Program, part: ast.expr) -> bool:
@@ -269,13 +269,13 @@ def _is_seen(program: Program, value: Value) -> bool:
     if isinstance(value, Instance):
         bases = [place for place in program.ancestry(value.of) if isinstance(place, str)]
         return bool(bases) and all(base.startswith("torch.nn.") or base == "object" for base in bases)
-    return isinstance(value, Made) and value.name.startswith("torch.nn.")
+    return isinstance(value, CallResult) and value.name.startswith("torch.nn.")
 
 
 def _may_bring(program: Program, node: ast.AST) -> bool:
     if isinstance(node, ast.Name | ast.Attribute):
         name = program.name_of(node)
-        is_for_another = is_called(node) or isinstance(up(node), ast.Attribute)
+        is_for_another = is_called(node) or isinstance(parent_of(node), ast.Attribute)
         return not is_for_another and name.startswith("torch.") and _brings_by_name(name)
     if not isinstance(node, ast.Call):
         return False
@@ -295,7 +295,7 @@ def _keeps_means(program: Program, call: ast.Call, unless_told: bool) -> bool:
     told = argument(call, 4, "track_running_stats")
     if told is None:
         return unless_told or has_unknown_arguments(call)
-    return program.values(told) != {Known(False)}
+    return program.values(told) != {ConstantValue(False)}
 
 
 def _gives_buffers(program: Program, called: Value, call: ast.Call) -> bool:
@@ -307,7 +307,7 @@ def _gives_buffers(program: Program, called: Value, call: ast.Call) -> bool:
         return program.is_module(called.node) and not _is_seen(program, value)
     if isinstance(called, Library | Method):
         return _gives_by_name(program, program.name_of(call.func), call)
-    return not isinstance(called, Instance | Made)
+    return not isinstance(called, Instance | CallResult)
 
 
 def _gives_by_name(program: Program, name: str, call: ast.Call) -> bool:

@@ -6,21 +6,21 @@ import ast
 from collections.abc import Iterator
 
 from drumline_lint.findings import Finding, rule
-from drumline_lint.flow.conditions import known_parts, leaves
+from drumline_lint.flow.conditions import always_exits, held_conditions
 from drumline_lint.flow.guards import is_now_and_then
 from drumline_lint.flow.loops import repeated
 from drumline_lint.program.program import Program
 from drumline_lint.program.ranks import is_about_being_distributed
-from drumline_lint.program.tree import SCOPES, above, inside
+from drumline_lint.program.tree import SCOPES, ancestors, nodes_in
 from drumline_lint.reading.source import Source
-from drumline_lint.training.steps import rounds, training_loops
+from drumline_lint.training.steps import round_functions, training_loops
 
 RULE = rule("DL041")
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
     """Barriers that every round of a training loop calls, in the loop or in a function that it calls."""
-    found = program.remember(RULE.id, lambda: dict.fromkeys(_find(program)))
+    found = program.cached(RULE.id, lambda: dict.fromkeys(_find(program)))
     for call in found:
         if program.source_of(call) is source:
             yield RULE.at(source, call, f"{source.code(call)} makes all ranks wait for the slowest at every step")
@@ -28,9 +28,9 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 def _find(program: Program) -> Iterator[ast.Call]:
     for loop in training_loops(program):
-        for root, rare in rounds(program, loop, _is_rare).items():
+        for root, rare in round_functions(program, loop, _is_rare).items():
             parts = [part for part in repeated(root) if not isinstance(part, SCOPES)] if not rare else []
-            for call in (one for part in parts for one in inside(part, ast.Call)):
+            for call in (one for part in parts for one in nodes_in(part, ast.Call)):
                 if program.name_of(call.func) == "torch.distributed.barrier" and not _is_rare(program, call, root):
                     yield call
 
@@ -40,12 +40,12 @@ def _is_rare(program: Program, node: ast.AST, until: ast.AST) -> bool:
     if is_now_and_then(program, node, until):
         return True
     inner: ast.AST = node
-    for outer in above(node):
+    for outer in ancestors(node):
         if outer is until:
             return False
         if isinstance(outer, ast.If) and inner is not outer.test:
-            tests = known_parts(program, outer.body[0]) if inner in outer.body else []
-            if leaves(program, outer.body) or not all(is_about_being_distributed(test) for test, _ in tests):
+            tests = held_conditions(program, outer.body[0]) if inner in outer.body else []
+            if always_exits(program, outer.body) or not all(is_about_being_distributed(test) for test, _ in tests):
                 return True
         if isinstance(outer, ast.For | ast.While | ast.Try):
             return True

@@ -9,7 +9,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.guards import is_on_every_rank
 from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
-from drumline_lint.program.value import Known
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.source import Source
 
 RULE = rule("DL042")
@@ -29,7 +29,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 def _downloads(program: Program, source: Source) -> Iterator[ast.Call]:
     for call in program.index(source).every(ast.Call) if "download" in source.text else ():
         given = argument(call, None, "download")
-        is_on = given is not None and program.values(given) == {Known(True)}
+        is_on = given is not None and program.values(given) == {ConstantValue(True)}
         if is_on and program.name_of(call.func).startswith(_DATASETS):
             yield call
 

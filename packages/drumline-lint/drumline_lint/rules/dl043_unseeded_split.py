@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.distributed import framework
 from drumline_lint.flow.guards import is_on_every_rank
-from drumline_lint.flow.run_order import Run, found_in_scripts, process_of
+from drumline_lint.flow.run_order import Run, found_in_runs, process_of
 from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.program import Program
 from drumline_lint.reading.source import Source
@@ -22,7 +22,7 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
     """Calls of random_split without a generator, in runs that set no seed before."""
     if framework(program, source) or "random_split" not in source.text:
         return
-    for call in found_in_scripts(program, source, _unseeded):
+    for call in found_in_runs(program, source, _unseeded):
         if is_on_every_rank(program, call):
             message = (
                 f"{source.code(call)} draws another split on every rank: what one rank tests on, another trains on"

@@ -9,7 +9,7 @@ from drumline_lint.findings import Finding, rule
 from drumline_lint.flow.hosts import meets_on_one_host
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DISTRIBUTED_SAMPLER, INIT
-from drumline_lint.program.origins import written
+from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
 from drumline_lint.program.ranks import OF_FUNCTION
 from drumline_lint.program.value import Rank
@@ -39,7 +39,7 @@ def _is_of_host(program: Program, size: ast.expr) -> bool:
     return all(
         isinstance(one, ast.Call | ast.Subscript)
         and any(w in ast.unparse(one) for w in ("device_count", "LOCAL_WORLD_SIZE"))
-        for one in written(program, size)
+        for one in written_values(program, size)
     )
 
 
@@ -47,7 +47,7 @@ def _is_global(program: Program, rank: ast.expr | None) -> bool:
     """From the environment or `get_rank()`; a name alone may be the number of a process of mp.spawn."""
     if rank is None or program.values(rank) != {Rank("global")}:
         return False
-    origins = written(program, rank)
+    origins = written_values(program, rank)
     return bool(origins) and all(
         isinstance(one, ast.Call | ast.Subscript)
         and (

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from drumline_lint.findings import Edit, Finding, rule
 from drumline_lint.program.calls import argument
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import inside
-from drumline_lint.program.value import Known
+from drumline_lint.program.tree import nodes_in
+from drumline_lint.program.value import ConstantValue
 from drumline_lint.reading.launchers import OLD_LAUNCH, Launch, launches
 from drumline_lint.reading.shell import Script
 from drumline_lint.reading.shell_parser import Word
@@ -58,8 +58,8 @@ def _in_commands(program: Program, source: Source) -> Iterator[ast.AST]:
         given = argument(call, 0, "args") or argument(call, 0, "command") or argument(call, 0, "cmd")
         if given is None:
             continue
-        texts: list[object] = [part.value for part in inside(given, ast.Constant)]
-        texts += [value.value for value in program.values(given) if isinstance(value, Known)]
+        texts: list[object] = [part.value for part in nodes_in(given, ast.Constant)]
+        texts += [value.value for value in program.values(given) if isinstance(value, ConstantValue)]
         if any(isinstance(text, str) and IN_COMMAND.search(text) for text in texts):
             yield given
 

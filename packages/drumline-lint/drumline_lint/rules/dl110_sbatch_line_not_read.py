@@ -37,9 +37,11 @@ def check_shell(script: Script) -> Iterator[Finding]:
     late = [one for one in lines if one.text.startswith(_READ) and one.start > end]
     has_read = any(one.text.startswith(_READ) and one.start < end for one in lines)
     odd = [one for one in lines if not one.text.startswith(_READ) and one.start < end]
-    yield from _told(script, [one for one in odd if not (has_read and one.is_off)], "does not begin with #SBATCH")
+    yield from _findings_for(
+        script, [one for one in odd if not (has_read and one.is_off)], "does not begin with #SBATCH"
+    )
     if first:
-        yield from _told(script, late, f"comes after the first command, {first.group().strip()[:40]}")
+        yield from _findings_for(script, late, f"comes after the first command, {first.group().strip()[:40]}")
 
 
 def _lines(script: Script) -> Iterator[_Line]:
@@ -49,7 +51,7 @@ def _lines(script: Script) -> Iterator[_Line]:
             yield _Line(found.start(), found.end(), found.group(), bool(found["blank"]))
 
 
-def _told(script: Script, lines: list[_Line], how: str) -> Iterator[Finding]:
+def _findings_for(script: Script, lines: list[_Line], how: str) -> Iterator[Finding]:
     if lines:
         others = f", nor the {len(lines) - 1} like it below" if len(lines) > 1 else ""
         yield RULE.at(script, lines[0], f"sbatch does not read this line{others}: it {how}")

@@ -6,14 +6,14 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-from drumline_lint.flow.loops import batch_loops, calls_in, done_in
+from drumline_lint.flow.loops import batch_loops, calls_in, calls_made_in
 from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import connected
 from drumline_lint.program.names import COLLECTIVES, DDP, FSDP, LOADER
-from drumline_lint.program.origins import written
+from drumline_lint.program.origins import written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Loop, above, class_around, function_around, last_name
-from drumline_lint.program.value import Element, Instance, Made
+from drumline_lint.program.tree import Loop, ancestors, enclosing_class, enclosing_function, last_name
+from drumline_lint.program.value import CallResult, Instance, LoopItem
 
 # The parameters of a DataLoader that can be given by position, in order.
 _PARAMETERS = tuple(
@@ -34,7 +34,7 @@ def loaders(program: Program, iterated: ast.expr | None, depth: int = 0) -> list
     """The DataLoader calls that an iterable may come from, through `enumerate`, `tqdm` and their like."""
     found = []
     for value in program.values(iterated) if depth < DEEPEST else ():
-        if not isinstance(value, Made):
+        if not isinstance(value, CallResult):
             continue
         if value.name == LOADER:
             found.append(value.call)
@@ -47,9 +47,9 @@ def loaders_behind(program: Program, part: ast.expr, depth: int = 0) -> list[ast
     """The DataLoader calls whose batches this may be, or be a part of."""
     found = []
     for value in program.values(part) if depth < DEEPEST else ():
-        if isinstance(value, Element):
+        if isinstance(value, LoopItem):
             found += loaders(program, value.of) or loaders_behind(program, _viewed(value.of), depth + 1)
-        elif isinstance(value, Made) and value.name == "next" and value.call.args:
+        elif isinstance(value, CallResult) and value.name == "next" and value.call.args:
             found += loaders(program, value.call.args[0])
     return found
 
@@ -64,7 +64,7 @@ def _viewed(expression: ast.expr) -> ast.expr:
 
 def training_loops(program: Program) -> dict[ast.Call, list[Loop]]:
     """Of each DataLoader, the loops that train a distributed model on its batches."""
-    return program.remember("loops that loaders feed", lambda: _training_loops(program))
+    return program.cached("loops that loaders feed", lambda: _training_loops(program))
 
 
 def _training_loops(program: Program) -> dict[ast.Call, list[Loop]]:
@@ -80,7 +80,7 @@ def _training_loops(program: Program) -> dict[ast.Call, list[Loop]]:
 def _fed_by(program: Program, loop: Loop) -> Iterator[ast.Call]:
     if isinstance(loop, ast.For | ast.AsyncFor):
         yield from loaders(program, loop.iter)
-    for call in done_in(program, loop):
+    for call in calls_made_in(program, loop):
         if isinstance(call.func, ast.Name) and call.func.id == "next" and call.args:
             others = _given_to_others(program, loop, call)
             yield from (one for one in loaders(program, call.args[0]) if one not in others)
@@ -88,13 +88,13 @@ def _fed_by(program: Program, loop: Loop) -> Iterator[ast.Call]:
 
 def _given_to_others(program: Program, loop: Loop, call: ast.Call) -> set[ast.Call]:
     """Loaders that only other instances of the class got in whose method the call is: a second prefetcher's."""
-    function = function_around(call)
-    owner = None if function is None else class_around(function)
+    function = enclosing_function(call)
+    owner = None if function is None else enclosing_class(function)
     made = None if owner is None else program.method(owner, "__init__")
-    if owner is None or made is None or owner in above(loop):
+    if owner is None or made is None or owner in ancestors(loop):
         return set()
     used = [one.func.value for one in calls_in(loop) if isinstance(one.func, ast.Attribute)]
-    own = [origin for one in used if Instance(owner) in program.values(one) for origin in written(program, one)]
+    own = [origin for one in used if Instance(owner) in program.values(one) for origin in written_values(program, one)]
     if not own or not all(isinstance(one, ast.Call) for one in own):
         return set()
     given = {one: set(_given_loaders(program, one)) for one in program.callers(made)}
@@ -109,9 +109,9 @@ def _given_loaders(program: Program, call: ast.Call) -> Iterator[ast.Call]:
 
 def trains_together(program: Program, loop: ast.AST) -> bool:
     """Whether a model that keeps in step with others is called in it, or gradients are exchanged by hand."""
-    for call in done_in(program, loop):
+    for call in calls_made_in(program, loop):
         for value in program.values(call.func):
-            if isinstance(value, Made) and value.name in WRAPPERS:
+            if isinstance(value, CallResult) and value.name in WRAPPERS:
                 return True
         if program.name_of(call.func) in COLLECTIVES:
             return True

@@ -9,10 +9,10 @@ from drumline_lint.flow.run_order import Run
 from drumline_lint.program.calls import argument
 from drumline_lint.program.imports import connected
 from drumline_lint.program.names import DDP, FSDP, INIT
-from drumline_lint.program.origins import made_of, written
+from drumline_lint.program.origins import components, written_values
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Binding, above, function_around, inside, last_name, position
-from drumline_lint.program.value import Class, Instance, Known, Made, Rank, Value
+from drumline_lint.program.tree import Binding, ancestors, enclosing_function, last_name, nodes_in, position
+from drumline_lint.program.value import CallResult, Class, ConstantValue, Instance, Rank, Value
 from drumline_lint.reading.source import Source
 
 _WORDS = ("cuda", "device", "gpu", "rank")
@@ -30,7 +30,7 @@ def may_be_gpu(program: Program, expression: ast.expr | None) -> bool:
     """Whether it is a device and may be a GPU; where nothing is known of it, by its name."""
     if expression is None:
         return False
-    origins = written(program, expression)
+    origins = written_values(program, expression)
     return any(_is_gpu(program, one) for one in origins) or _is_gpu(program, expression)
 
 
@@ -45,10 +45,10 @@ def _is_gpu(program: Program, expression: ast.expr) -> bool:
 
 def _says_gpu(program: Program, value: Value) -> bool | None:
     """None: it says nothing of devices."""
-    if isinstance(value, Known):
+    if isinstance(value, ConstantValue):
         is_number = isinstance(value.value, int) and not isinstance(value.value, bool)
         return is_number or (isinstance(value.value, str) and "cuda" in value.value)
-    if isinstance(value, Made) and value.name in _DEVICES:
+    if isinstance(value, CallResult) and value.name in _DEVICES:
         return not value.call.args or may_be_gpu(program, value.call.args[0])
     return True if isinstance(value, Rank) else None
 
@@ -57,7 +57,7 @@ def is_on_cpu_only(program: Program, source: Source) -> bool:
     """Whether all process groups of a file and those it runs with are gloo's, and nobody asks for a GPU."""
     files = connected(program, source)
     calls = [call for one in files for call in program.calls(one, INIT)]
-    backends = [origin for call in calls for origin in written(program, argument(call, 0, "backend"))]
+    backends = [origin for call in calls for origin in written_values(program, argument(call, 0, "backend"))]
     is_gloo = all(isinstance(one, ast.Constant) and one.value == "gloo" for one in backends)
     return bool(backends) and is_gloo and not any("cuda" in one.text for one in files)
 
@@ -77,14 +77,15 @@ def wrapped(call: ast.Call) -> ast.expr | None:
 
 def built_of(program: Program, model: ast.expr | None) -> Iterator[ast.AST]:
     """All that makes it and its parts; what is done when it is called is left out."""
-    return made_of(program, model, only_making=True)
+    return components(program, model, only_making=True)
 
 
 def is_made_on_cpu(program: Program, model: ast.expr) -> bool:
     """Whether all that makes it is seen, and nothing of that has to do with a device."""
     values = program.values(model)
     is_known = all(
-        isinstance(value, Instance) or (isinstance(value, Made) and value.name.startswith(_ON_CPU)) for value in values
+        isinstance(value, Instance) or (isinstance(value, CallResult) and value.name.startswith(_ON_CPU))
+        for value in values
     )
     if not values or not is_known or _has_default(program, model):
         return False
@@ -129,7 +130,7 @@ def is_moved_before(program: Program, model: ast.expr, use: ast.AST, depth: int 
 
 def _behind(program: Program, binding: Binding) -> list[ast.expr]:
     if isinstance(binding.node, ast.arg):
-        return [one for one in program.given_for(binding.node) if one is not None]
+        return [one for one in program.arguments_for(binding.node) if one is not None]
     return [] if binding.value is None else [binding.value]
 
 
@@ -140,14 +141,14 @@ def _is_move(node: ast.AST) -> bool:
 
 def moves_of(program: Program, model: ast.expr) -> list[ast.Call]:
     """All `.to(device)` and `.cuda()` on what is written the same way: of a name in the same function."""
-    home = function_around(model)
+    home = enclosing_function(model)
     calls = program.index(program.source_of(model)).calls
     return [
         call
         for call in (*calls.get("to", ()), *calls.get("cuda", ()))
         if isinstance(call.func, ast.Attribute)
         and _is_written_so(call.func.value, model)
-        and (isinstance(model, ast.Attribute) or function_around(call) is home)
+        and (isinstance(model, ast.Attribute) or enclosing_function(call) is home)
         and moves_to_gpu(program, call)
     ]
 
@@ -161,15 +162,15 @@ def _is_written_so(one: ast.expr, other: ast.expr) -> bool:
 
 def _is_before(move: ast.AST, use: ast.AST) -> bool:
     """What is done in another method may have been done before."""
-    return function_around(move) is not function_around(use) or position(move) < position(use)
+    return enclosing_function(move) is not enclosing_function(use) or position(move) < position(use)
 
 
 def _is_moved_by_helper(program: Program, model: ast.expr, use: ast.AST) -> bool:
     """Whether it is given to something whose name, or whose arguments, have to do with devices."""
-    home = function_around(model) or program.source_of(model).tree
-    for call in inside(home, ast.Call) if isinstance(model, ast.Name | ast.Attribute) else ():
+    home = enclosing_function(model) or program.source_of(model).tree
+    for call in nodes_in(home, ast.Call) if isinstance(model, ast.Name | ast.Attribute) else ():
         is_given = position(call) < position(use) and any(_is_written_so(one, model) for one in call.args)
-        is_around = any(one is call for one in above(use))
+        is_around = any(one is call for one in ancestors(use))
         if is_given and not is_around and any(word in ast.unparse(call).lower() for word in _MOVING_WORDS):
             return True
     return False
@@ -177,13 +178,13 @@ def _is_moved_by_helper(program: Program, model: ast.expr, use: ast.AST) -> bool
 
 def _is_in_device_block(node: ast.AST) -> bool:
     """`with torch.device("cuda"):` puts all that is made in it there."""
-    items = [item for outer in above(node) if isinstance(outer, ast.With) for item in outer.items]
+    items = [item for outer in ancestors(node) if isinstance(outer, ast.With) for item in outer.items]
     return any("device" in ast.unparse(item.context_expr) for item in items)
 
 
 def has_devices(program: Program, call: ast.Call) -> bool:
     """Whether DDP is given device_ids that may be some."""
-    origins = written(program, argument(call, 1, "device_ids"))
+    origins = written_values(program, argument(call, 1, "device_ids"))
     return any(isinstance(one, ast.List | ast.Tuple) and bool(one.elts) for one in origins)
 
 
@@ -208,10 +209,10 @@ def built_at(program: Program, run: Run, wrapping: int) -> int | None:
     made: set[ast.AST] = {
         value.call
         for value in values
-        if isinstance(value, Made) and not _is_loaded(value.name) and value.name not in WRAPPERS
+        if isinstance(value, CallResult) and not _is_loaded(value.name) and value.name not in WRAPPERS
     }
     made |= {value.of for value in values if isinstance(value, Instance) and program.is_module(value.of)}
-    first = program.remember(("first made", id(run)), lambda: _first_made(program, run))
+    first = program.cached(("first made", id(run)), lambda: _first_made(program, run))
     numbers = [first[one] for one in made if first.get(one, wrapping) < wrapping]
     return min(numbers, default=None)
 

@@ -11,7 +11,7 @@ from drumline_lint.program.calls import argument, has_unknown_arguments
 from drumline_lint.program.origins import parts
 from drumline_lint.program.program import Program
 from drumline_lint.program.tree import last_name
-from drumline_lint.program.value import Known, Made, Rank
+from drumline_lint.program.value import CallResult, ConstantValue, Rank
 from drumline_lint.reading.source import Source
 
 # Which argument is written, and which is the path, by position and name.
@@ -67,7 +67,7 @@ def _of_pretrained(program: Program, source: Source) -> Iterator[Save]:
 def is_in_memory(program: Program, path: ast.expr | None) -> bool:
     """Whether it is no path, but bytes that are held by this process."""
     for part in parts(program, path):
-        if any(isinstance(value, Made) and value.name in _IN_MEMORY for value in program.values(part)):
+        if any(isinstance(value, CallResult) and value.name in _IN_MEMORY for value in program.values(part)):
             return True
         if last_name(part).lower() in _MEMORY_WORDS:
             return True
@@ -108,7 +108,7 @@ def _is_of_host(program: Program, part: ast.expr) -> bool:
 
 
 def _is_local(program: Program, part: ast.expr) -> bool:
-    constants = [value.value for value in program.values(part) if isinstance(value, Known)]
+    constants = [value.value for value in program.values(part) if isinstance(value, ConstantValue)]
     if any(isinstance(one, str) and one.startswith(_LOCAL_FOLDERS) for one in constants):
         return True
     return any(word in _word(part) for word in _LOCAL_WORDS)

@@ -97,7 +97,7 @@ def _binding_may_differ(program: Program, binding: Binding, seen: Seen) -> bool:
     if binding.kind == "assign" and not binding.path:
         return may_differ_by_rank(program, binding.value, seen)
     if isinstance(binding.node, ast.arg):
-        return any(may_differ_by_rank(program, one, seen) for one in program.given_for(binding.node))
+        return any(may_differ_by_rank(program, one, seen) for one in program.arguments_for(binding.node))
     return binding.kind != "import"
 
 
@@ -121,6 +121,6 @@ def _passed_by(program: Program, expression: ast.expr, way: ast.AST) -> ast.expr
     if not isinstance(expression, ast.Name) or not isinstance(way, ast.Call):
         return None
     parameters = [one.node for one in program.bindings(expression) if isinstance(one.node, ast.arg)]
-    given = {one for parameter in parameters for one in program.given_for(parameter)}
+    given = {one for parameter in parameters for one in program.arguments_for(parameter)}
     every = [*way.args, *(keyword.value for keyword in way.keywords)]
     return next((one for one in every if one in given), None)

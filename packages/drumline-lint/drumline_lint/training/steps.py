@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from drumline_lint.flow.conditions import conditions
 from drumline_lint.flow.distributed import distributed_sources
 from drumline_lint.flow.guards import is_now_and_then
-from drumline_lint.flow.loops import batch_loops, calls_in, done_in
+from drumline_lint.flow.loops import batch_loops, calls_in, calls_made_in
 from drumline_lint.program.calls import argument
 from drumline_lint.program.names import DDP, GRAD_SCALERS
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import FunctionNode, Loop, above, dotted, inside, last_name, up
-from drumline_lint.program.value import Known, Made
+from drumline_lint.program.tree import FunctionNode, Loop, ancestors, dotted, last_name, nodes_in, parent_of
+from drumline_lint.program.value import CallResult, ConstantValue
 
 IsRare = Callable[[Program, ast.AST, ast.AST], bool]
 SCALERS = (*GRAD_SCALERS, "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler")
@@ -21,7 +21,7 @@ SCALERS = (*GRAD_SCALERS, "torch.distributed.fsdp.sharded_grad_scaler.ShardedGra
 
 def training_loops(program: Program) -> list[Loop]:
     """The loops over batches of all files that train in several processes."""
-    return program.remember("training loops", lambda: _find_loops(program))
+    return program.cached("training loops", lambda: _find_loops(program))
 
 
 def _find_loops(program: Program) -> list[Loop]:
@@ -29,7 +29,7 @@ def _find_loops(program: Program) -> list[Loop]:
     return [loop for source in program.sources if source in found for loop in batch_loops(program, source)]
 
 
-def rounds(program: Program, loop: ast.AST, is_rare: IsRare = is_now_and_then) -> dict[ast.AST, bool]:
+def round_functions(program: Program, loop: ast.AST, is_rare: IsRare = is_now_and_then) -> dict[ast.AST, bool]:
     """The loop and all functions that its rounds run; each with whether it is only in some of the rounds."""
     found: dict[ast.AST, bool] = {loop: False}
     pending = [loop]
@@ -46,7 +46,7 @@ def rounds(program: Program, loop: ast.AST, is_rare: IsRare = is_now_and_then) -
 
 def callees(program: Program, root: ast.AST) -> list[tuple[ast.Call, FunctionNode]]:
     """The calls written in it that run a function of the given files, with that."""
-    return program.remember(("callees", root), lambda: list(_find_callees(program, root)))
+    return program.cached(("callees", root), lambda: list(_find_callees(program, root)))
 
 
 def _find_callees(program: Program, root: ast.AST) -> Iterator[tuple[ast.Call, FunctionNode]]:
@@ -61,7 +61,7 @@ def every_nth(program: Program, node: ast.AST, until: ast.AST) -> bool:
     return any(
         _counts(program, test) or (holds and (_is_last(test) or _counts_from_last(test)))
         for test, holds in conditions(program, node)
-        if up(test) is not until and until in above(test)
+        if parent_of(test) is not until and until in ancestors(test)
     )
 
 
@@ -79,7 +79,7 @@ def _is_last(test: ast.expr) -> bool:
 
 def _counts_from_last(test: ast.expr) -> bool:
     """`if step - last >= n: ...; last = step`"""
-    block = up(test)
+    block = parent_of(test)
     if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.GtE | ast.Gt | ast.Eq):
         return False
     if not isinstance(test.left, ast.BinOp) or not isinstance(test.left.op, ast.Sub):
@@ -87,14 +87,14 @@ def _counts_from_last(test: ast.expr) -> bool:
     now, last = dotted(test.left.left), dotted(test.left.right)
     return bool(now and last) and any(
         dotted(one.value) == now and last in [dotted(target) for target in one.targets]
-        for one in (inside(block, ast.Assign) if isinstance(block, ast.If) else ())
+        for one in (nodes_in(block, ast.Assign) if isinstance(block, ast.If) else ())
     )
 
 
 def _counts(program: Program, test: ast.expr, depth: int = 0) -> bool:
-    if any(isinstance(one.op, ast.Mod) for one in inside(test, ast.BinOp)):
+    if any(isinstance(one.op, ast.Mod) for one in nodes_in(test, ast.BinOp)):
         return True
-    given = [value for name in inside(test, ast.Name) for value in program.assigned(name)]
+    given = [value for name in nodes_in(test, ast.Name) for value in program.assigned(name)]
     return depth < 2 and any(
         _is_last(value) or _counts(program, value, depth + 1)
         for value in given
@@ -111,7 +111,7 @@ def optimizer_steps(program: Program, root: ast.AST) -> Iterator[ast.Call]:
 
 def _steps(program: Program, root: ast.AST) -> list[tuple[ast.Call, ast.expr]]:
     """All `something.step()` that are written in it, with what they are of."""
-    return program.remember(
+    return program.cached(
         ("steps", root),
         lambda: [
             (call, call.func.value)
@@ -128,7 +128,7 @@ def is_method(call: ast.Call, *names: str) -> bool:
 
 def is_optimizer(program: Program, expression: ast.expr) -> bool:
     """By what made it; where that is not known, by its name."""
-    made = [value.name for value in program.values(expression) if isinstance(value, Made)]
+    made = [value.name for value in program.values(expression) if isinstance(value, CallResult)]
     if made:
         return any(".optim." in name and "lr_scheduler" not in name for name in made)
     name = last_name(expression).lower()
@@ -138,7 +138,7 @@ def is_optimizer(program: Program, expression: ast.expr) -> bool:
 def is_scaler(program: Program, expression: ast.expr) -> bool:
     """A GradScaler that is not switched off."""
     values = program.values(expression)
-    made = [value for value in values if isinstance(value, Made)]
+    made = [value for value in values if isinstance(value, CallResult)]
     if made:
         return any(value.name in SCALERS and not _is_off(program, value.call) for value in made)
     return not values and "scaler" in last_name(expression).lower()
@@ -146,12 +146,12 @@ def is_scaler(program: Program, expression: ast.expr) -> bool:
 
 def _is_off(program: Program, call: ast.Call) -> bool:
     given = argument(call, None, "enabled")
-    return given is not None and program.values(given) == {Known(False)}
+    return given is not None and program.values(given) == {ConstantValue(False)}
 
 
 def wrapped_calls(program: Program, root: ast.AST) -> list[ast.Call]:
     """The forwards of models in DDP that a loop comes to."""
-    return [call for call in done_in(program, root) if is_wrapped(program, call.func)]
+    return [call for call in calls_made_in(program, root) if is_wrapped(program, call.func)]
 
 
 def is_wrapped(program: Program, expression: ast.expr) -> bool:

@@ -6,8 +6,8 @@ import ast
 
 from drumline_lint.program.names import DDP, FSDP
 from drumline_lint.program.program import Program
-from drumline_lint.program.tree import Binding, dotted, inside, last_name, scope_node, up
-from drumline_lint.program.value import Element, Instance, Made
+from drumline_lint.program.tree import Binding, dotted, last_name, nodes_in, parent_of, scope_of
+from drumline_lint.program.value import CallResult, Instance, LoopItem
 
 
 def goes_backward(program: Program, expression: ast.Name | ast.Attribute) -> bool:
@@ -17,7 +17,7 @@ def goes_backward(program: Program, expression: ast.Name | ast.Attribute) -> boo
     return any(
         dotted(one) == written and set(_bindings(program, one)) & set(_bindings(program, expression))
         for one in map(_differentiated, calls)
-        if one is not None and scope_node(one) is scope_node(expression)
+        if one is not None and scope_of(one) is scope_of(expression)
     )
 
 
@@ -102,13 +102,13 @@ def passed(program: Program, name: ast.Name) -> list[ast.expr]:
     parameters = [
         one.node for one in program.bindings(name) if one.kind == "parameter" and isinstance(one.node, ast.arg)
     ]
-    given = [expression for one in parameters for expression in program.given_for(one)]
+    given = [expression for one in parameters for expression in program.arguments_for(one)]
     return [one for one in given if one is not None]
 
 
 def _is_name_of_step(program: Program, name: ast.Name, depth: int) -> bool:
     sources = [*program.assigned(name), *passed(program, name)]
-    over = [value.of for value in program.values(name) if isinstance(value, Element) and not is_key(program, name)]
+    over = [value.of for value in program.values(name) if isinstance(value, LoopItem) and not is_key(program, name)]
     return any(is_of_step(program, one, depth) for one in (*sources, *over))
 
 
@@ -124,28 +124,28 @@ def _gives_keys(binding: Binding, name: ast.Name) -> bool:
         over, path = over.args[0], path[1:]
     if isinstance(over, ast.Call) and last_name(over.func) in ("items", "keys"):
         return last_name(over.func) == "keys" or path[:1] == (0,)
-    loop = up(binding.node) if isinstance(binding.node, ast.comprehension) else binding.node
+    loop = parent_of(binding.node) if isinstance(binding.node, ast.comprehension) else binding.node
     if path or over is None or loop is None:
         return False
-    taken = [one for one in inside(loop, ast.Subscript) if isinstance(one.slice, ast.Name)]
+    taken = [one for one in nodes_in(loop, ast.Subscript) if isinstance(one.slice, ast.Name)]
     return any(one.slice.id == name.id and ast.dump(one.value) == ast.dump(over) for one in taken)
 
 
 def _is_call_of_step(program: Program, call: ast.Call, depth: int) -> bool:
     name = last_name(call.func)
-    if name in OF_HOST or says_cpu(call):
+    if name in OF_HOST or is_given_cpu(call):
         return False
     if is_forward(program, call):
         return True
     function = program.function_of(call)
     if function is not None:
-        returned = [one.value for one in inside(function, ast.Return)]
+        returned = [one.value for one in nodes_in(function, ast.Return)]
         return any(is_of_step(program, one, depth) for one in returned)
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     return any(is_of_step(program, one, depth) for one in (*call.args, owner))
 
 
-def says_cpu(call: ast.Call) -> bool:
+def is_given_cpu(call: ast.Call) -> bool:
     """`to("cpu")`, `to(device="cpu")`, `to(torch.device("cpu"))`."""
     given = [*call.args, *(one.value for one in call.keywords if one.arg == "device")]
     return any(_is_cpu(one) for one in given)
@@ -161,7 +161,7 @@ def is_forward(program: Program, call: ast.Call) -> bool:
     """Whether it calls a model, or a loss that is one."""
     values = program.values(call.func)
     for value in values:
-        if isinstance(value, Made) and (value.name in (DDP, *FSDP) or value.name.startswith("torch.nn.")):
+        if isinstance(value, CallResult) and (value.name in (DDP, *FSDP) or value.name.startswith("torch.nn.")):
             return True
         if isinstance(value, Instance) and program.is_module(value.of):
             return True
