@@ -302,3 +302,12 @@ def test_the_api_page_has_every_public_name() -> None:
 def test_every_page_is_in_the_site() -> None:
     site = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in PAGES[1:] if f" {page.name}\n" not in site] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda page: page.stem)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    for name in re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|sh|toml|yaml))`", page.read_text()):
+        assert any(file == name or file.endswith(f"/{name}") for file in tracked), f"{page.name} names {name}"
