@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections.abc
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -19,6 +19,12 @@ SWITCHES: Mapping[str, bool] = {
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
 UNIONS = (Union, UnionType)
+_PLAIN_KINDS: Mapping[Any, tuple[Any, str]] = {
+    int: (int, "a whole number"),
+    float: (int | float, "a number"),
+    bool: (bool, "true or false"),
+    str: (str, "text"),
+}
 
 
 class Mismatch(Exception):  # noqa: N818 - it never leaves this room; what leaves is a ConfigError
@@ -43,7 +49,7 @@ def from_value(annotation: Any, value: Any) -> Any:
         return _choice(arguments, value)
     if kind is tuple:
         return _items(arguments, value)
-    return PLAIN_KINDS[kind](value)
+    return _plain(kind, value)
 
 
 def show(value: Any) -> str:
@@ -116,21 +122,23 @@ def _read_scalar(text: str) -> Any:
     return _read_number(float, text) if whole is text else whole
 
 
-def _wrong_kind(value: Any, kind: type[Any], words: str) -> Mismatch:
-    # Text that could be parsed comes from a file or from Python: on a command line it would have been parsed.
-    is_quoted = isinstance(value, str) and not isinstance(_read(kind, value), str)
-    return Mismatch(f"{show(value)} is not {words}{'; write it without quotes' if is_quoted else ''}")
+def _plain(kind: Any, value: Any) -> Any:
+    """A number, true or false, or text."""
+    if kind is collections.abc.Mapping:
+        raise Mismatch(f"{show(value)} is not a table; set its options one by one, each by its own name")
+    accepted, described = _PLAIN_KINDS[kind]
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        # Text that could be parsed comes from a file or from Python: on a command line it would have been parsed.
+        is_quoted = isinstance(value, str) and not isinstance(_read(kind, value), str)
+        raise Mismatch(f"{show(value)} is not {described}{'; write it without quotes' if is_quoted else ''}")
+    if kind is float:
+        return _finite(value)
+    if value == "":
+        raise Mismatch(f"{show(value)} is empty")
+    return _unicode(value) if kind is str else value
 
 
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _wrong_kind(value, int, "a whole number")
-    return value
-
-
-def _number(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise _wrong_kind(value, float, "a number")
+def _finite(value: float) -> float:
     try:
         number = float(value)
     except OverflowError:
@@ -138,20 +146,6 @@ def _number(value: Any) -> float:
     if not math.isfinite(number):
         raise Mismatch(f"{show(value)} is not a finite number")
     return number
-
-
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _wrong_kind(value, bool, "true or false")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise Mismatch(f"{show(value)} is not text")
-    if not value:
-        raise Mismatch(f"{show(value)} is empty")
-    return _unicode(value)
 
 
 def _unicode(value: str) -> str:
@@ -169,12 +163,8 @@ def _scalar(value: Any) -> Any:
     if isinstance(value, str):
         return _unicode(value)
     if isinstance(value, float):
-        return _number(value)
+        return _finite(value)
     raise Mismatch(f"{show(value)} is not text, a number, true or false")
-
-
-def _table(value: Any) -> Any:
-    raise Mismatch(f"{show(value)} is not a table; set its options one by one, each by its own name")
 
 
 def _choice(choices: tuple[str, ...], value: Any) -> Any:
@@ -210,12 +200,3 @@ def _limits(bounds: Bounds) -> str:
         return f"between {bounds.low:g} and {bounds.high:g}"
     limits = {"above": bounds.above, "at least": bounds.low, "at most": bounds.high}
     return " and ".join(f"{words} {limit:g}" for words, limit in limits.items() if limit is not None)
-
-
-PLAIN_KINDS: Mapping[Any, Callable[[Any], Any]] = {
-    int: _whole,
-    float: _number,
-    bool: _boolean,
-    str: _text,
-    collections.abc.Mapping: _table,
-}

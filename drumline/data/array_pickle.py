@@ -151,7 +151,7 @@ class _PickleReader:
     def _update(self, values: list[Any]) -> None:
         target = _checked(dict, self._stack[-1])
         for key, value in zip(values[::2], values[1::2], strict=True):
-            # Not any value that has a hash: that of nested tuples may take for ever.
+            # Not any value that has a hash: that of nested tuples may take without end.
             target[_checked((str, bytes), key)] = value
 
     def _name(self, module: Any, name: Any) -> None:

@@ -53,7 +53,7 @@ def cifar10(*, split: Split, dir: str | None, augment: bool) -> ImageArrays:
     """CIFAR-10 in its python or binary version: 50,000 + 10,000 images of [3, 32, 32]. `dir` is the folder of its
     files, or the one above. Augmentation: the usual crop with a border of 4 pixels, and mirroring."""
     if dir is None:
-        raise DataError("cifar10 does not know where its files are", next_step=_CIFAR_NEXT_STEP)
+        raise DataError("cifar10 needs --data.dir, which is not set", next_step=_CIFAR_NEXT_STEP)
     folder, suffix = _find_cifar10(Path(dir))
     parts = [_read_batch(folder / f"{name}{suffix}") for name in _CIFAR_FILES[split]]
     return ImageArrays(
@@ -135,7 +135,7 @@ class ImageFolder(ImageDataset):
         if importlib.util.find_spec("PIL") is None:
             raise MissingExtraError("the image_folder dataset", extra="images")
         if dir is None:
-            raise DataError("image_folder does not know where its images are", next_step=_FOLDER_NEXT_STEP)
+            raise DataError("image_folder needs --data.dir, which is not set", next_step=_FOLDER_NEXT_STEP)
         self.classes = _class_names(_split_folder(Path(dir), "train"))
         self._paths, self._labels = _list_images(_split_folder(Path(dir), split), self.classes)
         self._image_size = image_size

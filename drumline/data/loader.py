@@ -64,11 +64,10 @@ class Loader(StepLoader):
 
     @property
     def steps_done(self) -> int:
-        """How many optimizer steps come before the cursor."""
         return self._cursor.epoch * self.steps_per_epoch + self._cursor.position // self.sharding.batch_size
 
     def state_dict(self) -> None:
-        """Nothing: the cursor is all. Only a stream with a state of its own has more to save."""
+        """None: the cursor is all. Only a stream with a state of its own has more to save."""
 
     def load_state_dict(self, state: None) -> None:
         """Nothing to do: see `state_dict`."""
@@ -79,7 +78,6 @@ class Loader(StepLoader):
         return micro_batches_per_epoch(length=self.num_samples, sharding=self.sharding)
 
     def steps(self) -> Iterator[Step]:
-        """The steps from the cursor to the end of its epoch."""
         for plan in self._plans(self._cursor):
             yield Step(plan, self._micro_batches(plan))
             if self._cursor != plan.next_cursor:

@@ -33,10 +33,9 @@ from drumline.errors import CheckpointError, DataError, UsageError
 class StreamLoader(StepLoader):
     """This rank's training batches of a stream."""
 
+    # Not known.
     num_samples: None = None
-    """Not known."""
     steps_per_epoch: None = None
-    """Not known."""
 
     def __init__(
         self, dataset: Any, *, sharding: Sharding, device: torch.device, seed: int, options: LoadingOptions
@@ -135,7 +134,6 @@ class StreamLoader(StepLoader):
         raise UnknownLengthError(self.name)
 
     def steps(self) -> Iterator[Step]:
-        """The steps from the cursor to the end of its epoch."""
         epoch = self._cursor.epoch
         while self._cursor.epoch == epoch:
             asked = time.perf_counter()

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from drumline.config import PRESETS, Config, Layers, check_layers, read_flags, read_layers, resolve
+from drumline.config import PRESETS, Layers, check_layers, read_flags, read_layers, resolve
 from drumline.config.rules import RULES
+from drumline.config.schema import Config
 from drumline.errors import ConfigError, ExitCode
 
 ENOUGH = {"train.epochs": 1, "train.batch_size": 8}

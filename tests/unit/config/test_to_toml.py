@@ -13,20 +13,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drumline.config import (
-    PRESETS,
-    Config,
-    ModelConfig,
-    TrainConfig,
-    read_flags,
-    read_layers,
-    resolve,
-    to_toml,
-)
+from drumline.config import PRESETS, read_flags, read_layers, resolve
+from drumline.config.config_file import to_toml
 from drumline.config.fields import FIELDS, SECTIONS, values_of
 from drumline.config.layer import EXCLUSIVE_PAIRS
 from drumline.config.rules import RULES
-from drumline.config.schema import Bounds
+from drumline.config.schema import Bounds, Config, ModelConfig, TrainConfig
 from drumline.config.values import UNIONS
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

@@ -253,5 +253,5 @@ def test_a_folder_without_cifar_is_told_what_was_expected_where(tmp_path: Path) 
 
 
 def test_no_folder_at_all_is_told() -> None:
-    with pytest.raises(DataError, match="cifar10 does not know where its files are"):
+    with pytest.raises(DataError, match=r"cifar10 needs --data.dir, which is not set"):
         build(None)

@@ -133,7 +133,7 @@ def test_a_class_that_training_lacks_is_told(folder: Path) -> None:
 
 
 def test_no_folder_at_all_is_told() -> None:
-    with pytest.raises(DataError, match="image_folder does not know where its images are"):
+    with pytest.raises(DataError, match=r"image_folder needs --data.dir, which is not set"):
         build(None)
 
 
