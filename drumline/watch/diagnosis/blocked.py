@@ -129,7 +129,8 @@ def find_unknown(evidence: Evidence) -> Diagnosis | None:
     next_step = "see the stacks in the diagnosis file; if all are in one collective, test the network: drumline doctor"
     since_s = min(rank.still_s for rank in ranks)
     found = evidence.diagnosis(first, Cause.UNKNOWN, what, next_step, since_s=since_s)
-    return replace(found, rank=None if len(ranks) > 1 else first.rank, num_blocked=len(evidence.blocked))
+    number = None if len(ranks) > 1 else first.rank
+    return replace(found, rank=number, num_blocked=len(evidence.blocked))
 
 
 def _weight(rank: RankState) -> int:

@@ -75,7 +75,7 @@ class Evidence:
 
     def diagnosis(
         self,
-        rank: RankState,
+        subject: RankState | str,
         cause: Cause,
         what: str,
         next_step: str,
@@ -83,21 +83,23 @@ class Evidence:
         is_certain: bool = False,
         since_s: float | None = None,
     ) -> Diagnosis:
-        """Of this rank; `since_s` defaults to its last progress."""
+        """Of a rank, or of a host; `since_s` defaults to the rank's last progress."""
+        if isinstance(subject, str):
+            host, number, began_s = subject, None, 0.0
+            step = max((rank.step for rank in self.ranks), default=0)
+        else:
+            host, number, began_s, step = subject.host, subject.rank, subject.still_s, subject.step
         return Diagnosis(
             cause=cause,
-            host=rank.host,
-            rank=rank.rank,
-            step=self.step(rank),
+            host=host,
+            rank=number,
+            step=step if self.has_steps else None,
             what=what,
             next_step=next_step,
             is_certain=is_certain,
-            since_s=rank.still_s if since_s is None else since_s,
-            num_blocked=len(self.blocked.keys() - {rank.rank}),
+            since_s=began_s if since_s is None else since_s,
+            num_blocked=len(self.blocked.keys() - {number}),
         )
-
-    def step(self, rank: RankState) -> int | None:
-        return rank.step if self.has_steps else None
 
     def since(self, rank: RankState) -> str:
         """`since step 812`; where no steps are counted, `for 12 s`."""

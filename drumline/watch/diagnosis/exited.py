@@ -34,6 +34,11 @@ _NEXT_STEPS = {
     FailureKind.OUT_OF_MEMORY: "lower the batch size, or accumulate over more micro-batches",
     FailureKind.WORKER_DIED: "check the kernel log (dmesg) for what killed the worker: often it is out of memory",
 }
+_CRASHED = "check the end of its log: a library crashed in it (a full /dev/shm gives SIGBUS)"
+_AFTER_SIGNAL: dict[int, str] = {
+    signal.SIGABRT: "check the end of its log: a library aborted, as gloo does when ranks enter different collectives",
+    **dict.fromkeys((signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE), _CRASHED),
+}
 
 
 def find_exited(evidence: Evidence) -> Diagnosis | None:
@@ -133,7 +138,8 @@ def _diagnosis(evidence: Evidence, rank: RankState, also: str) -> Diagnosis:
         cause, how = Cause.EXCEPTION, f"crashed{at}: {rank.failure}"
     elif rank.exit is not None and rank.exit < 0:
         cause, how = Cause.KILLED, f"was killed by {signal_name(-rank.exit)}{at}"
-        next_step = _after_signal(rank, -rank.exit)
+        sender = f"find out who sent it: an operator, a batch system, or the kernel's OOM killer (dmesg on {rank.host})"
+        next_step = _AFTER_SIGNAL.get(-rank.exit, sender)
     elif rank.exit is not None:
         cause, how = Cause.EXCEPTION, f"exited with code {rank.exit}{at}"
     else:
@@ -141,16 +147,6 @@ def _diagnosis(evidence: Evidence, rank: RankState, also: str) -> Diagnosis:
         next_step = f"check the end of its log, and the kernel log on {rank.host} (dmesg)"
     what = f"{name(rank)} {how}{also}{_consequences(evidence, rank)}"
     return evidence.diagnosis(rank, cause, what, next_step, is_certain=True, since_s=_ago(rank) or 0.0)
-
-
-def _after_signal(rank: RankState, number: int) -> str:
-    if number == signal.SIGABRT:
-        return (
-            "check the end of its log: a library aborted, as gloo does when ranks enter different collectives"
-        )
-    if number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE):
-        return "check the end of its log: a library crashed in it (a full /dev/shm gives SIGBUS)"
-    return f"find out who sent it: an operator, a batch system, or the kernel's OOM killer (dmesg on {rank.host})"
 
 
 def _consequences(evidence: Evidence, first: RankState) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from drumline.watch.cluster_state import Collective, RankState
 from drumline.watch.diagnosis.diagnosis import Cause, Diagnosis, collective_name, names
@@ -40,20 +41,18 @@ def find_mismatch(evidence: Evidence) -> Diagnosis | None:
     place = f" ({frame})" if frame and is_known else ""
     # A break in a loop of the user's own shows in no heartbeat: it may end an epoch.
     may_have_left = is_known and op.op.endswith("barrier")
-    hosts = dict.fromkeys(rank.host for side in sides for rank, _ in side)
-    return Diagnosis(
-        cause=Cause.MISMATCH,
-        host=culprits[0].host if is_known else ", ".join(hosts),
-        rank=culprits[0].rank if is_known else None,
-        step=evidence.step(culprits[0]),
-        what=f"ranks are in different collectives{evidence.at(culprits[0])}{place}: {'; '.join(shown)}"
-        f"{'' if is_known else '; it is unknown which one is wrong'}",
-        next_step=f"{'check whether it left the loop before the others; if not, ' if may_have_left else ''}make every "
-        "rank call the same collectives in the same order with the same shapes (look for one behind `if rank == ...`, "
-        "and for batches of different length)",
-        is_certain=True,
-        since_s=min(rank.age_s for rank in culprits),
+    what = f"ranks are in different collectives{evidence.at(culprits[0])}{place}: {'; '.join(shown)}"
+    next_step = (
+        f"{'check whether it left the loop before the others; if not, ' if may_have_left else ''}make every rank call "
+        "the same collectives in the same order with the same shapes (look for one behind `if rank == ...`, and for "
+        "batches of different length)"
     )
+    since_s = min(rank.age_s for rank in culprits)
+    found = evidence.diagnosis(culprits[0], Cause.MISMATCH, what, next_step, is_certain=True, since_s=since_s)
+    if is_known:
+        return found
+    hosts = dict.fromkeys(rank.host for side in sides for rank, _ in side)
+    return replace(found, rank=None, host=", ".join(hosts), what=f"{what}; it is unknown which one is wrong")
 
 
 def _first_mismatch(ranks: Sequence[RankState]) -> list[list[Entry]]:

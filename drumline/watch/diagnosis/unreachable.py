@@ -151,14 +151,7 @@ def _check_between(one: str, other: str) -> str:
 def _diagnosis(
     evidence: Evidence, host: str, what: str, next_step: str, since_s: float, *, is_certain: bool = True
 ) -> Diagnosis:
-    return Diagnosis(
-        cause=Cause.UNREACHABLE,
-        host=host,
-        rank=None,
-        step=max((rank.step for rank in evidence.ranks), default=0) if evidence.has_steps else None,
-        what=f"{what}{evidence.blocked_ranks()}",
-        next_step=next_step,
-        is_certain=is_certain,
-        since_s=since_s,
-        num_blocked=len(evidence.blocked),
+    what += evidence.blocked_ranks()
+    return evidence.diagnosis(
+        host, Cause.UNREACHABLE, what, next_step, is_certain=is_certain, since_s=since_s
     )
