@@ -1,4 +1,4 @@
-"""Ranks as sidecars see them, for the tests of the judge: eight on two nodes, at step 812, unless told otherwise."""
+"""Ranks as sidecars observe them, for the tests of diagnoses: eight on two nodes, at step 812, unless given otherwise."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def recorded(last: int, *, waits: bool, size: int = 77290) -> tuple[Collective, 
     )
 
 
-def waits(rank: int, *, on: int = 4410, **changes: Any) -> RankState:
+def blocked_rank(rank: int, *, on: int = 4410, **changes: Any) -> RankState:
     """A rank that waits in its backward pass."""
     usual: dict[str, Any] = {
         "phase": Phase.BACKWARD,
@@ -64,16 +64,16 @@ def waits(rank: int, *, on: int = 4410, **changes: Any) -> RankState:
         "collectives": recorded(on, waits=True),
         "answers": True,
     }
-    return person(rank, **{**usual, **changes})
+    return rank_state(rank, **{**usual, **changes})
 
 
-def stands(rank: int, phase: Phase, **changes: Any) -> RankState:
-    """A rank that did not enter what the others wait in."""
+def late_rank(rank: int, phase: Phase, **changes: Any) -> RankState:
+    """A rank that did not enter the collective that the others are blocked in."""
     usual: dict[str, Any] = {"phase": phase, "collectives": recorded(4409, waits=False), "answers": True}
-    return person(rank, **{**usual, **changes})
+    return rank_state(rank, **{**usual, **changes})
 
 
-def person(rank: int, **changes: Any) -> RankState:
+def rank_state(rank: int, **changes: Any) -> RankState:
     usual: dict[str, Any] = {
         "rank": rank,
         "host": "node-a" if rank < 4 else "node-b",
@@ -93,11 +93,11 @@ def worker(
     return WorkerState(number=number, pid=5000 + number, state=state, stack=stack, **changes)
 
 
-def picture(
+def cluster(
     *odd: RankState, world_size: int = 8, lost: tuple[LostNode, ...] = (), **nodes: Any
 ) -> ClusterState:
     """The run with these ranks, and all others waiting. `nodes`: changes of node_0, node_1, ... ."""
-    ranks = {rank: waits(rank) for rank in range(world_size)} | {one.rank: one for one in odd}
+    ranks = {rank: blocked_rank(rank) for rank in range(world_size)} | {one.rank: one for one in odd}
     away = {number for one in lost for number in one.ranks}
     hosts: dict[str, list[RankState]] = {}
     for number, rank in sorted(ranks.items()):

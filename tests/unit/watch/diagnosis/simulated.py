@@ -1,6 +1,6 @@
 """A run on paper: ranks that take steps in simulated time, meet at the end of each backward pass, and may break.
 
-It gives pictures as the sidecars would, cheap ones and gathered ones, and a chief that shows them to a watchdog.
+It gives the state of the cluster as sidecars do, in heartbeats and with evidence, and a leader that shows it to a watchdog.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Run:
     unheard_from: dict[int, float] = field(default_factory=dict)
     """By node: since when it is listened for in vain."""
 
-    def picture(self, now: float, *, closely: bool = False) -> ClusterState:
+    def cluster(self, now: float, *, closely: bool = False) -> ClusterState:
         ranks = [self._rank(rank, now, closely) for rank in range(len(self.lines))]
         nodes = [
             NodeState(node=number, host=host_of(number), ranks=tuple(ranks[low : low + self.ranks_per_node]))
@@ -188,17 +188,17 @@ def watch(
     said, recoveries, gathered = [], [], []
     now = 0.0
     while now < until:
-        recovery = watchdog.observe(run.picture(now), now)
+        recovery = watchdog.observe(run.cluster(now), now)
         if recovery is not None:
             recoveries.append(recovery)
         elif watchdog.wants_evidence:
             gathered.append(now)
-            asked = run.picture(now, closely=True)
+            asked = run.cluster(now, closely=True)
             now += gather_s
-            by_now = run.picture(now)
+            by_now = run.cluster(now)
             diagnosis = diagnose(replace(asked, lost=by_now.lost, never_seen=by_now.never_seen))
             if (
-                alarm := watchdog.decide(diagnosis, run.picture(now), now)
+                alarm := watchdog.decide(diagnosis, run.cluster(now), now)
             ) is not None and diagnosis is not None:
                 said.append(Said(now, alarm, diagnosis))
         now += 0.5

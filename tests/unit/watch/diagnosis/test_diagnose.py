@@ -31,12 +31,12 @@ from tests.unit.watch.diagnosis.sample_ranks import (
     IN_QUEUE,
     TORCH,
     WORKER_IN_SAMPLE,
-    person,
-    picture,
+    blocked_rank,
+    cluster,
+    late_rank,
+    rank_state,
     recorded,
     reduced,
-    stands,
-    waits,
     worker,
 )
 
@@ -57,11 +57,11 @@ def found(given: ClusterState) -> Diagnosis:
 
 def ended(rank: int, exit: int | None, **changes: Any) -> RankState:
     usual: dict[str, Any] = {"phase": Phase.FORWARD, "state": "X", "exit": exit, "state_s": 0.6, "age_s": 0.7}
-    return person(rank, **{**usual, **changes})
+    return rank_state(rank, **{**usual, **changes})
 
 
 def dragged(rank: int, **changes: Any) -> RankState:
-    return person(
+    return rank_state(
         rank,
         **{
             "phase": Phase.FAILED,
@@ -75,14 +75,14 @@ def dragged(rank: int, **changes: Any) -> RankState:
 
 WHOLE = [
     pytest.param(
-        picture(ended(5, -9), *(dragged(rank) for rank in (0, 1, 2, 3, 4, 6, 7))),
+        cluster(ended(5, -9), *(dragged(rank) for rank in (0, 1, 2, 3, 4, 6, 7))),
         Cause.KILLED,
         "failure: rank 5 on node-b was killed by SIGKILL at step 812, in forward; 7 ranks lost the connection to it. "
         "Next: find out who sent it: an operator, a batch system, or the kernel's OOM killer (dmesg on node-b)",
         id="killed",
     ),
     pytest.param(
-        picture(ended(5, -9, memory="the limit of 512 MiB of its control group", phase=Phase.DATA)),
+        cluster(ended(5, -9, memory="the limit of 512 MiB of its control group", phase=Phase.DATA)),
         Cause.OUT_OF_MEMORY,
         "failure: rank 5 on node-b ran out of memory and was killed at step 812, in the DataLoader (the limit of 512 "
         "MiB of its control group). Next: raise the memory limit, or lower the batch size or the number of DataLoader"
@@ -90,8 +90,8 @@ WHOLE = [
         id="out of memory",
     ),
     pytest.param(
-        picture(
-            person(2, phase=Phase.FAILED, failure="ValueError: bad label 17", age_s=0.9),
+        cluster(
+            rank_state(2, phase=Phase.FAILED, failure="ValueError: bad label 17", age_s=0.9),
             *(dragged(rank) for rank in (0, 1, 3)),
         ),
         Cause.EXCEPTION,
@@ -100,14 +100,16 @@ WHOLE = [
         id="exception",
     ),
     pytest.param(
-        picture(stands(3, Phase.FORWARD, state="T", collectives=(), answers=False)),
+        cluster(late_rank(3, Phase.FORWARD, state="T", collectives=(), answers=False)),
         Cause.STOPPED,
         "hang: rank 3 on node-a is stopped by a signal, in forward since step 812; 7 ranks are blocked in all_reduce "
         "#4410. Next: find out who stopped it; kill -CONT 4703 on node-a resumes it, if it still runs",
         id="stopped",
     ),
     pytest.param(
-        picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE)))),
+        cluster(
+            late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE)))
+        ),
         Cause.STOPPED,
         "hang: rank 5 on node-b has been in the DataLoader since step 812 (worker 1 is stopped by a signal at "
         "data/images.py:31 in __getitem__); 7 ranks are blocked in all_reduce #4410. Next: find out who stopped it; "
@@ -115,8 +117,8 @@ WHOLE = [
         id="stopped worker",
     ),
     pytest.param(
-        picture(
-            stands(5, Phase.FORWARD, state="t", tracer="gdb (process 991)", collectives=(), answers=False)
+        cluster(
+            late_rank(5, Phase.FORWARD, state="t", tracer="gdb (process 991)", collectives=(), answers=False)
         ),
         Cause.DEBUGGED,
         "stall: rank 5 on node-b is held by gdb (process 991), in forward since step 812; 7 ranks are blocked in "
@@ -124,7 +126,9 @@ WHOLE = [
         id="debugged",
     ),
     pytest.param(
-        picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", WORKER_IN_SAMPLE)))),
+        cluster(
+            late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", WORKER_IN_SAMPLE)))
+        ),
         Cause.DATASET,
         "stall: rank 5 on node-b has been in the DataLoader since step 812 (worker 1 is blocked at data/images.py:31 "
         "in __getitem__); 7 ranks are blocked in all_reduce #4410. Next: check what data/images.py:31 in __getitem__ "
@@ -132,8 +136,8 @@ WHOLE = [
         id="dataset in a worker",
     ),
     pytest.param(
-        picture(
-            stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", (), in_fork_s=6.2)))
+        cluster(
+            late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "S", (), in_fork_s=6.2)))
         ),
         Cause.DATASET,
         "stall: rank 5 on node-b has been in the DataLoader since step 812 (worker 1 is stuck in fork); 7 ranks are "
@@ -142,7 +146,7 @@ WHOLE = [
         id="worker stuck in fork",
     ),
     pytest.param(
-        picture(stands(5, Phase.FORWARD, stack=IN_LOSS)),
+        cluster(late_rank(5, Phase.FORWARD, stack=IN_LOSS)),
         Cause.USER_CODE,
         "stall: rank 5 on node-b has been in forward since step 812 (job/losses.py:44 in contrastive), without using "
         "the CPU; 7 ranks are blocked in all_reduce #4410. Next: check what job/losses.py:44 in contrastive waits "
@@ -150,7 +154,7 @@ WHOLE = [
         id="user code",
     ),
     pytest.param(
-        picture(stands(5, Phase.FORWARD, stack=IN_LOSS[1:], answers=False, collectives=())),
+        cluster(late_rank(5, Phase.FORWARD, stack=IN_LOSS[1:], answers=False, collectives=())),
         Cause.GIL,
         "stall: rank 5 on node-b holds the GIL at job/losses.py:44 in contrastive, in forward since step 812: a call "
         "into C does not return; 7 ranks are blocked in all_reduce #4410. Next: check what job/losses.py:44 in "
@@ -158,7 +162,7 @@ WHOLE = [
         id="gil",
     ),
     pytest.param(
-        picture(stands(5, Phase.BETWEEN, stack=(f"{TORCH}/cuda/__init__.py:985 in synchronize",))),
+        cluster(late_rank(5, Phase.BETWEEN, stack=(f"{TORCH}/cuda/__init__.py:985 in synchronize",))),
         Cause.NOT_ENTERED,
         "stall: rank 5 on node-b did not enter all_reduce #4410 of [77290]: it has been at cuda/__init__.py:985 in "
         "synchronize, between steps since step 812; 7 ranks are blocked in all_reduce #4410. Next: check why it is "
@@ -166,7 +170,9 @@ WHOLE = [
         id="not entered",
     ),
     pytest.param(
-        picture(waits(2, stack=IN_ALL_REDUCE, collectives=(*recorded(4409, waits=False), reduced(4410, 1)))),
+        cluster(
+            blocked_rank(2, stack=IN_ALL_REDUCE, collectives=(*recorded(4409, waits=False), reduced(4410, 1)))
+        ),
         Cause.MISMATCH,
         "hang: ranks are in different collectives at step 812, in backward (job/train.py:31 in training_step): rank 2"
         " on node-a: all_reduce #4410 of [1]; the others: all_reduce #4410 of [77290]. Next: make every rank call the"
@@ -175,7 +181,7 @@ WHOLE = [
         id="mismatch",
     ),
     pytest.param(
-        picture(stands(3, Phase.LEFT)),
+        cluster(late_rank(3, Phase.LEFT)),
         Cause.LEFT_EARLY,
         "hang: rank 3 on node-a left the loop after step 812, before the others; 7 ranks are blocked in all_reduce "
         "#4410. Next: give every rank the same number of batches (DDPManager.loader does), and let no rank break or "
@@ -183,9 +189,9 @@ WHOLE = [
         id="left early",
     ),
     pytest.param(
-        picture(
-            person(0, phase=Phase.LEFT),
-            person(1, phase=Phase.LEAVING, age_s=600.0, stack=("/home/me/job/close.py:7 in upload",)),
+        cluster(
+            rank_state(0, phase=Phase.LEFT),
+            rank_state(1, phase=Phase.LEAVING, age_s=600.0, stack=("/home/me/job/close.py:7 in upload",)),
             world_size=2,
         ),
         Cause.TEARDOWN,
@@ -195,7 +201,7 @@ WHOLE = [
         id="teardown",
     ),
     pytest.param(
-        picture(lost=(B_GONE,)),
+        cluster(lost=(B_GONE,)),
         Cause.UNREACHABLE,
         "hang: no heartbeat from node-b for 3.4 s (no answer), with ranks 4-7; with two nodes, either node-b or "
         "node-a may be cut off; 4 ranks are blocked in all_reduce #4410. Next: check whether node-b is up, then check"
@@ -203,7 +209,7 @@ WHOLE = [
         id="unreachable",
     ),
     pytest.param(
-        picture(node_0={"heartbeat_age_s": {1: 0.3}}, node_1={"heartbeat_age_s": {0: 4.0}}),
+        cluster(node_0={"heartbeat_age_s": {1: 0.3}}, node_1={"heartbeat_age_s": {0: 4.0}}),
         Cause.UNREACHABLE,
         "hang: node-b has received no heartbeat from node-a for 4.0 s, but node-a receives those of node-b: the "
         "network drops packets from node-a to node-b; 8 ranks are blocked in all_reduce #4410. Next: check cable and "
@@ -211,7 +217,9 @@ WHOLE = [
         id="one way",
     ),
     pytest.param(
-        picture(stands(0, Phase.SAVE, state="D", state_s=12.0, stack=("/home/me/job/save.py:9 in store",))),
+        cluster(
+            late_rank(0, Phase.SAVE, state="D", state_s=12.0, stack=("/home/me/job/save.py:9 in store",))
+        ),
         Cause.STORAGE,
         "stall: rank 0 on node-a waits for storage that does not answer, in a save since step 812 (job/save.py:9 in "
         "store): in the kernel (state D) for 12 s without reading or writing a byte; 7 ranks are blocked in "
@@ -220,7 +228,7 @@ WHOLE = [
         id="storage",
     ),
     pytest.param(
-        picture(stands(5, Phase.FORWARD, stack=IN_LOSS[1:], cpu=0.98, state="R")),
+        cluster(late_rank(5, Phase.FORWARD, stack=IN_LOSS[1:], cpu=0.98, state="R")),
         Cause.SLOW,
         "stall: rank 5 on node-b is slow but alive: in forward since step 812 (1.0 cores, at job/losses.py:44 in "
         "contrastive); 7 ranks are blocked in all_reduce #4410. Next: wait, or raise watch.hang_s if it often takes "
@@ -228,7 +236,7 @@ WHOLE = [
         id="slow",
     ),
     pytest.param(
-        picture(world_size=2),
+        cluster(world_size=2),
         Cause.UNKNOWN,
         "stall: no progress since step 812, and no rank stands out: ranks 0, 1 on node-a in all_reduce #4410 of "
         "[77290]. Next: see the stacks in the diagnosis file; if all are in one collective, test the network: "
@@ -257,29 +265,31 @@ def test_every_cause_has_its_sentence_here() -> None:
 
 def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
     # Its launcher ended these after the first one raised, and the last one only after its time of grace.
-    raised = person(
+    raised = rank_state(
         6, phase=Phase.FAILED, failure="KeyError: 'label'", age_s=40.0, state="X", state_s=39.0, exit=1
     )
     told = [ended(rank, -15, state_s=35.0) for rank in (0, 1, 2)]
-    diagnosis = found(picture(raised, *told, ended(3, -9, state_s=5.0), *(dragged(r) for r in (4, 5, 7))))
+    diagnosis = found(cluster(raised, *told, ended(3, -9, state_s=5.0), *(dragged(r) for r in (4, 5, 7))))
     assert (diagnosis.cause, diagnosis.rank, diagnosis.host) == (Cause.EXCEPTION, 6, "node-b")
     # No exit codes under another launcher, and no failure in the one that was killed: it is gone, the others talk.
-    diagnosis = found(picture(ended(1, None), *(dragged(rank) for rank in (0, 2, 3))))
+    diagnosis = found(cluster(ended(1, None), *(dragged(rank) for rank in (0, 2, 3))))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.KILLED, 1)
     assert diagnosis.what == (
         "rank 1 on node-a exited at step 812, in forward, for an unknown reason; 3 ranks lost the connection to it"
     )
     # A level 0 script says nothing but exit codes: the first to end is the best guess.
-    codes = [person(rank, step=0, state="X", exit=1, state_s=1.2 if rank != 1 else 2.4) for rank in range(4)]
-    diagnosis = found(picture(*codes, world_size=4))
+    codes = [
+        rank_state(rank, step=0, state="X", exit=1, state_s=1.2 if rank != 1 else 2.4) for rank in range(4)
+    ]
+    diagnosis = found(cluster(*codes, world_size=4))
     assert (diagnosis.rank, diagnosis.step) == (1, None)
     assert diagnosis.what == "rank 1 on node-a exited with code 1"
     # Of those that it ended at once because of it, the launcher says nothing.
     quiet = [ended(rank, None, step=0, state_s=1.2) for rank in (0, 2, 3)]
-    diagnosis = found(picture(codes[1], *quiet, world_size=4))
+    diagnosis = found(cluster(codes[1], *quiet, world_size=4))
     assert diagnosis.what == "rank 1 on node-a exited with code 1"
     # What its launcher killed long after it is not the cause, though its end is the plainer one.
-    assert found(picture(*codes, ended(0, -9, step=0, state_s=0.3), world_size=4)).rank == 1
+    assert found(cluster(*codes, ended(0, -9, step=0, state_s=0.3), world_size=4)).rank == 1
 
 
 @pytest.mark.parametrize(
@@ -293,7 +303,7 @@ def test_the_first_to_end_is_the_cause_not_those_who_fell_with_it() -> None:
     ],
 )
 def test_other_ends(exit: int, end: str, next_step: str) -> None:
-    diagnosis = found(picture(ended(5, exit)))
+    diagnosis = found(cluster(ended(5, exit)))
     assert diagnosis.what.startswith(f"rank 5 on node-b {end}")
     assert next_step in diagnosis.next_step
 
@@ -308,14 +318,14 @@ def test_other_ends(exit: int, end: str, next_step: str) -> None:
     ],
 )
 def test_an_error_of_its_own_says_what_to_do(kind: FailureKind, next_step: str) -> None:
-    failed = person(2, phase=Phase.FAILED, failure="OSError: text", failure_kind=kind)
-    diagnosis = found(picture(failed, *(dragged(r) for r in (0, 1, 3))))
+    failed = rank_state(2, phase=Phase.FAILED, failure="OSError: text", failure_kind=kind)
+    diagnosis = found(cluster(failed, *(dragged(r) for r in (0, 1, 3))))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.EXCEPTION, 2)
     assert next_step in diagnosis.next_step
 
 
 def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
-    diagnosis = found(picture(*(dragged(rank, age_s=3.0 if rank == 2 else 0.5) for rank in range(8))))
+    diagnosis = found(cluster(*(dragged(rank, age_s=3.0 if rank == 2 else 0.5) for rank in range(8))))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.EXCEPTION, 2)
     assert diagnosis.what.startswith(
         "rank 2 on node-a lost its connection to the other ranks at step 812: RuntimeError"
@@ -323,10 +333,10 @@ def test_only_lost_connections_name_the_first_and_say_that_it_is_none() -> None:
     assert diagnosis.what.endswith("no rank was seen to fail before it")
     # At first it may still come out that a host is gone, unless nobody is left to see it.
     echoes = [dragged(rank) for rank in range(8)]
-    assert found(picture(*echoes)).is_certain is False
-    assert found(picture(*(replace(one, state="X", exit=1) for one in echoes))).is_certain
+    assert found(cluster(*echoes)).is_certain is False
+    assert found(cluster(*(replace(one, state="X", exit=1) for one in echoes))).is_certain
     # Where a host went silent, it is the cause of them.
-    diagnosis = found(picture(*(dragged(rank) for rank in range(4)), lost=(B_GONE,)))
+    diagnosis = found(cluster(*(dragged(rank) for rank in range(4)), lost=(B_GONE,)))
     assert (diagnosis.cause, diagnosis.host) == (Cause.UNREACHABLE, "node-b")
 
 
@@ -348,7 +358,7 @@ def test_a_host_that_was_gone_before_it_was_ever_heard() -> None:
     assert (gone.cause, gone.host, gone.rank, gone.is_certain) == (Cause.UNREACHABLE, "node-a", None, True)
     assert gone.what.startswith("no heartbeat from node-a for 3.1 s (no answer)")
     # A port may be closed to us while the ranks train: that alone blames nobody.
-    standing = b_alone(*(waits(rank) for rank in range(4, 8)), how="no answer", up_s=3.1)
+    standing = b_alone(*(blocked_rank(rank) for rank in range(4, 8)), how="no answer", up_s=3.1)
     assert found(standing).cause is not Cause.UNREACHABLE
     # A host that goes down refuses connections first.
     assert found(b_alone(*old, how=Reason.REFUSED, answer=Answer.REFUSED, up_s=2.9)).is_certain is False
@@ -364,7 +374,7 @@ def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(endi
     lost = dragged(0, state="X", exit=1, age_s=2.6, state_s=2.5)
     other = dragged(1, state="X", **{"age_s": 2.6, "state_s": 2.4, **ending})
     for heartbeat_age_s, is_certain in ((0.4, True), (2.8, False)):
-        given = picture(lost, other, world_size=8, node_0={"heartbeat_age_s": {1: heartbeat_age_s}})
+        given = cluster(lost, other, world_size=8, node_0={"heartbeat_age_s": {1: heartbeat_age_s}})
         assert found(given).is_certain is is_certain, heartbeat_age_s
     # It spoke once, before it had seen a rank of its own.
     begins = NodeState(node=1, host="node-b")
@@ -374,7 +384,7 @@ def test_a_lost_connection_is_certain_when_the_other_nodes_were_heard_since(endi
 
 def test_who_is_told_to_end_is_no_cause_unless_it_is_alone() -> None:
     stopped = [
-        person(
+        rank_state(
             rank,
             phase=Phase.FAILED,
             failure="KeyboardInterrupt",
@@ -383,28 +393,28 @@ def test_who_is_told_to_end_is_no_cause_unless_it_is_alone() -> None:
         )
         for rank in range(8)
     ]
-    assert diagnose(picture(*stopped)) is None
-    assert diagnose(picture(*(ended(rank, -15) for rank in range(8)))) is None
-    diagnosis = found(picture(ended(3, -15), *(dragged(rank) for rank in (0, 1, 2))))
+    assert diagnose(cluster(*stopped)) is None
+    assert diagnose(cluster(*(ended(rank, -15) for rank in range(8)))) is None
+    diagnosis = found(cluster(ended(3, -15), *(dragged(rank) for rank in (0, 1, 2))))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.KILLED, 3)
     assert diagnosis.what.startswith(
         "rank 3 on node-a was killed by SIGTERM at step 812, in forward; 3 ranks lost"
     )
     # The launcher ends the rest after a host was lost.
-    diagnosis = found(picture(*(ended(rank, -15) for rank in (0, 1)), dragged(2), dragged(3), lost=(B_GONE,)))
+    diagnosis = found(cluster(*(ended(rank, -15) for rank in (0, 1)), dragged(2), dragged(3), lost=(B_GONE,)))
     assert diagnosis.cause is Cause.UNREACHABLE
 
 
 def test_two_faults_at_once_are_both_told() -> None:
-    diagnosis = found(picture(ended(5, -9, state_s=0.8), ended(2, -9, state_s=0.4)))
+    diagnosis = found(cluster(ended(5, -9, state_s=0.8), ended(2, -9, state_s=0.4)))
     assert diagnosis.what == (
         "rank 5 on node-b was killed by SIGKILL at step 812, in forward; rank 2 on node-a was killed by a signal too"
     )
-    diagnosis = found(picture(ended(5, -9), stands(1, Phase.DATA, state="T")))
+    diagnosis = found(cluster(ended(5, -9), late_rank(1, Phase.DATA, state="T")))
     assert diagnosis.what.endswith("; rank 1 on node-a is stopped by a signal")
-    assert ".. Next" not in found(picture(ended(5, 1, failure="it is Killed."))).sentence("failure")
-    stopped = [stands(rank, Phase.FORWARD, state="T") for rank in (1, 2)]
-    assert found(picture(*stopped)).next_step.endswith(
+    assert ".. Next" not in found(cluster(ended(5, 1, failure="it is Killed."))).sentence("failure")
+    stopped = [late_rank(rank, Phase.FORWARD, state="T") for rank in (1, 2)]
+    assert found(cluster(*stopped)).next_step.endswith(
         "kill -CONT 4701 4702 on node-a resumes it, if it still runs"
     )
 
@@ -415,28 +425,28 @@ def test_two_faults_at_once_are_both_told() -> None:
 def test_a_rank_that_continues_within_a_second_or_is_debugged_is_no_fault(
     state: str, state_s: float, is_fault: bool
 ) -> None:
-    rank = stands(3, Phase.FORWARD, state=state, state_s=state_s)
+    rank = late_rank(3, Phase.FORWARD, state=state, state_s=state_s)
     assert bool(stop_symptoms([rank])) is is_fault
-    assert found(picture(rank)).is_certain is is_fault
+    assert found(cluster(rank)).is_certain is is_fault
 
 
 def test_a_job_that_is_stopped_as_a_whole_may_be_let_go_on() -> None:
-    every = [stands(rank, Phase.FORWARD, state="T", collectives=()) for rank in range(4)]
-    diagnosis = found(picture(*every, world_size=4))
+    every = [late_rank(rank, Phase.FORWARD, state="T", collectives=()) for rank in range(4)]
+    diagnosis = found(cluster(*every, world_size=4))
     assert (diagnosis.cause, diagnosis.is_certain) == (Cause.STOPPED, False)
     assert diagnosis.what.endswith(
         "is stopped by a signal, in forward since step 812; so are ranks 1-3 on node-a"
     )
-    assert found(picture(*every[1:], world_size=4)).is_certain
+    assert found(cluster(*every[1:], world_size=4)).is_certain
     gone = ended(0, -9)
-    assert found(picture(gone, *every[1:], world_size=4)).cause is Cause.KILLED
+    assert found(cluster(gone, *every[1:], world_size=4)).cause is Cause.KILLED
 
 
 def test_on_many_hosts_a_sentence_stays_one() -> None:
     """32 hosts with 8 ranks each."""
 
     def big(
-        *odd: RankState, every: Callable[[int], RankState] = waits, lost: tuple[LostNode, ...] = ()
+        *odd: RankState, every: Callable[[int], RankState] = blocked_rank, lost: tuple[LostNode, ...] = ()
     ) -> ClusterState:
         ranks = [every(rank) for rank in range(256)]
         for one in odd:
@@ -452,11 +462,13 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
         return ClusterState(me=0, nodes=tuple(nodes), lost=lost)
 
     def everywhere(rank: int) -> RankState:
-        return stands(rank, Phase.FORWARD, stack=(f"/home/me/job/train.py:{rank} in main",), collectives=())
+        return late_rank(
+            rank, Phase.FORWARD, stack=(f"/home/me/job/train.py:{rank} in main",), collectives=()
+        )
 
     def alone(rank: int) -> RankState:
         one = replace(reduced(4410), number=rank)
-        return waits(rank, collectives=(replace(one, group=f"group {rank}"),))
+        return blocked_rank(rank, collectives=(replace(one, group=f"group {rank}"),))
 
     away = tuple(
         LostNode(
@@ -468,26 +480,26 @@ def test_on_many_hosts_a_sentence_stays_one() -> None:
         )
         for n in range(1, 24)
     )
-    pictures = {
-        "dataset": big(stands(77, Phase.DATA)),
-        "left": big(*(stands(rank, Phase.LEFT) for rank in range(0, 256, 9))),
-        "stopped": big(*(stands(rank, Phase.FORWARD, state="T") for rank in range(0, 256, 2))),
-        "mismatch": big(*(waits(r, collectives=(reduced(4410, 3),)) for r in range(0, 256, 3))),
+    states = {
+        "dataset": big(late_rank(77, Phase.DATA)),
+        "left": big(*(late_rank(rank, Phase.LEFT) for rank in range(0, 256, 9))),
+        "stopped": big(*(late_rank(rank, Phase.FORWARD, state="T") for rank in range(0, 256, 2))),
+        "mismatch": big(*(blocked_rank(r, collectives=(reduced(4410, 3),)) for r in range(0, 256, 3))),
         "everywhere": big(every=everywhere),
         "unknown": big(every=alone),
         "unreachable": big(lost=away),
         "killed": big(*(ended(rank, -9) for rank in range(40, 130))),
     }
-    for what, given in pictures.items():
+    for what, given in states.items():
         sentence = found(given).sentence("hang")
         assert len(sentence) < 600, (what, sentence)
-    assert "; 255 ranks are blocked in all_reduce #4410" in found(pictures["dataset"]).what
-    assert "; 252 ranks elsewhere" in found(pictures["unknown"]).what
+    assert "; 255 ranks are blocked in all_reduce #4410" in found(states["dataset"]).what
+    assert "; 252 ranks elsewhere" in found(states["unknown"]).what
 
 
 def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
     aborted = ended(2, -6, phase=Phase.BACKWARD, stack=IN_ALL_REDUCE)
-    diagnosis = found(picture(aborted, *(dragged(rank) for rank in (0, 1, 3)), world_size=4))
+    diagnosis = found(cluster(aborted, *(dragged(rank) for rank in (0, 1, 3)), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 2)
     assert diagnosis.what == (
         "rank 2 on node-a entered a different collective than the others, or one with a different size, at step 812, "
@@ -498,23 +510,25 @@ def test_gloo_ends_a_rank_that_receives_more_than_it_expects() -> None:
     others = [dragged(rank, collectives=recorded(4410, waits=True)) for rank in (0, 1, 3)]
     assert (
         "): rank 2 on node-a: all_reduce; the others: all_reduce #4410 of [77290]; gloo aborted rank 2 on node-a"
-        in (found(picture(aborted, *others, world_size=4)).what)
+        in (found(cluster(aborted, *others, world_size=4)).what)
     )
     in_backward = ended(2, -6, phase=Phase.BACKWARD, stack=IN_BACKWARD)
     assert (
         ": rank 2 on node-a: all_reduce of gradients; "
-        in found(picture(in_backward, *others, world_size=4)).what
+        in found(cluster(in_backward, *others, world_size=4)).what
     )
     # All but one: then that one sent too much.
     many = [ended(rank, -6, phase=Phase.BACKWARD) for rank in (0, 1, 3)]
-    assert found(picture(*many, dragged(2), world_size=4)).rank == 2
+    assert found(cluster(*many, dragged(2), world_size=4)).rank == 2
     # An abort elsewhere is an abort.
-    assert found(picture(ended(2, -6, phase=Phase.FORWARD, stack=IN_LOSS))).cause is Cause.KILLED
+    assert found(cluster(ended(2, -6, phase=Phase.FORWARD, stack=IN_LOSS))).cause is Cause.KILLED
 
 
 def test_a_rank_that_was_left_behind_by_an_early_exit() -> None:
     diagnosis = found(
-        picture(ended(3, 0, phase=Phase.LEFT), *(dragged(rank) for rank in (0, 1)), waits(2), world_size=4)
+        cluster(
+            ended(3, 0, phase=Phase.LEFT), *(dragged(rank) for rank in (0, 1)), blocked_rank(2), world_size=4
+        )
     )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
     assert diagnosis.what == (
@@ -522,7 +536,7 @@ def test_a_rank_that_was_left_behind_by_an_early_exit() -> None:
         "ranks 0, 1 on node-a lost the connection"
     )
     # Most have left: the odd one is the one with a batch too many.
-    diagnosis = found(picture(*(stands(rank, Phase.LEFT) for rank in (0, 1, 2)), world_size=4))
+    diagnosis = found(cluster(*(late_rank(rank, Phase.LEFT) for rank in (0, 1, 2)), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
     assert diagnosis.what == (
         "rank 3 on node-a continued in the loop after step 812, where ranks 0-2 on node-a left it; "
@@ -533,76 +547,82 @@ def test_a_rank_that_was_left_behind_by_an_early_exit() -> None:
 def test_who_left_goes_on_to_other_collectives() -> None:
     """At the end of a run ranks meet once more: with the number that the others' bucket has."""
     barrier = replace(reduced(4410, op="broadcast"), is_done=False)
-    early = stands(3, Phase.LEFT, collectives=(*recorded(4409, waits=False), barrier))
-    assert (found(picture(early)).cause, found(picture(early)).rank) == (Cause.LEFT_EARLY, 3)
+    early = late_rank(3, Phase.LEFT, collectives=(*recorded(4409, waits=False), barrier))
+    assert (found(cluster(early)).cause, found(cluster(early)).rank) == (Cause.LEFT_EARLY, 3)
     # Gloo may end the one or the other for it.
     torn = ended(3, -6, phase=Phase.LEFT)
-    diagnosis = found(picture(torn, *(dragged(rank) for rank in (0, 1, 2)), world_size=4))
+    diagnosis = found(cluster(torn, *(dragged(rank) for rank in (0, 1, 2)), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
     diagnosis = found(
-        picture(early, ended(1, -6, phase=Phase.BACKWARD), dragged(0), dragged(2), world_size=4)
+        cluster(early, ended(1, -6, phase=Phase.BACKWARD), dragged(0), dragged(2), world_size=4)
     )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.LEFT_EARLY, 3)
 
 
 @pytest.mark.parametrize("phase", [Phase.SAVE, Phase.EVALUATION, Phase.BETWEEN])
 def test_the_last_rank_at_the_end_of_a_run_is_not_left_behind(phase: Phase) -> None:
-    last = stands(3, phase, cpu=0.9, stack=("/home/me/job/save.py:9 in store",))
-    diagnosis = found(picture(*(stands(rank, Phase.LEFT) for rank in (0, 1, 2)), last, world_size=4))
+    last = late_rank(3, phase, cpu=0.9, stack=("/home/me/job/save.py:9 in store",))
+    diagnosis = found(cluster(*(late_rank(rank, Phase.LEFT) for rank in (0, 1, 2)), last, world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.SLOW, 3)
     # In a loop of the user's own there are no such phases; that it is in no collective is seen all the same.
-    report = stands(3, Phase.USER, stack=("/home/me/job/report.py:9 in upload",))
-    diagnosis = found(picture(*(stands(rank, Phase.LEFT) for rank in (0, 1, 2)), report, world_size=4))
+    report = late_rank(3, Phase.USER, stack=("/home/me/job/report.py:9 in upload",))
+    diagnosis = found(cluster(*(late_rank(rank, Phase.LEFT) for rank in (0, 1, 2)), report, world_size=4))
     assert (diagnosis.cause, diagnosis.rank, diagnosis.is_certain) == (Cause.USER_CODE, 3, False)
-    assert diagnose(picture(*(stands(rank, Phase.LEFT) for rank in range(8)))) is None
+    assert diagnose(cluster(*(late_rank(rank, Phase.LEFT) for rank in range(8)))) is None
     # In a loop of the user's own, rank 0 has something left to do alone: its stack says so, or it could not be asked.
     for stack in ((), ("job/export.py:7 in upload", "job/train.py:40 in <module>")):
-        alone = stands(0, Phase.USER, stack=stack, collectives=recorded(4409, waits=False))
-        diagnosis = diagnose(picture(*(stands(rank, Phase.LEFT) for rank in (1, 2, 3)), alone, world_size=4))
+        alone = late_rank(0, Phase.USER, stack=stack, collectives=recorded(4409, waits=False))
+        diagnosis = diagnose(
+            cluster(*(late_rank(rank, Phase.LEFT) for rank in (1, 2, 3)), alone, world_size=4)
+        )
         assert diagnosis is None or not diagnosis.is_certain, diagnosis
-    assert diagnose(picture(*(person(rank, state="X", exit=75) for rank in range(8)))) is None
+    assert diagnose(cluster(*(rank_state(rank, state="X", exit=75) for rank in range(8)))) is None
 
 
 def test_near_misses_of_data() -> None:
     # The worker of a rank that waits itself is not the cause yet.
-    diagnosis = found(picture(waits(1, workers=(worker(0, "T"),)), stands(5, Phase.FORWARD, stack=IN_LOSS)))
+    diagnosis = found(
+        cluster(blocked_rank(1, workers=(worker(0, "T"),)), late_rank(5, Phase.FORWARD, stack=IN_LOSS))
+    )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.USER_CODE, 5)
-    gone = found(picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "Z", ()), worker(1)))))
+    gone = found(cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "Z", ()), worker(1)))))
     assert (gone.cause, gone.is_certain) == (Cause.DATASET, True)
     assert "(worker 0 has exited)" in gone.what
-    in_fork = found(picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, in_fork_s=31.0),))))
+    in_fork = found(cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, in_fork_s=31.0),))))
     assert in_fork.is_certain, "no hook of the user's takes so long"
-    stuck = found(picture(stands(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "D"), worker(1)))))
+    stuck = found(cluster(late_rank(5, Phase.DATA, stack=IN_QUEUE, workers=(worker(0, "D"), worker(1)))))
     assert stuck.cause is Cause.STORAGE
     busy = worker(1, "R", WORKER_IN_SAMPLE[1:], cpu=0.97)
     assert (
         "(worker 1 computes with 1.0 cores at data/images.py:31"
-        in found(picture(stands(5, Phase.DATA, workers=(worker(0), busy)))).what
+        in found(cluster(late_rank(5, Phase.DATA, workers=(worker(0), busy)))).what
     )
     # Without workers the dataset is in the rank's own stack; level 0 has nothing else.
-    own = found(picture(stands(5, Phase.START, step=0, age_s=7.0, stack=WORKER_IN_SAMPLE[:3])))
+    own = found(cluster(late_rank(5, Phase.START, step=0, age_s=7.0, stack=WORKER_IN_SAMPLE[:3])))
     assert own.cause is Cause.DATASET
     assert (
         "rank 5 on node-b has been in the DataLoader since step 0 (data/images.py:31 in __getitem__);"
         in own.what
     )
-    held = found(picture(stands(5, Phase.DATA, answers=False, collectives=())))
+    held = found(cluster(late_rank(5, Phase.DATA, answers=False, collectives=())))
     assert "(holding the GIL)" in held.what
-    in_c = stands(5, Phase.DATA, answers=False, collectives=(), stack=WORKER_IN_SAMPLE[1:])
-    assert found(picture(in_c)).cause is Cause.GIL
+    in_c = late_rank(5, Phase.DATA, answers=False, collectives=(), stack=WORKER_IN_SAMPLE[1:])
+    assert found(cluster(in_c)).cause is Cause.GIL
 
 
 def test_a_rank_in_state_d_that_reads_is_slow_and_no_more() -> None:
-    diagnosis = found(picture(stands(0, Phase.SAVE, state="D", has_io=True)))
+    diagnosis = found(cluster(late_rank(0, Phase.SAVE, state="D", has_io=True)))
     assert (diagnosis.cause, diagnosis.is_certain) == (Cause.SLOW, False)
     assert "(reading or writing files)" in diagnosis.what
 
 
 def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
     """The bucket is what followed the loss each time before; to the other's operation nothing leads."""
-    extra = waits(1, collectives=(*recorded(4409, waits=False, size=1), reduced(4410, 7, op="broadcast")))
-    extra = replace(extra, collectives=(*waits(0).collectives[:-1], extra.collectives[-1]))
-    diagnosis = found(picture(extra, world_size=2))
+    extra = blocked_rank(
+        1, collectives=(*recorded(4409, waits=False, size=1), reduced(4410, 7, op="broadcast"))
+    )
+    extra = replace(extra, collectives=(*blocked_rank(0).collectives[:-1], extra.collectives[-1]))
+    diagnosis = found(cluster(extra, world_size=2))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
     assert (
         "rank 1 on node-a: broadcast #4410 of [7]; rank 0 on node-a: all_reduce #4410 of [77290]"
@@ -611,14 +631,14 @@ def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
     out = replace(
         extra, collectives=(*extra.collectives[:-1], replace(reduced(4410, op="barrier"), sizes=()))
     )
-    diagnosis = found(picture(out, world_size=2))
+    diagnosis = found(cluster(out, world_size=2))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
     assert diagnosis.next_step.startswith(
         "check whether it left the loop before the others; if not, make every rank"
     )
     # Nothing came before: then nobody is blamed alone.
-    pair = [waits(rank, collectives=(reduced(1, 5 + rank),)) for rank in range(2)]
-    diagnosis = found(picture(*pair, world_size=2))
+    pair = [blocked_rank(rank, collectives=(reduced(1, 5 + rank),)) for rank in range(2)]
+    diagnosis = found(cluster(*pair, world_size=2))
     assert (diagnosis.cause, diagnosis.rank, diagnosis.host) == (Cause.MISMATCH, None, "node-a")
     assert diagnosis.what == (
         "ranks are in different collectives at step 812, in backward: rank 0 on node-a: all_reduce #1 of [5]; "
@@ -628,54 +648,65 @@ def test_two_ranks_in_different_collectives_lean_on_what_came_before() -> None:
 
 def test_a_shape_mismatch_as_gloo_leaves_it() -> None:
     """One rank got enough data to go on to the next number; the other two wait at the one that differs."""
-    odd = waits(1, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 3)))
-    even = waits(2, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 2)))
-    ahead = waits(0, collectives=(reduced(12, is_done=True), reduced(13, 2, is_done=True), reduced(14)))
-    diagnosis = found(picture(ahead, odd, even, world_size=3))
+    odd = blocked_rank(
+        1, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 3))
+    )
+    even = blocked_rank(
+        2, collectives=(*recorded(12, waits=False)[:-1], reduced(12, is_done=True), reduced(13, 2))
+    )
+    ahead = blocked_rank(
+        0, collectives=(reduced(12, is_done=True), reduced(13, 2, is_done=True), reduced(14))
+    )
+    diagnosis = found(cluster(ahead, odd, even, world_size=3))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.MISMATCH, 1)
     assert "rank 1 on node-a: all_reduce #13 of [3]; the others: all_reduce #13 of [2]" in diagnosis.what
 
 
 def test_sizes_may_differ_where_they_need_not_be_the_same() -> None:
-    root = waits(0, collectives=(reduced(9, 8, op="scatter"),))
-    others = [waits(rank, collectives=(reduced(9, 0, op="scatter"),)) for rank in range(1, 4)]
-    assert found(picture(root, *others, world_size=4)).cause is Cause.UNKNOWN
-    whole = [waits(rank, collectives=(reduced(9, rank, op="all_gather", is_done=True),)) for rank in range(4)]
-    assert found(picture(*whole, world_size=4)).cause is not Cause.MISMATCH, "it came to its end"
+    root = blocked_rank(0, collectives=(reduced(9, 8, op="scatter"),))
+    others = [blocked_rank(rank, collectives=(reduced(9, 0, op="scatter"),)) for rank in range(1, 4)]
+    assert found(cluster(root, *others, world_size=4)).cause is Cause.UNKNOWN
+    whole = [
+        blocked_rank(rank, collectives=(reduced(9, rank, op="all_gather", is_done=True),))
+        for rank in range(4)
+    ]
+    assert found(cluster(*whole, world_size=4)).cause is not Cause.MISMATCH, "it came to its end"
 
 
 def test_hosts_that_are_late_are_not_gone() -> None:
-    assert found(picture(lost=(replace(B_GONE, no_heartbeat_s=2.5),))).is_certain is False
+    assert found(cluster(lost=(replace(B_GONE, no_heartbeat_s=2.5),))).is_certain is False
     assert (
-        found(picture(lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED),))).is_certain is False
+        found(cluster(lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED),))).is_certain is False
     )
-    quiet = found(picture(lost=(replace(B_GONE, how=""),)))
+    quiet = found(cluster(lost=(replace(B_GONE, how=""),)))
     assert quiet.is_certain is False
     assert "(it accepts connections, but its sidecar sends nothing)" in quiet.what
     for how in (Reason.NO_REPLY, Reason.CLOSED):  # its sidecar died, and was not started again
-        mute = found(picture(lost=(replace(B_GONE, how=how, answer=ANSWER_OF[how], no_heartbeat_s=500.0),)))
+        mute = found(cluster(lost=(replace(B_GONE, how=how, answer=ANSWER_OF[how], no_heartbeat_s=500.0),)))
         assert (mute.is_certain, mute.host) == (False, "node-b")
         assert mute.next_step == "find out what ended the job on node-b; the host itself is up"
     refused = found(
-        picture(lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED, no_heartbeat_s=6.0),))
+        cluster(lost=(replace(B_GONE, how=Reason.REFUSED, answer=Answer.REFUSED, no_heartbeat_s=6.0),))
     )
     assert refused.is_certain
     assert refused.next_step == "find out what ended the job on node-b; the host itself is up"
     both = LostNode(node=2, host="node-c", ranks=(8,), no_heartbeat_s=3.1, how="no answer")
-    d = NodeState(node=3, host="node-d", ranks=(waits(9, host="node-d"),), heartbeat_age_s={1: 4.0, 2: 4.0})
-    given = picture(lost=(B_GONE, both))
+    d = NodeState(
+        node=3, host="node-d", ranks=(blocked_rank(9, host="node-d"),), heartbeat_age_s={1: 4.0, 2: 4.0}
+    )
+    given = cluster(lost=(B_GONE, both))
     assert "; none from node-c either" in found(replace(given, nodes=(*given.nodes, d))).what
 
 
 def test_a_node_that_hears_nobody_is_cut_off_itself() -> None:
     c_gone = LostNode(node=2, host="node-c", ranks=(8, 9), no_heartbeat_s=3.6, how="no answer")
-    diagnosis = found(picture(lost=(B_GONE, c_gone)))
+    diagnosis = found(cluster(lost=(B_GONE, c_gone)))
     assert (diagnosis.cause, diagnosis.host, diagnosis.rank) == (Cause.UNREACHABLE, "node-a", None)
     assert diagnosis.what == (
         "node-a is cut off from the other nodes: 2 of 3 nodes became silent together; it has received no heartbeat "
         "from node-b and node-c for 3.6 s; 4 ranks are blocked in all_reduce #4410"
     )
-    diagnosis = found(picture(lost=(B_GONE,), node_0={"link": "eth0 is down"}))
+    diagnosis = found(cluster(lost=(B_GONE,), node_0={"link": "eth0 is down"}))
     assert diagnosis.host == "node-a"
     assert diagnosis.what.startswith(
         "node-a is cut off from the other nodes: eth0 is down; it has received no heartbeat from node-b"
@@ -684,8 +715,10 @@ def test_a_node_that_hears_nobody_is_cut_off_itself() -> None:
 
 
 def test_a_third_node_tells_that_a_way_is_closed() -> None:
-    c = NodeState(node=2, host="node-c", ranks=(waits(8, host="node-c"),), heartbeat_age_s={0: 0.2, 1: 0.4})
-    given = picture(lost=(B_GONE,))
+    c = NodeState(
+        node=2, host="node-c", ranks=(blocked_rank(8, host="node-c"),), heartbeat_age_s={0: 0.2, 1: 0.4}
+    )
+    given = cluster(lost=(B_GONE,))
     diagnosis = found(replace(given, nodes=(*given.nodes, c)))
     assert diagnosis.what.startswith(
         "node-a has received no heartbeat from node-b for 3.4 s, but node-c has: the network drops packets from node-b "
@@ -696,48 +729,48 @@ def test_a_third_node_tells_that_a_way_is_closed() -> None:
 def test_pictures_with_little_in_them() -> None:
     assert diagnose(ClusterState(me=0, nodes=())) is None
     # Beats alone: who is behind in the step.
-    few = [person(rank, phase=Phase.BACKWARD) for rank in range(3)]
-    diagnosis = found(picture(*few, person(3, phase=Phase.DATA), world_size=4))
+    few = [rank_state(rank, phase=Phase.BACKWARD) for rank in range(3)]
+    diagnosis = found(cluster(*few, rank_state(3, phase=Phase.DATA), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.DATASET, 3)
     assert diagnosis.what == (
         "rank 3 on node-a has been in the DataLoader since step 812; 3 ranks are waiting for it"
     )
     # Of several micro-batches, the data of the next one comes after the backward pass of the one before.
-    ahead = person(3, phase=Phase.DATA, micro=2)
+    ahead = rank_state(3, phase=Phase.DATA, micro=2)
     diagnosis = found(
-        picture(*(person(rank, phase=Phase.FORWARD, micro=2) for rank in range(3)), ahead, world_size=4)
+        cluster(*(rank_state(rank, phase=Phase.FORWARD, micro=2) for rank in range(3)), ahead, world_size=4)
     )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.USER_CODE, 0)
     # Work between steps comes before the data of the step that follows, and has its number.
-    logs = person(0, phase=Phase.BETWEEN, cpu=0.9)
+    logs = rank_state(0, phase=Phase.BETWEEN, cpu=0.9)
     diagnosis = found(
-        picture(logs, *(person(rank, phase=Phase.BACKWARD) for rank in (1, 2, 3)), world_size=4)
+        cluster(logs, *(rank_state(rank, phase=Phase.BACKWARD) for rank in (1, 2, 3)), world_size=4)
     )
     assert (diagnosis.cause, diagnosis.rank) == (Cause.SLOW, 0)
     # A loop of the user's own has data, and the rest.
-    own = [person(rank, phase=Phase.USER, micro=1) for rank in range(3)]
-    diagnosis = found(picture(*own, person(3, phase=Phase.DATA), world_size=4))
+    own = [rank_state(rank, phase=Phase.USER, micro=1) for rank in range(3)]
+    diagnosis = found(cluster(*own, rank_state(3, phase=Phase.DATA), world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.DATASET, 3)
     # Level 0: collective numbers, and stacks.
     plain = [
-        person(rank, step=0, phase=Phase.USER, collective=40, stack=IN_ALL_REDUCE, age_s=60.0)
+        rank_state(rank, step=0, phase=Phase.USER, collective=40, stack=IN_ALL_REDUCE, age_s=60.0)
         for rank in range(3)
     ]
-    behind = person(3, step=0, phase=Phase.USER, collective=39, stack=IN_LOSS, age_s=60.0)
-    diagnosis = found(picture(*plain, behind, world_size=4))
+    behind = rank_state(3, step=0, phase=Phase.USER, collective=39, stack=IN_LOSS, age_s=60.0)
+    diagnosis = found(cluster(*plain, behind, world_size=4))
     assert (diagnosis.cause, diagnosis.rank) == (Cause.USER_CODE, 3)
     assert diagnosis.what == (
         "rank 3 on node-a has been in user code for 1 min 00 s (job/losses.py:44 in contrastive), without using the "
         "CPU; 3 ranks are waiting for it"
     )
     # One rank could not be asked, and its stack says that it waits as the others do.
-    mute = person(2, phase=Phase.BACKWARD, stack=IN_BACKWARD)
-    assert found(picture(mute, stands(5, Phase.DATA))).rank == 5
+    mute = rank_state(2, phase=Phase.BACKWARD, stack=IN_BACKWARD)
+    assert found(cluster(mute, late_rank(5, Phase.DATA))).rank == 5
 
 
 def test_an_outdated_silence_is_no_unreachable_host() -> None:
     """A sidecar that had no CPU was silent to the other one, and both say so for a moment."""
-    stale = diagnose(picture(node_0={"heartbeat_age_s": {1: 1.9}}, node_1={"heartbeat_age_s": {0: 4.0}}))
+    stale = diagnose(cluster(node_0={"heartbeat_age_s": {1: 1.9}}, node_1={"heartbeat_age_s": {0: 4.0}}))
     assert stale is None or stale.cause is not Cause.UNREACHABLE
 
 

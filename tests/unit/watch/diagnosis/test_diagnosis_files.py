@@ -20,15 +20,16 @@ from drumline.watch.heartbeat import Phase
 from tests.unit.watch.diagnosis.sample_ranks import (
     IN_QUEUE,
     WORKER_IN_SAMPLE,
-    person,
-    picture,
-    stands,
+    cluster,
+    late_rank,
+    rank_state,
     worker,
 )
 
 PAGE = Path(__file__).with_name("stopped_worker.txt")
-STUCK = picture(
-    stands(2, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE))), world_size=4
+STUCK = cluster(
+    late_rank(2, Phase.DATA, stack=IN_QUEUE, workers=(worker(0), worker(1, "T", WORKER_IN_SAMPLE))),
+    world_size=4,
 )
 
 
@@ -48,10 +49,10 @@ def test_a_stranger_reads_it(tmp_path: Path) -> None:
 
 def test_remarks_on_hosts_and_last_words(tmp_path: Path) -> None:
     gone = LostNode(node=1, host="node-b", ranks=(4, 5, 6, 7), no_heartbeat_s=4.0, how="no answer")
-    killed = person(1, state="X", exit=-9, phase=Phase.FORWARD, memory="the limit of 512 MiB")
-    mute = person(2, answers=False, phase=Phase.FORWARD, tracer="gdb", collective=7)
-    failed = person(3, exit=1, failure="ValueError: bad label", phase=Phase.FAILED)
-    odd = picture(
+    killed = rank_state(1, state="X", exit=-9, phase=Phase.FORWARD, memory="the limit of 512 MiB")
+    mute = rank_state(2, answers=False, phase=Phase.FORWARD, tracer="gdb", collective=7)
+    failed = rank_state(3, exit=1, failure="ValueError: bad label", phase=Phase.FAILED)
+    odd = cluster(
         killed,
         mute,
         failed,

@@ -17,7 +17,7 @@ from drumline.watch.diagnosis.triggers import IdleTime
 from drumline.watch.diagnosis.watchdog import Watchdog
 from drumline.watch.failure_kind import FailureKind
 from drumline.watch.heartbeat import Phase
-from tests.unit.watch.diagnosis.sample_ranks import CLOSED, IN_QUEUE, picture, stands, worker
+from tests.unit.watch.diagnosis.sample_ranks import CLOSED, IN_QUEUE, cluster, late_rank, worker
 from tests.unit.watch.diagnosis.simulated import (
     FOR_EVER,
     Change,
@@ -233,10 +233,10 @@ def test_a_silent_host_is_certain_unless_the_run_moves_or_the_sidecar_slept() ->
     # The sidecar got no CPU for a while: it heard nobody, and saw nothing move, for that reason alone.
     watchdog = Watchdog(hang_s=60.0, world_size=4)
     for now in range(20):
-        watchdog.observe(moving.picture(now * 0.5), now * 0.5)
-    watchdog.observe(moving.picture(9.5), 30.0)
+        watchdog.observe(moving.cluster(now * 0.5), now * 0.5)
+    watchdog.observe(moving.cluster(9.5), 30.0)
     assert not watchdog.wants_evidence
-    late = replace(moving.picture(9.5), lost=run.picture(begun + 20).lost)
+    late = replace(moving.cluster(9.5), lost=run.cluster(begun + 20).lost)
     watchdog.observe(late, 30.5)
     assert not watchdog.wants_evidence
 
@@ -342,8 +342,8 @@ def test_a_script_that_knows_nothing_of_us_moves_by_its_collectives() -> None:
         return replace(rank, step=0, phase=Phase.USER, micro=0, num_marks=1)
 
     class Plain(Run):
-        def picture(self, now: float, *, closely: bool = False) -> ClusterState:
-            whole = super().picture(now, closely=closely)
+        def cluster(self, now: float, *, closely: bool = False) -> ClusterState:
+            whole = super().cluster(now, closely=closely)
             nodes = (replace(node, ranks=tuple(map(plain, node.ranks))) for node in whole.nodes)
             return replace(whole, nodes=tuple(nodes))
 
@@ -413,7 +413,8 @@ def test_a_breakpoint_is_waited_at_for_ever() -> None:
 def test_a_better_reason_is_told_after_an_unknown_one() -> None:
     watchdog = Watchdog(hang_s=60.0, world_size=8)
     moving = [
-        picture(*(stands(rank, Phase.FORWARD, num_marks=beats) for rank in range(8))) for beats in (100, 101)
+        cluster(*(late_rank(rank, Phase.FORWARD, num_marks=beats) for rank in range(8)))
+        for beats in (100, 101)
     ]
     for now, one in enumerate(moving):
         assert watchdog.observe(one, float(now)) is None
@@ -436,7 +437,7 @@ def test_one_long_wait_of_a_run_that_has_hardly_begun_is_not_usual() -> None:
     idle, beats = IdleTime(), 0
     for now in range(60):
         beats += now in (1, 2, 3, 53)
-        idle.observe(picture(stands(0, Phase.FORWARD, num_marks=beats)), float(now), counts=True)
+        idle.observe(cluster(late_rank(0, Phase.FORWARD, num_marks=beats)), float(now), counts=True)
     assert idle.last_idle_s == 50
     assert idle.limit_s < 10
 
