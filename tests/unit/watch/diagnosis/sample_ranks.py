@@ -1,4 +1,4 @@
-"""Ranks as sidecars observe them, for the tests of diagnoses: eight on two nodes, at step 812, unless given otherwise."""
+"""Ranks as sidecars observe them: by default eight on two nodes, at step 812."""
 
 from __future__ import annotations
 

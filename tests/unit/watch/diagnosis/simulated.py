@@ -1,6 +1,6 @@
-"""A run on paper: ranks that take steps in simulated time, meet at the end of each backward pass, and may break.
+"""A simulated run: ranks take steps in simulated time, synchronize at the end of each backward pass, and may break.
 
-It gives the state of the cluster as sidecars do, in heartbeats and with evidence, and a leader that shows it to a watchdog.
+It gives the states of the cluster that sidecars would observe, and a leader that shows them to a watchdog.
 """
 
 from __future__ import annotations

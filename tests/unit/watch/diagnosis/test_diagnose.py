@@ -1,4 +1,4 @@
-"""Who is blamed, for what, and in which words; and who is not."""
+"""Which rank is named, for which cause, in which sentence; and which is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagnoses on disk: whole, numbered, and readable by a stranger."""
+"""Diagnoses on disk: complete, numbered, and readable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When it is told, when it is acted on, and that a healthy run hears nothing: in simulated time."""
+"""When a diagnosis is reported, when it is acted on, and that a healthy run gets no alarm: in simulated time."""
 
 from __future__ import annotations
 
