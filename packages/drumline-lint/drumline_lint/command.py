@@ -265,7 +265,6 @@ def _print(text: str, *, is_coloured: bool = False) -> int:
 
 
 def _show_progress(doing: str, number: int, count: int) -> None:
-    """On one line, which is cleared in the end."""
     if number % 10 == 0 or number == count:
         text = f"{doing} file {number:,} of {count:,}" if number < count else ""
         show_progress(text)

@@ -20,7 +20,6 @@ class Severity(StrEnum):
 
     @property
     def weight(self) -> int:
-        """To compare by."""
         return list(Severity).index(self)
 
 
@@ -105,7 +104,6 @@ class Rule:
         edits: Sequence[Edit] = (),
         is_note: bool = False,
     ) -> Finding:
-        """This mistake, found in a place."""
         return Finding(
             rule=self.id,
             name=self.name,
@@ -164,7 +162,6 @@ def problem(
     cell: int | None = None,
     fix: str = "",
 ) -> Finding:
-    """Of a file, or of one line in it."""
     place = Place(path=str(path), cell=cell, line=line, column=column, end_line=line, end_column=column)
     return Finding(
         rule=rule.id, name=rule.name, severity=rule.severity, place=place, message=message, fix=fix or rule.fix

@@ -163,7 +163,6 @@ def _apart(text: str, findings: Sequence[Finding], path: str) -> Iterator[list[S
 
 
 def _applied(reading: Reading, groups: Sequence[Sequence[Span]]) -> Reading | None:
-    """None if the file could not be read afterwards, or is the same."""
     text = apply_spans(_text(reading), [span for group in groups for span in group])
     try:
         data = text.encode(reading.encoding, errors=_errors(reading))

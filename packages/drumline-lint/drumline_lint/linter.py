@@ -53,16 +53,13 @@ class Report:
 
     @property
     def files_read(self) -> int:
-        """Those of which something could be read."""
         return sum(reading.content is not None or not reading.problems for reading in self.readings.values())
 
     @property
     def everything(self) -> list[Finding]:
-        """To be told, in order."""
         return sorted([*self.findings, *self.problems], key=_order)
 
     def line(self, place: Place) -> str | None:
-        """What is written there."""
         reading = self.readings.get(place.path)
         if reading is None:
             return None
@@ -82,7 +79,6 @@ class _Results:
 
 
 def all_docs(rules: RuleModules) -> dict[str, Rule]:
-    """What each rule is, those that only tell of problems included."""
     return {**OWN_RULES, **{number: module.RULE for number, module in rules.items()}}
 
 
@@ -241,5 +237,4 @@ def _order(finding: Finding) -> tuple[str, int, int, int, str, str]:
 
 
 def exit_is_clean(report: Report) -> bool:
-    """Notes alone never fail."""
     return not any(finding.severity is not Severity.NOTE for finding in report.findings)

@@ -25,7 +25,6 @@ class Selection:
 
     @property
     def all(self) -> frozenset[str]:
-        """However they were called."""
         return self.exact | self.by_prefix
 
 
@@ -94,7 +93,6 @@ class Settings:
     """What globs are relative to."""
 
     def is_wanted(self, finding: Finding) -> bool:
-        """Whether its rule was asked for, in this file."""
         path = Path(finding.place.path)
         return finding.rule in self.chosen and not any(
             finding.rule in rules and is_matched(path, [glob], self.root)
@@ -102,7 +100,6 @@ class Settings:
         )
 
     def is_shown(self, finding: Finding) -> bool:
-        """Whether it is bad enough."""
         return finding.rule in self.named or finding.severity.weight >= self.severity.weight
 
 

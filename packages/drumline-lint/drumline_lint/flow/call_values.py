@@ -45,11 +45,9 @@ class CallFrame:
 
     @property
     def depth(self) -> int:
-        """How many were entered."""
         return 0 if self.outer is None else self.outer.depth + 1
 
     def is_within(self, function: FunctionNode) -> bool:
-        """Whether it is this function, or was entered from there."""
         return self.function is function or (self.outer is not None and self.outer.is_within(function))
 
 
@@ -100,7 +98,6 @@ def _with_asked(ranks: Possible, asked: Possible) -> Possible:
 
 
 def _is_something(program: Program, expression: ast.expr, place: Place) -> bool:
-    """Whether it is known not to be None."""
     expression, place = _resolved(program, expression, place)
     if _parameter(program, expression, place) is not None:
         return False
@@ -118,7 +115,6 @@ def _is_object(value: Value) -> bool:
 
 
 def _possible(program: Program, expression: ast.expr | None, place: Place) -> Possible:
-    """The constants that it may be; nothing if that is not known."""
     if expression is None:
         return UNKNOWN
     expression, place = _resolved(program, expression, place)

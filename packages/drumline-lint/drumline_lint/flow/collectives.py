@@ -242,14 +242,12 @@ def has_counterpart(program: Program, call: ast.Call, name: str, tests: Sequence
 
 
 def who_calls(test: RankTest) -> str:
-    """Such as: only rank 0 calls."""
     if test.is_main:
         return "only one process of each node calls" if test.kind == "local" else "only rank 0 calls"
     return "only some ranks call" if test.is_main is None else "all ranks but one call"
 
 
 def _written(program: Program, node: ast.AST) -> list[tuple[str, bool]]:
-    """The conditions of a place, to compare them."""
     return [(ast.dump(test), holds) for test, holds in conditions(program, node) if rank_tests(program, test)]
 
 

@@ -12,7 +12,6 @@ from drumline_lint.program.value import Rank, RankTest, Values
 
 
 def is_joined(test: ast.expr) -> bool:
-    """Whether it is made of other conditions."""
     return isinstance(test, ast.BoolOp) or (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not))
 
 
@@ -97,7 +96,6 @@ def conditions(program: Program, node: ast.AST, *, with_exits: bool = True) -> I
 
 
 def held_conditions(program: Program, node: ast.AST, *, with_exits: bool = True) -> list[tuple[ast.expr, bool]]:
-    """The same, taken apart."""
     held = conditions(program, node, with_exits=with_exits)
     return [part for test, holds in held for part in split_condition(test, holds)]
 
@@ -121,7 +119,6 @@ def early_exits_before(program: Program, block: ast.AST, statement: ast.stmt) ->
 
 
 def _passed(program: Program, statement: ast.stmt) -> Iterator[tuple[ast.expr, bool]]:
-    """What holds for whoever comes out of a statement at its end."""
     if isinstance(statement, ast.With | ast.AsyncWith):
         for inner in statement.body:
             yield from _passed(program, inner)
@@ -155,7 +152,6 @@ def always_exits(program: Program, block: list[ast.stmt]) -> bool:
 
 
 def rest_of_block(statement: ast.stmt) -> list[ast.stmt]:
-    """The rest of the block that a statement is in."""
     block = parent_of(statement)
     for name in ("body", "orelse", "finalbody"):
         statements = getattr(block, name, None)

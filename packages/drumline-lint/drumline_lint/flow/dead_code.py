@@ -83,7 +83,6 @@ def _find(program: Program, function: Definition) -> list[ast.Call]:
 
 
 def _mentions(program: Program, function: Definition) -> Iterator[ast.expr]:
-    """Wherever it is named, or may be."""
     owner = enclosing_class(function)
     is_made = owner is not None and function.name == "__init__"
     meant = Class(owner) if owner is not None and is_made else Function(function)
@@ -141,7 +140,6 @@ def is_dead(program: Program, node: ast.AST, depth: int = 0) -> bool:
 
 
 def is_switched_off(program: Program, held: Conditions) -> bool:
-    """Whether one of these never holds."""
     return any(always(program, test) is (not holds) for test, holds in held)
 
 

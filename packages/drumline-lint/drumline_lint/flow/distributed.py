@@ -66,7 +66,6 @@ def _find_distributed(program: Program) -> set[Source]:
 
 
 def _closed(sources: set[Source], program: Program) -> set[Source]:
-    """With all that they import, and what that imports."""
     found, pending = set(sources), list(sources)
     while pending:
         others = [one for one in imported_sources(program, pending.pop()) if one not in found]
@@ -118,7 +117,6 @@ def projects(sources: Sequence[Source]) -> list[list[Source]]:
 
 
 def may_be_distributed(project: Sequence[Source]) -> bool:
-    """Whether any of its files speaks of what only ranks do."""
     return any(speaks_of_ranks(source) for source in project)
 
 

@@ -125,7 +125,6 @@ def _ways_to_function(program: Program, function: ast.FunctionDef | ast.AsyncFun
 
 
 def _perhaps_callers(program: Program, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.Call]:
-    """Of a method: calls by its name of something that is not known."""
     if enclosing_class(function) is None:
         return []
     return [

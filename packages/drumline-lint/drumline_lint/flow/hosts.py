@@ -98,7 +98,6 @@ def written_text(program: Program, expression: ast.expr | None, depth: int = 0) 
 
 
 def is_loopback(host: str) -> bool:
-    """Only reached by processes of the same host."""
     return host.lower().startswith(LOOPBACK)
 
 
@@ -142,7 +141,6 @@ def _is_choice(test: ast.expr) -> bool:
 
 
 def _comes_to(program: Program, run: Run, node: ast.AST) -> bool:
-    """Whether a run does what is in the function of a node."""
     function = enclosing_function(node)
     if function is None:
         return True

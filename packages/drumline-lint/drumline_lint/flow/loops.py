@@ -62,7 +62,6 @@ def _loops_around_backward(program: Program) -> list[Loop]:
 
 
 def loop_around(node: ast.AST) -> Loop | None:
-    """The next loop in whose rounds it is, within its function."""
     inner = node
     for outer in ancestors(node):
         if isinstance(outer, LOOPS) and (inner in repeated(outer)):

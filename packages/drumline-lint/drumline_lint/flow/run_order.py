@@ -89,7 +89,6 @@ def all_runs(program: Program) -> list[Run]:
 
 
 def all_imported(program: Program) -> set[Source]:
-    """The files that a distributed one imports."""
     return program.cached("imported", lambda: _all_imported(program))
 
 
@@ -192,7 +191,6 @@ class _RunWalk:
         self.stack: list[_Todo] = []
 
     def over(self, owner: object, body: Sequence[ast.AST], frame: _Frame) -> Run:
-        """All steps, or as many as tell what it does."""
         self.stack = self._in_turn(owner, body, frame)
         found: Run = []
         while self.stack and len(found) < MOST_STEPS:

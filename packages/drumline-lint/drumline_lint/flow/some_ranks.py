@@ -106,7 +106,6 @@ def _is_compared_to(program: Program, compare: ast.Compare, turns: set[str]) -> 
 
 
 def _block_of(program: Program, call: ast.Call) -> tuple[ast.AST, ...]:
-    """The outermost block under a condition on ranks that it is in."""
     found: tuple[ast.AST, ...] = (statement_of(call),)
     inner: ast.AST = call
     for outer in ancestors(call):
@@ -119,7 +118,6 @@ def _block_of(program: Program, call: ast.Call) -> tuple[ast.AST, ...]:
 
 
 def _rest(call: ast.Call) -> tuple[ast.AST, ...]:
-    """What its function does from there on."""
     function = enclosing_function(call)
     body = function.body if function is not None else []
     around = [call, *ancestors(call)]

@@ -16,7 +16,6 @@ VERSION = 1
 
 
 def as_json(report: Report) -> str:
-    """One object."""
     document = {
         "version": VERSION,
         "files": report.files_read,
@@ -108,7 +107,6 @@ def _rule(rule: Rule) -> dict[str, Any]:
 
 
 def _problem_severity(rule: Rule) -> str:
-    """What code scanning calls it."""
     return "recommendation" if rule.severity == "note" else rule.severity.value
 
 
@@ -161,7 +159,6 @@ COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE:
 
 
 def as_github(report: Report) -> str:
-    """A command for each, and the closing line for the log."""
     return "\n".join([*map(_command, report.everything), summary_line(report)]) + "\n"
 
 

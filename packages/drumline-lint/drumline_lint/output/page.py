@@ -22,7 +22,6 @@ DL1xx about scripts. The last two are not rules: they report what could not be c
 
 
 def with_rules(page: str, rules: Sequence[Rule], texts: str) -> str:
-    """The page with its part about rules made anew."""
     table = "".join(map(_row, [*rules, *OWN_RULES.values()]))
     return f"{page.partition(HEADING[:9])[0]}{HEADING}{table}\n{texts[texts.index('### ') :]}"
 
@@ -33,7 +32,6 @@ def _row(rule: Rule) -> str:
 
 
 def rewritten(path: Path) -> str:
-    """What the page in a file should be."""
     texts = (Path(__file__).parents[1] / "rules" / "rules.md").read_text(encoding="utf-8")
     return with_rules(path.read_text(encoding="utf-8"), [one.RULE for one in all_rules().values()], texts)
 

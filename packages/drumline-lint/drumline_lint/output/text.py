@@ -19,7 +19,6 @@ def plural(number: int, word: str) -> str:
 
 
 def by_severity(findings: Iterable[Finding]) -> dict[Severity, int]:
-    """The worst first."""
     counts = Counter(finding.severity for finding in findings)
     return {severity: counts[severity] for severity in reversed(Severity)}
 
@@ -39,7 +38,6 @@ def summary_line(report: Report) -> str:
 
 
 def statistics(report: Report) -> dict[str, int]:
-    """How often each rule was met, the most frequent first."""
     counts = Counter(finding.rule for finding in report.everything)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
@@ -75,7 +73,6 @@ BEFORE_CARET = 60
 
 
 def as_text(report: Report, *, colour: bool = False) -> str:
-    """All findings and problems, and a closing line."""
     blocks = ["\n".join(_block(report, finding, colour)) for finding in report.everything]
     return "\n".join([*blocks, _painted(summary_line(report), "1", colour)]) + "\n"
 
@@ -118,7 +115,6 @@ def _shown(line: str, place: Place, paint: str, colour: bool) -> Iterator[str]:
 
 
 def _harmless(text: str) -> str:
-    """On one line, and without what would move a terminal's cursor."""
     return one_line(re.sub(r"\s", " ", text))
 
 
@@ -135,7 +131,6 @@ def _painted(text: str, paint: str, colour: bool) -> str:
 
 
 def as_list(rules: Iterable[Rule]) -> str:
-    """A line for each."""
     listed = list(rules)
     width = max(len(rule.name) for rule in listed)
     return "".join(

@@ -99,7 +99,6 @@ def _is_first(loop: ast.AST, part: ast.AST) -> bool:
 
 
 def _earlier_in(held: _BindingTree, outer: ast.AST, current: ast.AST) -> tuple[list[Binding], bool]:
-    """Within one node, what is made before a part of it."""
     if not isinstance(current, (ast.stmt, *BRANCHES)):
         return _earlier_in_expression(held, outer, current)
     is_branch = isinstance(current, BRANCHES)
@@ -144,7 +143,6 @@ def _earlier_in_expression(held: _BindingTree, outer: ast.AST, current: ast.AST)
 
 
 def _is_in_head(outer: ast.AST, node: ast.AST) -> bool:
-    """Not in a statement of its body."""
     for one in ancestors(node):
         if one is outer:
             return True
@@ -154,7 +152,6 @@ def _is_in_head(outer: ast.AST, node: ast.AST) -> bool:
 
 
 def _block(held: _BindingTree, outer: ast.AST, current: ast.AST) -> list[ast.AST]:
-    """The statements of the same block that hold a binding."""
     for name in BLOCKS:
         statements = getattr(outer, name, None)
         if isinstance(statements, list) and any(one is current for one in statements):
@@ -228,7 +225,6 @@ def _is_bound_by_try(held: _BindingTree, statement: ast.Try | ast.TryStar) -> bo
 
 
 def of_name(program: ProgramView, node: ast.Name) -> Values:
-    """All that it may be where it is used."""
     bindings = bindings_of(program, node)
     if bindings is None:
         return _of_unbound(program, node)
@@ -276,7 +272,6 @@ def _of_unbound(program: ProgramView, node: ast.Name) -> Values:
 
 
 def exported(program: ProgramView, source: Source, name: str) -> Values:
-    """What a file has under a name, for those who import it."""
     return program.meanings.once((source, name), lambda: _export(program, source, name), NOTHING)
 
 
@@ -291,7 +286,6 @@ def _export(program: ProgramView, source: Source, name: str) -> Values:
 
 
 def bound(program: ProgramView, binding: Binding) -> Values:
-    """What a name is by one of its bindings."""
     if binding.kind == "import":
         return _imported(program, binding.imported, source_of(binding.node))
     if binding.kind == "function":

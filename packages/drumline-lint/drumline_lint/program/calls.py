@@ -176,7 +176,6 @@ def _partials_of(program: ProgramView, function: FunctionNode, name: str) -> Ite
 
 
 def _all_partials(program: ProgramView) -> Iterator[tuple[Source, list[ast.Call]]]:
-    """By their names alone: what those stand for is asked of few."""
     for source in program.files.sources:
         if "partial" in source.text:
             calls = program.files.index(source).calls

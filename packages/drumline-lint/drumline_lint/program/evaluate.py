@@ -49,7 +49,6 @@ PASSING_METHODS = set("bfloat16 compile cpu cuda double eval float half requires
 
 
 def of_call(program: ProgramView, node: ast.Call) -> Values:
-    """All that it may give."""
     found: set[Value] = set()
     callees = program.values(node.func)
     for callee in callees:
@@ -93,7 +92,6 @@ def _called_library(program: ProgramView, name: str, node: ast.Call) -> Values:
 
 
 def evaluate(program: ProgramView, expression: ast.expr) -> Values:
-    """All that it may be."""
     by_kind = _BY_KIND.get(expression.__class__)
     return NOTHING if by_kind is None else by_kind(program, expression)
 

@@ -203,7 +203,6 @@ class Files:
         self._modules: dict[tuple[str, Source], Source | None] = {}
 
     def index(self, source: Source) -> Index:
-        """Of one file; made when it is first asked for."""
         found = self._indexes.get(source)
         if found is None:
             found = self._indexes[source] = make_index(source)
@@ -288,7 +287,6 @@ def _is_beside(path: Path, parts: list[str], folders: list[Path]) -> bool:
 
 
 def _shared(one: Path, other: Path) -> int:
-    """How many folders two paths have in common."""
     count = 0
     for left, right in zip(one.parts, other.parts, strict=False):
         if left != right:

@@ -58,12 +58,10 @@ def ancestry(program: ProgramView, node: ast.ClassDef) -> list[ast.ClassDef | st
 
 
 def is_module(program: ProgramView, node: ast.ClassDef) -> bool:
-    """Whether it is a model, or a part of one."""
     return any(isinstance(place, str) and place.endswith("nn.Module") for place in ancestry(program, node))
 
 
 def method(program: ProgramView, node: ast.ClassDef, name: str) -> FunctionNode | None:
-    """Of a class or of those that it comes from."""
     for place in ancestry(program, node):
         if not isinstance(place, str):
             for binding in program.files.index(source_of(place)).scopes[place].names.get(name, ()):
@@ -110,7 +108,6 @@ def _in_text(value: Function | Class | Instance) -> tuple[str, tuple[int, int], 
 
 
 def returned(program: ProgramView, function: FunctionNode) -> Values:
-    """All that a function may return."""
     if isinstance(function, ast.Lambda):
         return program.values(function.body)
     given = [one.value for one in nodes_in(function, ast.Return)]
@@ -166,7 +163,6 @@ _NUMBERING = ("spawn", "start_processes")
 
 
 def of_parameter(program: ProgramView, parameter: ast.arg) -> Values:
-    """All that it may be."""
     function = function_with(parameter)
     if function is None:
         return NOTHING
@@ -202,7 +198,6 @@ def _is_left_out(
     name: str,
     function: ast.FunctionDef | ast.AsyncFunctionDef,
 ) -> bool:
-    """Whether one of the callers leaves it at its default."""
     return any(
         argument(whole, number, name) is None and not has_unknown_arguments(whole)
         for call in calls
@@ -218,7 +213,6 @@ def _given(
     name: str,
     function: ast.FunctionDef | ast.AsyncFunctionDef,
 ) -> Values:
-    """What one caller gives for it."""
     if function not in started_functions(program, call):
         every = as_called(program, call, function)
         return any_of(program, [argument(one, number, name) for one in every])

@@ -75,7 +75,6 @@ _FIELD = "dataclasses.field"
 
 
 def of_attribute(program: ProgramView, node: ast.Attribute) -> Values:
-    """All that it may be."""
     owners = program.values(node.value)
     found: Values = frozenset().union(*(_member(program, owner, node.attr) for owner in owners))
     if not any(isinstance(owner, Instance | Module | Class) for owner in owners):

@@ -34,16 +34,13 @@ class Program:
     # The files.
 
     def index(self, source: Source) -> Index:
-        """Of one file; made when it is first asked for."""
         return self.files.index(source)
 
     def tree(self, source: Source) -> ast.Module:
-        """Of one file, indexed: its nodes can be asked about."""
         self.files.index(source)
         return source.tree
 
     def source_of(self, node: ast.AST) -> Source:
-        """The file that it is in."""
         return source_of(node)
 
     def module(self, name: str, seen_from: Source) -> Source | None:
@@ -74,7 +71,6 @@ class Program:
     # What expressions may be.
 
     def values(self, expression: ast.expr | None) -> Values:
-        """All that it may be."""
         if expression is None:
             return NOTHING
         if expression in self._known:
@@ -83,7 +79,6 @@ class Program:
         return self.meanings.once(expression, lambda: evaluate(self, expression), NOTHING)
 
     def made(self, expression: ast.expr | None, *wanted: str) -> list[CallResult]:
-        """What it may be that came of calling one of these."""
         return [value for value in self.values(expression) if isinstance(value, CallResult) and value.name in wanted]
 
     def name_of(self, expression: ast.expr) -> str:
@@ -108,14 +103,12 @@ class Program:
         return calls.calls_in(self, source, wanted)
 
     def all_calls(self, *wanted: str) -> Iterator[ast.Call]:
-        """All calls of these in all given files that mention them."""
         found = self.cached(("all calls", wanted), lambda: list(calls.calls_in_all(self, wanted)))
         return iter(found)
 
     # Names, functions and classes of the given files.
 
     def bindings(self, name: ast.Name) -> list[Binding]:
-        """The places where a name may have got its value from."""
         return bindings.bindings_of(self, name) or []
 
     def assigned(self, name: ast.Name) -> list[ast.expr]:

@@ -106,7 +106,6 @@ _GIVING_ON = {"enumerate", "tqdm", "trange", "zip", "iter", "islice", "track", "
 
 
 def any_of(program: ProgramView, expressions: Iterable[ast.expr | None]) -> Values:
-    """All that one of these may be."""
     return frozenset().union(*map(program.values, expressions))
 
 
@@ -124,7 +123,6 @@ def unpacked(program: ProgramView, values: Values, path: tuple[int, ...]) -> Val
 
 
 def each(program: ProgramView, binding: Binding) -> Values:
-    """What a loop's name may be."""
     assert binding.value is not None
     found: set[Value] = set()
     for value in program.values(binding.value):

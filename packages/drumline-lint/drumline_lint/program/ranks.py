@@ -105,7 +105,6 @@ def of_member(makers: set[str], owner: str, name: str) -> Values:
 
 
 def by_variable(name: object) -> Values:
-    """What a variable of the environment holds."""
     kind = OF_VARIABLE.get(name) if isinstance(name, str) else None
     return frozenset({Rank(kind)}) if kind else NOTHING
 
@@ -182,7 +181,6 @@ def negated(values: Values) -> Values:
 
 
 def compared(operator: ast.cmpop, left: Values, right: Values) -> Values:
-    """What a comparison of a rank tells."""
     tests: set[Value] = set(_compared_tests(operator, left, right))
     for one, other, is_turned in ((left, right, False), (right, left, True)):
         kinds = [value.kind for value in one if isinstance(value, Rank)]

@@ -73,7 +73,6 @@ class Index:
     """What is assigned to attributes, by their name."""
 
     def every(self, kind: type[Any]) -> list[Any]:
-        """All nodes of a kind."""
         return self.nodes.get(kind, [])
 
 
@@ -103,13 +102,11 @@ def scope_of(node: ast.AST) -> ScopeNode:
 
 
 def source_of(node: ast.AST) -> Source:
-    """The file that it is in."""
     found: Source = scope_of(node)._source  # type: ignore[union-attr]
     return found
 
 
 def enclosing_function(node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The function in which it is run."""
     current: ast.AST = node
     while not isinstance(current, ast.Module):
         current = scope_of(current)
@@ -125,7 +122,6 @@ def enclosing_class(node: ast.AST) -> ast.ClassDef | None:
 
 
 def statement_of(node: ast.AST) -> ast.stmt:
-    """The statement that it is part of, or is."""
     for candidate in (node, *ancestors(node)):
         if isinstance(candidate, ast.stmt):
             return candidate
@@ -155,12 +151,10 @@ def assigned_names(node: ast.AST) -> list[str]:
 
 
 def position(node: ast.AST) -> tuple[int, int]:
-    """To order by."""
     return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
 
 
 def end_position(node: ast.AST) -> tuple[int, int]:
-    """Where it ends."""
     return getattr(node, "end_lineno", None) or 0, getattr(node, "end_col_offset", None) or 0
 
 

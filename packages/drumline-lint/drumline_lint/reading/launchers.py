@@ -120,7 +120,6 @@ class Launch:
 
     @property
     def is_torchrun(self) -> bool:
-        """By its own name, or by its old one."""
         return self.kind in {TORCHRUN, OLD_LAUNCH}
 
 
@@ -193,7 +192,6 @@ def _behind_srun(
 
 
 def _next_program(words: Sequence[Word], position: int) -> int:
-    """Where a launcher, Python or a shell is named."""
     while position < len(words) and not _is_program(_base(words[position])):
         position += 1
     return position
@@ -219,7 +217,6 @@ def _in_shell(script: Script, words: Sequence[Word], around: _LaunchContext) -> 
 
 
 def _in_quoted(script: Script, words: Sequence[Word], around: _LaunchContext) -> Iterator[Launch]:
-    """Commands that are given as one quoted word."""
     if around.depth >= _DEEPEST:
         return
     for word in words:
@@ -252,7 +249,6 @@ def _launch(script: Script, words: Sequence[Word], around: _LaunchContext) -> It
 
 
 def _kind(words: Sequence[Word]) -> tuple[str, int]:
-    """What the first words are, and how many of them say it."""
     first, second = _base(words[0]), words[1].plain if len(words) > 1 else None
     if first == "torchrun":
         return TORCHRUN, 1

@@ -45,7 +45,6 @@ def read_file(path: Path) -> Reading:
 
 
 def read_bytes(path: Path, data: bytes) -> Reading:
-    """The same, of a file whose bytes are known."""
     language = language_of(path, data)
     reading = Reading(path, data)
     if language == "notebook":

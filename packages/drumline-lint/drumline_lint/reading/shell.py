@@ -82,7 +82,6 @@ class Script:
 
     @cached_property
     def comments(self) -> frozenset[int]:
-        """Where they begin."""
         return read_comments(self.text)
 
     @cached_property
@@ -92,7 +91,6 @@ class Script:
 
     @cached_property
     def on_slurm(self) -> bool:
-        """Whether it is a batch file, or starts a step."""
         return bool(self.sbatch.by_name) or any(command.words[0].plain == "srun" for command in self.commands)
 
     @cached_property
@@ -102,7 +100,6 @@ class Script:
 
     @cached_property
     def assignments(self) -> list[Assignment]:
-        """All of them."""
         return [found for command in self.commands for found in self._assignments(command)]
 
     @cached_property
@@ -116,7 +113,6 @@ class Script:
 
     @cached_property
     def exported(self) -> frozenset[str]:
-        """The names that other programs get to see."""
         names = {found.name for found in self.assignments if found.is_exported and not found.is_for_command}
         for command in self.commands:
             if command.words[0].plain == "export" or _exports(command):
@@ -151,11 +147,9 @@ class Script:
                 yield from self.expanded(inner, depth + 1)
 
     def written(self, span: TextRange) -> str:
-        """What stands there, on one line."""
         return " ".join(self.text[span.start : span.end].replace("\\\n", " ").split())
 
     def place(self, node: TextRange) -> Place:
-        """Of a word, a command or an assignment."""
         line, column = self._position(node.start)
         end_line, end_column = self._position(node.end)
         return Place(path=str(self.path), line=line, column=column, end_line=end_line, end_column=end_column)

@@ -68,12 +68,10 @@ class Command:
 
     @property
     def start(self) -> int:
-        """Where its first word begins."""
         return self.words[0].start
 
     @property
     def end(self) -> int:
-        """Where its last word ends."""
         return self.words[-1].end
 
 
@@ -109,7 +107,6 @@ class Frame:
 
     @property
     def host(self) -> Frame:
-        """The innermost level that has words."""
         return self.outer or self
 
 
@@ -337,7 +334,6 @@ class _Reader:
         self.at += 1
 
     def _open(self, frame: Frame, width: int = 1) -> None:
-        """Begins what is part of a word."""
         holder = self.frames[-1]
         host = self.frames[-1].host
         if host.start < 0:

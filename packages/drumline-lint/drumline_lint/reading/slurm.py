@@ -76,14 +76,12 @@ class Options:
         return name in self.by_name
 
     def number(self, name: str) -> int | None:
-        """Of an option that is given as one."""
         option = self.by_name.get(name)
         value = option.value if option else None
         return int(value) if value and re.fullmatch(r"[0-9]{1,6}", value) else None
 
     @property
     def gpus_per_node(self) -> int | None:
-        """As far as these say it."""
         found = self.number("gpus-per-node") or _gpus(self.by_name.get("gres"))
         if found is None and "gpus-per-node" in self:
             found = _gpus(self.by_name["gpus-per-node"], prefix="")
@@ -144,7 +142,6 @@ def read_options(words: Sequence[Word], value_of: Callable[[Word], str | None]) 
 
 
 def _option(word: Word, following: Sequence[Word], value_of: Callable[[Word], str | None]) -> tuple[list[Option], int]:
-    """This one, and how many more words it takes."""
     whole = value_of(word)
     head = whole if whole is not None else word.head
     if head.startswith("--"):

@@ -83,7 +83,6 @@ class Source:
 
     @property
     def is_notebook(self) -> bool:
-        """Its text is not that of the file."""
         return bool(self.cells)
 
     def place(self, node: ast.AST) -> Place:
@@ -108,7 +107,6 @@ class Source:
         )
 
     def code(self, node: ast.AST) -> str:
-        """What is written there, on one line."""
         first, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", None) or 1
         start, end = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", None)
         written = [line.encode() for line in self.lines[first - 1 : last]]
@@ -122,7 +120,6 @@ class Source:
 
 
 def _statements(tree: ast.Module) -> Iterator[Lines]:
-    """Of what has a body, the lines above it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt):
             last = node.end_lineno or node.lineno
@@ -143,7 +140,6 @@ CANNOT_PARSE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def syntax_problem(error: BaseException, path: Path, *, cell: int | None = None) -> Finding:
-    """The problem, in the file or in a notebook's cell."""
     if isinstance(error, SyntaxError):
         is_python_2 = re.match(r"Missing parentheses in call to '(?:print|exec)'", error.msg)
         this = f"{sys.version_info.major}.{sys.version_info.minor}"

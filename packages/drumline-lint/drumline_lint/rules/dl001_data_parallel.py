@@ -13,6 +13,5 @@ RULE = rule("DL001", only_distributed=False)
 
 
 def check(program: Program, source: Source) -> Iterator[Finding]:
-    """Every call of it."""
     for call in program.calls(source, DATA_PARALLEL):
         yield RULE.at(source, call, f"{source.code(call.func)} drives all GPUs from one process")

@@ -45,7 +45,6 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _moved_after(program: Program, source: Source, call: ast.Call, model: ast.expr) -> ast.Call | None:
-    """The first move of the wrapped model, or of the one inside."""
     calls = program.index(source).calls
     found = [
         move

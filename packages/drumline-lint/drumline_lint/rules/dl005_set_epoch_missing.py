@@ -66,7 +66,6 @@ def _is_told(program: Program, sampler: ast.Call, loaders: list[ast.Call]) -> bo
 
 
 def _are_known(values: Values) -> bool:
-    """One of those in a list or dictionary may be any."""
     return bool(values) and all(isinstance(value, CallResult | Method | Instance | ConstantValue) for value in values)
 
 

@@ -56,7 +56,6 @@ def _candidates(program: Program, source: Source) -> Iterator[ast.Call]:
 
 
 def _devices(program: Program, call: ast.Call) -> Iterator[ast.expr]:
-    """The expressions in a call that stand for a device."""
     name = program.name_of(call.func)
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     given = [argument(call, None, "device"), argument(call, None, "map_location")]

@@ -39,7 +39,6 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _unswitched(program: Program) -> Iterator[tuple[ast.Call, ast.Call]]:
-    """Each such backward, with the step that comes after several."""
     for found in accumulations(program):
         if framework(program, program.source_of(found.loop)) or _is_switched(program, found):
             continue
@@ -72,7 +71,6 @@ class Accumulation:
 
 
 def accumulations(program: Program) -> list[Accumulation]:
-    """All of the program."""
     return program.cached("accumulations", lambda: list(_find(program)))
 
 
@@ -108,7 +106,6 @@ def _step_after(program: Program, loop: Loop) -> ast.Call | None:
 
 
 def every_round(program: Program, found: Accumulation, *methods: str) -> Iterator[ast.Call]:
-    """Calls of these methods that every micro-batch makes."""
     for root, rare in found.roots.items():
         for call in calls_in(root):
             if is_method(call, *methods) and not rare and not every_nth(program, call, root):

@@ -40,7 +40,6 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _has_conditions(program: Program, call: ast.Call) -> bool:
-    """At the first look, which costs little."""
     function = enclosing_function(call)
     is_decorated = function is not None and bool(function.decorator_list)
     return is_decorated or any(True for _ in conditions(program, call, with_exits=False))

@@ -78,7 +78,6 @@ def _left(exit_: Exit) -> ast.AST | None:
 
 
 def _missed(program: Program, exit_: Exit) -> str | None:
-    """What the others come to and those that leave do not."""
     if not any(test.is_needed for test in _tests(program, exit_)):
         return None
     done = {name for node in _own_block(exit_) for name, _ in collectives_in(program, node)}
@@ -100,7 +99,6 @@ def _is_for_some(program: Program, call: ast.Call) -> bool:
 
 
 def _own_block(exit_: Exit) -> list[ast.stmt]:
-    """The block that ends with the exit."""
     block = parent_of(exit_)
     for name in ("body", "orelse"):
         statements = getattr(block, name, None)
@@ -270,7 +268,6 @@ def is_joined(node: ast.AST) -> bool:
 
 
 def loop_around(node: ast.AST) -> Loop | None:
-    """The inmost loop of its function that it is in."""
     for outer in ancestors(node):
         if isinstance(outer, LOOPS):
             return outer

@@ -57,7 +57,6 @@ def _written(root: ast.AST) -> Iterator[ast.expr]:
 
 
 def _read(program: Program, node: ast.expr) -> ast.expr | None:
-    """The tensor whose value an expression needs."""
     values: list[ast.expr] = []
     if isinstance(node, ast.FormattedValue):
         values = [node.value]
@@ -84,7 +83,6 @@ def _is_moved_to_host(call: ast.Call) -> bool:
 
 
 def _is_rare(program: Program, node: ast.AST, until: ast.AST) -> bool:
-    """Now and then, at one step only, or where the loop is left."""
     if is_now_and_then(program, node, until):
         return True
     shown = _is_shown(node)
@@ -105,7 +103,6 @@ def _is_rare(program: Program, node: ast.AST, until: ast.AST) -> bool:
 
 
 def _is_shown(node: ast.AST) -> bool:
-    """Whether it is read for a message only."""
     statement = statement_of(node)
     shown = statement.value if isinstance(statement, ast.Expr) else None
     return isinstance(shown, ast.Call) and last_name(shown.func) in SHOWING

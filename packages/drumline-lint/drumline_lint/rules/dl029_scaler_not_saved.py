@@ -90,7 +90,6 @@ def _contents(program: Program, expression: ast.expr | None, depth: int = 0) -> 
 
 
 def _returned(program: Program, call: ast.Call) -> list[ast.expr]:
-    """What a function of the given files may give back."""
     function = program.function_of(call)
     found = [] if function is None else [one.value for one in nodes_in(function, ast.Return)]
     return [one for one in found if one is not None]
@@ -111,7 +110,6 @@ def _is_added_to(program: Program, name: ast.Name) -> bool:
 
 
 def _parts(content: ast.expr) -> list[tuple[str, ast.expr]] | None:
-    """Its names and values; None where not all are written out."""
     if isinstance(content, ast.Dict):
         if any(key is None for key in content.keys):
             return None

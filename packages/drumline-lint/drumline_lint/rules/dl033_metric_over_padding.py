@@ -115,7 +115,6 @@ def _says_training(test: ast.expr) -> bool:
 
 
 def _counts(program: Program, loop: Loop) -> bool:
-    """Whether something is added up over the batches."""
     if any(
         isinstance(one.op, ast.Add) for root in round_functions(program, loop) for one in nodes_in(root, ast.AugAssign)
     ):

@@ -47,7 +47,6 @@ def check(program: Program, source: Source) -> Iterator[Finding]:
 
 
 def _used(program: Program, source: Source) -> list[ast.Attribute | ast.Name]:
-    """What is called, or decorates."""
     index = program.index(source)
     called = [call.func for call in index.every(ast.Call)]
     functions = [*index.every(ast.FunctionDef), *index.every(ast.AsyncFunctionDef)]

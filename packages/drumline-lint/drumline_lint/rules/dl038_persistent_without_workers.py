@@ -34,7 +34,6 @@ def _has_no_workers(program: Program, call: ast.Call) -> bool:
 
 
 def _constants(program: Program, expression: ast.expr) -> list[object]:
-    """All that it may be; empty if one of them is not a constant."""
     origins = written_values(program, expression)
     if not all(isinstance(one, ast.Constant) for one in origins):
         return []

@@ -52,7 +52,6 @@ def _is_of_one_batch(program: Program, call: ast.Call) -> bool:
 
 
 def _is_pinned(program: Program, loader: ast.Call) -> bool:
-    """Always, or where there is a GPU."""
     for origin in written_values(program, given(loader, "pin_memory")):
         if isinstance(origin, ast.Constant) and origin.value is True:
             return True

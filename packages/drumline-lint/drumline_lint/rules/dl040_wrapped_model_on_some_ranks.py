@@ -152,7 +152,6 @@ def run_by(call: ast.Call) -> ast.expr:
 
 
 def _forwards_of(program: Program, function: FunctionNode) -> tuple[Chain, ...]:
-    """The first few, one way to each."""
     nothing: tuple[Chain, ...] = ()
     return program.once("forwards", function, lambda: _find_first(program, function), nothing, MOST_CALLS)
 
@@ -286,7 +285,6 @@ def _may_bring(program: Program, node: ast.AST) -> bool:
 
 
 def _brings_by_name(name: str) -> bool:
-    """If nothing is said to it."""
     norms = [word for word, keeps in _KEEPING_MEANS.items() if keeps]
     return any(word in name for word in (*_WITH_BUFFERS, *norms)) and "convert_sync_batchnorm" not in name
 

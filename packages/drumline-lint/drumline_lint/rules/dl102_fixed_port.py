@@ -26,7 +26,6 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 
 def _too_high(script: Script) -> Iterator[tuple[Finding, int]]:
-    """Ports that do not exist, wherever they are given."""
     given = [_port(script, launch) for launch in launches(script) if launch.is_torchrun]
     given += [
         Port(script.constant(one.value), False, one)
@@ -68,7 +67,6 @@ def _of_variable(script: Script) -> Iterator[tuple[Finding, int]]:
 
 
 def _port(script: Script, launch: Launch) -> Port | None:
-    """That of the flags; none when they name none."""
     meeting = endpoint(launch)
     if meeting is not None and meeting.value is not None:
         port = port_in(script, meeting.value)
@@ -214,7 +212,6 @@ def port_in(script: Script, word: Word, depth: int = 0) -> Port:
 
 
 def port_alone(script: Script, word: Word) -> Port:
-    """Of a word that is nothing but a port."""
     value = script.constant(word)
     names = [piece.text for piece in word.pieces if piece.kind is Kind.VARIABLE]
     is_assigned = any(script.variables.get(name) for name in names)

@@ -90,7 +90,6 @@ def _is_of_ranks(kind: str, srun: object) -> bool:
 
 
 def _is_given(script: Script, assignment: Assignment, starts: set[int]) -> bool:
-    """Whether ranks get to see it, in every run of the script."""
     if assignment.is_for_command:
         return assignment.command.start in starts
     if assignment.command.is_conditional or not (assignment.is_exported or assignment.name in script.exported):

@@ -140,7 +140,6 @@ def _not_exported(script: Script, assignment: Assignment, around: _ScriptFacts) 
 
 
 def _too_late(assignment: Assignment, around: _ScriptFacts) -> tuple[str, str] | None:
-    """Nothing is started behind it any more."""
     if assignment.is_for_command or assignment.command.is_conditional or not around.started:
         return None
     if max(around.last_start, around.last_reader) > assignment.start:

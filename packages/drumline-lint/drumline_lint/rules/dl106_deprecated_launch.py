@@ -53,7 +53,6 @@ def _in_lists(program: Program, source: Source) -> Iterator[ast.AST]:
 
 
 def _in_commands(program: Program, source: Source) -> Iterator[ast.AST]:
-    """A string that a shell is given."""
     for call in program.calls(source, *RUNNERS):
         given = argument(call, 0, "args") or argument(call, 0, "command") or argument(call, 0, "cmd")
         if given is None:
@@ -81,7 +80,6 @@ def check_shell(script: Script) -> Iterator[Finding]:
 
 
 def _edits(script: Script, launch: Launch) -> list[Edit]:
-    """None where a part of the command comes out of a variable."""
     flag = launch.flags["use-env"].word
     first, last = launch.name[0], launch.name[-1]
     if not (first.start < last.start < flag.start <= launch.command.end) or first.start < launch.command.start:

@@ -44,7 +44,6 @@ def _is_gpu(program: Program, expression: ast.expr) -> bool:
 
 
 def _says_gpu(program: Program, value: Value) -> bool | None:
-    """None: it says nothing of devices."""
     if isinstance(value, ConstantValue):
         is_number = isinstance(value.value, int) and not isinstance(value.value, bool)
         return is_number or (isinstance(value.value, str) and "cuda" in value.value)
@@ -154,14 +153,12 @@ def moves_of(program: Program, model: ast.expr) -> list[ast.Call]:
 
 
 def _is_written_so(one: ast.expr, other: ast.expr) -> bool:
-    """The same name, or the same attribute of the same."""
     while isinstance(one, ast.Attribute) and isinstance(other, ast.Attribute) and one.attr == other.attr:
         one, other = one.value, other.value
     return isinstance(one, ast.Name) and isinstance(other, ast.Name) and one.id == other.id
 
 
 def _is_before(move: ast.AST, use: ast.AST) -> bool:
-    """What is done in another method may have been done before."""
     return enclosing_function(move) is not enclosing_function(use) or position(move) < position(use)
 
 
@@ -183,7 +180,6 @@ def _is_in_device_block(node: ast.AST) -> bool:
 
 
 def has_devices(program: Program, call: ast.Call) -> bool:
-    """Whether DDP is given device_ids that may be some."""
     origins = written_values(program, argument(call, 1, "device_ids"))
     return any(isinstance(one, ast.List | ast.Tuple) and bool(one.elts) for one in origins)
 
@@ -199,7 +195,6 @@ def wraps_any(program: Program) -> bool:
 
 
 def wrapping_steps(program: Program, run: Run) -> list[int]:
-    """The steps of a run that wrap a model."""
     return [number for number, step in enumerate(run) if program.name_of(step.call.func) in WRAPPERS]
 
 
@@ -218,7 +213,6 @@ def built_at(program: Program, run: Run, wrapping: int) -> int | None:
 
 
 def _first_made(program: Program, run: Run) -> dict[ast.AST, int]:
-    """Of each call and class, the first step of a run that makes it."""
     found: dict[ast.AST, int] = {}
     for number, step in enumerate(run):
         found.setdefault(step.call, number)

@@ -45,7 +45,6 @@ class Save:
 
 
 def saves(program: Program, source: Source) -> Iterator[Save]:
-    """All in a file, those to memory left out."""
     for call in program.calls(source, *_WRITERS):
         at, name, path_at, path_name = _WRITERS[program.name_of(call.func)]
         save = Save(call, argument(call, at, name), argument(call, path_at, path_name))

@@ -117,7 +117,6 @@ def where_given(program: Program, step: Step, expression: ast.expr) -> ast.AST:
 
 
 def _passed_by(program: Program, expression: ast.expr, way: ast.AST) -> ast.expr | None:
-    """What a call gives for the parameter that an expression is."""
     if not isinstance(expression, ast.Name) or not isinstance(way, ast.Call):
         return None
     parameters = [one.node for one in program.bindings(expression) if isinstance(one.node, ast.arg)]

@@ -136,7 +136,6 @@ def is_optimizer(program: Program, expression: ast.expr) -> bool:
 
 
 def is_scaler(program: Program, expression: ast.expr) -> bool:
-    """A GradScaler that is not switched off."""
     values = program.values(expression)
     made = [value for value in values if isinstance(value, CallResult)]
     if made:
@@ -150,10 +149,8 @@ def _is_off(program: Program, call: ast.Call) -> bool:
 
 
 def wrapped_calls(program: Program, root: ast.AST) -> list[ast.Call]:
-    """The forwards of models in DDP that a loop comes to."""
     return [call for call in calls_made_in(program, root) if is_wrapped(program, call.func)]
 
 
 def is_wrapped(program: Program, expression: ast.expr) -> bool:
-    """Whether it is, or may be, a model in DDP."""
     return bool(program.made(expression, DDP))

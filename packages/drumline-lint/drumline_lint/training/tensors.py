@@ -158,7 +158,6 @@ def _is_cpu(device: ast.expr) -> bool:
 
 
 def is_forward(program: Program, call: ast.Call) -> bool:
-    """Whether it calls a model, or a loss that is one."""
     values = program.values(call.func)
     for value in values:
         if isinstance(value, CallResult) and (value.name in (DDP, *FSDP) or value.name.startswith("torch.nn.")):

@@ -86,7 +86,7 @@ def test_a_rule_that_fails_is_told_and_the_others_go_on() -> None:
     (said,) = report.problems
     assert (str(said.place), said.rule, said.severity) == ("b.py:1:1", "DL999", "error")
     assert said.message.startswith(
-        "rule DL103 failed on this file, which is a mistake of drumline: KeyError: 'left' (test_lint_run.py, line "
+        "rule DL103 failed on this file, which is a mistake of drumline: KeyError: 'left' (test_linter.py, line "
     )
     assert said.fix.startswith("please report it")
 
