@@ -8,12 +8,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from drumline import terminal
 from drumline.audit.verify import find_run
 from drumline.cli.watch_status import RunStatus, RunStatusReader
-from drumline.errors import ExitCode, UsageError
+from drumline.config import FlagTable, read_flags
+from drumline.config.schema import Bounds
+from drumline.errors import ConfigError, ExitCode, UsageError
 from drumline.watch.status_file import STATUS_FILE
 from drumline.watch.status_table import HEADINGS, RowLevel, StatusRow, all_rows, summary_line
 
@@ -41,61 +43,44 @@ straggler, hang). Of many ranks those that matter are shown, and the rest by hos
 exit codes: 0 all is well, or the run has ended; 1 no job trains there, or, with --once, a rank needs attention or the
             status is old; 2 no such run folder
 """
-SWITCHES = ("--once", "--json", "--help", "-h")
-OWN_FLAGS = (*SWITCHES, "--every")
+OWN_FLAGS: FlagTable = {
+    "once": (bool, "", ""),
+    "every": (Annotated[float, Bounds(low=0.1, high=86_400)], "", ""),
+    "json": (bool, "", ""),
+    "help": (bool, "", ""),
+}
 
 
 def run(argv: Sequence[str]) -> int:
     """The verb."""
-    if "--help" in argv or "-h" in argv:
+    flags = read_flags(
+        argv, OWN_FLAGS, max_positional=len(argv), no_settings="is a setting of a run; watch takes none"
+    )
+    given, runs = flags.own, flags.positional
+    if given.get("help"):
         terminal.show(HELP, end="")
         return ExitCode.SUCCESS
-    every_s, words = _every(list(argv))
-    if unknown := [word for word in words if word.startswith("-") and word not in SWITCHES]:
-        raise UsageError(f"drumline watch has no flag {unknown[0]}", next_step="see drumline watch --help")
-    runs = [word for word in words if word not in SWITCHES]
+    if flags.layer.problems:
+        raise ConfigError(flags.layer.problems, next_step="see drumline watch --help")
     if len(runs) != 1:
-        given = (
+        what = (
             "no RUN was given" if not runs else f"{len(runs)} runs were given, but one is watched at a time"
         )
-        raise UsageError(given, next_step="give a run folder, as in: drumline watch runs/digits")
+        raise UsageError(what, next_step="give a run folder, as in: drumline watch runs/digits")
     folder = Path(runs[0])
     if not (folder / STATUS_FILE).is_file():
         folder = find_run(folder)
-    return _watch(RunStatusReader(folder), words, every_s)
-
-
-def _watch(reader: RunStatusReader, words: Sequence[str], every_s: float | None) -> int:
-    show = _show_json if "--json" in words else _show_text
-    if "--once" in words:
+    reader, as_json = RunStatusReader(folder), given.get("json", False)
+    show = _show_json if as_json else _show_text
+    if given.get("once"):
         return _once(reader.read(), show)
-    is_screen = sys.stdout.isatty() and "--json" not in words
-    every_s = every_s or (1.0 if is_screen else 10.0)
+    is_screen = sys.stdout.isatty() and not as_json
+    every_s = given.get("every", 1.0 if is_screen else 10.0)
     if is_screen:
         from drumline.cli.watch_screen import follow_on_screen
 
         return follow_on_screen(reader, every_s)
     return _follow(reader, every_s, show)
-
-
-def _every(words: list[str]) -> tuple[float | None, list[str]]:
-    """The value of --every, and the other words."""
-    words = [
-        part for word in words for part in (word.split("=", 1) if word.startswith("--every=") else [word])
-    ]
-    if "--every" not in words:
-        return None, words
-    place = words.index("--every")
-    text = "".join(words[place + 1 : place + 2])
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 86_400:
-        raise UsageError(
-            f"--every is {text!r}, not a number of seconds from 0.1 up", next_step="see drumline watch --help"
-        )
-    return seconds, words[:place] + words[place + 2 :]
 
 
 def _once(run: RunStatus, show: Any) -> int:
