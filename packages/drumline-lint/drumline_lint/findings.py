@@ -58,11 +58,11 @@ class Finding:
     severity: Severity
     place: Place
     message: str
-    """What is wrong here, with the names that the code uses, and why it bites."""
+    """What is wrong here, with the names that the code uses, and why it matters."""
     fix: str
     """What to write instead."""
     edits: tuple[Edit, ...] = ()
-    """The mend, where it is mechanical. All of them belong together."""
+    """The fix, where it is mechanical. All of them belong together."""
 
 
 class HasPlaces(Protocol):
@@ -82,7 +82,7 @@ class Rule:
     summary: str
     """One line: the mistake, without a full stop."""
     why: str
-    """Why it bites, in a few sentences."""
+    """Why it matters, in a few sentences."""
     fix: str
     """What to do instead, in one sentence; a finding may say it with the names of the code."""
     bad: str
@@ -92,7 +92,7 @@ class Rule:
     only_distributed: bool = True
     """Whether it is looked for only in code that runs in several processes."""
     fixable: bool = False
-    """Whether `--fix` can mend it."""
+    """Whether `--fix` can fix it."""
 
     def at(
         self,

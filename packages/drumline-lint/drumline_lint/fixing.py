@@ -68,13 +68,13 @@ class Fixed:
     after: dict[Path, Reading]
     """Those that change."""
     counts: Counter[Path]
-    """How many findings were mended in each."""
+    """How many findings were fixed in each."""
     report: Report
     """Of the files as they would be."""
 
     @property
     def in_notebooks(self) -> int:
-        """Findings with a mend that was not applied because notebooks are not written."""
+        """Findings with a fix that was not applied because notebooks are not written."""
         return sum(bool(one.edits) and is_notebook(self.report.readings, one) for one in self.report.findings)
 
 

@@ -49,7 +49,7 @@ class Report:
     unwritten: frozenset[str] = frozenset()
     """Of the files with problems: those that could be read, and not be fixed."""
     fixable: int = 0
-    """Of those that are shown: how many `--fix` could mend."""
+    """Of those that are shown: how many `--fix` could fix."""
 
     @property
     def files_read(self) -> int:
@@ -206,7 +206,7 @@ def _failure(error: Exception, path: Path, who: str) -> Finding:
         message = f"the code is nested too deeply for {who}"
         return problem(UNREADABLE, path, message)
     where = traceback.extract_tb(error.__traceback__)[-1]
-    message = f"{who} failed on this file, which is a mistake of drumline: {type(error).__name__}: {error}"
+    message = f"{who} failed on this file, which is a bug of drumline-lint: {type(error).__name__}: {error}"
     return problem(RULE_FAILED, path, f"{message} ({Path(where.filename).name}, line {where.lineno})")
 
 

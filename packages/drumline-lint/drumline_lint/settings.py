@@ -172,9 +172,7 @@ def _toml(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(read_regular(path, most=SETTINGS_BYTES).decode())
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{path} cannot be read: {error}", next_step="mend it, or go without it: --no-config"
-        ) from None
+        raise UsageError(f"{path} cannot be read: {error}", next_step="fix it, or ignore it with --no-config") from None
 
 
 def _checked(table: Mapping[str, Any], where: str) -> GivenSettings:

@@ -94,7 +94,7 @@ def test_statistics_have_the_most_frequent_first() -> None:
     assert as_statistics(report, DOCS).splitlines() == [
         "10  error    DL101  bad-call    a call of bad-call",
         " 2  note     DL201  odd-call    a call of odd-call",
-        " 1  error    DL000  unreadable  a file that could not be read, so no rule has looked at it",
+        " 1  error    DL000  unreadable  a file that could not be read, so no rule was run on it",
         " 1  warning  DL102  poor-call   a call of poor-call",
         "10 errors, 1 warning, 2 notes in 1 of 1 file; 1 file could not be read; 10 can be fixed (--fix)",
     ]
@@ -119,7 +119,7 @@ def test_a_rule_is_explained() -> None:
     assert (
         as_explanation(BAD.RULE)
         == """\
-DL101 bad-call (error; --fix can mend it)
+DL101 bad-call (error; --fix can do it)
 a call of bad-call
 
 bad-call bites.

@@ -86,7 +86,7 @@ def test_a_rule_that_fails_is_told_and_the_others_go_on() -> None:
     (said,) = report.problems
     assert (str(said.place), said.rule, said.severity) == ("b.py:1:1", "DL999", "error")
     assert said.message.startswith(
-        "rule DL103 failed on this file, which is a mistake of drumline: KeyError: 'left' (test_linter.py, line "
+        "rule DL103 failed on this file, which is a bug of drumline-lint: KeyError: 'left' (test_linter.py, line "
     )
     assert said.fix.startswith("please report it")
 
@@ -109,7 +109,7 @@ def test_one_file_that_is_not_understood_does_not_lose_the_others(monkeypatch: p
     assert told(report.findings) == ["a.py:1:1 DL101", "c.py:1:1 DL101"]
     (said,) = report.problems
     assert str(said.place) == "b.py:1:1"
-    assert said.message.startswith("the reading of names failed on this file, which is a mistake of drumline: Value")
+    assert said.message.startswith("the reading of names failed on this file, which is a bug of drumline-lint: Value")
 
 
 def test_files_that_are_not_understood_together_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,8 +140,8 @@ def as_list(rules: Iterable[Rule]) -> str:
 
 
 def as_explanation(rule: Rule) -> str:
-    """Why it bites, what to do, wrong and right code, and how to silence it."""
-    fixable = "; --fix can mend it" if rule.fixable else ""
+    """Why it matters, what to do, wrong and right code, and how to silence it."""
+    fixable = "; --fix can do it" if rule.fixable else ""
     parts = [f"{rule.id} {rule.name} ({rule.severity}{fixable})\n{rule.summary}", _wrapped(rule.why)]
     parts.append(_wrapped(f"Fix: {rule.fix}"))
     if rule.bad:
