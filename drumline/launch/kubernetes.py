@@ -100,16 +100,16 @@ def wrong_object_name(flag: str, name: str) -> str | None:
 
 
 def _train_job(job: KubernetesJob) -> list[Object]:
+    pod = _pod(job, _agent(job, "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)", "$(PET_NODE_RANK)"))
+    container = pod["containers"][0]
     trainer = {
-        "image": job.image,
-        "command": _agent(job, "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)", "$(PET_NODE_RANK)"),
-        "args": _program_words(job),
-        "env": _variables(job),
+        **{name: container[name] for name in ("image", "command", "args", "env")},
         "numNodes": job.num_nodes,
         "numProcPerNode": job.num_procs,
-        **({"resourcesPerNode": _gpus(job)} if job.num_gpus else {}),
+        **({"resourcesPerNode": container["resources"]} if job.num_gpus else {}),
     }
-    pod = {"volumes": _volumes(job), "containers": [{"name": "node", "volumeMounts": _mounts(job)}]}
+    # The rest of the pod is a patch of the runtime's.
+    pod["containers"] = [{name: container[name] for name in ("name", "volumeMounts")}]
     node = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
     patch = {
         "manager": "drumline.launch/manifest",
@@ -126,7 +126,7 @@ def _pytorch_job(job: KubernetesJob) -> list[Object]:
         return {
             "replicas": count,
             "restartPolicy": "OnFailure",
-            "template": {"spec": _pod(job, "pytorch", command)},
+            "template": {"spec": _pod(job, command, container="pytorch")},
         }
 
     specs = {"Master": replicas(1, True)}
@@ -134,10 +134,7 @@ def _pytorch_job(job: KubernetesJob) -> list[Object]:
         specs["Worker"] = replicas(job.num_nodes - 1, False)
     spec = {
         "nprocPerNode": str(job.num_procs),
-        "runPolicy": {
-            "cleanPodPolicy": "Running",
-            "backoffLimit": BACKOFF_PER_NODE * job.num_nodes,
-        },
+        "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": BACKOFF_PER_NODE * job.num_nodes},
         "pytorchReplicaSpecs": specs,
     }
     return [_object("kubeflow.org/v1", "PyTorchJob", job, spec)]
@@ -152,24 +149,21 @@ def _indexed_job(job: KubernetesJob) -> list[Object]:
         "selector": labels,
         "ports": [{"name": "rendezvous", "port": DEFAULT_PORT}],
     }
-    command = _agent(job, "$(MASTER_ADDR):$(MASTER_PORT)", "$(POD_NUMBER)")
-    pod = {
-        "subdomain": job.name,
-        "restartPolicy": "OnFailure",
-        **_pod(job, "node", command),
-    }
-    pod["containers"][0]["env"] = [
+    pod = _pod(job, _agent(job, "$(MASTER_ADDR):$(MASTER_PORT)", "$(POD_NUMBER)"))
+    pod["containers"][0]["env"][:0] = [
         {"name": "MASTER_ADDR", "value": f"{job.name}-0.{job.name}"},
         {"name": "MASTER_PORT", "value": str(DEFAULT_PORT)},
         dict(POD_NUMBER),
-        *_variables(job),
     ]
     batch_job = {
         "completionMode": "Indexed",
         "completions": job.num_nodes,
         "parallelism": job.num_nodes,
         "backoffLimit": BACKOFF_PER_NODE * job.num_nodes,
-        "template": {"metadata": {"labels": labels}, "spec": pod},
+        "template": {
+            "metadata": {"labels": labels},
+            "spec": {"subdomain": job.name, "restartPolicy": "OnFailure", **pod},
+        },
     }
     return [
         _object("v1", "Service", job, service, labels=labels),
@@ -188,17 +182,32 @@ def _object(
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def _pod(job: KubernetesJob, container: str, command: list[str]) -> Object:
+def _pod(job: KubernetesJob, command: list[str], *, container: str = "node") -> Object:
+    program, (store_name, _, store_value) = job.program, OWN_STORE.partition("=")
+    variables: list[Object] = [dict(POD_ADDRESS), {"name": store_name, "value": store_value}]
+    if job.has_secret:
+        reference = {"name": job.secret, "key": SECRET_KEY, "optional": True}
+        variables.append({"name": VARIABLE, "valueFrom": {"secretKeyRef": reference}})
+    if job.claim and not program.is_task:
+        variables.append({"name": "OUTPUT_DIR", "value": _literal(job.run_folder)})
+    # A container's own /dev/shm has 64 MB: too little for NCCL and for loader workers.
+    volumes: list[Object] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+    mounts: list[Object] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]  # noqa: S108
+    if job.claim:
+        volumes.append({"name": "runs", "persistentVolumeClaim": {"claimName": job.claim}})
+        mounts.append({"name": "runs", "mountPath": RUNS})
+    # The launcher takes a task's name and arguments, without the verb.
+    own = ["--", *(program.words[1:] if program.is_task else program.words)]
     described = {
         "name": container,
         "image": job.image,
         "command": command,
-        "args": _program_words(job),
-        "env": _variables(job),
-        **({"resources": _gpus(job)} if job.num_gpus else {}),
-        "volumeMounts": _mounts(job),
+        "args": [_literal(word) for word in (own if job.has_launcher else program.torchrun_arguments())],
+        "env": variables,
+        **({"resources": {"limits": {"nvidia.com/gpu": job.num_gpus}}} if job.num_gpus else {}),
+        "volumeMounts": mounts,
     }
-    return {"containers": [described], "volumes": _volumes(job)}
+    return {"containers": [described], "volumes": volumes}
 
 
 def _agent(job: KubernetesJob, endpoint: str, node_rank: str, *, is_host: bool | None = None) -> list[str]:
@@ -221,46 +230,9 @@ def _agent(job: KubernetesJob, endpoint: str, node_rank: str, *, is_host: bool |
     return [*words, "--address", "$(POD_IP)"]
 
 
-def _program_words(job: KubernetesJob) -> list[str]:
-    program = job.program
-    # The launcher takes a task's name and arguments, without the verb.
-    own = ["--", *(program.words[1:] if program.is_task else program.words)]
-    return [_literal(word) for word in (own if job.has_launcher else program.torchrun_arguments())]
-
-
 def _literal(word: str) -> str:
     """Kubernetes reads `$(X)` as a variable and `$$` as `$`."""
     return word.replace("$", "$$")
-
-
-def _variables(job: KubernetesJob) -> list[Object]:
-    name, _, value = OWN_STORE.partition("=")
-    variables: list[Object] = [dict(POD_ADDRESS), {"name": name, "value": value}]
-    if job.has_secret:
-        reference = {"name": job.secret, "key": SECRET_KEY, "optional": True}
-        variables.append({"name": VARIABLE, "valueFrom": {"secretKeyRef": reference}})
-    if job.claim and not job.program.is_task:
-        variables.append({"name": "OUTPUT_DIR", "value": _literal(job.run_folder)})
-    return variables
-
-
-def _gpus(job: KubernetesJob) -> Object:
-    return {"limits": {"nvidia.com/gpu": job.num_gpus}}
-
-
-def _volumes(job: KubernetesJob) -> list[Object]:
-    # A container's own /dev/shm has 64 MB: too little for NCCL and for loader workers.
-    volumes: list[Object] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
-    if job.claim:
-        volumes.append({"name": "runs", "persistentVolumeClaim": {"claimName": job.claim}})
-    return volumes
-
-
-def _mounts(job: KubernetesJob) -> list[Object]:
-    mounts: list[Object] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]  # noqa: S108
-    if job.claim:
-        mounts.append({"name": "runs", "mountPath": RUNS})
-    return mounts
 
 
 def to_yaml(documents: Sequence[Mapping[str, Any]], *, comments: Sequence[str] = ()) -> str:

@@ -62,23 +62,19 @@ class Sync:
         watcher = guard.Guard(self.job, GRACE_S)
         with ThreadPoolExecutor(min(MAX_AT_ONCE, len(hosts))) as pool:
             try:
-                problems = [error for error in pool.map(lambda host: self._try(host, files), hosts) if error]
+                copies = [pool.submit(self._copy_to, host, files) for host in hosts]
+                errors = [error for copy in copies if (error := copy.exception()) is not None]
             finally:
                 # After Ctrl-C too: the pool waits for its threads, and those for what they have started.
                 watcher.close(has_succeeded=False)
+        problems = [error for error in errors if isinstance(error, PreflightError | UsageError)]
+        if len(problems) < len(errors):
+            raise next(error for error in errors if error not in problems)
         if len({error.what for error in problems}) > 1:
             raise PreflightError("; ".join(error.what for error in problems), next_step=problems[0].next_step)
         if problems:
             raise problems[0]
         return hash_of(files)
-
-    def _try(self, host: Host, files: dict[str, str]) -> PreflightError | UsageError | None:
-        """Returns the error, so that one host's does not hide another's."""
-        try:
-            self._copy_to(host, files)
-        except (PreflightError, UsageError) as error:
-            return error
-        return None
 
     def _copy_to(self, host: Host, files: dict[str, str]) -> None:
         self._call(host, ["mkdir", "-p", "--", str(self.folder)], "", cwd=PurePosixPath("/"))
