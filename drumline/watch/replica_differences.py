@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drumline.errors import Place
-
-MAX_LISTED = 8
+from drumline.text import join_names, named_ranks, plural
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class ReplicaDifference:
         return sorted(rank for group in groups for rank in group)
 
     def sentence(self, step: int, last_agreed: int | None) -> str:
-        more = len(self.tensors) - 1
-        what = self.tensors[0] + (f" and {more} more tensor{'s' if more > 1 else ''}" if more else "")
+        first, *others = self.tensors
+        what = f"{first} and {plural(len(others), 'more tensor')}" if others else first
         if self.has_majority:
             verb = "differs" if len(self.suspects) == 1 else "differ"
             who = f"{self._named(self.suspects)} {verb} from the other {len(self.groups[0])} ranks in {what}"
@@ -62,11 +61,10 @@ class ReplicaDifference:
         return Place(host=self.hosts[self.suspects[0]], rank=self.suspects[0], step=step)
 
     def suspect_hosts(self) -> str:
-        return _listed(sorted({self.hosts[rank] for rank in self.suspects}))
+        return join_names(sorted({self.hosts[rank] for rank in self.suspects}))
 
     def _named(self, ranks: Sequence[int]) -> str:
-        hosts = sorted({self.hosts[rank] for rank in ranks})
-        return f"rank {_listed([str(rank) for rank in ranks])} ({_listed(hosts)})"
+        return f"{named_ranks(ranks)} ({join_names(sorted({self.hosts[rank] for rank in ranks}))})"
 
 
 def find_difference(
@@ -87,9 +85,3 @@ def find_difference(
         hosts={rank: one["host"] for rank, one in zip(ranks, replicas, strict=True)},
         same_kinds=all(one == kinds[0] for one in kinds),
     )
-
-
-def _listed(words: Sequence[str]) -> str:
-    if len(words) <= MAX_LISTED:
-        return ", ".join(words)
-    return f"{', '.join(words[:MAX_LISTED])}, ... {len(words)} in all"

@@ -103,7 +103,7 @@ def test_two_ranks_cannot_tell_which_is_right() -> None:
                 f"and no majority tells which is right; all agreed at step {10 * number} "
                 f"[step {10 * number + 5}]\n  next: rerun the same command "
                 "to resume from the newest checkpoint, which was compared before it was saved; test the "
-                f"memory of node-0, node-1{CODE}"
+                f"memory of node-0 and node-1{CODE}"
             )
 
 
@@ -129,7 +129,9 @@ def differ_otherwise() -> list[str]:
 
 def test_other_differences() -> None:
     for two, stopped, broadcast, buffers in run_ranks(4, differ_otherwise):
-        assert "rank 1, 2 (node-1, node-2) differ from the other 2 ranks in 0.bias and 1 more tensor" in two
+        assert (
+            "ranks 1, 2 (node-1 and node-2) differ from the other 2 ranks in 0.bias and 1 more tensor" in two
+        )
         assert "this was the first comparison" in two
         for text in (stopped, broadcast):
             assert (
@@ -177,8 +179,9 @@ def test_broadcast_gives_all_ranks_what_the_majority_holds(world_size: int, dama
     (warning,), *others = (messages for _, _, messages in answers)
     assert others == [[]] * (world_size - 1)
     who = {
-        2: "rank 0 (node-0) and rank 1 (node-1) differ in 0.weight and 4 more tensors, and no majority tells which is "
-        "right; all agreed at step 2; all ranks continue with the tensors of rank 0. Test the memory of node-0, node-1",
+        2: "rank 0 (node-0) and rank 1 (node-1) differ in 0.weight and 4 more tensors, and no majority tells which "
+        "is right; all agreed at step 2; all ranks continue with the tensors of rank 0. Test the "
+        "memory of node-0 and node-1",
         3: "rank 0 (node-0) differs from the other 2 ranks in 0.weight and 4 more tensors; all agreed at step 2; all "
         "ranks continue with the tensors of rank 1. Test the memory of node-0",
         4: "rank 2 (node-2) differs from the other 3 ranks in 0.weight and 4 more tensors; all agreed at step 2; all "

@@ -52,7 +52,7 @@ def other_symptoms(
     cluster: ClusterState, seen: Mapping[int, RankState], *, idle_s: float, limit_s: float, was_awake: bool
 ) -> frozenset[str]:
     """`seen`: the last state of every rank, those of lost nodes too. `was_awake`: whether this sidecar had CPU lately;
-    else it is no wonder that it heard nobody."""
+    otherwise missing heartbeats mean nothing."""
     symptoms = set(stop_symptoms(seen.values()))
     if idle_s < STILL_S:
         return frozenset(symptoms)

@@ -12,7 +12,7 @@ LOST_S = 3.0
 _REFUSED_S = 5.0
 """A sidecar that died is restarted within a second or two, and connections are refused until then."""
 _FRESH_S = 1.5
-"""Heartbeats come twice a second. An older one may report a sidecar that had no CPU and was heard since."""
+"""Heartbeats come twice a second. An older one may report a sidecar that had no CPU, and has sent others since."""
 _UNTRIED_S = 10.0
 """When no new connection was tried, or one succeeded: a sidecar without CPU is as silent as a lost host."""
 
@@ -30,7 +30,7 @@ def find_unreachable(evidence: Evidence) -> Diagnosis | None:
     cluster, me = evidence.cluster, _own_node(evidence.cluster)
     lost = [one for one in cluster.lost if is_unreachable(one) and not _was_done(cluster, one)]
     if lost and me is not None:
-        # With three nodes or more, to hear from none of them says more of oneself than of them.
+        # With three nodes or more, one that hears from none of the others is itself cut off.
         others = {node.node for node in cluster.nodes} - {cluster.me, *(one.node for one in lost)}
         if me.link or (len(lost) >= 2 and not others):
             return _cut_off(evidence, me, lost)

@@ -130,7 +130,7 @@ class Watchdog:
         self._cluster, self._observed = cluster, now
         # A node whose ranks are done stops its heartbeats, and its last state still counts.
         self._seen.update((rank.rank, rank) for rank in cluster.ranks)
-        if self._idle.observe(cluster, now, counts=self._num_steps() > 0, is_busy=self._somebody_works()):
+        if self._idle.observe(cluster, now, counts=self._num_steps() > 0, is_busy=self._any_computes()):
             self._has_moved, self._examine_at_s = True, None
             self._max_idle_s = max(self._max_idle_s, self._idle.last_idle_s)
         for rank in cluster.ranks:
@@ -198,17 +198,17 @@ class Watchdog:
 
     def _report_s(self, diagnosis: Diagnosis) -> float:
         limit_s, busy_limit_s = self._idle.limit_s, self._idle.busy_limit_s
-        if not _is_waited_for(diagnosis) and self._somebody_works():
+        if not _is_waited_for(diagnosis) and self._any_computes():
             return math.inf if self._is_plain() else max(_SLOW_S, busy_limit_s)
         ranks = self._work if diagnosis.rank is None else [diagnosis.rank]
-        works = diagnosis.cause is Cause.SLOW or self._somebody_works(ranks)
+        works = diagnosis.cause is Cause.SLOW or self._any_computes(ranks)
         if self._takes_long():
             return max(_SLOW_S if works else _SLOW_IDLE_S, limit_s)
         return busy_limit_s if works else limit_s
 
     def _act_s(self, diagnosis: Diagnosis) -> float:
         """`hang_s`, where some rank is blocked; or where there were heartbeats, and they stop without work."""
-        if not _is_waited_for(diagnosis) and (self._somebody_works() or self._is_plain()):
+        if not _is_waited_for(diagnosis) and (self._any_computes() or self._is_plain()):
             return math.inf
         return max(self._hang_s, _START_S) if self._is_young() else self._hang_s
 
@@ -271,8 +271,8 @@ class Watchdog:
         """A loop without heartbeats: only collectives and steps of DDP are seen."""
         return all(rank.num_marks < 2 or rank.phase in OUT_OF_LOOP for rank in self._cluster.ranks)
 
-    def _somebody_works(self, ranks: Iterable[int] | None = None) -> bool:
-        """In most of the latest observations; a single tick of work is none. `ranks` defaults to all."""
+    def _any_computes(self, ranks: Iterable[int] | None = None) -> bool:
+        """Whether one of these ranks used the CPU in most of the latest observations. `ranks` defaults to all."""
         recent = (self._work.get(rank, ()) for rank in (self._work if ranks is None else ranks))
         return any(2 * sum(one) > len(one) for one in recent)
 
